@@ -1,0 +1,1 @@
+"""Layer 5: the only package that imports Megatron."""

@@ -1,0 +1,31 @@
+"""The package's errors: each says what happened, the value, what is allowed, and what to do."""
+
+from __future__ import annotations
+
+
+class AdaptraError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class BadInput(AdaptraError):
+    """A value given by the user is not usable; the command line exits with status 2."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(f"{field}: {value!r} is not allowed; {allowed}")
+        self.field, self.value, self.allowed = field, value, allowed
+
+
+class ScheduleError(AdaptraError):
+    """A schedule or program that cannot run: a deadlock, a missing op, too many activations."""
+
+
+class UnsupportedMegatron(AdaptraError):
+    """The installed megatron-core is not one this package knows how to drive."""
+
+
+class PeerLost(AdaptraError):
+    """A rank did not deliver: it died, its connection closed, or its time ran out."""
+
+
+class Disagreement(AdaptraError):
+    """The ranks of a pipeline did not settle on one plan in time."""

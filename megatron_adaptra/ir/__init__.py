@@ -1,0 +1,1 @@
+"""Layer 0: the values everything else passes around. Standard library only."""

@@ -1,0 +1,139 @@
+"""What is known of a job: the only input of a planner, and the costs a simulation runs on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.op import Kind
+
+
+class LinkState(NamedTuple):
+    """A directed link. `delay` in seconds beyond a healthy link, `bandwidth` in bytes/second."""
+
+    delay: float = 0.0
+    bandwidth: float = math.inf
+
+
+HEALTHY = LinkState()
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Seconds per op and stage, the links, and the limits.
+
+    `cores`: compute slots that the stages of this pipeline share when they run on one machine's
+    CPUs; None where every stage has a device of its own. `tail`: seconds from the end of the
+    pipeline to the end of the optimizer step. `activation_budget`: microbatches in flight per stage.
+    """
+
+    microbatches: int
+    forward: tuple[float, ...]
+    backward_input: tuple[float, ...]
+    backward_weight: tuple[float, ...]
+    links: Mapping[tuple[int, int], LinkState] = field(default_factory=dict)
+    message_bytes: float = 0.0
+    activation_budget: tuple[float, ...] = ()
+    tail: float = 0.0
+    cores: float | None = None
+
+    def __post_init__(self) -> None:
+        stages = len(self.forward)
+        if stages < 1:
+            raise BadInput("stages", stages, "a pipeline has at least 1 stage")
+        if self.microbatches < 1:
+            raise BadInput("microbatches", self.microbatches, "at least 1")
+        if not self.activation_budget:
+            object.__setattr__(self, "activation_budget", (math.inf,) * stages)
+        for name in ("forward", "backward_input", "backward_weight", "activation_budget"):
+            values = getattr(self, name)
+            if len(values) != stages:
+                raise BadInput(name, list(values), f"one value per stage, {stages} in all")
+            least = 1.0 if name == "activation_budget" else 0.0
+            for value in values:
+                if not value >= least:
+                    raise BadInput(name, value, f"a number of at least {least:g}")
+        for (source, target), link in self.links.items():
+            if not (0 <= source < stages and 0 <= target < stages and source != target):
+                raise BadInput("link", f"{source}>{target}", f"stages are 0 to {stages - 1}")
+            if not (link.delay >= 0 and link.bandwidth > 0):
+                raise BadInput(f"link {source}>{target}", link, "delay >= 0 and bandwidth > 0")
+        if self.cores is not None and not self.cores > 0:
+            raise BadInput("cores", self.cores, "a positive number, or none")
+        if not self.tail >= 0 or not self.message_bytes >= 0:
+            raise BadInput("tail, message_bytes", (self.tail, self.message_bytes), "at least 0")
+
+    @property
+    def stages(self) -> int:
+        return len(self.forward)
+
+    def link(self, source: int, target: int) -> LinkState:
+        return self.links.get((source, target), HEALTHY)
+
+    def seconds(self, kind: Kind, stage: int) -> float:
+        """What an op of this kind costs on a stage that has a core to itself."""
+        if kind in (Kind.F, Kind.R):
+            return self.forward[stage]
+        if kind is Kind.B:
+            return self.backward_input[stage] + self.backward_weight[stage]
+        if kind is Kind.I:
+            return self.backward_input[stage]
+        return self.backward_weight[stage] if kind is Kind.W else 0.0
+
+    def healthy(self) -> Conditions:
+        """The same job with no slow link."""
+        return replace(self, links={})
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "microbatches": self.microbatches,
+            "forward": list(self.forward),
+            "backward_input": list(self.backward_input),
+            "backward_weight": list(self.backward_weight),
+            "links": {
+                f"{a}>{b}": {"delay": link.delay, "bandwidth": _none(link.bandwidth)}
+                for (a, b), link in sorted(self.links.items())
+            },
+            "message_bytes": self.message_bytes,
+            "activation_budget": [_none(b) for b in self.activation_budget],
+            "tail": self.tail,
+            "cores": self.cores,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Conditions:
+        links = {}
+        for key, link in data["links"].items():
+            source, target = key.split(">")
+            links[int(source), int(target)] = LinkState(link["delay"], _inf(link["bandwidth"]))
+        return cls(
+            microbatches=data["microbatches"],
+            forward=tuple(data["forward"]),
+            backward_input=tuple(data["backward_input"]),
+            backward_weight=tuple(data["backward_weight"]),
+            links=links,
+            message_bytes=data["message_bytes"],
+            activation_budget=tuple(_inf(b) for b in data["activation_budget"]),
+            tail=data["tail"],
+            cores=data["cores"],
+        )
+
+
+def both_ways(pairs: Mapping[int, float] | Sequence[float]) -> dict[tuple[int, int], LinkState]:
+    """Links with the same delay in both directions; `pairs[i]` is between stages i and i + 1."""
+    items = pairs.items() if isinstance(pairs, Mapping) else enumerate(pairs)
+    links = {}
+    for i, delay in items:
+        links[i, i + 1] = links[i + 1, i] = LinkState(delay)
+    return links
+
+
+def _none(value: float) -> float | None:
+    return None if math.isinf(value) else value
+
+
+def _inf(value: float | None) -> float:
+    return math.inf if value is None else value

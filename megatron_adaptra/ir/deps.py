@@ -1,0 +1,71 @@
+"""What each op needs and makes: the dependencies of a pipeline, written once.
+
+Ops exchange *tokens*. A token stands at a position of the model: chunk c on stage s is position
+`c * stages + s` (Megatron's loop placement). Check, simulation and lowering all read these rules.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from megatron_adaptra.ir.op import Kind, Op
+
+ACTIVATION, GRADIENT, RECOMPUTED = "a", "g", "r"
+
+
+class Token(NamedTuple):
+    """The output of position `position` for one microbatch: activation, gradient, recomputed."""
+
+    kind: str
+    position: int
+    microbatch: int
+
+
+def position_of(op: Op, stage: int, stages: int) -> int:
+    return op.chunk * stages + stage
+
+
+def makes(op: Op, stage: int, stages: int) -> Token | None:
+    """The token that running `op` on `stage` produces."""
+    kind = {
+        Kind.F: ACTIVATION,
+        Kind.B: GRADIENT,
+        Kind.I: GRADIENT,
+        Kind.R: RECOMPUTED,
+    }.get(op.kind)
+    return None if kind is None else Token(kind, position_of(op, stage, stages), op.microbatch)
+
+
+def needs(op: Op, stage: int, stages: int, chunks: int, light: bool = False) -> list[Token]:
+    """The tokens `op` waits for. `light`: its microbatch has an R op on this stage."""
+    here = position_of(op, stage, stages)
+    last = stages * chunks - 1
+    if op.kind is Kind.F:
+        return [] if here == 0 else [Token(ACTIVATION, here - 1, op.microbatch)]
+    if op.kind in (Kind.B, Kind.I):
+        own = Token(RECOMPUTED if light else ACTIVATION, here, op.microbatch)
+        return [own] if here == last else [own, Token(GRADIENT, here + 1, op.microbatch)]
+    if op.kind is Kind.W:
+        return [Token(GRADIENT, here, op.microbatch)]
+    if op.kind is Kind.R:
+        return [Token(ACTIVATION, here, op.microbatch)]
+    return []
+
+
+def remote_need(op: Op, stage: int, stages: int, chunks: int) -> Token | None:
+    """The one token `op` gets from another stage, if any."""
+    for token in needs(op, stage, stages, chunks):
+        if token.position % stages != stage:
+            return token
+    return None
+
+
+def consumer(token: Token, stages: int, chunks: int) -> int | None:
+    """The other stage that a token is sent to, if any."""
+    if token.kind == ACTIVATION and token.position < stages * chunks - 1:
+        stage = (token.position + 1) % stages
+    elif token.kind == GRADIENT and token.position > 0:
+        stage = (token.position - 1) % stages
+    else:
+        return None
+    return None if stage == token.position % stages else stage

@@ -1,0 +1,63 @@
+"""One step of a stage's work, and its text form."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+from megatron_adaptra.errors import BadInput
+
+
+class Kind(str, Enum):
+    """What an op does. The first five compute; the rest are placed by `lower` or by telemetry."""
+
+    F = "F"  # forward
+    B = "B"  # full backward
+    I = "I"  # backward, input-gradient half  # noqa: E741
+    W = "W"  # backward, weight-gradient half
+    R = "R"  # recompute of a forward whose activations were not kept
+    SEND_F = "SF"  # send a forward's output to the next stage
+    SEND_B = "SB"  # send an input gradient to the previous stage
+    POST_F = "PF"  # post the receive of a forward's input
+    POST_B = "PB"  # post the receive of an output gradient
+    TAIL = "T"  # what an iteration does after its last backward, up to the optimizer step
+
+    @property
+    def computes(self) -> bool:
+        return self in COMPUTE
+
+
+COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
+_TEXT = re.compile(r"([A-Z]{1,2})(\d+)(?:\.(\d+))?(?:@(\d+))?")
+
+
+class Op(NamedTuple):
+    """`F3` forward of microbatch 3; `B3.1` chunk 1; `F3@2` borrowed from replica 2."""
+
+    kind: Kind
+    microbatch: int
+    chunk: int = 0
+    replica: int | None = None
+
+    def __str__(self) -> str:
+        chunk = f".{self.chunk}" if self.chunk else ""
+        replica = f"@{self.replica}" if self.replica is not None else ""
+        return f"{self.kind.value}{self.microbatch}{chunk}{replica}"
+
+    @classmethod
+    def parse(cls, text: str) -> Op:
+        """The op a text form stands for; raises BadInput."""
+        match = _TEXT.fullmatch(text)
+        try:
+            if match is None:
+                raise ValueError(text)
+            kind, microbatch, chunk, replica = match.groups()
+            return cls(
+                Kind(kind),
+                int(microbatch),
+                int(chunk or 0),
+                None if replica is None else int(replica),
+            )
+        except ValueError:
+            raise BadInput("op", text, "an op reads like F3, B3, I3.1, W3 or F3@2") from None

@@ -1,0 +1,136 @@
+"""A schedule with its communication: what an executor runs and the simulator times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.deps import ACTIVATION, consumer, makes, remote_need
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.schedule import Line, Schedule, _parse, _text, parse_line
+
+Link = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Compute ops plus sends and posted receives, per stage; made only by `lower`.
+
+    A send never holds the stage. A post hands the transport a buffer; the compute op that uses the
+    message waits for it. `ahead[link]` is how many receives stand posted on a link from the start.
+    """
+
+    order: tuple[Line, ...]
+    microbatches: int
+    chunks: int = 1
+    ahead: Mapping[Link, int] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> int:
+        return len(self.order)
+
+    def text(self) -> str:
+        return _text("program", self._head(), self.order)
+
+    @classmethod
+    def parse(cls, text: str) -> Program:
+        head, order = _parse("program", text)
+        return cls(order, head["microbatches"], head["chunks"], _links(head["ahead"]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self._head(), "stages": [[str(op) for op in line] for line in self.order]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Program:
+        order = tuple(parse_line(line) for line in data["stages"])
+        return cls(order, data["microbatches"], data["chunks"], _links(data["ahead"]))
+
+    def _head(self) -> dict[str, Any]:
+        ahead = {f"{a}>{b}": n for (a, b), n in sorted(self.ahead.items())}
+        return {"microbatches": self.microbatches, "chunks": self.chunks, "ahead": ahead}
+
+
+def _links(ahead: Mapping[str, int]) -> dict[Link, int]:
+    pairs = ((key.split(">"), depth) for key, depth in ahead.items())
+    return {(int(source), int(target)): depth for (source, target), depth in pairs}
+
+
+def posted_ahead(schedule: Schedule) -> dict[Link, int]:
+    """Receives to keep posted per directed link: slack + 1, so that a slow link stays full.
+
+    A transport of the rendezvous kind moves a message only once its receive has been posted; with
+    fewer posted, a deeper warmup gains nothing.
+    """
+    ahead: dict[Link, int] = {}
+    warmup = schedule.warmup
+    for i in range(schedule.stages - 1):
+        depth = max(1, warmup[i] - warmup[i + 1] + 1)
+        ahead[i, i + 1] = ahead[i + 1, i] = depth
+    if schedule.chunks > 1 and schedule.stages > 1:
+        wrap = schedule.stages - 1
+        ahead.setdefault((wrap, 0), schedule.stages + 1)
+        ahead.setdefault((0, wrap), schedule.stages + 1)
+    return ahead
+
+
+def lower(schedule: Schedule, ahead: Mapping[Link, int] | int | None = None) -> Program:
+    """Add the sends and the receive posts.
+
+    The first `ahead[link]` receives of a link are posted before anything else runs; each further
+    one just before the compute op that uses the oldest one still outstanding. `ahead` may be one
+    number for all links (0: posted when needed, as Megatron does); default `posted_ahead`.
+    """
+    if ahead is None:
+        depths = posted_ahead(schedule)
+    elif isinstance(ahead, int):
+        depths = dict.fromkeys(posted_ahead(schedule), ahead)
+    else:
+        depths = dict(ahead)
+    if any(depth < 0 for depth in depths.values()):
+        raise BadInput("ahead", depths, "a number of receives is at least 0")
+    order = tuple(_lower_line(schedule, stage, depths) for stage in range(schedule.stages))
+    return Program(order, schedule.microbatches, schedule.chunks, depths)
+
+
+def _lower_line(schedule: Schedule, stage: int, depths: Mapping[Link, int]) -> Line:
+    stages, chunks, line = schedule.stages, schedule.chunks, schedule.order[stage]
+    posts: dict[int, list[Op]] = {}  # receives of one link in the order of their use
+    for op in line:
+        token = remote_need(op, stage, stages, chunks)
+        if token is not None:
+            kind = Kind.POST_F if token.kind == ACTIVATION else Kind.POST_B
+            source = token.position % stages
+            posts.setdefault(_lane(source, kind), []).append(
+                Op(kind, op.microbatch, op.chunk, op.replica)
+            )
+    ahead = {lane: depths.get((_source(lane), stage), 1) for lane in posts}
+    out: list[Op] = []
+    for lane, queue in posts.items():
+        out += queue[: ahead[lane]]
+    used = dict.fromkeys(posts, 0)
+    for op in line:
+        token = remote_need(op, stage, stages, chunks)
+        if token is not None:
+            kind = Kind.POST_F if token.kind == ACTIVATION else Kind.POST_B
+            lane = _lane(token.position % stages, kind)
+            following = used[lane] + ahead[lane]
+            if following < len(posts[lane]):
+                out.append(posts[lane][following])
+            used[lane] += 1
+        out.append(op)
+        made = makes(op, stage, stages)
+        if made is not None and consumer(made, stages, chunks) is not None:
+            kind = Kind.SEND_F if made.kind == ACTIVATION else Kind.SEND_B
+            out.append(Op(kind, op.microbatch, op.chunk, op.replica))
+    return tuple(out)
+
+
+def _lane(source: int, kind: Kind) -> int:
+    """Two stages can exchange activations and gradients over one link (2 stages, chunks)."""
+    return 2 * source + (kind is Kind.POST_B)
+
+
+def _source(lane: int) -> int:
+    return lane // 2

@@ -1,0 +1,1 @@
+"""Layer 1: closed forms and lower bounds."""

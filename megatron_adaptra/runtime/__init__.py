@@ -1,0 +1,1 @@
+"""Layer 4: executing a plan, and replacing it while training."""

@@ -1,0 +1,1 @@
+"""Layer 3: tagged point-to-point engines."""
