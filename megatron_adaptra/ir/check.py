@@ -10,28 +10,36 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from megatron_adaptra.errors import ScheduleError
-from megatron_adaptra.ir.deps import ACTIVATION, GRADIENT, Token, makes, needs, position_of
+from megatron_adaptra.errors import BadInput, ScheduleError
+from megatron_adaptra.ir.deps import Token, carried, makes, needs
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
-from megatron_adaptra.ir.schedule import Line
-from megatron_adaptra.ir.timeline import peak_in_flight
+from megatron_adaptra.ir.timeline import in_flight
 
 SENDS = ("eager", "rendezvous")
+_SENDS = (Kind.SEND_F, Kind.SEND_B)
+_Fact = tuple[str, Token | None]  # a token (W makes none) is "made", "sent" or "posted"
+_Rule = tuple[list[_Fact], _Fact | None, _Fact]  # needed, what holds a send back, brought about
 
 
 def check(program: Program, budget: Sequence[float] = ()) -> None:
     """Raise ScheduleError, with the grid and the first op that cannot run, or return.
 
-    `budget`: per stage, the microbatches' activations it may hold; empty for no limit.
+    `budget`: per stage, the microbatches' activations it may hold; empty for no limit. Raises
+    BadInput when it has another length.
     """
+    if len(budget) not in (0, program.stages):
+        raise BadInput("budget", list(budget), f"one value per stage, {program.stages} in all")
     _check_complete(program)
+    _check_messages(program)
+    rules = [_rules(program, stage) for stage in range(program.stages)]
     for sends in SENDS:
-        _check_progress(program, sends)
+        _check_progress(program, sends, rules)
     for stage, limit in enumerate(budget):
-        peak = peak_in_flight(program.order[stage])
-        if peak > limit + 1e-9:
-            at = _first_over(program.order[stage], limit)
+        held = in_flight(program.order[stage], program.chunks)
+        peak = max(held, default=0.0)
+        if not peak <= limit + 1e-9:
+            at = next(i for i, now in enumerate(held) if not now <= limit + 1e-9)
             raise ScheduleError(
                 f"stage {stage} holds {peak:g} microbatches' activations, its budget is {limit:g}\n"
                 + grid(program, {stage: at}, "exceeds the budget")
@@ -50,7 +58,7 @@ def grid(program: Program, marks: dict[int, int], what: str) -> str:
 
 
 def _check_complete(program: Program) -> None:
-    stages, chunks = program.stages, program.chunks
+    chunks = program.chunks
     for stage, line in enumerate(program.order):
         for i, (op, count) in enumerate(Counter(line).items()):
             if count > 1:
@@ -69,82 +77,49 @@ def _check_complete(program: Program) -> None:
                 have = {k for k in "FBIW" if Op(Kind(k), microbatch, chunk) in present}
                 if have not in ({"F", "B"}, {"F", "I", "W"}):
                     name = f"microbatch {microbatch}" + (f" of chunk {chunk}" if chunks > 1 else "")
+                    mine = (i for i, op in enumerate(line) if op[1:3] == (microbatch, chunk))
                     raise ScheduleError(
-                        f"stage {stage} runs {sorted(have)} of {name}; "
-                        "it has to run F with B, or F with I and W\n" + grid(program, {}, "")
+                        f"stage {stage} runs {', '.join(sorted(have)) or 'nothing'} of {name}; "
+                        "it has to run F with B, or F with I and W\n"
+                        + grid(program, {stage: next(mine, len(line))}, "is not all of it")
                     )
-    _check_messages(program, stages)
 
 
-def _check_messages(program: Program, stages: int) -> None:
-    """Sends and posts pair up: what one stage sends, the other has posted, and in that order."""
-    sent: dict[tuple[str, int], list[Token]] = {}
-    posted: dict[tuple[str, int], list[Token]] = {}
+def _check_messages(program: Program) -> None:
+    """Sends and posts pair up; their order is for `_check_progress`, as tags match messages."""
+    sent: dict[Token, tuple[int, int]] = {}  # what is moved -> where its send stands
+    posted: dict[Token, tuple[int, int]] = {}
     for stage, line in enumerate(program.order):
-        for op in line:
-            token = _carried(op, stage, stages)
+        for i, op in enumerate(line):
+            token = carried(op, stage, program.stages)
             if token is not None:
-                book = sent if op.kind in (Kind.SEND_F, Kind.SEND_B) else posted
-                book.setdefault((token.kind, token.position), []).append(token)
-    for key in sent.keys() | posted.keys():
-        if sorted(sent.get(key, [])) != sorted(posted.get(key, [])):
-            raise ScheduleError(
-                f"position {key[1]} sends {sent.get(key, [])} and {posted.get(key, [])} is awaited"
-            )
+                book = sent if op.kind in _SENDS else posted
+                book[token] = stage, i
+    for book, other, what in (
+        (sent, posted, "has no posted receive"),
+        (posted, sent, "awaits what nobody sends"),
+    ):
+        for token, (stage, i) in book.items():
+            if token not in other:
+                raise ScheduleError(
+                    f"{program.order[stage][i]} of stage {stage} {what}\n"
+                    + grid(program, {stage: i}, what)
+                )
 
 
-def _carried(op: Op, stage: int, stages: int) -> Token | None:
-    """The token that a send or a post moves."""
-    here = position_of(op, stage, stages)
-    if op.kind is Kind.SEND_F:
-        return Token(ACTIVATION, here, op.microbatch)
-    if op.kind is Kind.SEND_B:
-        return Token(GRADIENT, here, op.microbatch)
-    if op.kind is Kind.POST_F:
-        return Token(ACTIVATION, here - 1, op.microbatch)
-    if op.kind is Kind.POST_B:
-        return Token(GRADIENT, here + 1, op.microbatch)
-    return None
-
-
-def _check_progress(program: Program, sends: str) -> None:
-    stages, chunks = program.stages, program.chunks
-    light = [
-        {(op.microbatch, op.chunk) for op in line if op.kind is Kind.R} for line in program.order
-    ]
-    at = [0] * stages
-    made: set[Token] = set()
-    posted: set[Token] = set()
-    sent: set[Token] = set()
-
-    def runnable(stage: int, op: Op) -> bool:
-        token = _carried(op, stage, stages)
-        if token is None:
-            is_light = (op.microbatch, op.chunk) in light[stage]
-            for need in needs(op, stage, stages, chunks, is_light):
-                away = need.position % stages != stage
-                if need not in made or (away and (need not in sent or need not in posted)):
-                    return False
-            return True
-        if op.kind in (Kind.SEND_F, Kind.SEND_B):
-            return token in made and (sends == "eager" or token in posted)
-        return True
-
+def _check_progress(program: Program, sends: str, rules: list[list[_Rule]]) -> None:
+    done: set[_Fact] = set()
+    at = [0] * program.stages
     moving = True
     while moving:
         moving = False
-        for stage, line in enumerate(program.order):
-            while at[stage] < len(line) and runnable(stage, line[at[stage]]):
-                op = line[at[stage]]
-                token = _carried(op, stage, stages)
-                if token is None:
-                    out = makes(op, stage, stages)
-                    if out is not None:
-                        made.add(out)
-                elif op.kind in (Kind.SEND_F, Kind.SEND_B):
-                    sent.add(token)
-                else:
-                    posted.add(token)
+        for stage, line in enumerate(rules):
+            while at[stage] < len(line):
+                needed, held_by, fact = line[at[stage]]
+                held = held_by is not None and sends == "rendezvous" and held_by not in done
+                if held or not done.issuperset(needed):
+                    break
+                done.add(fact)
                 at[stage] += 1
                 moving = True
     stuck = {s: i for s, i in enumerate(at) if i < len(program.order[s])}
@@ -156,11 +131,25 @@ def _check_progress(program: Program, sends: str) -> None:
         )
 
 
-def _first_over(line: Line, limit: float) -> int:
-    """The index of the op at which a stage first holds more than its limit."""
-    for i in range(len(line)):
-        computes = [op for op in line[: i + 1] if op.kind.computes]
-        recomputes = [op for op in line[i + 1 :] if op.kind is Kind.R]
-        if computes and peak_in_flight(computes + recomputes) > limit + 1e-9:
-            return i
-    return len(line) - 1
+def _rules(program: Program, stage: int) -> list[_Rule]:
+    """The ops of one stage as the facts that they wait for and bring about."""
+    stages, line = program.stages, program.order[stage]
+    light = {(op.microbatch, op.chunk) for op in line if op.kind is Kind.R}
+    rules: list[_Rule] = []
+    for op in line:
+        token = carried(op, stage, stages)
+        if token is None:
+            needed: list[_Fact] = []
+            is_light = (op.microbatch, op.chunk) in light
+            for need in needs(op, stage, stages, program.chunks, is_light):
+                if need.position % stages == stage:
+                    needed.append(("made", need))
+                else:
+                    needed += [("sent", need), ("posted", need)]
+            out = makes(op, stage, stages)
+            rules.append((needed, None, ("made", out)))
+        elif op.kind in _SENDS:
+            rules.append(([("made", token)], ("posted", token), ("sent", token)))
+        else:
+            rules.append(([], None, ("posted", token)))
+    return rules

@@ -27,7 +27,8 @@ class Conditions:
 
     `cores`: compute slots that the stages of this pipeline share when they run on one machine's
     CPUs; None where every stage has a device of its own. `tail`: seconds from the end of the
-    pipeline to the end of the optimizer step. `activation_budget`: microbatches in flight per stage.
+    pipeline to the end of the optimizer step. `activation_budget`: microbatches in flight per
+    stage, infinite where there is no limit. Raises BadInput.
     """
 
     microbatches: int
@@ -52,19 +53,24 @@ class Conditions:
             values = getattr(self, name)
             if len(values) != stages:
                 raise BadInput(name, list(values), f"one value per stage, {stages} in all")
-            least = 1.0 if name == "activation_budget" else 0.0
-            for value in values:
-                if not value >= least:
-                    raise BadInput(name, value, f"a number of at least {least:g}")
+        for name in ("forward", "backward_input", "backward_weight"):
+            for value in getattr(self, name):
+                if not 0 <= value < math.inf:
+                    raise BadInput(name, value, "a finite number of at least 0, in seconds")
+        for budget in self.activation_budget:
+            if not budget >= 1:
+                raise BadInput("activation_budget", budget, "at least 1 microbatch in flight")
         for (source, target), link in self.links.items():
             if not (0 <= source < stages and 0 <= target < stages and source != target):
                 raise BadInput("link", f"{source}>{target}", f"stages are 0 to {stages - 1}")
-            if not (link.delay >= 0 and link.bandwidth > 0):
-                raise BadInput(f"link {source}>{target}", link, "delay >= 0 and bandwidth > 0")
-        if self.cores is not None and not self.cores > 0:
-            raise BadInput("cores", self.cores, "a positive number, or none")
-        if not self.tail >= 0 or not self.message_bytes >= 0:
-            raise BadInput("tail, message_bytes", (self.tail, self.message_bytes), "at least 0")
+            if not (0 <= link.delay < math.inf and link.bandwidth > 0):
+                allowed = "a finite delay of at least 0 and a bandwidth above 0"
+                raise BadInput(f"link {source}>{target}", tuple(link), allowed)
+        if self.cores is not None and not 0 < self.cores < math.inf:
+            raise BadInput("cores", self.cores, "a finite number above 0, or none")
+        for name in ("tail", "message_bytes"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadInput(name, getattr(self, name), "a finite number of at least 0")
 
     @property
     def stages(self) -> int:

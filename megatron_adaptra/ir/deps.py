@@ -60,6 +60,20 @@ def remote_need(op: Op, stage: int, stages: int, chunks: int) -> Token | None:
     return None
 
 
+def carried(op: Op, stage: int, stages: int) -> Token | None:
+    """The token that a send or a post moves."""
+    here = position_of(op, stage, stages)
+    if op.kind is Kind.SEND_F:
+        return Token(ACTIVATION, here, op.microbatch)
+    if op.kind is Kind.SEND_B:
+        return Token(GRADIENT, here, op.microbatch)
+    if op.kind is Kind.POST_F:
+        return Token(ACTIVATION, here - 1, op.microbatch)
+    if op.kind is Kind.POST_B:
+        return Token(GRADIENT, here + 1, op.microbatch)
+    return None
+
+
 def consumer(token: Token, stages: int, chunks: int) -> int | None:
     """The other stage that a token is sent to, if any."""
     if token.kind == ACTIVATION and token.position < stages * chunks - 1:

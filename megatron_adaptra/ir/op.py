@@ -23,13 +23,15 @@ class Kind(str, Enum):
     POST_B = "PB"  # post the receive of an output gradient
     TAIL = "T"  # what an iteration does after its last backward, up to the optimizer step
 
+    __hash__ = str.__hash__  # Enum's own is Python code, and ops are looked up all the time
+
     @property
     def computes(self) -> bool:
         return self in COMPUTE
 
 
 COMPUTE = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
-_TEXT = re.compile(r"([A-Z]{1,2})(\d+)(?:\.(\d+))?(?:@(\d+))?")
+_TEXT = re.compile(r"([A-Z]{1,2})([0-9]+)(?:\.([0-9]+))?(?:@([0-9]+))?")
 
 
 class Op(NamedTuple):

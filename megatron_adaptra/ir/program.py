@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from megatron_adaptra.errors import BadInput
@@ -36,7 +37,7 @@ class Program:
 
     @classmethod
     def parse(cls, text: str) -> Program:
-        head, order = _parse("program", text)
+        head, order = _parse("program", text, ("microbatches", "chunks", "ahead"))
         return cls(order, head["microbatches"], head["chunks"], _links(head["ahead"]))
 
     def to_json(self) -> dict[str, Any]:
@@ -63,15 +64,19 @@ def posted_ahead(schedule: Schedule) -> dict[Link, int]:
     A transport of the rendezvous kind moves a message only once its receive has been posted; with
     fewer posted, a deeper warmup gains nothing.
     """
-    ahead: dict[Link, int] = {}
-    warmup = schedule.warmup
-    for i in range(schedule.stages - 1):
-        depth = max(1, warmup[i] - warmup[i + 1] + 1)
-        ahead[i, i + 1] = ahead[i + 1, i] = depth
+    ahead = links_ahead(schedule.warmup)
     if schedule.chunks > 1 and schedule.stages > 1:
         wrap = schedule.stages - 1
         ahead.setdefault((wrap, 0), schedule.stages + 1)
         ahead.setdefault((0, wrap), schedule.stages + 1)
+    return ahead
+
+
+def links_ahead(warmup: Sequence[int]) -> dict[Link, int]:
+    """`posted_ahead` for the links between adjacent stages."""
+    ahead: dict[Link, int] = {}
+    for i, (depth, below) in enumerate(pairwise(warmup)):
+        ahead[i, i + 1] = ahead[i + 1, i] = max(1, depth - below + 1)
     return ahead
 
 
@@ -90,12 +95,17 @@ def lower(schedule: Schedule, ahead: Mapping[Link, int] | int | None = None) -> 
         depths = dict(ahead)
     if any(depth < 0 for depth in depths.values()):
         raise BadInput("ahead", depths, "a number of receives is at least 0")
-    order = tuple(_lower_line(schedule, stage, depths) for stage in range(schedule.stages))
+    order = tuple(
+        lower_line(line, stage, schedule.stages, schedule.chunks, depths)
+        for stage, line in enumerate(schedule.order)
+    )
     return Program(order, schedule.microbatches, schedule.chunks, depths)
 
 
-def _lower_line(schedule: Schedule, stage: int, depths: Mapping[Link, int]) -> Line:
-    stages, chunks, line = schedule.stages, schedule.chunks, schedule.order[stage]
+def lower_line(
+    line: Line, stage: int, stages: int, chunks: int, depths: Mapping[Link, int]
+) -> Line:
+    """`lower` for one stage; `depths` is how many receives of each link to post ahead."""
     posts: dict[int, list[Op]] = {}  # receives of one link in the order of their use
     for op in line:
         token = remote_need(op, stage, stages, chunks)

@@ -39,7 +39,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        head, order = _parse("schedule", text)
+        head, order = _parse("schedule", text, ("microbatches", "chunks", "policy", "why"))
         return cls(order, **head)
 
     def to_json(self) -> dict[str, Any]:
@@ -73,6 +73,19 @@ def warmup_of(line: Sequence[Op]) -> int:
     return forwards
 
 
+def warmup_line(depth: int, microbatches: int) -> Line:
+    """`depth` forwards, then backward and forward in turn, then the backwards that are left.
+
+    This is the order Megatron's schedule runs with `depth - 1` warmup microbatches.
+    """
+    depth = max(1, min(depth, microbatches))
+    line = [Op(Kind.F, i) for i in range(depth)]
+    for i in range(microbatches - depth):
+        line += [Op(Kind.B, i), Op(Kind.F, depth + i)]
+    line += [Op(Kind.B, i) for i in range(microbatches - depth, microbatches)]
+    return tuple(line)
+
+
 def parse_line(words: Iterable[str]) -> Line:
     return tuple(Op.parse(word) for word in words)
 
@@ -83,7 +96,7 @@ def _text(noun: str, head: Mapping[str, Any], order: Sequence[Line]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _parse(noun: str, text: str) -> tuple[dict[str, Any], tuple[Line, ...]]:
+def _parse(noun: str, text: str, keys: Sequence[str]) -> tuple[dict[str, Any], tuple[Line, ...]]:
     first, *rows = text.splitlines() or [""]
     word, _, head = first.partition(" ")
     if word != noun:
@@ -95,6 +108,10 @@ def _parse(noun: str, text: str) -> tuple[dict[str, Any], tuple[Line, ...]]:
             raise BadInput(noun, row, f"line {i + 2} starts with '{i}:'")
         order.append(parse_line(ops.split()))
     try:
-        return dict(json.loads(head)), tuple(order)
+        values = json.loads(head)
     except ValueError:
-        raise BadInput(noun, first, "the first line ends with a JSON object") from None
+        values = None
+    if not isinstance(values, dict) or values.keys() != set(keys):
+        allowed = f"the first line ends with a JSON object of {', '.join(keys)}"
+        raise BadInput(noun, first, allowed)
+    return values, tuple(order)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -52,9 +52,10 @@ class Timeline:
     def peak_in_flight(self) -> tuple[float, ...]:
         """Per stage, the most activations held at once (units of design: one microbatch)."""
         peaks = []
+        chunks = 1 + max((s.op.chunk for s in self.spans), default=0)
         for stage in range(self.stages):
-            line = [s.op for s in sorted((s for s in self.spans if s.stage == stage), key=_start)]
-            peaks.append(peak_in_flight(line))
+            line = [s.op for s in sorted((s for s in self.spans if s.stage == stage), key=_when)]
+            peaks.append(peak_in_flight(line, chunks))
         return tuple(peaks)
 
     def to_json(self) -> dict[str, Any]:
@@ -77,22 +78,30 @@ INPUT_HALF = 0.5  # share of a microbatch's activations that the input-gradient 
 LIGHT = 0.05  # what a light microbatch (one that will be recomputed) holds until its R
 
 
-def peak_in_flight(line: list[Op] | tuple[Op, ...]) -> float:
-    """The most activations held at once by one stage that runs `line`, in microbatches."""
+_CHANGE = {Kind.R: 1.0 - LIGHT, Kind.B: -1.0, Kind.I: -INPUT_HALF, Kind.W: INPUT_HALF - 1.0}
+
+
+def in_flight(line: Sequence[Op], chunks: int = 1) -> list[float]:
+    """What one stage holds after each op of `line`, in microbatches' activations on that stage.
+
+    One of several chunks has an equal share of the stage's layers, and so of its activations.
+    """
     light = {(op.microbatch, op.chunk) for op in line if op.kind is Kind.R}
-    held = peak = 0.0
+    held, out = 0.0, []
     for op in line:
-        is_light = (op.microbatch, op.chunk) in light
-        held += {
-            Kind.F: LIGHT if is_light else 1.0,
-            Kind.R: 1.0 - LIGHT,
-            Kind.B: -1.0,
-            Kind.I: -INPUT_HALF,
-            Kind.W: INPUT_HALF - 1.0,
-        }.get(op.kind, 0.0)
-        peak = max(peak, held)
-    return round(peak, 9)
+        if op.kind is Kind.F:
+            held += LIGHT if (op.microbatch, op.chunk) in light else 1.0
+        else:
+            held += _CHANGE.get(op.kind, 0.0)
+        out.append(round(held / chunks, 9))
+    return out
 
 
-def _start(span: Span) -> float:
-    return span.start
+def peak_in_flight(line: Sequence[Op], chunks: int = 1) -> float:
+    """The most activations held at once by one stage that runs `line`, in microbatches."""
+    return max(in_flight(line, chunks), default=0.0)
+
+
+def _when(span: Span) -> tuple[float, float]:
+    """An op that takes no time stands before the one that starts at the same moment."""
+    return span.start, span.end

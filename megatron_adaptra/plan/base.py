@@ -8,10 +8,11 @@ from typing import Any
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program, lower
-from megatron_adaptra.ir.schedule import Line, Schedule
-from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.schedule import warmup_line as warmup_line  # planners import it here
+from megatron_adaptra.ir.timeline import Timeline, peak_in_flight
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.sim.clock import simulate
 
@@ -68,19 +69,7 @@ def evaluate(schedule: Schedule, conditions: Conditions, sends: str = "eager") -
     """A Plan for a schedule that is already there."""
     program = lower(schedule)
     timeline = simulate(program, conditions, sends)
-    return Plan(
-        schedule, program, timeline, lower_bound(conditions), timeline.peak_in_flight()
-    )
-
-
-def warmup_line(depth: int, microbatches: int) -> Line:
-    """`depth` forwards, then backward and forward in turn, then the backwards that are left.
-
-    This is the order Megatron's schedule runs with `depth - 1` warmup microbatches.
-    """
-    depth = max(1, min(depth, microbatches))
-    line = [Op(Kind.F, i) for i in range(depth)]
-    for i in range(microbatches - depth):
-        line += [Op(Kind.B, i), Op(Kind.F, depth + i)]
-    line += [Op(Kind.B, i) for i in range(microbatches - depth, microbatches)]
-    return tuple(line)
+    split = any(op.kind is Kind.I for line in schedule.order for op in line)
+    bound = lower_bound(conditions, split, schedule.chunks)
+    peaks = tuple(peak_in_flight(line, schedule.chunks) for line in schedule.order)
+    return Plan(schedule, program, timeline, bound, peaks)

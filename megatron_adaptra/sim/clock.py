@@ -1,8 +1,9 @@
 """The discrete-event clock: how long a program takes under given conditions.
 
-Links: a message leaves when it is sent (*eager*) or when it is sent and the word that its receive
-is posted has travelled back (*rendezvous*, as gloo does it); messages of one directed link go one
-after another at the link's bandwidth; each arrives `delay` seconds after its last byte left.
+Links: a message may leave when it is sent (*eager*), or once it is sent and the word that its
+receive is posted has come over the reverse link (*rendezvous*, as gloo does it). Messages of one
+directed link go one after another at its bandwidth; each arrives `delay` seconds after its last
+byte left.
 
 Stages that share a machine's cores progress at `min(1, cores / running)`: processor sharing, kept
 as one virtual clock on which every running op's end is fixed when it starts.
@@ -11,19 +12,22 @@ as one virtual clock on which every running op's end is fixed when it starts.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.deps import GRADIENT, remote_need
+from megatron_adaptra.ir.deps import GRADIENT, carried, remote_need
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
+from megatron_adaptra.ir.schedule import Line
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 
 _COMPUTE, _SEND, _POST = range(3)
 _MOVES = {Kind.SEND_F: _SEND, Kind.SEND_B: _SEND, Kind.POST_F: _POST, Kind.POST_B: _POST}
-_Step = tuple[int, Op, float, int]  # what, op, seconds, key of the message it needs or moves (-1)
+# What, op, seconds (of compute; of the word that a post sends), message it needs or moves (or -1).
+Step = tuple[int, Op, float, int]
 
 
 def simulate(program: Program, conditions: Conditions, sends: str = "eager") -> Timeline:
@@ -32,40 +36,75 @@ def simulate(program: Program, conditions: Conditions, sends: str = "eager") -> 
         raise BadInput("sends", sends, f"one of {', '.join(SENDS)}")
     if conditions.stages != program.stages:
         raise BadInput("stages", conditions.stages, f"the program has {program.stages}")
-    return _Clock(program, conditions, rendezvous=sends == "rendezvous").run()
+    rendezvous = sends == "rendezvous"
+    lines = [
+        compile_line(line, stage, conditions, program.chunks, rendezvous)
+        for stage, line in enumerate(program.order)
+    ]
+    spans: list[Span] = []
+    messages: list[Message] = []
+    end = Clock(lines, conditions, rendezvous, spans, messages).run()
+    if conditions.tail:
+        tail = end + conditions.tail
+        spans += [Span(stage, Op(Kind.TAIL, 0), end, tail) for stage in range(program.stages)]
+    return Timeline(tuple(spans), tuple(messages), "predicted")
 
 
-class _Clock:
-    def __init__(self, program: Program, conditions: Conditions, rendezvous: bool) -> None:
-        self.program, self.conditions, self.rendezvous = program, conditions, rendezvous
-        self.steps = [_compile(program, stage, conditions) for stage in range(program.stages)]
-        self.at = [0] * program.stages
+class Clock:
+    """One run of compiled lines, one per stage; writes to `spans` and `messages` if given."""
+
+    def __init__(
+        self,
+        lines: Sequence[Sequence[Step]],
+        conditions: Conditions,
+        rendezvous: bool,
+        spans: list[Span] | None = None,
+        messages: list[Message] | None = None,
+    ) -> None:
+        self.lines, self.rendezvous = lines, rendezvous
+        self.spans, self.messages = spans, messages
+        stages = len(lines)
+        self.at = [0] * stages
         cores = math.inf if conditions.cores is None else conditions.cores
-        self.cores, self.shared = cores, cores < program.stages
+        self.cores, self.shared = cores, cores < stages
         self.now = 0.0
         self.virtual = 0.0  # runs slower than `now` while more stages compute than there are cores
         self.running: list[tuple[float, int]] = []  # (virtual end, stage)
-        self.started = [0.0] * program.stages
-        self.flying: list[tuple[float, int]] = []  # (arrival, message)
+        self.started = [0.0] * stages
+        self.flying: list[tuple[float, int]] = []  # (arrival, message, or ~message for its word)
         self.arrived: set[int] = set()
         self.waiting: dict[int, int] = {}  # message -> the stage that cannot go on without it
+        self.sent: dict[int, tuple[int, Op]] = {}  # rendezvous: sent, the word not yet there
+        self.wanted: set[int] = set()  # rendezvous: the word is there
         self.free: dict[tuple[int, int], float] = {}  # link -> when its last message has left
-        self.sent: dict[int, tuple[int, Op]] = {}  # rendezvous: sent, its receive not yet posted
-        self.posted: dict[int, float] = {}  # rendezvous: when the receive was posted
-        self.spans: list[Span] = []
-        self.messages: list[Message] = []
+        self.routes = {}  # (kind of send, stage) -> link, seconds on the wire, delay
+        for stage in range(stages):
+            for kind, target in ((Kind.SEND_F, stage + 1), (Kind.SEND_B, stage - 1)):
+                way = stage, target % stages
+                link = conditions.link(*way)
+                wire = conditions.message_bytes / link.bandwidth
+                self.free[way] = 0.0
+                self.routes[kind, stage] = way, wire, link.delay
 
-    def run(self) -> Timeline:
-        running, flying = self.running, self.flying
-        for stage in range(self.program.stages):
+    def run(self) -> float:
+        """Seconds to the end of the last op."""
+        running, flying, lines, at = self.running, self.flying, self.lines, self.at
+        for stage in range(len(lines)):
             self.advance(stage)
         while running or flying:
-            rate = min(1.0, self.cores / len(running)) if running else 1.0
-            end = self.next_end(rate)
+            end, rate = math.inf, 1.0
+            if running:
+                end = running[0][0]
+                if self.shared:
+                    rate = min(1.0, self.cores / len(running))
+                    end = self.now + (end - self.virtual) / rate
             if flying and flying[0][0] <= end:
                 moment, message = heappop(flying)
                 self.virtual = self.virtual + (moment - self.now) * rate if self.shared else moment
                 self.now = moment
+                if message < 0:
+                    self.allow(~message)
+                    continue
                 self.arrived.add(message)
                 stage = self.waiting.pop(message, -1)
                 if stage >= 0:
@@ -73,84 +112,78 @@ class _Clock:
             else:
                 self.virtual, stage = heappop(running)
                 self.now = end
-                op = self.steps[stage][self.at[stage]][1]
-                self.spans.append(Span(stage, op, self.started[stage], end))
-                self.at[stage] += 1
+                if self.spans is not None:
+                    op = lines[stage][at[stage]][1]
+                    self.spans.append(Span(stage, op, self.started[stage], end))
+                at[stage] += 1
                 self.advance(stage)
-        stuck = [s for s, i in enumerate(self.at) if i < len(self.steps[s])]
+        stuck = [s for s, i in enumerate(at) if i < len(lines[s])]
         if stuck:
             raise ScheduleError(f"stages {stuck} never finish; `check` says why")
-        if self.conditions.tail:
-            end = self.now + self.conditions.tail
-            self.spans += [
-                Span(stage, Op(Kind.TAIL, 0), self.now, end) for stage in range(len(self.at))
-            ]
-        return Timeline(tuple(self.spans), tuple(self.messages), "predicted")
-
-    def next_end(self, rate: float) -> float:
-        if not self.running:
-            return math.inf
-        virtual_end = self.running[0][0]
-        return self.now + (virtual_end - self.virtual) / rate if self.shared else virtual_end
+        return self.now
 
     def advance(self, stage: int) -> None:
         """Run what `stage` can run now, up to the start of its next compute op."""
-        steps = self.steps[stage]
-        while self.at[stage] < len(steps):
-            what, op, seconds, message = steps[self.at[stage]]
+        steps, i = self.lines[stage], self.at[stage]
+        while i < len(steps):
+            what, op, seconds, message = steps[i]
             if what == _COMPUTE:
                 if message >= 0 and message not in self.arrived:
                     self.waiting[message] = stage
                 else:
                     self.started[stage] = self.now
                     heappush(self.running, (self.virtual + seconds, stage))
-                return
+                break
             if what == _POST:
-                self.post(message)
-            elif not self.rendezvous or message in self.posted:
+                heappush(self.flying, (self.now + seconds, ~message))
+            elif not self.rendezvous or message in self.wanted:
                 self.depart(stage, op, message)
             else:
                 self.sent[message] = stage, op
-            self.at[stage] += 1
+            i += 1
+        self.at[stage] = i
 
-    def post(self, message: int) -> None:
-        if self.rendezvous:
-            self.posted[message] = self.now
-            if message in self.sent:
-                self.depart(*self.sent.pop(message), message)
+    def allow(self, message: int) -> None:
+        """The word that the receive of `message` is posted has reached its sender."""
+        self.wanted.add(message)
+        if message in self.sent:
+            self.depart(*self.sent.pop(message), message)
 
     def depart(self, source: int, op: Op, message: int) -> None:
         """Put a sent message on its link; `self.now` is when its last condition was met."""
-        stages = self.program.stages
-        target = (source + (1 if op.kind is Kind.SEND_F else -1)) % stages
-        link = self.conditions.link(source, target)
-        begin = max(self.now, self.free.get((source, target), 0.0))
-        if self.rendezvous:
-            word = self.conditions.link(target, source).delay  # that the receive is posted
-            begin = max(begin, self.posted[message] + word)
-        left = begin + self.conditions.message_bytes / link.bandwidth
-        self.free[source, target] = left
-        heappush(self.flying, (left + link.delay, message))
-        self.messages.append(Message(source, target, op, self.now, left + link.delay))
+        link, wire, delay = self.routes[op.kind, source]
+        begin = self.free[link]
+        if self.now > begin:
+            begin = self.now
+        self.free[link] = left = begin + wire
+        heappush(self.flying, (left + delay, message))
+        if self.messages is not None:
+            self.messages.append(Message(source, link[1], op, self.now, left + delay))
 
 
-def _compile(program: Program, stage: int, conditions: Conditions) -> list[_Step]:
-    """The line of one stage with costs looked up and messages numbered."""
-    stages, chunks, count = program.stages, program.chunks, program.microbatches
+def compile_line(
+    line: Line, stage: int, conditions: Conditions, chunks: int, rendezvous: bool
+) -> list[Step]:
+    """The line of one stage with costs looked up and messages numbered.
+
+    A post costs its stage nothing; under eager sends it changes nothing either and is left out.
+    """
+    stages = conditions.stages
+    width = 2 * stages * chunks  # messages of one microbatch: two leave every position
     seconds = {kind: conditions.seconds(kind, stage) / chunks for kind in Kind}
-    steps: list[_Step] = []
-    for op in program.order[stage]:
-        here = op.chunk * stages + stage
+    seconds[Kind.POST_F] = conditions.link(stage, (stage - 1) % stages).delay
+    seconds[Kind.POST_B] = conditions.link(stage, (stage + 1) % stages).delay
+    steps: list[Step] = []
+    for op in line:
         what = _MOVES.get(op.kind, _COMPUTE)
+        if what == _POST and not rendezvous:
+            continue
         if what == _COMPUTE:
             token = remote_need(op, stage, stages, chunks)
-            message = -1
-            if token is not None:
-                message = (2 * token.position + (token.kind == GRADIENT)) * count + op.microbatch
-        elif what == _SEND:
-            message = (2 * here + (op.kind is Kind.SEND_B)) * count + op.microbatch
         else:
-            back = op.kind is Kind.POST_B
-            message = (2 * (here + 1 if back else here - 1) + back) * count + op.microbatch
+            token = carried(op, stage, stages)
+        message = -1
+        if token is not None:
+            message = op.microbatch * width + 2 * token.position + (token.kind == GRADIENT)
         steps.append((what, op, seconds[op.kind], message))
     return steps

@@ -1,0 +1,117 @@
+"""The one source of every setting: Megatron's flag group, the YAML file and the documentation."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from megatron_adaptra.errors import BadInput
+
+ENGINES = ("native", "executor")
+
+
+def _setting(default: Any, text: str, **extra: Any) -> Any:
+    meta = {"help": text, **extra}
+    if isinstance(default, list):
+        return field(default_factory=list, metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True)
+class AdaptraConfig:
+    """Settings of the plugin; flags are `--adaptra-` and the name. Times are seconds."""
+
+    engine: str = _setting(
+        "native",
+        "native: Megatron's own schedule with our communicator; executor: our own loop over ops",
+        choices=ENGINES,
+    )
+    emulate_link: list[str] = _setting(
+        [],
+        "make a link slow for a trial, e.g. 2-3:40ms@10.. (both ways, from iteration 10 on) or "
+        "2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20, or a scenario YAML; may be repeated",
+        metavar="RULE",
+    )
+    activation_budget: float = _setting(
+        math.inf, "microbatches whose activations a stage may hold", metavar="N"
+    )
+    min_gain: float = _setting(
+        0.10, "share of an iteration that a new plan has to save before it is adopted", metavar="X"
+    )
+    timeout: float = _setting(
+        600.0, "seconds without a message after which a rank gives its neighbour up", metavar="S"
+    )
+    log: str = _setting("", "file for the decisions, one JSON line each", metavar="FILE")
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise BadInput("engine", self.engine, f"one of {', '.join(ENGINES)}")
+        for name, least in (("activation_budget", 1.0), ("min_gain", 0.0), ("timeout", 1.0)):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not value >= least:
+                raise BadInput(name, value, f"a number of at least {least:g}")
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any], where: str) -> AdaptraConfig:
+        """Settings by name, e.g. of a YAML file; raises BadInput with the nearest known name."""
+        refuse_unknown(data, [f.name for f in fields(cls)], where)
+        return cls(**data)
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> AdaptraConfig:
+        """Flags over `--adaptra-config FILE` over defaults; raises BadInput."""
+        path = getattr(args, "adaptra_config", None)
+        base = cls.from_mapping(load_yaml(Path(path)), str(path)) if path else cls()
+        given = {f.name: getattr(args, f"adaptra_{f.name}", None) for f in fields(cls)}
+        return replace(base, **{k: v for k, v in given.items() if v is not None})
+
+
+def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Register `--adaptra` and `--adaptra-...`, one group, in any argparse parser."""
+    group = parser.add_argument_group("adaptra", "pipeline schedules that adapt to slow links")
+    group.add_argument("--adaptra", action="store_true", help="switch the plugin on")
+    group.add_argument(
+        "--adaptra-config", metavar="FILE", help="YAML file with these settings; flags win"
+    )
+    for f in fields(AdaptraConfig):
+        group.add_argument(f"--adaptra-{f.name.replace('_', '-')}", dest=f"adaptra_{f.name}",
+                           default=None, **_argument(f))  # fmt: skip
+    return parser
+
+
+def _argument(f: Field[Any]) -> dict[str, Any]:
+    default = [] if f.name == "emulate_link" else f.default
+    extra = {k: v for k, v in f.metadata.items() if k != "help"}
+    if isinstance(default, list):
+        return {"action": "append", "help": f.metadata["help"], **extra}
+    shown = "none" if default in ("", math.inf) else default
+    return {"type": type(default), "help": f"{f.metadata['help']} (default: {shown})", **extra}
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds one mapping; raises BadInput."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise BadInput("file", str(path), f"it cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise BadInput("file", str(path), f"it is not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(data, dict):
+        raise BadInput("file", str(path), "it has to hold keys and values")
+    return data
+
+
+def refuse_unknown(data: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raise BadInput for the first unknown key, with the nearest known one."""
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise BadInput(f"unknown key in {where}", key, hint)

@@ -1,0 +1,250 @@
+"""The replan loop: stages report, the leader estimates and plans, all swap together.
+
+Stage 0 leads its pipeline. Reports and verdicts travel on channels of their own, handled by
+threads; the training thread only looks, at an iteration boundary, which plan is in force.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from megatron_adaptra.errors import AdaptraError, PeerLost
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan import Plan, evaluate, make_plan
+from megatron_adaptra.runtime.agreement import Ballot, Proposal, pack, unpack
+from megatron_adaptra.runtime.channel import Channel
+from megatron_adaptra.runtime.decisions import Decision, DecisionLog
+from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.probe import IterationRecord
+
+SETTLE = 2  # iterations between a proposal and its swap
+_FOREVER = 7 * 86400.0  # seconds a control thread waits for the next message
+OUTCOME = 3  # iterations whose median is the measured outcome of a decision
+
+
+@dataclass(frozen=True)
+class ReplanRule:
+    """`min_gain`: the share of an iteration that a new plan has to save."""
+
+    min_gain: float = 0.10
+    policy: str = "adaptive"
+    sends: str = "rendezvous"
+
+
+class Controller:
+    """One stage's part in the loop. The leader has an Estimator, the others have none."""
+
+    def __init__(
+        self,
+        stage: int,
+        schedule: Schedule,
+        channels: Mapping[int, Channel],
+        estimator: Estimator | None,
+        rule: ReplanRule,
+        log: DecisionLog,
+        timeout: float = 60.0,
+    ) -> None:
+        self.stage, self.estimator, self.rule, self.log = stage, estimator, rule, log
+        self.ballot = Ballot(schedule)
+        self.delays: list[dict[str, float]] = []  # leader: per iteration, seconds per link
+        self._channels, self._timeout = dict(channels), timeout
+        self._proposal: Proposal | None = None  # leader: the one under way
+        self._decision: Decision | None = None  # leader: the one whose outcome is awaited
+        self._reports: dict[int, dict[int, dict[str, Any]]] = {}
+        self._last: IterationRecord | None = None
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._listen, args=(c,), name=f"adaptra-control-{p}", daemon=True)
+            for p, c in self._channels.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def leads(self) -> bool:
+        return self.estimator is not None
+
+    def begin(self, iteration: int) -> Schedule:
+        """Called by the training thread at a boundary: the schedule to run."""
+        settled = self.ballot.at_boundary(iteration, self._timeout, self.leads)
+        if settled is not None and self.leads:
+            self._settle(settled)
+        return self.ballot.schedule
+
+    def report(self, record: IterationRecord) -> None:
+        """Called by the training thread when the pipeline part of an iteration is over."""
+        message = {"kind": "report", **record.report(), **self._previous()}
+        self._last = record
+        if self.leads:
+            self._take_report(message)
+        else:
+            self._channels[0].send(message)
+
+    def close(self) -> None:
+        """End the control threads: the leader says goodbye, the others answer."""
+        if self.leads:
+            for channel in self._channels.values():
+                channel.send({"kind": "bye"})
+        for thread in self._threads:
+            thread.join(timeout=10.0)
+
+    def _previous(self) -> dict[str, Any]:
+        """The tail and the whole of the last iteration, which had not ended when it reported."""
+        last = self._last
+        if last is None or not last.end:
+            return {"tail": None, "seconds": None}
+        return {"tail": last.end - last.last_op_end, "seconds": last.end - last.begin}
+
+    def _listen(self, channel: Channel) -> None:
+        """The control thread of one channel."""
+        try:
+            while True:
+                message = channel.receive(_FOREVER)
+                if message["kind"] == "report":
+                    self._take_report(message)
+                elif message["kind"] == "ack":
+                    self._take_ack(message["number"], channel.peer, message["ok"])
+                elif message["kind"] == "propose":
+                    channel.send(self._consider(message))
+                elif message["kind"] == "verdict":
+                    self.ballot.decide(message["number"], message["commit"])
+                elif message["kind"] == "bye":
+                    if not self.leads:
+                        channel.send({"kind": "bye"})
+                        channel.flush()
+                    return
+        except PeerLost:
+            return  # the training thread meets the same loss, and names it
+
+    def _consider(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A follower's answer to a proposal."""
+        schedule = self.ballot.schedule
+        try:
+            proposal = unpack(message, schedule.stages, schedule.microbatches)
+            ok = self.ballot.offer(proposal)
+        except AdaptraError:
+            ok = False
+        return {"kind": "ack", "number": message["number"], "ok": ok}
+
+    # What follows runs on the leader only.
+
+    def _take_report(self, report: dict[str, Any]) -> None:
+        with self._lock:
+            stages = self.ballot.schedule.stages
+            row = self._reports.setdefault(report["iteration"], {})
+            row[report["stage"]] = report
+            if len(row) == stages:
+                del self._reports[report["iteration"]]
+                self._weigh(report["iteration"], [row[s] for s in range(stages)])
+
+    def _weigh(self, iteration: int, reports: Sequence[dict[str, Any]]) -> None:
+        """All reports of an iteration are in: is it time for another plan?"""
+        assert self.estimator is not None
+        self._record_outcome(iteration, reports[0]["seconds"])
+        if iteration == 0:
+            return  # allocators and caches warm up
+        changed = self.estimator.update(reports)
+        self.delays.append(self.estimator.delays())
+        if not changed or self._proposal is not None:
+            return
+        began = time.perf_counter()
+        conditions = self.estimator.conditions()
+        eased = any(
+            self.estimator.charts[link].estimate < (self.estimator.charts[link].level or 0.0)
+            for link in changed
+        )
+        self.estimator.accept()
+        current = evaluate(self.ballot.schedule, conditions, self.rule.sends)
+        plan = self._choose(conditions)
+        if not _worth(plan, current, self.rule.min_gain, eased):
+            return
+        links = ", ".join(f"{a}->{b} {1e3 * conditions.link(a, b).delay:.3g} ms" for a, b in changed)
+        swap = self.ballot.iteration + SETTLE
+        self._decision = Decision(
+            iteration=swap,
+            detected=iteration,
+            why=f"delay changed on {links}: {plan.schedule.why}",
+            warmup_before=list(self.ballot.schedule.warmup),
+            warmup_after=list(plan.schedule.warmup),
+            predicted_ms=1e3 * plan.predicted,
+            predicted_without_ms=1e3 * current.predicted,
+            lower_bound_ms=1e3 * plan.lower_bound,
+            planning_ms=1e3 * (time.perf_counter() - began),
+            digest=plan.schedule.digest(),
+            plan=plan.schedule.text(),
+            conditions=conditions.to_json(),
+        )
+        self._propose(len(self.log.decisions), swap, plan.schedule)
+        self.log.add(self._decision)
+
+    def _choose(self, conditions: Any) -> Plan:
+        """The policy's plan where it clearly beats 1F1B, else 1F1B: memory is not to be wasted."""
+        stock = make_plan(conditions, "1f1b", self.rule.sends)
+        plan = make_plan(conditions, self.rule.policy, self.rule.sends)
+        gains = plan.predicted <= stock.predicted * (1 - self.rule.min_gain)
+        return plan if gains else stock
+
+    def _propose(self, number: int, swap: int, schedule: Schedule) -> None:
+        self._proposal = Proposal(number, swap, schedule)
+        self.ballot.offer(self._proposal)
+        for channel in self._channels.values():
+            channel.send(pack(number, swap, schedule))
+
+    def _take_ack(self, number: int, stage: int, ok: bool) -> None:
+        with self._lock:
+            proposal = self._proposal
+            if proposal is None or proposal.number != number:
+                return
+            if not ok:
+                self.ballot.decide(number, False)
+            proposal.acks.add(stage)
+            if len(proposal.acks) == len(self._channels):
+                self.ballot.decide(number, True)
+                self._send_verdict(proposal)
+
+    def _settle(self, proposal: Proposal) -> None:
+        """The leader has reached the swap: a proposal that is still open is aborted by that."""
+        with self._lock:
+            if not proposal.verdict:
+                self._send_verdict(proposal)
+            self._proposal = None
+            if self._decision is not None:
+                self._decision.committed = bool(proposal.verdict)
+                if not proposal.verdict:
+                    self._decision = None
+            self.log.write()
+
+    def _send_verdict(self, proposal: Proposal) -> None:
+        verdict = {
+            "kind": "verdict", "number": proposal.number, "commit": bool(proposal.verdict)
+        }  # fmt: skip
+        for channel in self._channels.values():
+            channel.send(verdict)
+
+    def _record_outcome(self, iteration: int, seconds: float | None) -> None:
+        """`seconds` are those of the iteration before; the swap's own iteration does not count."""
+        decision = self._decision
+        if decision is None or not decision.committed or seconds is None:
+            return
+        if iteration - 1 <= decision.iteration:
+            return
+        decision.samples.append(1e3 * seconds)
+        decision.measured_ms = median(decision.samples)
+        if len(decision.samples) == OUTCOME:
+            self._decision = None
+            self.log.write()
+
+
+def _worth(plan: Plan, current: Plan, min_gain: float, eased: bool) -> bool:
+    """Whether to swap: clearly faster, or a link has eased and memory can be given back."""
+    if plan.schedule.order == current.schedule.order:
+        return False
+    if plan.predicted <= current.predicted * (1 - min_gain):
+        return True
+    lighter = sum(plan.peak_in_flight) < sum(current.peak_in_flight)
+    return eased and lighter and plan.predicted <= current.predicted * (1 + min_gain)

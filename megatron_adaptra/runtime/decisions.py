@@ -1,0 +1,58 @@
+"""The log of decisions: one JSON line each, with what was predicted and what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Decision:
+    """Times are milliseconds, as in every report. `iteration` is the first one on the new plan."""
+
+    iteration: int
+    detected: int
+    why: str
+    warmup_before: list[int]
+    warmup_after: list[int]
+    predicted_ms: float
+    predicted_without_ms: float
+    lower_bound_ms: float
+    planning_ms: float
+    digest: str
+    plan: str
+    conditions: dict[str, Any]
+    committed: bool = False
+    measured_ms: float | None = None
+    samples: list[float] = field(default_factory=list, repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        del data["samples"]
+        return data
+
+
+class DecisionLog:
+    """A JSON-lines file, whole at any moment: it is replaced, not appended to.
+
+    A decision is written when it is made and again when its outcome is known.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.decisions = path, list[Decision]()
+
+    def add(self, decision: Decision) -> None:
+        self.decisions.append(decision)
+        self.write()
+
+    def write(self) -> None:
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        lines = [json.dumps(d.to_json()) + "\n" for d in self.decisions]
+        partial.write_text("".join(lines))
+        os.replace(partial, self.path)

@@ -1,0 +1,92 @@
+"""One stage's messages of one iteration: posts, takes and sends by op, over any Transport."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.transport.base import Stamps, Transport, Work
+
+_RING = 8192  # iterations before a tag comes back
+_POST_OF = {Kind.F: Kind.POST_F, Kind.B: Kind.POST_B, Kind.I: Kind.POST_B}
+
+
+class Mailbox:
+    """Delivers `F3`'s input and `B3`'s gradient, and sends what they make.
+
+    A send returns at once and owns a copy; a receive is posted when `post` says so and awaited
+    when `take` needs it. `timeout` seconds without a message raise PeerLost with the op and the peer.
+    """
+
+    def __init__(
+        self, stage: int, transport: Transport, probe: Probe, watchdog: Watchdog, timeout: float
+    ) -> None:
+        self.stage, self.transport, self.probe = stage, transport, probe
+        self.watchdog, self.timeout = watchdog, timeout
+        self._new: Callable[[], torch.Tensor] = lambda: torch.empty(0)
+        self._iteration = 0
+        self._posted: dict[tuple[Kind, int], tuple[Work, torch.Tensor]] = {}
+        self._sent: list[tuple[Op, int, Work]] = []
+        self._sent_before: list[tuple[Op, int, Work]] = []
+
+    def begin(self, iteration: int, new: Callable[[], torch.Tensor]) -> None:
+        """Start an iteration; `new()` makes an empty tensor for one message."""
+        self._iteration, self._new = iteration, new
+
+    def post(self, op: Op) -> None:
+        """Hand the transport a buffer for the message that PF3 or PB3 announces."""
+        source = self.stage - 1 if op.kind is Kind.POST_F else self.stage + 1
+        buffer = self._new()
+        self._posted[op.kind, op.microbatch] = (
+            self.transport.irecv(buffer, source, self._tag(op.microbatch)),
+            buffer,
+        )
+
+    def take(self, op: Op) -> torch.Tensor:
+        """What `op` needs from its neighbour; waits for it."""
+        kind = _POST_OF[op.kind]
+        source = self.stage - 1 if kind is Kind.POST_F else self.stage + 1
+        work, buffer = self._posted.pop((kind, op.microbatch))
+        stamps = self._wait(work, op, source, self.timeout)
+        made = Op(Kind.F if kind is Kind.POST_F else Kind.B, op.microbatch)
+        self.probe.arrived(source, made, stamps)
+        return buffer
+
+    def send(self, op: Op, tensor: torch.Tensor) -> None:
+        """Send what SF3 or SB3 names; the tensor may be freed as soon as this returns."""
+        target = self.stage + 1 if op.kind is Kind.SEND_F else self.stage - 1
+        work = self.transport.isend(tensor, target, self._tag(op.microbatch))
+        self._sent.append((op, target, work))
+
+    def finish(self) -> None:
+        """End the iteration. Sends are waited for one iteration late: by then they are done."""
+        waiting, self._sent_before, self._sent = self._sent_before, self._sent, []
+        self._await(waiting)
+
+    def close(self) -> None:
+        """Wait for the last sends, so that nobody misses them."""
+        self._await(self._sent_before + self._sent)
+        self._sent, self._sent_before = [], []
+
+    def _await(self, sends: list[tuple[Op, int, Work]]) -> None:
+        deadline = time.monotonic() + self.timeout
+        for op, target, work in sends:
+            self._wait(work, op, target, max(0.01, deadline - time.monotonic()))
+
+    def _wait(self, work: Work, op: Op, peer: int, timeout: float) -> Stamps:
+        self.watchdog.begins(op, peer)
+        try:
+            stamps = work.wait(timeout)
+        except PeerLost as error:
+            raise self.watchdog.lost(op, peer, error) from error
+        self.watchdog.ends()
+        return stamps
+
+    def _tag(self, microbatch: int) -> int:
+        return (self._iteration % _RING) * 65536 + microbatch

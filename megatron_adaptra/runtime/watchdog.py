@@ -1,0 +1,98 @@
+"""Says whom a rank was waiting for when it has to end, and makes sure that it ends.
+
+A rank that dies takes its neighbours' connections with it, these exit, and so on: the first to
+notice writes down who was lost, so that every other rank names the culprit and not its neighbour.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.ir.op import Op
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Notebook:
+    """Where ranks leave word of a failure. This one is private to a process; see StoreNotebook."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def write(self, text: str) -> None:
+        self._text = self._text or text
+
+    def read(self) -> str:
+        return self._text
+
+
+class Watchdog:
+    """Knows what the main thread waits for. `ranks[i]` is the global rank of stage i."""
+
+    def __init__(self, stage: int, ranks: Sequence[int], notebook: Notebook | None = None) -> None:
+        self.stage, self.ranks = stage, tuple(ranks)
+        self.notebook = notebook or Notebook()
+        self._wait: tuple[Op, int, float] | None = None
+
+    def name(self, stage: int) -> str:
+        return f"stage {stage} (rank {self.ranks[stage]})"
+
+    def begins(self, op: Op, peer: int) -> None:
+        """Before every wait of the schedule; cheap, for it is called for every message."""
+        self._wait = (op, peer, time.monotonic())
+
+    def ends(self) -> None:
+        """After a wait that went well."""
+        self._wait = None
+
+    def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
+        """The error to raise when a wait has failed; tells the other ranks."""
+        earlier = self.notebook.read()
+        own = f"{self.name(self.stage)} {self._doing()}"
+        if not earlier:
+            self.notebook.write(f"rank {self.ranks[peer]} was lost first: {own}")
+        reason = str(error).partition(": ")[2] or str(error)
+        return PeerLost(f"{own}: {reason}" + (f"; {earlier}" if earlier else ""))
+
+    def describe(self) -> str:
+        """What this rank was doing and what befell it, for its last words."""
+        earlier = self.notebook.read()
+        return f"{self.name(self.stage)} {self._doing()}" + (f"; {earlier}" if earlier else "")
+
+    def _doing(self) -> str:
+        if self._wait is None:
+            return "was not waiting for a message"
+        op, peer, since = self._wait
+        return f"waited {time.monotonic() - since:.1f} s for {op} from {self.name(peer)}"
+
+    def end_on_signal(self, signum: int = signal.SIGTERM) -> None:
+        """On SIGTERM say what was waited for and exit, even while blocked inside a library.
+
+        Python runs signal handlers between bytecodes only; the wake-up descriptor works always.
+        """
+        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(read, True)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signum, lambda *_: None)
+
+        def run() -> None:
+            while signum not in os.read(read, 64):
+                pass
+            print(f"adaptra: ended by signal {signum}: {self.describe()}", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(128 + signum)
+
+        threading.Thread(target=run, name="adaptra-watchdog", daemon=True).start()
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent dies (Linux; elsewhere nothing)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,113 @@
+"""The clock of warmup schedules: what `simulate` says of them, to the last bit, but far sooner.
+
+A stage runs `depth` forwards, then backward and forward in turn, then the backwards that are left.
+With a device per stage, the order of all this is known beforehand, so one pass over the ops
+replaces the event queue. A planner asks thousands of times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.program import links_ahead, lower_line
+from megatron_adaptra.ir.schedule import warmup_line
+from megatron_adaptra.sim.clock import Clock, Step, compile_line
+
+
+class WarmupClock:
+    """Seconds of an iteration as a function of the warmup depths (see `lower` for the posts)."""
+
+    def __init__(self, conditions: Conditions, sends: str = "eager") -> None:
+        self.conditions, self.rendezvous = conditions, sends == "rendezvous"
+        self.shared = conditions.cores is not None and conditions.cores < conditions.stages
+        self.backward = [
+            i + w
+            for i, w in zip(conditions.backward_input, conditions.backward_weight, strict=True)
+        ]
+        stages = range(conditions.stages)
+        self.down = [self._link(s - 1, s) for s in stages]  # what stage s gets activations over
+        self.up = [self._link(s + 1, s) for s in stages]  # what stage s gets gradients over
+        self.lines: dict[tuple[int, tuple[int, ...]], list[Step]] = {}
+
+    def seconds(self, depths: Sequence[int]) -> float:
+        """`depths`: 1 to microbatches, never increasing towards the last stage."""
+        return self._with_shared_cores(depths) if self.shared else self._one_pass(depths)
+
+    @property
+    def effort(self) -> int:
+        """About how many times the quickest case an op costs here (measured)."""
+        return 10 if self.shared else 2 if self.rendezvous else 1
+
+    def _one_pass(self, depths: Sequence[int]) -> float:
+        # Round r runs forward depth + r of every stage, downwards, then backward r + 1, upwards:
+        # an order in which each op finds what it needs, as depths never increase.
+        count, stages, rendezvous = self.conditions.microbatches, len(depths), self.rendezvous
+        ahead = links_ahead(depths)
+        now = [0.0] * stages
+        down_free, up_free = [0.0] * stages, [0.0] * stages
+        forwards: list[list[float]] = [[] for _ in depths]  # when each forward ended
+        # Only rendezvous asks when a stage came to its forwards and backwards, and so posted.
+        came_f: list[list[float]] = [[] for _ in depths]
+        came_b: list[list[float]] = [[] for _ in depths]
+        down = list(enumerate(zip(self.conditions.forward, self.down, strict=True)))
+        up = list(enumerate(zip(self.backward, self.up, strict=True)))[::-1]
+        for round_ in range(-depths[0], count):
+            for s, (seconds, (delay, wire, word)) in down:
+                k = depths[s] + round_
+                if not 0 <= k < count:
+                    continue
+                t = now[s]
+                if s:
+                    ready = forwards[s - 1][k]
+                    if rendezvous:
+                        came_f[s].append(t)
+                        first = k - ahead[s - 1, s]
+                        ready = max(ready, (came_f[s][first] if first >= 0 else 0.0) + word)
+                    if down_free[s] > ready:
+                        ready = down_free[s]
+                    down_free[s] = ready = ready + wire
+                    ready += delay
+                    if ready > t:
+                        t = ready
+                now[s] = t = t + seconds
+                forwards[s].append(t)
+            k = round_ + 1
+            if not 0 <= k < count:
+                continue
+            below = 0.0  # when the stage below ended this backward
+            for s, (seconds, (delay, wire, word)) in up:
+                t = now[s]
+                if s + 1 < stages:
+                    ready = below
+                    if rendezvous:
+                        came_b[s].append(t)
+                        first = k - ahead[s + 1, s]
+                        ready = max(ready, (came_b[s][first] if first >= 0 else 0.0) + word)
+                    if up_free[s] > ready:
+                        ready = up_free[s]
+                    up_free[s] = ready = ready + wire
+                    ready += delay
+                    if ready > t:
+                        t = ready
+                now[s] = below = t + seconds
+        return max(now) + self.conditions.tail
+
+    def _with_shared_cores(self, depths: Sequence[int]) -> float:
+        """Processor sharing needs the event queue; the lines of a stage are compiled once."""
+        lines = []
+        for s, depth in enumerate(depths):
+            around = tuple(depths[max(0, s - 1) : s + 2]) if self.rendezvous else (depth,)
+            if (s, around) not in self.lines:
+                count, stages = self.conditions.microbatches, len(depths)
+                ahead = links_ahead(depths)
+                line = lower_line(warmup_line(depth, count), s, stages, 1, ahead)
+                self.lines[s, around] = compile_line(line, s, self.conditions, 1, self.rendezvous)
+            lines.append(self.lines[s, around])
+        return Clock(lines, self.conditions, self.rendezvous).run() + self.conditions.tail
+
+    def _link(self, source: int, target: int) -> tuple[float, float, float]:
+        """Of a message: the delay, the seconds on the wire, and the delay of the word back."""
+        c = self.conditions
+        link = c.link(source, target)
+        return link.delay, c.message_bytes / link.bandwidth, c.link(target, source).delay

@@ -1,0 +1,102 @@
+"""From the stages' reports to Conditions: what the next plan is made for."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.telemetry.detect import DelayChart
+
+WINDOW = 5  # iterations over which op seconds are taken
+
+
+class Estimator:
+    """Keeps one chart per directed link and the recent seconds per op of every stage.
+
+    `hosts[i]`: an identity of stage i's machine. Stages of one machine share a clock; between
+    machines only the round trip is known, and its halves are taken for equal. `cores`: see
+    Conditions; where given, an op's cost is CPU time, else its wall time.
+    """
+
+    def __init__(
+        self,
+        microbatches: int,
+        hosts: Sequence[str],
+        cores: float | None,
+        message_bytes: int,
+        budget: float = math.inf,
+    ) -> None:
+        self.microbatches, self.hosts, self.cores = microbatches, tuple(hosts), cores
+        self.message_bytes, self.budget = message_bytes, budget
+        stages = len(hosts)
+        pairs = [(s, s + 1) for s in range(stages - 1)]
+        self.charts = {link: DelayChart() for a, b in pairs for link in ((a, b), (b, a))}
+        self._ops: list[deque[tuple[float, float]]] = [
+            deque(maxlen=WINDOW) for _ in range(stages)
+        ]
+        self._tails: deque[float] = deque(maxlen=WINDOW)
+
+    def update(self, reports: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+        """Take one iteration's reports, one per stage; the links whose change is confirmed."""
+        clock = "wall" if self.cores is None else "cpu"
+        for report in reports:
+            scale = 1.0 if self.cores is None else report["overhead"]
+            seconds = report[clock]
+            self._ops[report["stage"]].append((seconds["F"] * scale, seconds["B"] * scale))
+            if report["stage"] == 0 and report.get("tail") is not None:
+                self._tails.append(report["tail"])
+        raw = {
+            (int(source), report["stage"]): delay
+            for report in reports
+            for source, delay in report["delay"].items()
+        }
+        stage_seconds = self.stage_seconds()
+        return [
+            link
+            for link, chart in self.charts.items()
+            if link in raw and chart.update(self._delay(link, raw), stage_seconds)
+        ]
+
+    def _delay(self, link: tuple[int, int], raw: Mapping[tuple[int, int], float]) -> float:
+        source, target = link
+        if self.hosts[source] != self.hosts[target] and (target, source) in raw:
+            return max(0.0, (raw[link] + raw[target, source]) / 2)
+        return max(0.0, raw[link])
+
+    def stage_seconds(self) -> float:
+        """What one microbatch takes: on the slowest stage, or on all of them where they share cores."""
+        each = [sum(_median(ops)) for ops in self._ops if ops]
+        shared = sum(each) / self.cores if self.cores is not None else 0.0
+        return max([shared, *each], default=0.0)
+
+    def accept(self) -> None:
+        """The delays of now are planned for."""
+        for chart in self.charts.values():
+            if chart.level is not None:
+                chart.accept(self.stage_seconds())
+
+    def delays(self) -> dict[str, float]:
+        return {f"{a}>{b}": chart.estimate for (a, b), chart in self.charts.items()}
+
+    def conditions(self) -> Conditions:
+        ops = [_median(window) for window in self._ops]
+        return Conditions(
+            microbatches=self.microbatches,
+            forward=tuple(f for f, _ in ops),
+            # A full backward is measured as a whole; its halves are taken for equal.
+            backward_input=tuple(b / 2 for _, b in ops),
+            backward_weight=tuple(b / 2 for _, b in ops),
+            links={link: LinkState(chart.estimate) for link, chart in self.charts.items()},
+            message_bytes=float(self.message_bytes),
+            activation_budget=(self.budget,) * len(ops),
+            tail=median(self._tails) if self._tails else 0.0,
+            cores=self.cores,
+        )
+
+
+def _median(window: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return median(f for f, _ in window), median(b for _, b in window)

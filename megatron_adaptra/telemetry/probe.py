@@ -1,0 +1,114 @@
+"""What one stage saw in one iteration: its ops, its messages, its tail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, NamedTuple
+
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.timeline import Message, Span, Timeline
+from megatron_adaptra.transport.base import Stamps
+
+
+class OpTime(NamedTuple):
+    """Seconds on the monotonic clock, and of CPU in the thread that ran the op."""
+
+    op: Op
+    start: float
+    end: float
+    cpu: float
+
+
+@dataclass
+class IterationRecord:
+    """`cpu` is what the whole process spent between the first op and the last one."""
+
+    stage: int
+    iteration: int
+    begin: float = 0.0
+    end: float = 0.0
+    cpu: float = 0.0
+    ops: list[OpTime] = field(default_factory=list)
+    messages: list[tuple[int, Op, Stamps]] = field(default_factory=list)  # source, op, stamps
+
+    def report(self) -> dict[str, Any]:
+        """The small message to the leader. Delays are seconds, None where nothing arrived."""
+        compute = sum(o.cpu for o in self.ops)
+        return {
+            "stage": self.stage,
+            "iteration": self.iteration,
+            "wall": {k.value: _mean(self.ops, k, "wall") for k in (Kind.F, Kind.B)},
+            "cpu": {k.value: _mean(self.ops, k, "cpu") for k in (Kind.F, Kind.B)},
+            "overhead": self.cpu / compute if compute > 0 else 1.0,
+            "delay": {source: self.delay(source) for source in {m[0] for m in self.messages}},
+            "waited": sum(stamps.exposed for _, _, stamps in self.messages),
+        }
+
+    def delay(self, source: int) -> float:
+        """Median seconds that messages from a stage were on their way.
+
+        The median, not the mean: one late wake-up of this process is not a slow link.
+        """
+        return median(stamps.delay for s, _, stamps in self.messages if s == source)
+
+    @property
+    def last_op_end(self) -> float:
+        return self.ops[-1].end if self.ops else self.begin
+
+
+class Probe:
+    """Collects one IterationRecord after another; cheap enough to be always on."""
+
+    def __init__(self, stage: int) -> None:
+        self.stage = stage
+        self.record = IterationRecord(stage, -1)
+        self._op_start = self._op_cpu = self._process = 0.0
+
+    def begin(self, iteration: int) -> None:
+        self.record = IterationRecord(self.stage, iteration, time.monotonic())
+        self._process = time.process_time()
+
+    def op_begins(self) -> None:
+        self._op_start, self._op_cpu = time.monotonic(), time.thread_time()
+
+    def op_ends(self, op: Op) -> None:
+        cpu = time.thread_time() - self._op_cpu
+        self.record.ops.append(OpTime(op, self._op_start, time.monotonic(), cpu))
+
+    def arrived(self, source: int, op: Op, stamps: Stamps) -> None:
+        self.record.messages.append((source, op, stamps))
+
+    def pipeline_ends(self) -> None:
+        self.record.cpu = time.process_time() - self._process
+
+    def iteration_ends(self) -> None:
+        self.record.end = time.monotonic()
+
+
+def merge(records: Sequence[IterationRecord], name: str) -> Timeline:
+    """The measured Timeline of one iteration, of stages that share a clock."""
+    zero = min(r.begin for r in records)
+    spans, messages = [], []
+    finish = max(r.last_op_end for r in records)
+    for r in records:
+        spans += [Span(r.stage, o.op, o.start - zero, o.end - zero) for o in r.ops]
+        if r.end > finish:
+            spans.append(Span(r.stage, Op(Kind.TAIL, 0), finish - zero, r.end - zero))
+        messages += [
+            Message(source, r.stage, op, s.sent - zero, s.completed - zero)
+            for source, op, s in r.messages
+        ]
+    return Timeline(tuple(spans), tuple(messages), name)
+
+
+def _mean(ops: Sequence[OpTime], kind: Kind, clock: str) -> float:
+    """Mean seconds of the ops of one kind. Means of CPU time add up to what the CPU did."""
+    of_kind = [o for o in ops if o.op.kind is kind]
+    if not of_kind:
+        return 0.0
+    if clock == "cpu":
+        return sum(o.cpu for o in of_kind) / len(of_kind)
+    return median(o.end - o.start for o in of_kind)

@@ -1,0 +1,79 @@
+"""What every point-to-point engine offers: tagged messages that never hold the sender.
+
+Messages are matched by tag, not by order. Every message carries the moment it was sent, so that
+the receiver can tell a slow link from a late sender (`Stamps`). Clocks are CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Buffer = Any  # contiguous memory: a torch tensor, or for `loopback` anything memoryview() takes
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a transport can do. `rendezvous`: nothing moves before the receive is posted."""
+
+    name: str
+    rendezvous: bool
+    memory: tuple[str, ...]
+
+
+@dataclass
+class Stamps:
+    """Seconds on the monotonic clock; 0.0 for what has not happened.
+
+    `sent` on the sender's clock; `posted` and `completed` on the receiver's; `wanted` when compute
+    first asked for the message.
+    """
+
+    sent: float = 0.0
+    posted: float = 0.0
+    completed: float = 0.0
+    wanted: float = 0.0
+
+    @property
+    def delay(self) -> float:
+        """Seconds on the way: from when it was sent and awaited to when it was there."""
+        return self.completed - max(self.sent, self.posted)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that compute stood still for this message."""
+        return max(0.0, self.completed - self.wanted) if self.wanted else 0.0
+
+
+class Work(Protocol):
+    """A send or a receive under way."""
+
+    stamps: Stamps
+
+    def done(self) -> bool: ...
+
+    def wait(self, timeout: float) -> Stamps:
+        """Block for at most `timeout` seconds; raises PeerLost that names peer and tag."""
+        ...
+
+    def abort(self) -> None:
+        """Give up: whoever waits gets PeerLost."""
+        ...
+
+
+class Transport(Protocol):
+    """A tagged point-to-point engine between a rank and its peers (any integers)."""
+
+    traits: Traits
+
+    def isend(self, buffer: Buffer, peer: int, tag: int) -> Work:
+        """Send a copy of `buffer`: it may be changed or freed as soon as this returns."""
+        ...
+
+    def irecv(self, buffer: Buffer, peer: int, tag: int) -> Work:
+        """Post a receive into `buffer`, which has to have the message's size."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; aborts what is still under way. May be called twice."""
+        ...

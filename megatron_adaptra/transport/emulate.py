@@ -1,0 +1,159 @@
+"""Slow links for machines whose network is fast: messages are held in flight, senders are not.
+
+The same delay line serves stock Megatron's sends and ours, so the two can be compared. A message
+waits at its sender, leaves for the real transport when its time has come, and arrives whenever
+that transport delivers it. Messages of one directed link keep their order.
+
+This is the best case of a slow link: a real one also delays the transport's own handshakes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.units import parse_rate, parse_seconds
+
+SYNTAX = "a rule such as 2-3:40ms@10.. (both ways) or 2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20"
+_RULE = re.compile(r"(\d+)([->])(\d+):([^@]+)(?:@(\d+)\.\.(\d*))?")
+
+
+@dataclass(frozen=True)
+class LinkRule:
+    """One directed link, slow from iteration `first` up to, not including, `end`; seconds."""
+
+    source: int
+    target: int
+    delay: float
+    first: int = 0
+    end: float = math.inf
+    jitter: float = 0.0  # standard deviation
+    bandwidth: float = math.inf
+
+    def active(self, iteration: int) -> bool:
+        return self.first <= iteration < self.end
+
+
+def parse_link(text: str, stages: int, field: str = "link") -> list[tuple[int, int]]:
+    """`2-3` -> both directions, `2>3` -> one. Raises BadInput unless the stages are neighbours."""
+    match = re.fullmatch(r"(\d+)([->])(\d+)", str(text).strip())
+    if match is None:
+        raise BadInput(field, text, "a link such as 2-3 (both ways) or 2>3 (one way)")
+    a, b = int(match[1]), int(match[3])
+    if abs(a - b) != 1 or max(a, b) >= stages:
+        links = ", ".join(f"{i}-{i + 1}" for i in range(stages - 1)) or "none"
+        raise BadInput(field, text, f"no such link; {stages} stages have the links {links}")
+    return [(a, b), (b, a)] if match[2] == "-" else [(a, b)]
+
+
+def parse_rules(text: str, stages: int, field: str = "--adaptra-emulate-link") -> list[LinkRule]:
+    """The rules of one `LINK:DELAY[,jitter=..][,bandwidth=..][@FROM..[TO]]`. Raises BadInput."""
+    match = _RULE.fullmatch(text.strip())
+    if match is None:
+        raise BadInput(field, text, SYNTAX)
+    a, arrow, b, what, first, end = match.groups()
+    delay, *options = what.split(",")
+    values = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        if key not in ("jitter", "bandwidth"):
+            raise BadInput(field, text, f"{key!r} is unknown; {SYNTAX}")
+        parse = parse_seconds if key == "jitter" else parse_rate
+        values[key] = parse(value, f"{field} {key}")
+    return [
+        LinkRule(
+            source, target, parse_seconds(delay, field), int(first or 0),
+            int(end) if end else math.inf, **values,
+        )
+        for source, target in parse_link(f"{a}{arrow}{b}", stages, field)
+    ]  # fmt: skip
+
+
+class LinkEmulator:
+    """Holds what `stage` sends over a slow link. `rules` may name every link of the pipeline."""
+
+    def __init__(self, stage: int, rules: Sequence[LinkRule], seed: int = 0) -> None:
+        self.rules = [rule for rule in rules if rule.source == stage]
+        self.iteration = 0
+        self._random = random.Random(seed * 1009 + stage)
+        self._free: dict[int, float] = {}  # target -> when its link has put out the last message
+        self._due: dict[int, float] = {}  # target -> when the last message is due
+        self._line = DelayLine()
+
+    def holds(self, target: int) -> bool:
+        """Whether a message sent now to `target` would be held."""
+        return self._rule(target) is not None or self._due.get(target, 0.0) > time.monotonic()
+
+    def hold(self, target: int, nbytes: int, deliver: Callable[[], None]) -> None:
+        """Call `deliver` when a message of this size, sent now, has crossed the emulated link."""
+        rule = self._rule(target)
+        now = time.monotonic()
+        if rule is None and self._due.get(target, 0.0) <= now:
+            deliver()
+            return
+        due = now
+        if rule is not None:
+            due = max(now, self._free.get(target, 0.0)) + nbytes / rule.bandwidth
+            self._free[target] = due
+            due += max(0.0, rule.delay + rule.jitter * self._random.gauss(0.0, 1.0))
+        due = self._due[target] = max(due, self._due.get(target, 0.0))
+        self._line.put(due, deliver)
+
+    def close(self) -> None:
+        self._line.close()
+
+    def _rule(self, target: int) -> LinkRule | None:
+        active = (r for r in self.rules if r.target == target and r.active(self.iteration))
+        return next(active, None)
+
+
+class DelayLine:
+    """One thread that calls functions at their time, in order of time."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def put(self, due: float, call: Callable[[], None]) -> None:
+        with self._wake:
+            if self._closed:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="adaptra-delay-line", daemon=True
+                )
+                self._thread.start()
+            heapq.heappush(self._heap, (due, next(self._count), call))
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Stop; what is still held is dropped."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._closed and not (
+                    self._heap and self._heap[0][0] <= time.monotonic()
+                ):
+                    due = self._heap[0][0] - time.monotonic() if self._heap else None
+                    self._wake.wait(due)
+                if self._closed:
+                    return
+                call = heapq.heappop(self._heap)[2]
+            call()

@@ -1,0 +1,132 @@
+"""Ranks as threads of one process: the whole Transport contract without a network, for tests.
+
+With `rendezvous` a message starts when its receive has been posted and the word of that has
+travelled back, as with gloo; `delay` is per directed pair, in seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.transport.base import Buffer, Stamps, Traits
+from megatron_adaptra.transport.emulate import DelayLine
+
+_Key = tuple[int, int, int]  # source, target, tag
+
+
+class LoopbackNetwork:
+    """What the ranks of one test share. `open(rank)` gives a rank its Transport."""
+
+    def __init__(
+        self, rendezvous: bool = False, delay: Mapping[tuple[int, int], float] | None = None
+    ) -> None:
+        self.rendezvous, self.delay = rendezvous, dict(delay or {})
+        self.lock = threading.Lock()
+        self.sends: dict[_Key, LoopbackWork] = {}
+        self.receives: dict[_Key, LoopbackWork] = {}
+        self.line = DelayLine()
+
+    def open(self, rank: int) -> LoopbackTransport:
+        return LoopbackTransport(self, rank)
+
+    def close(self) -> None:
+        self.line.close()
+
+    def meet(self, key: _Key) -> None:
+        """Both sides are there: move the bytes when the link has had its time. Lock held."""
+        send, receive = self.sends.pop(key), self.receives.pop(key)
+        source, target, _ = key
+        start = send.stamps.sent
+        if self.rendezvous:
+            start = max(start, receive.stamps.posted + self.delay.get((target, source), 0.0))
+        due = start + self.delay.get((source, target), 0.0)
+        self.line.put(due, lambda: _move(send, receive))
+
+
+def _move(send: LoopbackWork, receive: LoopbackWork) -> None:
+    target = memoryview(receive.payload).cast("B")
+    if len(target) != len(send.payload):
+        receive.fail(f"a message of {len(send.payload)} bytes, room for {len(target)}")
+        return
+    target[:] = send.payload
+    receive.stamps.sent = send.stamps.sent
+    send.complete()
+    receive.complete()
+
+
+@dataclass
+class LoopbackWork:
+    what: str
+    payload: Buffer
+    stamps: Stamps
+    forget: Callable[[], None]
+    event: threading.Event = field(default_factory=threading.Event)
+    error: str = ""
+
+    def done(self) -> bool:
+        return self.event.is_set()
+
+    def wait(self, timeout: float) -> Stamps:
+        self.stamps.wanted = self.stamps.wanted or time.monotonic()
+        if not self.event.wait(timeout):
+            raise PeerLost(f"waited {timeout:g} s for {self.what}")
+        if self.error:
+            raise PeerLost(f"{self.what}: {self.error}")
+        return self.stamps
+
+    def abort(self) -> None:
+        self.fail("aborted")
+
+    def fail(self, error: str) -> None:
+        if not self.event.is_set():
+            self.forget()
+            self.error = error
+            self.event.set()
+
+    def complete(self) -> None:
+        self.stamps.completed = time.monotonic()
+        self.event.set()
+
+
+class LoopbackTransport:
+    def __init__(self, network: LoopbackNetwork, rank: int) -> None:
+        self.network, self.rank = network, rank
+        self.traits = Traits("loopback", network.rendezvous, ("cpu",))
+        self._open: list[LoopbackWork] = []
+
+    def isend(self, buffer: Buffer, peer: int, tag: int) -> LoopbackWork:
+        key = (self.rank, peer, tag)
+        payload = bytes(memoryview(buffer).cast("B"))
+        stamps = Stamps(sent=time.monotonic())
+        what = f"the receiver {peer} of message {tag}"
+        return self._put(key, LoopbackWork(what, payload, stamps, lambda: None), sending=True)
+
+    def irecv(self, buffer: Buffer, peer: int, tag: int) -> LoopbackWork:
+        key = (peer, self.rank, tag)
+        stamps = Stamps(posted=time.monotonic())
+        what = f"message {tag} from {peer}"
+        return self._put(key, LoopbackWork(what, buffer, stamps, lambda: None), sending=False)
+
+    def _put(self, key: _Key, work: LoopbackWork, sending: bool) -> LoopbackWork:
+        network = self.network
+        mine = network.sends if sending else network.receives
+        other = network.receives if sending else network.sends
+        work.forget = lambda: mine.pop(key, None)  # type: ignore[assignment,return-value]
+        with network.lock:
+            if key in mine:
+                raise ValueError(f"tag {key[2]} is already under way from {key[0]} to {key[1]}")
+            mine[key] = work
+            if key in other:
+                network.meet(key)
+        self._open = [w for w in self._open if not w.done()]
+        self._open.append(work)
+        return work
+
+    def close(self) -> None:
+        for work in self._open:
+            work.abort()
+        self._open = []

@@ -1,0 +1,322 @@
+"""Point to point over torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+Each directed link has a process group, and so a connection, of its own: no link queues behind
+another. A message is a frame: the payload, then a trailer with the moment it was sent. A receive is
+handed to the backend when it is posted and awaited by a thread of its link, so the moment of its
+arrival is known even when compute asks for it much later, and a waiting rank can be interrupted.
+
+NCCL goes through the same code but has not been run yet (docs/evidence/gpu.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import struct
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra.errors import BadInput, PeerLost
+from megatron_adaptra.transport.base import Stamps, Traits
+from megatron_adaptra.transport.emulate import LinkEmulator
+
+_TRAILER = struct.Struct("<8sqqd")  # magic, tag, payload bytes, seconds when sent
+_MAGIC = b"adaptra1"
+_FOREVER = timedelta(days=7)  # deadlines are ours: gloo closes the connection when one of its ends
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One direction of a link: its group, and who is at the other end."""
+
+    group: Any  # a c10d backend of two ranks
+    group_rank: int
+    name: str  # of the peer, for errors: "stage 2 (rank 2)"
+
+
+class TorchTransport:
+    """Transport over one process group per directed link; peers are stages."""
+
+    def __init__(
+        self,
+        outgoing: Mapping[int, Lane],
+        incoming: Mapping[int, Lane],
+        emulator: LinkEmulator | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.device = device or torch.device("cpu")
+        rendezvous = True  # gloo moves nothing before the receive is posted; NCCL grants buffers
+        self.traits = Traits("torch", rendezvous, (self.device.type,))
+        self._out, self._emulator = dict(outgoing), emulator
+        self._inboxes = {peer: _Inbox(lane, self.device) for peer, lane in incoming.items()}
+        self._pool: dict[int, list[_Frame]] = {}
+        self._closed = False
+
+    def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> SendWork:
+        lane = self._out[peer]
+        frame = self._frame(buffer.numel() * buffer.element_size())
+        frame.pack(buffer, tag)
+        work = SendWork(self, lane, frame, tag)
+        if self._emulator is None:
+            work.deliver()
+        else:
+            self._emulator.hold(peer, frame.nbytes, work.deliver)
+        return work
+
+    def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> ReceiveWork:
+        inbox = self._inboxes[peer]
+        frame = self._frame(buffer.numel() * buffer.element_size())
+        work = ReceiveWork(self, inbox.lane, frame, buffer, tag)
+        inbox.post(work)
+        return work
+
+    def close(self) -> None:
+        """Abort what is under way and end the threads."""
+        if self._closed:
+            return
+        self._closed = True
+        for inbox in self._inboxes.values():
+            inbox.close()
+        if self._emulator is not None:
+            self._emulator.close()
+
+    def _frame(self, nbytes: int) -> _Frame:
+        free = self._pool.get(nbytes)
+        return free.pop() if free else _Frame(nbytes, self.device)
+
+    def recycle(self, frame: _Frame) -> None:
+        self._pool.setdefault(frame.nbytes, []).append(frame)
+
+
+class _Frame:
+    """Memory for one message on the wire."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self.nbytes = nbytes
+        self.wire = torch.empty(nbytes + _TRAILER.size, dtype=torch.uint8, device=device)
+        self._on_host = device.type == "cpu"
+        self._address = self.wire.data_ptr()
+        self._trailer = (
+            self.wire[nbytes:]
+            if self._on_host
+            else torch.empty(_TRAILER.size, dtype=torch.uint8, pin_memory=True)
+        )
+        self._bytes = self._trailer.numpy()
+
+    def pack(self, payload: torch.Tensor, tag: int) -> None:
+        if self._on_host and payload.is_contiguous():
+            # A tenth of the time of a torch copy, which small messages feel.
+            ctypes.memmove(self._address, payload.data_ptr(), self.nbytes)
+        else:
+            flat = payload.detach().contiguous().view(-1).view(torch.uint8)
+            self.wire[: self.nbytes].copy_(flat)
+        _TRAILER.pack_into(self._bytes, 0, _MAGIC, tag, self.nbytes, time.monotonic())
+        if not self._on_host:
+            self.wire[self.nbytes :].copy_(self._trailer, non_blocking=True)
+
+    def unpack(self, payload: torch.Tensor, tag: int) -> float:
+        """Copy the payload out; the moment it was sent. Raises PeerLost for a wrong message."""
+        if not self._on_host:
+            self._trailer.copy_(self.wire[self.nbytes :])
+        magic, got, nbytes, sent = _TRAILER.unpack_from(self._bytes)
+        if (magic, got, nbytes) != (_MAGIC, tag, self.nbytes):
+            raise PeerLost(
+                f"awaited message {tag} of {self.nbytes} bytes, "
+                f"got {magic!r} {got} of {nbytes} bytes"
+            )
+        if self._on_host:
+            ctypes.memmove(payload.data_ptr(), self._address, self.nbytes)
+        else:
+            payload.detach().view(-1).view(torch.uint8).copy_(self.wire[: self.nbytes])
+        return float(sent)
+
+
+class SendWork:
+    """A send: the frame belongs to the transport until the backend has let go of it."""
+
+    def __init__(self, owner: TorchTransport, lane: Lane, frame: _Frame, tag: int) -> None:
+        self.stamps = Stamps(sent=time.monotonic())
+        self._owner, self._lane, self._frame, self._tag = owner, lane, frame, tag
+        self._delivered = threading.Lock()  # held until the backend has the message
+        self._delivered.acquire()
+        self._work: dist.Work | None = None
+        self._error = ""
+
+    def deliver(self) -> None:
+        """Hand the frame to the backend; the emulator calls this when the time has come."""
+        try:
+            self._work = self._lane.group.send([self._frame.wire], self._lane.group_rank, self._tag)
+        except RuntimeError as error:
+            self._error = str(error)
+        self._delivered.release()
+
+    def done(self) -> bool:
+        """Whether the backend has the message; gloo cannot be asked for more without blocking."""
+        return not self._delivered.locked()
+
+    def wait(self, timeout: float) -> Stamps:
+        if not self._delivered.acquire(timeout=timeout):
+            raise PeerLost(f"waited {timeout:g} s to send message {self._tag} to {self._lane.name}")
+        self._delivered.release()
+        if not self._error and not self.stamps.completed:
+            try:
+                assert self._work is not None
+                self._work.wait(timedelta(seconds=timeout))
+            except RuntimeError as error:
+                self._error = str(error)
+        if self._error:
+            raise PeerLost(f"sending to {self._lane.name}: {_first_line(self._error)}")
+        if not self.stamps.completed:
+            self.stamps.completed = time.monotonic()
+            self._owner.recycle(self._frame)
+        return self.stamps
+
+    def abort(self) -> None:
+        self._error = self._error or "aborted"
+        if self._delivered.locked():
+            self._delivered.release()
+
+
+class ReceiveWork:
+    """A posted receive. `wait` copies nothing: the link's thread has filled the buffer."""
+
+    def __init__(
+        self, owner: TorchTransport, lane: Lane, frame: _Frame, buffer: torch.Tensor, tag: int
+    ) -> None:
+        self.stamps = Stamps(posted=time.monotonic())
+        self._owner, self.lane, self.frame, self._buffer, self.tag = owner, lane, frame, buffer, tag
+        self._arrival = threading.Lock()  # held until the message is there; cheaper than an Event
+        self._arrival.acquire()
+        self._error = ""
+
+    def done(self) -> bool:
+        return not self._arrival.locked()
+
+    def wait(self, timeout: float) -> Stamps:
+        if not self.stamps.wanted:
+            self.stamps.wanted = time.monotonic()
+        if not self._arrival.acquire(timeout=timeout):
+            raise PeerLost(f"waited {timeout:g} s for {self.lane.name}")
+        self._arrival.release()
+        if self._error:
+            raise PeerLost(f"{self.lane.name}: {_first_line(self._error)}")
+        return self.stamps
+
+    def arrived(self) -> None:
+        """The backend has filled the frame (called by the link's thread)."""
+        self.stamps.completed = time.monotonic()
+        try:
+            self.stamps.sent = self.frame.unpack(self._buffer, self.tag)
+            self._owner.recycle(self.frame)
+        except PeerLost as error:
+            self._error = str(error)
+        self._arrival.release()
+
+    def fail(self, error: str) -> None:
+        if self._arrival.locked():
+            self._error = error
+            self._arrival.release()
+
+    def abort(self) -> None:
+        self.fail("aborted")
+
+
+class _Inbox:
+    """The receiving end of a directed link, and the thread that awaits what is posted there."""
+
+    def __init__(self, lane: Lane, device: torch.device) -> None:
+        self.lane, self._device = lane, device
+        self._posted: queue.SimpleQueue[tuple[ReceiveWork, dist.Work] | None] = queue.SimpleQueue()
+        self._idle = True
+        self._thread = threading.Thread(
+            target=self._run, name=f"adaptra-from-{lane.name}", daemon=True
+        )
+        self._thread.start()
+
+    def post(self, work: ReceiveWork) -> None:
+        try:
+            handle = self.lane.group.recv([work.frame.wire], self.lane.group_rank, work.tag)
+        except RuntimeError as error:
+            work.fail(str(error))
+            return
+        self._posted.put((work, handle))
+
+    def close(self) -> None:
+        self._posted.put(None)
+        if not self._idle:
+            _abort(self.lane.group)
+        self._thread.join(timeout=0.2)  # a thread that gloo does not let go of is a daemon
+
+    def _run(self) -> None:
+        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        while True:
+            self._idle = True
+            item = self._posted.get()
+            if item is None:
+                return
+            self._idle = False
+            work, handle = item
+            try:
+                if stream is None:
+                    handle.wait(_FOREVER)
+                else:
+                    with torch.cuda.stream(stream):
+                        handle.wait()
+                        stream.synchronize()
+                work.arrived()
+            except RuntimeError as error:
+                work.fail(str(error))
+
+
+def open_lanes(
+    ranks: Sequence[int], links: Sequence[tuple[int, int]], name: str, backend: str = "gloo"
+) -> tuple[dict[int, Lane], dict[int, Lane]]:
+    """One group per directed link (source stage, target stage) of the pipeline on `ranks`.
+
+    Returns the lanes out of and into this rank, by peer stage. The groups are made by their two
+    members alone, over the default store; `name` keeps two sets of lanes apart.
+    """
+    me = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    outgoing: dict[int, Lane] = {}
+    incoming: dict[int, Lane] = {}
+    for source, target in links:
+        pair = (ranks[source], ranks[target])
+        if me not in pair:
+            continue
+        mine = pair.index(me)
+        prefix = dist.PrefixStore(f"adaptra/{name}/{pair[0]}>{pair[1]}", store)
+        peer = target if mine == 0 else source
+        lane = Lane(_group(backend, prefix, mine), 1 - mine, f"stage {peer} (rank {ranks[peer]})")
+        (outgoing if mine == 0 else incoming)[peer] = lane
+    return outgoing, incoming
+
+
+def _group(backend: str, store: dist.Store, rank: int) -> Any:
+    if backend == "gloo":
+        return dist.ProcessGroupGloo(store, rank, 2, timedelta(minutes=10))
+    if backend == "nccl":
+        return dist.ProcessGroupNCCL(store, rank, 2, dist.ProcessGroupNCCL.Options())
+    raise BadInput("backend", backend, "gloo or nccl")
+
+
+def _abort(group: Any) -> None:
+    try:
+        group.abort()
+    except (RuntimeError, AttributeError):
+        pass  # torch before 2.8 cannot abort gloo; the thread is a daemon
+
+
+def _first_line(error: str) -> str:
+    """Of a backend's message; it names addresses, the caller names ranks."""
+    line = error.strip().splitlines()[0] if error.strip() else "failed"
+    if "closed by peer" in line or "reset by peer" in line:
+        return "its connection closed"
+    return line

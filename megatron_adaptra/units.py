@@ -1,0 +1,35 @@
+"""Durations and rates as people write them. Inside the code times are seconds, rates bytes/s."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from megatron_adaptra.errors import BadInput
+
+_NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-zA-Z/]*)")
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_BYTES_PER_SECOND = {
+    "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9,
+    "bit/s": 0.125, "kbit/s": 125.0, "Mbit/s": 125e3, "Gbit/s": 125e6,
+}  # fmt: skip
+
+
+def parse_seconds(text: str, field: str = "duration") -> float:
+    """`40ms` -> 0.04; units s, ms, us. Raises BadInput."""
+    return _parse(text, field, _SECONDS, "a duration such as 40ms, 1.5s or 200us")
+
+
+def parse_rate(text: str, field: str = "bandwidth") -> float:
+    """`10MB/s` -> 1e7; also bit/s with k, M, G. Raises BadInput."""
+    return _parse(text, field, _BYTES_PER_SECOND, "a rate such as 10MB/s or 1Gbit/s")
+
+
+def _parse(text: str, field: str, units: dict[str, float], allowed: str) -> float:
+    match = _NUMBER.fullmatch(str(text).strip())
+    if match is None or match[2] not in units:
+        raise BadInput(field, text, allowed)
+    value = float(match[1]) * units[match[2]]
+    if not math.isfinite(value):
+        raise BadInput(field, text, allowed)
+    return value

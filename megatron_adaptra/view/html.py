@@ -1,0 +1,278 @@
+"""The report of a demo run as one page that needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.view import facts
+from megatron_adaptra.view.axis import ms, number
+from megatron_adaptra.view.chart import line_chart_svg
+from megatron_adaptra.view.markup import element, text
+from megatron_adaptra.view.report import ArmReport, Report
+from megatron_adaptra.view.style import CSS
+from megatron_adaptra.view.svg import slow_messages, timeline_svg
+from megatron_adaptra.view.theme import MESSAGE, OP_FILL, OP_NAME, arm_colour
+
+NONE = "–"
+
+
+def report_html(report: Report) -> str:
+    """The whole page; what the report lacks is left out, and everything from it is escaped."""
+    parts = [
+        _header(report),
+        _tiles(report),
+        _timelines(report),
+        _charts(report),
+        _results(report),
+        _replans(report),
+    ]
+    head = (
+        '<meta charset="utf-8"/>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+        f"<title>{text(report.title)}</title><style>{CSS}</style>"
+    )
+    body = element("main", *parts) + _footer(report)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+
+
+def _header(report: Report) -> str:
+    headline = facts.headline(report)
+    parts = []
+    if headline != report.title:
+        parts.append(element("p", text(report.title), class_="name"))
+    parts.append(element("h1", text(headline)))
+    if facts.setting(report):
+        setting = facts.setting(report)
+        parts.append(element("p", text(setting[:1].upper() + setting[1:] + ".")))
+    for words, good in facts.verdicts(report):
+        sign = "✓ " if good else "✗ "
+        parts.append(
+            element("span", text(sign + words), class_="verdict" if good else "verdict bad")
+        )
+    return element("header", *parts)
+
+
+def _tiles(report: Report) -> str:
+    """The few numbers a reader takes home."""
+    tiles: list[tuple[str, str]] = []
+    phase = facts.key_phase(report)
+    if phase:
+        times = [facts.phase_ms(report, arm, phase) for arm in report.arms]
+        if times and all(t is not None for t in times):
+            shown = " → ".join(number(t) for t in times if t is not None)
+            names = " → ".join(arm.name for arm in report.arms)
+            where = f" in the {phase} phase" if phase != "measured" else ""
+            tiles.append((f"{shown} ms", f"an iteration{where}, {names}"))
+    errors = [_error(arm) for arm in report.arms if arm.name == "adaptra"]
+    if errors and errors[0] != NONE:
+        tiles.append((errors[0], "measured against the plan's prediction"))
+    overhead = facts.value(report.summary.get("overhead_healthy"))
+    if overhead is not None:
+        tiles.append((f"{100 * overhead:+.1f} %", "time of a healthy iteration"))
+    after = facts.value(report.summary.get("detected_after_iterations"))
+    if after is not None:
+        noun = "iteration" if after == 1 else "iterations"
+        tiles.append((f"{after:g} {noun}", "until the slow link was known"))
+    if not tiles:
+        return ""
+    return element(
+        "div",
+        *(
+            element(
+                "div",
+                element("b", text(big)),
+                element("span", text(small)),
+                class_="tile main" if i == 0 else "tile",
+            )
+            for i, (big, small) in enumerate(tiles)
+        ),
+        class_="tiles",
+    )
+
+
+def _timelines(report: Report) -> str:
+    pictures = facts.pictures(report)
+    if not pictures:
+        return ""
+    seconds = facts.common_seconds(report)
+    drawn = []
+    for i, picture in enumerate(pictures):
+        if picture.timeline is None:
+            words = f"{picture.title}: no timeline was recorded"
+            drawn.append(element("p", text(words), class_="note"))
+            continue
+        svg = timeline_svg(
+            picture.timeline,
+            seconds,
+            row=24 if picture.measured else 13,
+            title=picture.title[:1].upper() + picture.title[1:],
+            axis=i == len(pictures) - 1 or picture.measured,
+        )
+        kind = "measured" if picture.measured else "predicted"
+        drawn.append(svg.replace('class="gantt"', f'class="gantt {kind}"', 1))
+    phase = facts.key_phase(report)
+    which = f" of the {phase} phase" if phase and phase != "measured" else ""
+    note = "All on one time scale. Hover over a box for its times."
+    return element(
+        "section",
+        element("h2", text(f"One iteration{which}, measured and predicted")),
+        element("p", text(note), class_="note"),
+        _legend([p.timeline for p in pictures if p.timeline is not None], seconds),
+        element("div", *drawn, class_="scroll"),
+    )
+
+
+def _legend(timelines: Sequence[Timeline], seconds: float) -> str:
+    """The kinds of op that occur."""
+    kinds = {span.op.kind for timeline in timelines for span in timeline.spans}
+    items = [
+        element("span", f'<i style="background:{fill}"></i>', text(_key(kind)))
+        for kind, fill in OP_FILL.items()
+        if kind in kinds
+    ]
+    if any(slow_messages(timeline, seconds) for timeline in timelines):
+        line = f'<i class="message" style="border-color:{MESSAGE}"></i>'
+        items.append(element("span", line, "message on a slow link"))
+    return element("p", *items, class_="legend")
+
+
+def _key(kind: Kind) -> str:
+    return OP_NAME[kind] if kind is Kind.TAIL else f"{kind.value} {OP_NAME[kind]}"
+
+
+def _charts(report: Report) -> str:
+    charts = [
+        (title, series)
+        for title, series in (
+            ("Iteration time", facts.time_series(report)),
+            ("Delay of the links, as measured", facts.delay_series(report)),
+        )
+        if series
+    ]
+    marks, width = facts.replan_marks(report), 640 if len(charts) > 1 else 1160
+    sections = [
+        element(
+            "section",
+            element("h2", text(title)),
+            line_chart_svg(series, phases=report.phases, marks=marks, label=title, width=width),
+        )
+        for title, series in charts
+    ]
+    return element("div", *sections, class_="pair") if sections else ""
+
+
+def _results(report: Report) -> str:
+    arms = report.arms
+    if not arms:
+        return ""
+    names = [
+        element("th", f'<i style="background:{arm_colour(arm.name, i)}"></i>', text(arm.name))
+        for i, arm in enumerate(arms)
+    ]
+    rows = [element("tr", "<th></th>", *names, "<th>speed</th>")]
+    times = []
+    for phase in facts.phases(report):
+        cells = [_ms(facts.phase_ms(report, arm, phase)) for arm in arms]
+        ratio = facts.ratio(report, phase)
+        strong = phase == facts.key_phase(report)
+        times.append(_row(phase, cells, f"{ratio:.2f}×" if ratio else NONE, strong))
+    rows += _group("Iteration time, median", times, len(arms))
+    plan = []
+    if any(arm.predicted for arm in arms):
+        plan.append(_row("predicted", [_span(arm.predicted) for arm in arms]))
+    if any(arm.measured for arm in arms):
+        plan.append(_row("measured", [_span(arm.measured) for arm in arms]))
+    if any(arm.predicted and arm.measured for arm in arms):
+        plan.append(_row("measured less predicted", [_error(arm) for arm in arms]))
+    rows += _group("The iteration drawn above", plan, len(arms))
+    peaks = [facts.peak_in_flight(report, arm) or NONE for arm in arms]
+    if any(peak != NONE for peak in peaks):
+        memory = [_row("most at once, microbatches per stage", peaks)]
+        rows += _group("Activations in flight", memory, len(arms))
+    return element(
+        "section",
+        element("h2", "Results"),
+        element("div", element("table", element("tbody", *rows)), class_="scroll"),
+    )
+
+
+def _group(title: str, rows: Sequence[str], arms: int) -> list[str]:
+    head = element("tr", element("th", text(title), colspan=arms + 2), class_="group")
+    return [head, *rows] if rows else []
+
+
+def _row(name: str, cells: Sequence[str], last: str = "", strong: bool = False) -> str:
+    return element(
+        "tr",
+        element("td", text(name)),
+        *(element("td", text(cell)) for cell in cells),
+        element("td", text(last), class_="strong" if strong else None),
+    )
+
+
+def _ms(value: float | None) -> str:
+    return NONE if value is None else f"{number(value)} ms"
+
+
+def _span(timeline: Timeline | None) -> str:
+    return NONE if timeline is None else ms(timeline.makespan)
+
+
+def _error(arm: ArmReport) -> str:
+    if arm.measured is None or arm.predicted is None or not arm.predicted.makespan:
+        return NONE
+    return f"{100 * (arm.measured.makespan / arm.predicted.makespan - 1):+.1f} %"
+
+
+def _replans(report: Report) -> str:
+    replans = facts.replans(report)
+    if not replans and "replans" not in report.summary:
+        return ""
+    items = [
+        element(
+            "li",
+            element("b", text(f"iteration {replan.get('iteration', NONE)}")),
+            element("div", text(replan.get("why") or "no reason was recorded"), _detail(replan)),
+        )
+        for replan in replans
+    ]
+    body = (
+        element("ul", *items, class_="replans")
+        if items
+        else element("p", "The plan did not change during this run.", class_="note")
+    )
+    return element("section", element("h2", "Replans"), body)
+
+
+def _detail(replan: Mapping[str, Any]) -> str:
+    parts = []
+    before, after = replan.get("warmup_before"), replan.get("warmup_after")
+    if before and after:
+        parts.append(f"warmup {_words(before)} → {_words(after)}")
+    for key in ("predicted", "measured"):
+        value = facts.value(replan.get(f"{key}_ms"))
+        if value is not None:
+            parts.append(f"{key} {number(value)} ms")
+    return element("small", text("; ".join(parts))) if parts else ""
+
+
+def _footer(report: Report) -> str:
+    lines = []
+    for key, title in (("config", "Configuration"), ("versions", "Versions")):
+        data = facts.mapping(report.summary.get(key))
+        pairs = [
+            element("span", text(f"{name.replace('_', ' ')} {_words(value)}"))
+            for name, value in data.items()
+            if value is not None
+        ]
+        if pairs:
+            lines.append(element("p", element("b", text(title)), " ", *pairs))
+    return element("footer", *lines)
+
+
+def _words(value: object) -> str:
+    """Lists without their brackets, the rest as it prints."""
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -1,0 +1,23 @@
+"""Elements of SVG and HTML, with every attribute and text escaped in one place."""
+
+from __future__ import annotations
+
+from html import escape
+
+
+def element(name: str, *content: str, **attributes: object) -> str:
+    """`<name ...>content</name>`; content is markup already, see `text`.
+
+    `font_size=3` becomes `font-size="3"`, `class_` becomes `class`; None leaves an attribute out.
+    """
+    words = [name]
+    for key, value in attributes.items():
+        if value is not None:
+            shown = f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+            words.append(f'{key.rstrip("_").replace("_", "-")}="{escape(str(shown))}"')
+    return f"<{' '.join(words)}>{''.join(content)}</{name}>"
+
+
+def text(value: object) -> str:
+    """Anything as text that is safe inside an element."""
+    return escape(str(value))

@@ -1,0 +1,122 @@
+"""Gantt and line chart: complete, to scale, escaped."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+
+from view_sample import measured, plan
+
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.timeline import Message, Span, Timeline
+from megatron_adaptra.view.chart import Mark, Series, line_chart_svg
+from megatron_adaptra.view.svg import timeline_svg
+from megatron_adaptra.view.theme import MESSAGE, OP_FILL, SLOW_PHASE
+
+SVG = "{http://www.w3.org/2000/svg}"
+EVIL = "<script>alert('&')</script>"
+
+
+def boxes(svg: str) -> dict[str, tuple[float, float, float]]:
+    """What a box's tooltip says -> its x, y, width."""
+    out = {}
+    for group in ET.fromstring(svg).iter(f"{SVG}g"):
+        title, rect = group.find(f"{SVG}title"), group.find(f"{SVG}rect")
+        if title is not None and rect is not None:
+            x, y, width = (float(rect.get(key, "nan")) for key in ("x", "y", "width"))
+            out[f"{title.text} row {y}"] = (x, y, width)
+    return out
+
+
+def test_every_op_has_a_box_with_its_times() -> None:
+    timeline = measured(plan("adaptive").timeline)
+    found = boxes(timeline_svg(timeline))
+    assert len(found) == len(timeline.spans)
+    for microbatch in range(12):
+        for kind in "FB":
+            assert sum(key.startswith(f"{kind}{microbatch} ") for key in found) == 4
+    assert all("start" in key and "duration" in key and " ms" in key for key in found)
+
+
+def test_common_scale_puts_one_instant_at_one_x() -> None:
+    short = Timeline((Span(0, Op(Kind.F, 0), 0.0, 0.1), Span(0, Op(Kind.B, 0), 0.2, 0.3)))
+    long = Timeline((*short.spans, Span(0, Op(Kind.F, 1), 0.3, 0.9)))
+    a, b = boxes(timeline_svg(short, 1.0)), boxes(timeline_svg(long, 1.0, row=12))
+    xs_a, xs_b = sorted(x for x, _, _ in a.values()), sorted(x for x, _, _ in b.values())
+    assert xs_a == xs_b[:2]
+    alone = sorted(x for x, _, _ in boxes(timeline_svg(short)).values())
+    assert alone[1] > xs_a[1]
+
+
+def test_times_count_from_the_first_start() -> None:
+    spans = (Span(0, Op(Kind.F, 0), 100.0, 100.1), Span(0, Op(Kind.B, 0), 100.2, 100.3))
+    early = tuple(Span(s.stage, s.op, s.start - 100, s.end - 100) for s in spans)
+    late = sorted(x for x, _, _ in boxes(timeline_svg(Timeline(spans))).values())
+    assert late == sorted(x for x, _, _ in boxes(timeline_svg(Timeline(early))).values())
+
+
+def test_text_appears_where_there_is_room() -> None:
+    spans = (Span(0, Op(Kind.F, 7), 0.0, 0.5), Span(0, Op(Kind.F, 8), 0.5, 0.5001))
+    words = [e.text for e in ET.fromstring(timeline_svg(Timeline(spans))).iter(f"{SVG}text")]
+    assert "F7" in words
+    assert "F8" not in words
+    assert "8" not in words
+
+
+def test_only_slow_messages_are_drawn_and_they_slant() -> None:
+    span = Span(0, Op(Kind.F, 0), 0.0, 1.0)
+    fast = Message(0, 1, Op(Kind.F, 0), 0.0, 0.001)
+    slow = Message(0, 1, Op(Kind.F, 1), 0.2, 0.6)
+    timeline = Timeline((span, span._replace(stage=1)), (fast, slow))
+    lines = [
+        e
+        for e in ET.fromstring(timeline_svg(timeline)).iter(f"{SVG}line")
+        if e.get("stroke") == MESSAGE
+    ]
+    assert len(lines) == 1
+    line = {key: float(lines[0].get(key, "nan")) for key in ("x1", "x2", "y1", "y2")}
+    assert line["x1"] < line["x2"]
+    assert line["y1"] < line["y2"]
+
+
+def test_colours_tell_kinds_apart() -> None:
+    spans = tuple(Span(0, Op(kind, 0), i, i + 1) for i, kind in enumerate(OP_FILL))
+    svg = timeline_svg(Timeline(spans))
+    assert len(set(OP_FILL.values())) == len(OP_FILL)
+    assert all(fill in svg for fill in OP_FILL.values())
+
+
+def test_empty_timeline_and_evil_title() -> None:
+    svg = timeline_svg(Timeline(()), title=EVIL)
+    assert "<script" not in svg
+    assert any(e.text == "nothing ran" for e in ET.fromstring(svg).iter(f"{SVG}text"))
+
+
+def test_chart_has_points_phases_and_marks() -> None:
+    lines = [Series("stock", [10.0, 11.0, 30.0, 31.0], "#111"), Series("x", [10.0] * 4, "#222")]
+    svg = line_chart_svg(
+        lines, phases={"healthy": (0, 2), "slow": (2, 4)}, marks=[Mark(3, EVIL)], unit="ms"
+    )
+    root = ET.fromstring(svg)
+    titles = [e.text for e in root.iter(f"{SVG}title")]
+    assert "stock, iteration 2: 30 ms" in titles
+    assert EVIL in titles  # escaped in the source, itself once parsed
+    assert "<script" not in svg
+    words = [e.text for e in root.iter(f"{SVG}text")]
+    assert {"stock", "x", "replan", "healthy", "slow", "iteration"} <= set(words)
+    assert sum(e.get("fill") == SLOW_PHASE for e in root.iter(f"{SVG}rect")) == 1
+
+
+def test_start_up_does_not_flatten_the_curve() -> None:
+    svg = line_chart_svg([Series("a", [5000.0, 10.0, 11.0, 12.0], "#111")])
+    root = ET.fromstring(svg)
+    heights = [float(e.get("cy", "nan")) for e in root.iter(f"{SVG}circle")]
+    assert max(heights) - min(heights) > 20
+    assert any("5000" in (e.text or "") for e in root.iter(f"{SVG}title"))
+
+
+def test_chart_survives_gaps_and_nothing() -> None:
+    for values in ([], [None, None], [1.0], [0.0, 0.0], [1.0, None, math.nan, 2.0]):
+        root = ET.fromstring(line_chart_svg([Series("a", values, "#111")]))
+        assert "nan" not in ET.tostring(root, encoding="unicode")
+    ET.fromstring(line_chart_svg([], phases={"measured": (0, 0)}))

@@ -1,0 +1,110 @@
+"""A report like the demo's: 4 stages x 12 microbatches, 40 ms on link 2-3."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.ir.timeline import Message, Span, Timeline
+from megatron_adaptra.plan import Plan, make_plan
+from megatron_adaptra.view.report import ArmReport, Report
+
+SLOW = Conditions(12, (0.004,) * 4, (0.004,) * 4, (0.004,) * 4, both_ways({2: 0.04}), tail=0.012)
+PHASES = {"healthy": (0, 14), "slow": (14, 40), "recovered": (40, 54)}
+
+
+def plan(policy: str, conditions: Conditions = SLOW) -> Plan:
+    return make_plan(conditions, policy)
+
+
+def measured(timeline: Timeline, seed: int = 1) -> Timeline:
+    """The timeline as a noisy machine would run it: some 3 % slower, with jitter."""
+    rng = random.Random(seed)
+
+    def later(seconds: float) -> float:
+        return 1.03 * seconds + 0.001
+
+    spans = [
+        Span(s.stage, s.op, later(s.start), later(s.end) - rng.random() * 0.1 * (s.end - s.start))
+        for s in timeline.spans
+    ]
+    messages = [
+        Message(m.source, m.target, m.op, later(m.sent), later(m.arrived) + rng.random() * 2e-4)
+        for m in timeline.messages
+    ]
+    return Timeline(tuple(spans), tuple(messages), "measured")
+
+
+def sample_report(**summary: Any) -> Report:
+    """A complete report; keywords replace keys of its summary."""
+    arms, phase_times, losses = [], {}, [4.2 - 0.01 * i for i in range(54)]
+    for name, policy in (("stock", "1f1b"), ("adaptra", "adaptive")):
+        slow, healthy = plan(policy), plan(policy, SLOW.healthy())
+        ms = {
+            "healthy": 1e3 * healthy.predicted * 1.02,
+            "slow": 1e3 * slow.predicted * 1.04,
+            "recovered": 1e3 * healthy.predicted * 1.02,
+        }
+        rng = random.Random(policy)
+        times = []
+        for phase, (first, end) in PHASES.items():
+            times += [ms[phase] * (1 + 0.03 * rng.random()) for _ in range(first, end)]
+        times[0] = 1900.0
+        if name == "adaptra":
+            times[14:17] = [700.0, 690.0, 695.0]
+        phase_times[name] = {
+            "phases": {phase: {"iteration_ms": t} for phase, t in ms.items()},
+            "losses": losses,
+            "peak_in_flight": list(slow.peak_in_flight),
+        }
+        arms.append(ArmReport(name, times, measured(slow.timeline), slow.timeline))
+    rng = random.Random(7)
+    delays = {}
+    for source, target in ((0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)):
+        extra = 40.0 if {source, target} == {2, 3} else 0.0
+        delays[f"{source}>{target}"] = [
+            0.2 + rng.random() * 0.4 + (extra if 14 <= i < 40 else 0.0) for i in range(54)
+        ]
+    stock = phase_times["stock"]["phases"]["slow"]["iteration_ms"]
+    adaptra = phase_times["adaptra"]["phases"]["slow"]["iteration_ms"]
+    data: dict[str, Any] = {
+        "config": {
+            "stages": 4,
+            "microbatches": 12,
+            "layers": 8,
+            "hidden": 256,
+            "seq_length": 128,
+            "iterations": 54,
+            "slow_link": ["2-3"],
+            "delay_ms": 40.0,
+            "from_iteration": 14,
+            "engine": "native",
+        },
+        "arms": phase_times,
+        "losses_identical": True,
+        "parameters_identical": True,
+        "speedup_slow": stock / adaptra,
+        "overhead_healthy": 0.008,
+        "replans": [
+            {
+                "iteration": 17,
+                "why": "links 2->3 and 3->2 rose from 0.3 to 40.2 ms, confirmed 2 of 3 times",
+                "warmup_before": [4, 3, 2, 1],
+                "warmup_after": [11, 10, 9, 1],
+                "predicted_ms": 272.0,
+                "measured_ms": 281.4,
+            },
+            {
+                "iteration": 43,
+                "why": "links 2->3 and 3->2 are healthy again",
+                "warmup_before": [11, 10, 9, 1],
+                "warmup_after": [4, 3, 2, 1],
+                "predicted_ms": 192.0,
+                "measured_ms": 195.8,
+            },
+        ],
+        "detected_after_iterations": 3,
+        "versions": {"megatron_adaptra": "0.1.0", "megatron_core": "0.16.0", "torch": "2.9.0+cpu"},
+    }
+    return Report("Megatron-Adaptra demo", {**data, **summary}, arms, PHASES, delays)
