@@ -53,7 +53,8 @@ class Session:
         self.iteration = 0
         rules = load_rules(config.emulate_link, self.stages)
         self.emulator = LinkEmulator(self.stage, rules) if rules else None
-        self.watchdog = Watchdog(self.stage, self.ranks, StoreNotebook())
+        self.notebook = StoreNotebook(_machine())
+        self.watchdog = Watchdog(self.stage, self.ranks, self.notebook)
         self.probe = Probe(self.stage)
         self.controller: Controller | None = None
         self.mailbox: Mailbox | None = None
@@ -186,6 +187,7 @@ class Session:
         mine = (self.ranks[0], _machine(), len(os.sched_getaffinity(0)))
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
+        self.notebook.meet()
         hosts = [everyone[rank][1] for rank in self.ranks]
         if device.type == "cuda" or len(set(hosts)) > 1:
             return hosts, None

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import torch.distributed as dist
 
 from megatron_adaptra.runtime.watchdog import Notebook
 
-_KEY = "adaptra/lost"
 _PATIENCE = 2.0  # seconds; the store may have died too
 
 
 class StoreNotebook(Notebook):
-    """The first word written stays. Never raises, never blocks for long."""
+    """The first word written stays. Never raises, never blocks for long.
 
-    def __init__(self) -> None:
+    Every rank enters its process when it makes its notebook, so that the ranks of one machine can
+    tell which of them has died.
+    """
+
+    def __init__(self, machine: str) -> None:
         super().__init__()
-        self._store = dist.PrefixStore(_KEY, dist.distributed_c10d._get_default_store().clone())
+        self._machine = machine
+        store = dist.distributed_c10d._get_default_store().clone()
+        self._store = dist.PrefixStore("adaptra/notebook", store)
+        self._store.set(f"process/{dist.get_rank()}", f"{machine} {os.getpid()}")
+        self._processes: dict[int, int] = {}
+
+    def meet(self) -> None:
+        """Learn the processes of the other ranks; after all have made their notebook."""
+        for rank in range(dist.get_world_size()):
+            machine, _, process = self._store.get(f"process/{rank}").decode().rpartition(" ")
+            if machine == self._machine:
+                self._processes[rank] = int(process)
 
     def write(self, text: str) -> None:
         super().write(text)
-        self._try(lambda: self._store.compare_set("first", "", text))
+        _within(_PATIENCE, lambda: self._store.compare_set("first", "", text))
 
     def read(self) -> str:
         found: list[str] = []
@@ -31,14 +48,27 @@ class StoreNotebook(Notebook):
             if self._store.check(["first"]):
                 found.append(self._store.get("first").decode())
 
-        self._try(look)
+        _within(_PATIENCE, look)
         return found[0] if found else super().read()
 
-    def _try(self, action: object) -> None:
-        def run() -> None:
-            with contextlib.suppress(Exception):
-                action()  # type: ignore[operator]
+    def gone(self) -> list[int]:
+        return [rank for rank, process in self._processes.items() if not _alive(process)]
 
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(_PATIENCE)
+
+def _within(seconds: float, action: Callable[[], object]) -> None:
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            action()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def _alive(process: int) -> bool:
+    """Whether a process runs; one that has ended and was not yet collected does not."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in ("Z", "X")

@@ -32,6 +32,10 @@ class Notebook:
     def read(self) -> str:
         return self._text
 
+    def gone(self) -> list[int]:
+        """Ranks that are known to have died."""
+        return []
+
 
 class Watchdog:
     """Knows what the main thread waits for. `ranks[i]` is the global rank of stage i."""
@@ -39,6 +43,7 @@ class Watchdog:
     def __init__(self, stage: int, ranks: Sequence[int], notebook: Notebook | None = None) -> None:
         self.stage, self.ranks = stage, tuple(ranks)
         self.notebook = notebook or Notebook()
+        self.phase = "start-up"  # what the rank does when it waits for no message
         self._wait: tuple[Op, int, float] | None = None
 
     def name(self, stage: int) -> str:
@@ -54,21 +59,25 @@ class Watchdog:
 
     def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
         """The error to raise when a wait has failed; tells the other ranks."""
-        earlier = self.notebook.read()
         own = f"{self.name(self.stage)} {self._doing()}"
-        if not earlier:
-            self.notebook.write(f"rank {self.ranks[peer]} was lost first: {own}")
         reason = str(error).partition(": ")[2] or str(error)
-        return PeerLost(f"{own}: {reason}" + (f"; {earlier}" if earlier else ""))
+        earlier = self._earlier()
+        self.notebook.write(f"before that, {own}")
+        return PeerLost(f"{own}: {reason}{earlier}")
 
     def describe(self) -> str:
         """What this rank was doing and what befell it, for its last words."""
-        earlier = self.notebook.read()
-        return f"{self.name(self.stage)} {self._doing()}" + (f"; {earlier}" if earlier else "")
+        return f"{self.name(self.stage)} {self._doing()}{self._earlier()}"
+
+    def _earlier(self) -> str:
+        gone = self.notebook.gone()
+        died = "; died: " + ", ".join(f"rank {rank}" for rank in gone) if gone else ""
+        word = self.notebook.read()
+        return died + (f"; {word}" if word else "")
 
     def _doing(self) -> str:
         if self._wait is None:
-            return "was not waiting for a message"
+            return f"was in {self.phase}"
         op, peer, since = self._wait
         return f"waited {time.monotonic() - since:.1f} s for {op} from {self.name(peer)}"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import count
 
 from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS
@@ -71,13 +72,17 @@ class Clock:
         self.virtual = 0.0  # runs slower than `now` while more stages compute than there are cores
         self.running: list[tuple[float, int]] = []  # (virtual end, stage)
         self.started = [0.0] * stages
-        self.flying: list[tuple[float, int]] = []  # (arrival, message, or ~message for its word)
+        # (arrival, serial number, message; or ~message for its word)
+        self.flying: list[tuple[float, int, int]] = []
+        self.serial = count()  # what arrives at one moment counts in the order of leaving
         self.arrived: set[int] = set()
         self.waiting: dict[int, int] = {}  # message -> the stage that cannot go on without it
         self.sent: dict[int, tuple[int, Op]] = {}  # rendezvous: sent, the word not yet there
         self.wanted: set[int] = set()  # rendezvous: the word is there
         self.free: dict[tuple[int, int], float] = {}  # link -> when its last message has left
-        self.routes = {}  # (kind of send, stage) -> link, seconds on the wire, delay
+        self.routes: dict[
+            tuple[Kind, int], tuple[tuple[int, int], float, float]
+        ] = {}  # (kind of send, stage) -> link, seconds on the wire, delay
         for stage in range(stages):
             for kind, target in ((Kind.SEND_F, stage + 1), (Kind.SEND_B, stage - 1)):
                 way = stage, target % stages
@@ -99,7 +104,7 @@ class Clock:
                     rate = min(1.0, self.cores / len(running))
                     end = self.now + (end - self.virtual) / rate
             if flying and flying[0][0] <= end:
-                moment, message = heappop(flying)
+                moment, _, message = heappop(flying)
                 self.virtual = self.virtual + (moment - self.now) * rate if self.shared else moment
                 self.now = moment
                 if message < 0:
@@ -135,7 +140,7 @@ class Clock:
                     heappush(self.running, (self.virtual + seconds, stage))
                 break
             if what == _POST:
-                heappush(self.flying, (self.now + seconds, ~message))
+                heappush(self.flying, (self.now + seconds, next(self.serial), ~message))
             elif not self.rendezvous or message in self.wanted:
                 self.depart(stage, op, message)
             else:
@@ -156,7 +161,7 @@ class Clock:
         if self.now > begin:
             begin = self.now
         self.free[link] = left = begin + wire
-        heappush(self.flying, (left + delay, message))
+        heappush(self.flying, (left + delay, next(self.serial), message))
         if self.messages is not None:
             self.messages.append(Message(source, link[1], op, self.now, left + delay))
 

@@ -71,7 +71,7 @@ def _tiles(report: Report) -> str:
         tiles.append((errors[0], "measured against the plan's prediction"))
     overhead = facts.value(report.summary.get("overhead_healthy"))
     if overhead is not None:
-        tiles.append((f"{100 * overhead:+.1f} %", "time of a healthy iteration"))
+        tiles.append((f"{100 * (overhead - 1):+.1f} %", "time of a healthy iteration"))
     after = facts.value(report.summary.get("detected_after_iterations"))
     if after is not None:
         noun = "iteration" if after == 1 else "iterations"

@@ -85,7 +85,7 @@ def sample_report(**summary: Any) -> Report:
         "losses_identical": True,
         "parameters_identical": True,
         "speedup_slow": stock / adaptra,
-        "overhead_healthy": 0.008,
+        "overhead_healthy": 1.008,
         "replans": [
             {
                 "iteration": 17,

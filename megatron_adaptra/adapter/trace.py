@@ -1,0 +1,79 @@
+"""Watching stock Megatron from outside: when its ops ran, and what it was waiting for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.telemetry.probe import Probe
+
+
+@contextlib.contextmanager
+def traced_ops(probe: Probe) -> Iterator[None]:
+    """Record every forward_step and backward_step of Megatron's schedule in `probe`."""
+    originals = {
+        Kind.F: ("forward_step", schedules.forward_step),
+        Kind.B: ("backward_step", schedules.backward_step),
+    }
+
+    def recorded(kind: Kind, function: Callable[..., Any]) -> Callable[..., Any]:
+        count = iter(range(1 << 30))
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            probe.op_begins()
+            result = function(*args, **kwargs)
+            probe.op_ends(Op(kind, next(count)))
+            return result
+
+        return run
+
+    for kind, (name, function) in originals.items():
+        setattr(schedules, name, recorded(kind, function))
+    try:
+        yield
+    finally:
+        for name, function in originals.values():
+            setattr(schedules, name, function)
+
+
+@contextlib.contextmanager
+def watched_messages(watchdog: Watchdog) -> Iterator[None]:
+    """Tell the watchdog which message Megatron's own communicator waits for, for one iteration.
+
+    A broken connection becomes PeerLost with the op and the peer.
+    """
+    original = P2PCommunicator._communicate
+    received = {Kind.F: 0, Kind.B: 0}
+    stage = watchdog.stage
+
+    def communicate(self: Any, **kwargs: Any) -> Any:
+        if kwargs["recv_prev"]:
+            op, peer = Op(Kind.F, received[Kind.F]), stage - 1
+        elif kwargs["recv_next"]:
+            op, peer = Op(Kind.B, received[Kind.B]), stage + 1
+        elif kwargs["tensor_send_next"] is not None:
+            op, peer = Op(Kind.SEND_F, received[Kind.F]), stage + 1
+        else:
+            op, peer = Op(Kind.SEND_B, received[Kind.B]), stage - 1
+        if op.kind in received:
+            received[op.kind] += 1
+        watchdog.begins(op, peer)
+        try:
+            result = original(self, **kwargs)
+        except RuntimeError as error:
+            raise watchdog.lost(op, peer, PeerLost(f"gloo: {error}")) from error
+        watchdog.ends()
+        return result
+
+    P2PCommunicator._communicate = communicate
+    try:
+        yield
+    finally:
+        P2PCommunicator._communicate = original

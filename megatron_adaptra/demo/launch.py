@@ -1,0 +1,115 @@
+"""Start the demo's ranks with torchrun, show their progress, and leave nothing behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.runtime.watchdog import die_with_parent
+
+PROGRESS = "@adaptra "
+_LAST_WORDS = "adaptra: "
+_GRACE = 25.0  # seconds that torchrun gets to end its ranks
+
+
+def require_megatron() -> None:
+    """Raise BadInput, before anything starts, unless torch and a known megatron-core are there."""
+    for module, package in (("torch", "torch"), ("megatron", "megatron-core")):
+        if importlib.util.find_spec(module) is None:
+            raise BadInput(package, None, f"install it, e.g. pip install {package}")
+    from megatron_adaptra.adapter.profiles import profile
+    from megatron_adaptra.errors import UnsupportedMegatron
+
+    try:
+        profile()
+    except UnsupportedMegatron as error:
+        raise BadInput("megatron-core", "installed", str(error)) from None
+
+
+def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Run all ranks on this machine; the summary. Raises AdaptraError when a rank failed.
+
+    `on_progress` gets one dict per iteration. What the ranks print goes to `out`/ranks.log.
+    """
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for stale in ("summary.json", "decisions.jsonl", "timeline.json", "report.html", "report.png"):
+        out.joinpath(stale).unlink(missing_ok=True)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        "--nproc-per-node", str(options.world),
+        "--module", "megatron_adaptra.demo.worker", options.dump(),
+    ]  # fmt: skip
+    environment = {
+        "OMP_NUM_THREADS": "1",  # stages are processes; threads of one only disturb the others
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore",
+        "PYTHONUNBUFFERED": "1",
+        **os.environ,
+    }
+    words: list[str] = []
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+    terminated = threading.Event()
+
+    def on_signal(*_: Any) -> None:
+        terminated.set()
+        process.terminate()
+
+    before = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert process.stdout is not None
+        with out.joinpath("ranks.log").open("w") as log:
+            for line in process.stdout:
+                if line.startswith(PROGRESS):
+                    on_progress(json.loads(line[len(PROGRESS) :]))
+                    continue
+                log.write(line)
+                log.flush()
+                if line.startswith(_LAST_WORDS) and line not in words:
+                    words.append(line)
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _end(process)
+    if terminated.is_set():
+        raise AdaptraError("interrupted; all ranks have ended")
+    if status or not out.joinpath("summary.json").exists():
+        said = "\n".join(word.removeprefix(_LAST_WORDS).rstrip() for word in words)
+        raise AdaptraError(
+            f"{said or f'the ranks ended with status {status}'}\n"
+            f"(all that the ranks printed: {out / 'ranks.log'})"
+        )
+    summary: dict[str, Any] = json.loads(out.joinpath("summary.json").read_text())
+    return summary
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Torchrun passes SIGTERM on to its ranks; what is left after that is killed."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

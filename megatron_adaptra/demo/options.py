@@ -1,0 +1,111 @@
+"""What the demo is asked to do, checked before anything starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from megatron_adaptra.config import ENGINES
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.transport.emulate import parse_link
+
+PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass
+class DemoOptions:
+    """`layers` 0: one per stage. `slow_links` empty: the last link. `delay` and `timeout` in seconds.
+
+    `from_iteration`, `to_iteration` -1: a third and two thirds of the run.
+    """
+
+    stages: int = 4
+    microbatches: int = 12
+    data_parallel: int = 1
+    layers: int = 0
+    hidden: int = 64
+    seq_length: int = 64
+    iterations: int = 48
+    slow_links: list[str] = field(default_factory=list)
+    delay: float = 0.040
+    from_iteration: int = -1
+    to_iteration: int = -1
+    engine: str = "native"
+    precision: str = "fp32"
+    dropout: float = 0.1
+    activation_budget: float = 0.0
+    seed: int = 1234
+    text: str = ""
+    out: str = "adaptra-demo"
+    emulate: bool = True
+    timeout: float = 25.0
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("stages", 2), ("microbatches", 1), ("data_parallel", 1), ("layers", 0), ("hidden", 4),
+            ("seq_length", 8), ("iterations", 9), ("seed", 0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value < least:
+                raise BadInput(_flag(name), value, f"a whole number of at least {least}")
+        self.layers = self.layers or self.stages
+        if self.layers % self.stages:
+            raise BadInput("--layers", self.layers, f"a multiple of the {self.stages} stages")
+        if self.hidden % 4:
+            raise BadInput("--hidden", self.hidden, "a multiple of the 4 attention heads")
+        if not 0 <= self.dropout < 1:
+            raise BadInput("--dropout", self.dropout, "from 0 up to, not including, 1")
+        for name, allowed in (("engine", ENGINES), ("precision", PRECISIONS)):
+            if getattr(self, name) not in allowed:
+                raise BadInput(_flag(name), getattr(self, name), f"one of {', '.join(allowed)}")
+        if self.activation_budget and self.activation_budget < 1:
+            raise BadInput("--activation-budget", self.activation_budget, "at least 1")
+        if self.timeout < 5:
+            raise BadInput("--timeout", self.timeout, "at least 5s")
+        if self.from_iteration < 0:
+            self.from_iteration = self.iterations // 3
+        if self.to_iteration < 0:
+            self.to_iteration = max(self.from_iteration + 1, 2 * self.iterations // 3)
+        if not 0 < self.from_iteration < self.to_iteration < self.iterations:
+            raise BadInput(
+                "--from-iteration, --to-iteration",
+                (self.from_iteration, self.to_iteration),
+                f"0 < from < to < {self.iterations} iterations",
+            )
+        self.slow_links = self.slow_links or [f"{self.stages - 2}-{self.stages - 1}"]
+        for link in self.slow_links:
+            parse_link(link, self.stages, "--slow-link")
+        if self.text and not Path(self.text).exists():
+            raise BadInput("--text", self.text, "a file or a folder that exists")
+
+    @property
+    def world(self) -> int:
+        return self.stages * self.data_parallel
+
+    @property
+    def rules(self) -> list[str]:
+        """The emulated links, in the syntax of `--adaptra-emulate-link`."""
+        if not self.emulate:
+            return []
+        span = f"@{self.from_iteration}..{self.to_iteration}"
+        return [f"{link}:{1e6 * self.delay:.0f}us{span}" for link in self.slow_links]
+
+    @property
+    def phases(self) -> dict[str, tuple[int, int]]:
+        """Name -> first iteration and the one after the last."""
+        if not self.emulate:
+            return {"measured": (self.iterations // 2, self.iterations)}
+        a, b = self.from_iteration, self.to_iteration
+        return {"healthy": (0, a), "slow": (a, b), "recovered": (b, self.iterations)}
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, text: str) -> DemoOptions:
+        return cls(**json.loads(text))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,201 @@
+"""From what the ranks measured to summary.json, timeline.json, the report and its picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.plan import make_plan
+from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.runtime.decisions import Decision
+from megatron_adaptra.sim.clock import simulate
+from megatron_adaptra.telemetry.probe import IterationRecord, merge
+from megatron_adaptra.view.chrome import chrome_trace
+from megatron_adaptra.view.html import report_html
+from megatron_adaptra.view.report import ArmReport, Report
+
+WARM_UP = 2  # iterations at the start that no median counts
+
+
+@dataclass
+class RankResult:
+    """One rank's share. Seconds per iteration and arm; a record of the iteration shown."""
+
+    stage: int
+    seconds: dict[str, list[float]]
+    digests: dict[str, str]
+    stock_record: IterationRecord | None
+    adaptra_record: IterationRecord | None
+
+
+def write(
+    options: DemoOptions,
+    ranks: Sequence[RankResult],
+    losses: Mapping[str, list[float]],
+    controller: Controller,
+    pipeline: Sequence[int],
+    versions: Mapping[str, str],
+) -> None:
+    """Write all files into `options.out`. `pipeline`: the ranks whose timelines are shown."""
+    out = Path(options.out)
+    iteration_ms = {
+        name: [1e3 * max(values) for values in zip(*(r.seconds[name] for r in ranks), strict=True)]
+        for name in losses
+    }
+    decisions = [d for d in controller.log.decisions if d.committed]
+    for i, decision in enumerate(decisions):  # over the plan's whole life, on the slowest rank
+        end = decisions[i + 1].iteration if i + 1 < len(decisions) else options.iterations
+        end = min([end, *(b for _, b in options.phases.values() if b > decision.iteration)])
+        lived = iteration_ms["adaptra"][decision.iteration + 1 : end]
+        decision.measured_ms = median(lived) if lived else None
+    controller.log.write()
+    shown = [ranks[rank] for rank in pipeline]
+    arms = _arm_reports(controller, decisions, iteration_ms, shown)
+    summary = _summary(options, ranks, losses, iteration_ms, decisions, arms, versions)
+    out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    timelines = {
+        f"{arm.name} {kind}": timeline
+        for arm in arms
+        for kind, timeline in (("measured", arm.measured), ("predicted", arm.predicted))
+        if timeline is not None
+    }
+    out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(timelines)))
+    links = controller.delays[0].keys() if controller.delays else ()
+    report = Report(
+        title="A GPT through a pipeline with a slow link",
+        summary=summary,
+        arms=arms,
+        phases=options.phases,
+        # Iteration 0 is not measured: allocators and caches warm up.
+        link_delay_ms={k: [0.0, *(1e3 * row[k] for row in controller.delays)] for k in links},
+    )
+    out.joinpath("report.html").write_text(report_html(report))
+    try:
+        from megatron_adaptra.view.figure import report_png
+
+        report_png(report, out / "report.png")
+    except ImportError:  # matplotlib is an extra
+        print("adaptra: no report.png: install megatron-adaptra[plot]", flush=True)
+
+
+def _arm_reports(
+    controller: Controller,
+    decisions: Sequence[Decision],
+    iteration_ms: Mapping[str, list[float]],
+    shown: Sequence[RankResult],
+) -> list[ArmReport]:
+    """Both arms, each with its measured and its predicted timeline of the same iteration."""
+    measured = {
+        "stock": _merged([r.stock_record for r in shown], "stock measured"),
+        "adaptra": _merged([r.adaptra_record for r in shown], "adaptra measured"),
+    }
+    sends, estimator = controller.rule.sends, controller.estimator
+    assert estimator is not None
+    record = shown[0].adaptra_record
+    before = [d for d in decisions if record is not None and d.iteration <= record.iteration]
+    if before:
+        conditions = Conditions.from_json(before[-1].conditions)
+        schedule = Schedule.parse(before[-1].plan)
+    else:
+        conditions = estimator.conditions()
+        schedule = controller.ballot.schedule
+    predicted = {
+        "stock": make_plan(conditions, "1f1b", sends).timeline,
+        "adaptra": simulate(lower(schedule), conditions, sends),
+    }
+    return [
+        ArmReport(name, iteration_ms[name], measured[name], predicted[name])
+        for name in ("stock", "adaptra")
+    ]
+
+
+def _merged(records: Sequence[IterationRecord | None], name: str) -> Timeline | None:
+    there = [r for r in records if r is not None]
+    return merge(there, name) if len(there) == len(records) else None
+
+
+def _summary(
+    options: DemoOptions,
+    ranks: Sequence[RankResult],
+    losses: Mapping[str, list[float]],
+    iteration_ms: Mapping[str, list[float]],
+    decisions: Sequence[Decision],
+    arms: Sequence[ArmReport],
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    def phase(name: str, span: tuple[int, int]) -> dict[str, float]:
+        values = iteration_ms[name][max(span[0], WARM_UP) : span[1]] or iteration_ms[name][-1:]
+        return {"iteration_ms": median(values)}
+
+    medians = {
+        arm.name: {key: phase(arm.name, span) for key, span in options.phases.items()}
+        for arm in arms
+    }
+    slow = "slow" if "slow" in options.phases else "measured"
+    first, end = options.phases.get("healthy", (0, 0))
+    pairs = [
+        ours / theirs
+        for ours, theirs in zip(
+            iteration_ms["adaptra"][max(first, WARM_UP) : end],
+            iteration_ms["stock"][max(first, WARM_UP) : end],
+            strict=True,
+        )
+    ]
+    onset = options.from_iteration if options.emulate else 0
+    found = [d for d in decisions if d.detected >= onset]
+    return {
+        "config": {
+            "stages": options.stages,
+            "microbatches": options.microbatches,
+            "data_parallel": options.data_parallel,
+            "layers": options.layers,
+            "hidden": options.hidden,
+            "seq_length": options.seq_length,
+            "iterations": options.iterations,
+            "slow_link": options.slow_links if options.emulate else [],
+            "delay_ms": 1e3 * options.delay if options.emulate else None,
+            "from_iteration": options.from_iteration if options.emulate else None,
+            "to_iteration": options.to_iteration if options.emulate else None,
+            "engine": options.engine,
+            "precision": options.precision,
+            "dropout": options.dropout,
+            "text": options.text or "the Python standard library's source",
+        },
+        "arms": {
+            arm.name: {
+                "phases": medians[arm.name],
+                "losses": losses[arm.name],
+                "predicted_slow_ms": 1e3 * arm.predicted.makespan if arm.predicted else None,
+                "peak_in_flight": list(arm.measured.peak_in_flight()) if arm.measured else None,
+                "iteration_ms": iteration_ms[arm.name],
+            }
+            for arm in arms
+        },
+        "losses_identical": losses["stock"] == losses["adaptra"],
+        "parameters_identical": all(r.digests["stock"] == r.digests["adaptra"] for r in ranks),
+        "speedup_slow": medians["stock"][slow]["iteration_ms"]
+        / medians["adaptra"][slow]["iteration_ms"],
+        "overhead_healthy": median(pairs) if pairs else None,
+        "replans": [
+            {
+                "iteration": d.iteration,
+                "why": d.why,
+                "warmup_before": d.warmup_before,
+                "warmup_after": d.warmup_after,
+                "predicted_ms": d.predicted_ms,
+                "measured_ms": d.measured_ms,
+            }
+            for d in decisions
+        ],
+        "detected_after_iterations": found[0].detected - onset + 1 if found else None,
+        "versions": dict(versions),
+    }

@@ -1,0 +1,213 @@
+"""One rank of the demo: both arms, iteration by iteration, in one process.
+
+The arms alternate, and alternate who goes first, so that both see the same machine. Before each
+arm's iteration the ranks meet; nothing else is added to an iteration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.adapter.profiles import profile
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.errors import AdaptraError, PeerLost
+from megatron_adaptra.runtime.watchdog import die_with_parent
+
+PROGRESS = "@adaptra "  # what rank 0 tells the launcher, one JSON object a line
+
+
+def main(options: DemoOptions) -> int:
+    """Run this rank to the end; rank 0 leaves the results in `options.out`."""
+    profile()  # an unsupported megatron-core ends here, before anything is set up
+    import torch
+
+    if not torch.cuda.is_available():
+        from megatron_adaptra.adapter import cpu
+
+        cpu.install()
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=max(300.0, options.timeout)))
+    if dist.get_world_size() != options.world:
+        raise AdaptraError(
+            f"{dist.get_world_size()} ranks were started, {options.stages} stages with data "
+            f"parallel {options.data_parallel} need {options.world}"
+        )
+    demo = _Demo(options)
+    try:
+        demo.run()
+    except PeerLost as error:
+        _end(str(error))
+    except RuntimeError as error:  # gloo's word for a peer that died during a collective
+        if "peer" not in str(error) and "timed out" not in str(error).lower():
+            raise
+        _end(demo.session.watchdog.describe())
+    dist.barrier()
+    demo.activation.undo()
+    dist.destroy_process_group()
+    return 0
+
+
+def _end(text: str) -> None:
+    """Leave at once: what is blocked inside a library must not keep the process."""
+    print(f"adaptra: {text}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+class _Demo:
+    def __init__(self, options: DemoOptions) -> None:
+        import torch.distributed as dist
+        from megatron.core.pipeline_parallel import schedules
+
+        from megatron_adaptra.adapter import gpt
+        from megatron_adaptra.adapter.activate import activate
+        from megatron_adaptra.transport.emulate import LinkEmulator
+        from megatron_adaptra.transport.scenario import load_rules
+
+        self.options, self.gpt, self.dist = options, gpt, dist
+        self.rank = dist.get_rank()
+        self.out = Path(options.out)
+        self.shape = gpt.GPTShape(
+            stages=options.stages,
+            microbatches=options.microbatches,
+            layers=options.layers,
+            hidden=options.hidden,
+            seq_length=options.seq_length,
+            dropout=options.dropout,
+            precision=options.precision,
+            seed=options.seed,
+        )
+        text = Path(options.text) if options.text else None
+        if self.rank == 0:
+            gpt.write_dataset(text, self.out / "data")
+        dist.barrier()
+        gpt.initialize(options.stages)
+        samples = options.iterations * options.microbatches * options.data_parallel
+        dataset = gpt.build_dataset(self.out / "data" / "text", self.shape, samples)
+        self.arms = {name: gpt.Arm.build(self.shape, dataset) for name in ("stock", "adaptra")}
+        self.stock = schedules.get_forward_backward_func()
+        config = AdaptraConfig(
+            engine=options.engine,
+            emulate_link=options.rules,
+            timeout=options.timeout,
+            log=str(self.out / "decisions.jsonl"),
+            **({"activation_budget": options.activation_budget} if options.activation_budget else {}),
+        )
+        self.activation = activate(config)
+        self.session = self.activation.session
+        self.session.watchdog.end_on_signal()
+        self.adapted = schedules.get_forward_backward_func()
+        self.emulator = LinkEmulator(
+            self.session.stage, load_rules(options.rules, options.stages)
+        )
+        # The iteration whose timelines are shown: the last but one of the slow phase.
+        self.shown = options.phases.get("slow", (0, options.iterations))[1] - 2
+        self.session.keep_records = [self.shown]
+        self.shown_stock: Any = None
+        self.seconds: dict[str, list[float]] = {name: [] for name in self.arms}
+        self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
+
+    def run(self) -> None:
+        gc.collect()
+        gc.freeze()  # what start-up made stays: collections during iterations get short
+        for iteration in range(self.options.iterations):
+            order = ("stock", "adaptra") if iteration % 2 == 0 else ("adaptra", "stock")
+            for name in order:
+                self._iteration(name, iteration)
+            self._progress(iteration)
+        self._finish()
+
+    def _iteration(self, name: str, iteration: int) -> None:
+        arm, watchdog = self.arms[name], self.session.watchdog
+        watchdog.phase = f"the barrier before iteration {iteration} of {name}"
+        self.dist.barrier()
+        watchdog.phase = f"iteration {iteration} of {name}, outside the pipeline's messages"
+        begin = time.perf_counter()
+        arm.begin()
+        if name == "stock":
+            with self._stock(iteration) as probe:
+                losses = arm.forward_backward(self.stock)
+                arm.optimizer.step()
+                if probe is not None:
+                    probe.iteration_ends()
+                    self.shown_stock = probe.record
+        else:
+            losses = arm.forward_backward(self.adapted)
+            arm.optimizer.step()
+            self.session.iteration_done()
+        self.seconds[name].append(time.perf_counter() - begin)
+        arm.end()
+        self.losses[name].append(losses)
+
+    @contextlib.contextmanager
+    def _stock(self, iteration: int) -> Iterator[Any]:
+        """Megatron as it is; on the shown iteration its ops are traced."""
+        from megatron_adaptra.adapter.stock import emulated_sends
+        from megatron_adaptra.adapter.trace import traced_ops, watched_messages
+        from megatron_adaptra.telemetry.probe import Probe
+
+        self.emulator.iteration = iteration
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(emulated_sends(self.emulator, self.session.ranks))
+            stack.enter_context(watched_messages(self.session.watchdog))
+            probe = None
+            if iteration == self.shown:
+                probe = Probe(self.session.stage)
+                probe.begin(iteration)
+                stack.enter_context(traced_ops(probe))
+            yield probe
+
+    def _progress(self, iteration: int) -> None:
+        if self.rank == 0:
+            warmup = self.session.controller.ballot.schedule.warmup
+            last = {name: 1e3 * values[-1] for name, values in self.seconds.items()}
+            print(
+                PROGRESS + json.dumps({"iteration": iteration, "ms": last, "warmup": warmup}),
+                flush=True,
+            )
+
+    def _finish(self) -> None:
+        """Bring everything to rank 0, which writes it down."""
+        from megatron_adaptra.demo.results import RankResult, write
+
+        watchdog = self.session.watchdog
+        watchdog.phase = "collecting the results"
+        losses = {n: [self.gpt.mean_loss(step) for step in steps] for n, steps in self.losses.items()}
+        mine = RankResult(
+            stage=self.session.stage,
+            seconds=self.seconds,
+            digests={name: arm.digest() for name, arm in self.arms.items()},
+            stock_record=self.shown_stock,
+            adaptra_record=self.session.records[0] if self.session.records else None,
+        )
+        everyone: list[Any] = [None] * self.dist.get_world_size()
+        self.dist.all_gather_object(everyone, mine)
+        if self.rank == 0:
+            write(
+                self.options, everyone[: self.options.world], losses, self.session.controller,
+                self.session.ranks, self.gpt.versions(),
+            )  # fmt: skip
+
+
+def run_rank(text: str) -> int:
+    """What torchrun starts: the options as JSON."""
+    die_with_parent()
+    try:
+        return main(DemoOptions.load(text))
+    except AdaptraError as error:
+        _end(str(error))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_rank(sys.argv[1]))
