@@ -29,3 +29,11 @@ class PeerLost(AdaptraError):
 
 class Disagreement(AdaptraError):
     """The ranks of a pipeline did not settle on one plan in time."""
+
+
+def reason_of(error: BaseException | str) -> str:
+    """A backend's complaint in few words; it names addresses, the caller names ranks."""
+    text = str(error).strip()
+    if "closed by peer" in text or "reset by peer" in text or "Broken pipe" in text:
+        return "its connection closed"
+    return text.splitlines()[0] if text else "it failed"

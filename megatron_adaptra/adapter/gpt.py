@@ -55,7 +55,9 @@ class GPTShape:
 
 def initialize(stages: int) -> None:
     """Megatron's process groups, over the default group that torchrun's variables describe."""
-    mpu.initialize_model_parallel(pipeline_model_parallel_size=stages)
+    mpu.initialize_model_parallel(
+        pipeline_model_parallel_size=stages, distributed_timeout_minutes=1
+    )
 
 
 def write_dataset(text: Path | None, folder: Path, limit: int = 2_000_000) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from megatron_adaptra.runtime.controller import Controller, ReplanRule
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.store import StoreNotebook
-from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.runtime.watchdog import Watchdog, say
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import IterationRecord, Probe
 from megatron_adaptra.transport.emulate import LinkEmulator
@@ -218,7 +217,7 @@ class Session:
         """Say something once, at rank 0."""
         if dist.get_rank() == 0 and text not in self._told:
             self._told.add(text)
-            print(f"adaptra: {text}", file=sys.stderr, flush=True)
+            say(text)
 
 
 def _config_of(arguments: dict[str, Any]) -> Any:

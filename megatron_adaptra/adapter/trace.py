@@ -9,7 +9,7 @@ from typing import Any
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.errors import PeerLost, reason_of
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
@@ -50,25 +50,27 @@ def watched_messages(watchdog: Watchdog) -> Iterator[None]:
     A broken connection becomes PeerLost with the op and the peer.
     """
     original = P2PCommunicator._communicate
-    received = {Kind.F: 0, Kind.B: 0}
     stage = watchdog.stage
+    count = dict.fromkeys((Kind.F, Kind.B, Kind.SEND_F, Kind.SEND_B), -1)
 
     def communicate(self: Any, **kwargs: Any) -> Any:
-        if kwargs["recv_prev"]:
-            op, peer = Op(Kind.F, received[Kind.F]), stage - 1
-        elif kwargs["recv_next"]:
-            op, peer = Op(Kind.B, received[Kind.B]), stage + 1
-        elif kwargs["tensor_send_next"] is not None:
-            op, peer = Op(Kind.SEND_F, received[Kind.F]), stage + 1
-        else:
-            op, peer = Op(Kind.SEND_B, received[Kind.B]), stage - 1
-        if op.kind in received:
-            received[op.kind] += 1
+        moves = {
+            Kind.SEND_F: kwargs["tensor_send_next"] is not None,
+            Kind.SEND_B: kwargs["tensor_send_prev"] is not None,
+            Kind.F: kwargs["recv_prev"],
+            Kind.B: kwargs["recv_next"],
+        }
+        for kind, moving in moves.items():
+            count[kind] += bool(moving)
+        # Of a send and a receive in one call, the receive is what takes time.
+        kind = next(k for k in (Kind.F, Kind.B, Kind.SEND_F, Kind.SEND_B) if moves[k])
+        op = Op(kind, count[kind])
+        peer = stage - 1 if kind in (Kind.F, Kind.SEND_B) else stage + 1
         watchdog.begins(op, peer)
         try:
             result = original(self, **kwargs)
         except RuntimeError as error:
-            raise watchdog.lost(op, peer, PeerLost(f"gloo: {error}")) from error
+            raise watchdog.lost(op, peer, PeerLost(f"gloo: {reason_of(error)}")) from error
         watchdog.ends()
         return result
 

@@ -47,12 +47,15 @@ def write(
 ) -> None:
     """Write all files into `options.out`. `pipeline`: the ranks whose timelines are shown."""
     out = Path(options.out)
+    # An iteration begins with the first stage's first forward and ends with its last backward and
+    # the optimizer step, so the first stage's clock tells; of several replicas the slowest.
+    first = [r for r in ranks if r.stage == 0]
     iteration_ms = {
-        name: [1e3 * max(values) for values in zip(*(r.seconds[name] for r in ranks), strict=True)]
+        name: [1e3 * max(values) for values in zip(*(r.seconds[name] for r in first), strict=True)]
         for name in losses
     }
     decisions = [d for d in controller.log.decisions if d.committed]
-    for i, decision in enumerate(decisions):  # over the plan's whole life, on the slowest rank
+    for i, decision in enumerate(decisions):  # over the plan's whole life in its phase
         end = decisions[i + 1].iteration if i + 1 < len(decisions) else options.iterations
         end = min([end, *(b for _, b in options.phases.values() if b > decision.iteration)])
         lived = iteration_ms["adaptra"][decision.iteration + 1 : end]
@@ -108,8 +111,10 @@ def _arm_reports(
     else:
         conditions = estimator.conditions()
         schedule = controller.ballot.schedule
+    # Megatron posts a receive when it needs the message; eager sends do not mind.
+    stock = lower(make_plan(conditions, "1f1b", sends).schedule, ahead=0)
     predicted = {
-        "stock": make_plan(conditions, "1f1b", sends).timeline,
+        "stock": simulate(stock, conditions, sends),
         "adaptra": simulate(lower(schedule), conditions, sends),
     }
     return [

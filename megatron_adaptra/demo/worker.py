@@ -21,7 +21,7 @@ from megatron_adaptra.adapter.profiles import profile
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.errors import AdaptraError, PeerLost
-from megatron_adaptra.runtime.watchdog import die_with_parent
+from megatron_adaptra.runtime.watchdog import die_with_parent, say
 
 PROGRESS = "@adaptra "  # what rank 0 tells the launcher, one JSON object a line
 
@@ -60,7 +60,7 @@ def main(options: DemoOptions) -> int:
 
 def _end(text: str) -> None:
     """Leave at once: what is blocked inside a library must not keep the process."""
-    print(f"adaptra: {text}", file=sys.stderr, flush=True)
+    say(text)
     os._exit(1)
 
 

@@ -59,21 +59,22 @@ class Watchdog:
 
     def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
         """The error to raise when a wait has failed; tells the other ranks."""
-        own = f"{self.name(self.stage)} {self._doing()}"
         reason = str(error).partition(": ")[2] or str(error)
-        earlier = self._earlier()
-        self.notebook.write(f"before that, {own}")
-        return PeerLost(f"{own}: {reason}{earlier}")
+        return PeerLost(self._last_words(f": {reason}"))
 
     def describe(self) -> str:
         """What this rank was doing and what befell it, for its last words."""
-        return f"{self.name(self.stage)} {self._doing()}{self._earlier()}"
+        return self._last_words("")
 
-    def _earlier(self) -> str:
+    def _last_words(self, reason: str) -> str:
+        own = f"{self.name(self.stage)} {self._doing()}{reason}"
+        first = self.notebook.read()
+        if first:  # whoever noticed first saw the culprit, the rest may see each other go
+            return f"{own}; first noticed: {first}"
         gone = self.notebook.gone()
-        died = "; died: " + ", ".join(f"rank {rank}" for rank in gone) if gone else ""
-        word = self.notebook.read()
-        return died + (f"; {word}" if word else "")
+        died = f"; died: {', '.join(f'rank {rank}' for rank in gone)}" if gone else ""
+        self.notebook.write(own + died)
+        return own + died
 
     def _doing(self) -> str:
         if self._wait is None:
@@ -94,11 +95,15 @@ class Watchdog:
         def run() -> None:
             while signum not in os.read(read, 64):
                 pass
-            print(f"adaptra: ended by signal {signum}: {self.describe()}", file=sys.stderr)
-            sys.stderr.flush()
+            say(f"ended by signal {signum}: {self.describe()}")
             os._exit(128 + signum)
 
         threading.Thread(target=run, name="adaptra-watchdog", daemon=True).start()
+
+
+def say(text: str) -> None:
+    """One line on standard error, whole even when many ranks write at once."""
+    os.write(2, f"adaptra: {text}\n".encode())
 
 
 def die_with_parent() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.errors import BadInput, PeerLost
+from megatron_adaptra.errors import BadInput, PeerLost, reason_of
 from megatron_adaptra.transport.base import Stamps, Traits
 from megatron_adaptra.transport.emulate import LinkEmulator
 
@@ -172,7 +172,7 @@ class SendWork:
             except RuntimeError as error:
                 self._error = str(error)
         if self._error:
-            raise PeerLost(f"sending to {self._lane.name}: {_first_line(self._error)}")
+            raise PeerLost(f"sending to {self._lane.name}: {reason_of(self._error)}")
         if not self.stamps.completed:
             self.stamps.completed = time.monotonic()
             self._owner.recycle(self._frame)
@@ -206,7 +206,7 @@ class ReceiveWork:
             raise PeerLost(f"waited {timeout:g} s for {self.lane.name}")
         self._arrival.release()
         if self._error:
-            raise PeerLost(f"{self.lane.name}: {_first_line(self._error)}")
+            raise PeerLost(f"{self.lane.name}: {reason_of(self._error)}")
         return self.stamps
 
     def arrived(self) -> None:
@@ -312,11 +312,3 @@ def _abort(group: Any) -> None:
         group.abort()
     except (RuntimeError, AttributeError):
         pass  # torch before 2.8 cannot abort gloo; the thread is a daemon
-
-
-def _first_line(error: str) -> str:
-    """Of a backend's message; it names addresses, the caller names ranks."""
-    line = error.strip().splitlines()[0] if error.strip() else "failed"
-    if "closed by peer" in line or "reset by peer" in line:
-        return "its connection closed"
-    return line
