@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Session:
         self.ranks: list[int] = dist.get_process_group_ranks(group)
         self.stage, self.stages = group.rank(), group.size()
         self.records: list[IterationRecord] = []
-        self.keep_records: Sequence[int] = ()  # iterations whose records are kept, for timelines
+        self.keep_records: Container[int] = ()  # iterations whose records are kept, for timelines
         self.iteration = 0
         rules = load_rules(config.emulate_link, self.stages)
         self.emulator = LinkEmulator(self.stage, rules) if rules else None

@@ -18,7 +18,8 @@ from megatron_adaptra.transport.emulate import LinkEmulator
 
 @contextlib.contextmanager
 def emulated_sends(emulator: LinkEmulator, ranks: Sequence[int]) -> Iterator[None]:
-    """`ranks[i]` is the global rank of stage i. Undone on exit."""
+    """Around one iteration; `ranks[i]` is the global rank of stage i. Undone on exit."""
+    kept: list[_InFlight] = []  # gloo cancels a send whose handle is dropped before it is received
     stage_of = {rank: stage for stage, rank in enumerate(ranks)}
     batch = dist.batch_isend_irecv
 
@@ -28,9 +29,10 @@ def emulated_sends(emulator: LinkEmulator, ranks: Sequence[int]) -> Iterator[Non
             for op in ops
             if op.op is dist.isend and op.peer in stage_of and emulator.holds(stage_of[op.peer])
         ]
-        works: list[Any] = [_hold(op, emulator, stage_of[op.peer]) for op in slow]
+        held = [_hold(op, emulator, stage_of[op.peer]) for op in slow]
+        kept.extend(held)
         direct = [op for op in ops if op not in slow]
-        return works + (batch(direct) if direct else [])
+        return [*held, *(batch(direct) if direct else [])]
 
     dist.batch_isend_irecv = batch_isend_irecv
     try:

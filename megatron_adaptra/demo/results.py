@@ -28,13 +28,12 @@ WARM_UP = 2  # iterations at the start that no median counts
 
 @dataclass
 class RankResult:
-    """One rank's share. Seconds per iteration and arm; a record of the iteration shown."""
+    """One rank's share. Seconds per iteration and arm; records of the iterations to choose from."""
 
     stage: int
     seconds: dict[str, list[float]]
     digests: dict[str, str]
-    stock_record: IterationRecord | None
-    adaptra_record: IterationRecord | None
+    records: dict[str, list[IterationRecord]]
 
 
 def write(
@@ -97,14 +96,11 @@ def _arm_reports(
     shown: Sequence[RankResult],
 ) -> list[ArmReport]:
     """Both arms, each with its measured and its predicted timeline of the same iteration."""
-    measured = {
-        "stock": _merged([r.stock_record for r in shown], "stock measured"),
-        "adaptra": _merged([r.adaptra_record for r in shown], "adaptra measured"),
-    }
+    measured = {name: _typical(shown, name, iteration_ms[name]) for name in iteration_ms}
     sends, estimator = controller.rule.sends, controller.estimator
     assert estimator is not None
-    record = shown[0].adaptra_record
-    before = [d for d in decisions if record is not None and d.iteration <= record.iteration]
+    last = shown[0].records["adaptra"][-1].iteration
+    before = [d for d in decisions if d.iteration <= last]
     if before:
         conditions = Conditions.from_json(before[-1].conditions)
         schedule = Schedule.parse(before[-1].plan)
@@ -123,9 +119,16 @@ def _arm_reports(
     ]
 
 
-def _merged(records: Sequence[IterationRecord | None], name: str) -> Timeline | None:
-    there = [r for r in records if r is not None]
-    return merge(there, name) if len(there) == len(records) else None
+def _typical(
+    shown: Sequence[RankResult], arm: str, iteration_ms: Sequence[float]
+) -> Timeline | None:
+    """The measured Timeline of the recorded iteration that is nearest to their median."""
+    kept = [record.iteration for record in shown[0].records[arm]]
+    if not kept:
+        return None
+    middle = median(iteration_ms[i] for i in kept)
+    at = min(range(len(kept)), key=lambda k: abs(iteration_ms[kept[k]] - middle))
+    return merge([r.records[arm][at] for r in shown], f"{arm} measured")
 
 
 def _summary(

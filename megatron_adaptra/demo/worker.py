@@ -23,6 +23,7 @@ from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.runtime.watchdog import die_with_parent, say
 
+KEPT = 8  # iterations whose records are kept, to draw the one nearest to their median
 PROGRESS = "@adaptra "  # what rank 0 tells the launcher, one JSON object a line
 
 
@@ -110,10 +111,10 @@ class _Demo:
         self.emulator = LinkEmulator(
             self.session.stage, load_rules(options.rules, options.stages)
         )
-        # The iteration whose timelines are shown: the last but one of the slow phase.
-        self.shown = options.phases.get("slow", (0, options.iterations))[1] - 2
-        self.session.keep_records = [self.shown]
-        self.shown_stock: Any = None
+        # One of these iterations will be drawn: the late ones of the slow phase.
+        last = options.phases.get("slow", (0, options.iterations))[1]
+        self.session.keep_records = range(max(1, last - KEPT), last)
+        self.stock_records: list[Any] = []
         self.seconds: dict[str, list[float]] = {name: [] for name in self.arms}
         self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
 
@@ -140,7 +141,7 @@ class _Demo:
                 arm.optimizer.step()
                 if probe is not None:
                     probe.iteration_ends()
-                    self.shown_stock = probe.record
+                    self.stock_records.append(probe.record)
         else:
             losses = arm.forward_backward(self.adapted)
             arm.optimizer.step()
@@ -151,7 +152,7 @@ class _Demo:
 
     @contextlib.contextmanager
     def _stock(self, iteration: int) -> Iterator[Any]:
-        """Megatron as it is; on the shown iteration its ops are traced."""
+        """Megatron as it is; on the iterations that may be drawn its ops are traced."""
         from megatron_adaptra.adapter.stock import emulated_sends
         from megatron_adaptra.adapter.trace import traced_ops, watched_messages
         from megatron_adaptra.telemetry.probe import Probe
@@ -161,7 +162,7 @@ class _Demo:
             stack.enter_context(emulated_sends(self.emulator, self.session.ranks))
             stack.enter_context(watched_messages(self.session.watchdog))
             probe = None
-            if iteration == self.shown:
+            if iteration in self.session.keep_records:
                 probe = Probe(self.session.stage)
                 probe.begin(iteration)
                 stack.enter_context(traced_ops(probe))
@@ -187,8 +188,7 @@ class _Demo:
             stage=self.session.stage,
             seconds=self.seconds,
             digests={name: arm.digest() for name, arm in self.arms.items()},
-            stock_record=self.shown_stock,
-            adaptra_record=self.session.records[0] if self.session.records else None,
+            records={"stock": self.stock_records, "adaptra": self.session.records},
         )
         everyone: list[Any] = [None] * self.dist.get_world_size()
         self.dist.all_gather_object(everyone, mine)

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan, evaluate, make_plan
 from megatron_adaptra.runtime.agreement import Ballot, Proposal, pack, unpack
@@ -154,21 +155,18 @@ class Controller:
             return
         began = time.perf_counter()
         conditions = self.estimator.conditions()
-        eased = any(
-            self.estimator.charts[link].estimate < (self.estimator.charts[link].level or 0.0)
-            for link in changed
-        )
+        before = {link: self.estimator.charts[link].level or 0.0 for link in changed}
+        eased = any(conditions.link(*link).delay < before[link] for link in changed)
         self.estimator.accept()
         current = evaluate(self.ballot.schedule, conditions, self.rule.sends)
         plan = self._choose(conditions)
         if not _worth(plan, current, self.rule.min_gain, eased):
             return
-        links = ", ".join(f"{a}->{b} {1e3 * conditions.link(a, b).delay:.3g} ms" for a, b in changed)
         swap = self.ballot.iteration + SETTLE
         self._decision = Decision(
             iteration=swap,
             detected=iteration,
-            why=f"delay changed on {links}: {plan.schedule.why}",
+            why=_why(before, conditions, current, plan),
             warmup_before=list(self.ballot.schedule.warmup),
             warmup_after=list(plan.schedule.warmup),
             predicted_ms=1e3 * plan.predicted,
@@ -182,7 +180,7 @@ class Controller:
         self._propose(len(self.log.decisions), swap, plan.schedule)
         self.log.add(self._decision)
 
-    def _choose(self, conditions: Any) -> Plan:
+    def _choose(self, conditions: Conditions) -> Plan:
         """The policy's plan where it clearly beats 1F1B, else 1F1B: memory is not to be wasted."""
         stock = make_plan(conditions, "1f1b", self.rule.sends)
         plan = make_plan(conditions, self.rule.policy, self.rule.sends)
@@ -248,3 +246,16 @@ def _worth(plan: Plan, current: Plan, min_gain: float, eased: bool) -> bool:
         return True
     lighter = sum(plan.peak_in_flight) < sum(current.peak_in_flight)
     return eased and lighter and plan.predicted <= current.predicted * (1 + min_gain)
+
+
+def _why(
+    before: Mapping[tuple[int, int], float], conditions: Conditions, current: Plan, plan: Plan
+) -> str:
+    """The decision in one sentence, for people."""
+    links = ", ".join(
+        f"{a}->{b} takes {1e3 * conditions.link(a, b).delay:.3g} ms, before {1e3 * old:.3g} ms"
+        for (a, b), old in before.items()
+    )
+    old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))
+    what = "back to 1F1B" if plan.schedule.policy == "1f1b" else "a deeper warmup hides it"
+    return f"link {links}: {what} (warmup {old} -> {new})"

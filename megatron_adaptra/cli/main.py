@@ -1,0 +1,55 @@
+"""`adaptra`: one command per module of this package, each imported only when it is used.
+
+Exit status: 0 success, 2 bad input (one line that names the field, the value and what is allowed),
+1 anything else that went wrong on purpose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+
+from megatron_adaptra import __version__
+from megatron_adaptra.errors import AdaptraError, BadInput
+
+# Each is a module here with `add_parser(subparsers)`, which sets `run`: (args) -> exit status.
+COMMANDS = ("plan", "demo")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. argparse itself exits for --help and for misuse."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    named = next((word for word in words if not word.startswith("-")), None)
+    # Help, and the message for a command that does not exist, need all of them.
+    parser = _parser([named] if named in COMMANDS else COMMANDS)
+    args = parser.parse_args(words)
+    try:
+        return int(args.run(args))
+    except BadInput as error:
+        return _fail(error, 2)
+    except AdaptraError as error:
+        return _fail(error, 1)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser(commands: Iterable[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="adaptra",
+        description="Pipeline schedules that adapt to slow links.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"adaptra {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in commands:
+        import_module(f"megatron_adaptra.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def _fail(error: AdaptraError, status: int) -> int:
+    """One line, whatever follows it in the message (the grid of a schedule, say)."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    print(f"adaptra: error: {line}", file=sys.stderr)
+    return status

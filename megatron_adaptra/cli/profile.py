@@ -1,0 +1,170 @@
+"""What a user says of a job, by flags or in a file, as Conditions. Milliseconds end here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.conditions import Conditions, LinkState
+
+KEYS = (
+    "stages", "microbatches", "chunks", "forward_ms", "backward_ms", "backward_input_ms",
+    "backward_weight_ms", "link_delay_ms", "return_delay_ms", "link_bandwidth", "message_bytes",
+    "activation_budget", "recompute", "optimizer_ms",
+)  # fmt: skip
+# A profile may carry along what its job is called and what others published of it.
+CARRIED = ("name", "published_plan_ms", "published_warmup", "published_measured_ms")
+
+MOST_CELLS = 1_000_000  # stages times microbatches; more is a slip, and would take hours to plan
+
+Field = Callable[[str], str]  # how a key is called where the user wrote it
+
+
+def as_key(key: str) -> str:
+    return key
+
+
+def load_profile(path: str, name: str | None = None) -> dict[str, Any]:
+    """The keys and values of a YAML or JSON file; `name` picks one of a list. Raises BadInput."""
+    from megatron_adaptra.config import refuse_unknown  # YAML is for files only
+
+    data = _read(path)
+    if isinstance(data, list):
+        data = _pick(data, name, path)
+    elif name is not None and isinstance(data, dict) and data.get("name") != name:
+        raise BadInput("--name", name, f"{path} holds the one job {data.get('name')!r}")
+    if not isinstance(data, dict):
+        raise BadInput("--profile", path, "it has to hold keys and values, or a list of such")
+    refuse_unknown(data, (*KEYS, *CARRIED), path)
+    return {key: value for key, value in data.items() if key in KEYS}
+
+
+def _read(path: str) -> Any:
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        return json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
+    except OSError as error:
+        raise BadInput("--profile", path, f"it cannot be read: {error.strerror}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        line = str(error).splitlines()[0]
+        raise BadInput("--profile", path, f"it is neither JSON nor YAML: {line}") from None
+
+
+def _pick(jobs: list[Any], name: str | None, path: str) -> Any:
+    from difflib import get_close_matches
+
+    named = {str(job.get("name")): job for job in jobs if isinstance(job, dict)}
+    if name in named:
+        return named[name]
+    near = get_close_matches(name or "", named, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"{path} has {', '.join(named)}"
+    raise BadInput("--name", name, hint)
+
+
+def conditions_of(values: Mapping[str, Any], field: Field = as_key) -> Conditions:
+    """Conditions from the keys of a profile; raises BadInput with the name `field` gives a key."""
+    take = _Taker(values, field)
+    stages, count = take.whole("stages"), take.whole("microbatches")
+    if stages * count > MOST_CELLS:
+        raise BadInput(field("microbatches"), count, f"at most {MOST_CELLS // stages} here")
+    if take.whole("chunks", 1) != 1:
+        raise BadInput(field("chunks"), values["chunks"], "1, as no policy interleaves yet")
+    if not isinstance(values.get("recompute", False), bool):
+        raise BadInput(field("recompute"), values["recompute"], "true or false")
+    forward = take.numbers("forward_ms", stages, "stage")
+    half, rest = take.backward(stages)
+    down = take.numbers("link_delay_ms", stages - 1, "link", default=0.0)
+    up = take.numbers("return_delay_ms", stages - 1, "link", default=down)
+    width = take.numbers("link_bandwidth", stages - 1, "link", default=math.inf, infinite=True)
+    links = {}
+    for i in range(stages - 1):
+        if not width[i] > 0:
+            raise BadInput(field("link_bandwidth"), width[i], "bytes per second, above 0")
+        links[i, i + 1] = LinkState(down[i] / 1e3, width[i])
+        links[i + 1, i] = LinkState(up[i] / 1e3, width[i])
+    return Conditions(
+        microbatches=count,
+        forward=_seconds(forward),
+        backward_input=_seconds(half),
+        backward_weight=_seconds(rest),
+        links=links,
+        message_bytes=take.number("message_bytes", values.get("message_bytes", 0.0)),
+        activation_budget=take.numbers(
+            "activation_budget", stages, "stage", default=math.inf, least=1.0, infinite=True
+        ),
+        tail=take.number("optimizer_ms", values.get("optimizer_ms", 0.0)) / 1e3,
+    )
+
+
+def _seconds(ms: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(x / 1e3 for x in ms)
+
+
+class _Taker:
+    """Takes values of a profile, and says clearly what is wrong with one."""
+
+    def __init__(self, values: Mapping[str, Any], field: Field) -> None:
+        self.values, self.field = values, field
+
+    def refusal(self, key: str, value: Any, allowed: str) -> BadInput:
+        missing = "" if key in self.values else "it has to be given: "
+        return BadInput(self.field(key), value, missing + allowed)
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.refusal(key, value, "a whole number of at least 1")
+        return value
+
+    def number(self, key: str, value: Any, least: float = 0.0, infinite: bool = False) -> float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
+            if number >= least and (infinite or number < math.inf):
+                return number
+        kind = "number" if infinite else "finite number"
+        raise self.refusal(key, value, f"a {kind} of at least {least:g}")
+
+    def numbers(
+        self,
+        key: str,
+        count: int,
+        noun: str,
+        default: float | tuple[float, ...] | None = None,
+        least: float = 0.0,
+        infinite: bool = False,
+    ) -> tuple[float, ...]:
+        """One number for every stage or link, or a list with one for each."""
+        value = self.values.get(key, default)
+        is_list = isinstance(value, (list, tuple))
+        if value is None or (is_list and len(value) != count):
+            allowed = f"one number, or a list of {count}, one per {noun}"
+            raise self.refusal(key, value, allowed)
+        if is_list:
+            return tuple(self.number(key, one, least, infinite) for one in value)
+        return (self.number(key, value, least, infinite),) * count
+
+    def backward(self, stages: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The two halves; a backward that is given as a whole is taken as two equal ones."""
+        halves = ("backward_input_ms", "backward_weight_ms")
+        given = [key for key in halves if key in self.values]
+        if "backward_ms" not in self.values:
+            if not given:
+                both = " and ".join(map(self.field, halves))
+                allowed = f"one number, a list, or else {both}"
+                raise self.refusal("backward_ms", None, allowed)
+            half, rest = (self.numbers(key, stages, "stage") for key in halves)
+            return half, rest
+        if given:
+            name = self.field(given[0])
+            raise BadInput(name, self.values[given[0]], f"not beside {self.field('backward_ms')}")
+        half = tuple(b / 2 for b in self.numbers("backward_ms", stages, "stage"))
+        return half, half
