@@ -43,7 +43,7 @@ class AdaptraConfig:
         math.inf, "microbatches whose activations a stage may hold", metavar="N"
     )
     min_gain: float = _setting(
-        0.10, "share of an iteration that a new plan has to save before it is adopted", metavar="X"
+        0.15, "share of an iteration that a new plan has to save before it is adopted", metavar="X"
     )
     timeout: float = _setting(
         600.0, "seconds without a message after which a rank gives its neighbour up", metavar="S"

@@ -32,7 +32,7 @@ OUTCOME = 3  # iterations whose median is the measured outcome of a decision
 class ReplanRule:
     """`min_gain`: the share of an iteration that a new plan has to save."""
 
-    min_gain: float = 0.10
+    min_gain: float = 0.15
     policy: str = "adaptive"
     sends: str = "rendezvous"
 
@@ -58,6 +58,7 @@ class Controller:
         self._decision: Decision | None = None  # leader: the one whose outcome is awaited
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}
         self._last: IterationRecord | None = None
+        self._ran: dict[int, Schedule] = {}  # leader: what recent iterations ran
         self._lock = threading.Lock()
         self._threads = [
             threading.Thread(target=self._listen, args=(c,), name=f"adaptra-control-{p}", daemon=True)
@@ -75,6 +76,8 @@ class Controller:
         settled = self.ballot.at_boundary(iteration, self._timeout, self.leads)
         if settled is not None and self.leads:
             self._settle(settled)
+        if self.leads:
+            self._ran[iteration] = self.ballot.schedule
         return self.ballot.schedule
 
     def report(self, record: IterationRecord) -> None:
@@ -146,11 +149,17 @@ class Controller:
     def _weigh(self, iteration: int, reports: Sequence[dict[str, Any]]) -> None:
         """All reports of an iteration are in: is it time for another plan?"""
         assert self.estimator is not None
-        self._record_outcome(iteration, reports[0]["seconds"])
+        seconds = reports[0]["seconds"]
+        self._record_outcome(iteration, seconds)
         if iteration == 0:
             return  # allocators and caches warm up
         changed = self.estimator.update(reports)
         self.delays.append(self.estimator.delays())
+        ran = self._ran.pop(iteration - 1, None)
+        if ran is not None and seconds is not None and iteration > 2:
+            plain = self.estimator.conditions(corrected=False)
+            predicted = evaluate(ran, plain, self.rule.sends).predicted
+            self.estimator.learn(predicted, seconds)
         if not changed or self._proposal is not None:
             return
         began = time.perf_counter()

@@ -39,6 +39,7 @@ class Estimator:
             deque(maxlen=WINDOW) for _ in range(stages)
         ]
         self._tails: deque[float] = deque(maxlen=WINDOW)
+        self._ratios: deque[float] = deque(maxlen=WINDOW)
 
     def update(self, reports: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
         """Take one iteration's reports, one per stage; the links whose change is confirmed."""
@@ -79,11 +80,22 @@ class Estimator:
             if chart.level is not None:
                 chart.accept(self.stage_seconds())
 
+    def learn(self, predicted: float, measured: float) -> None:
+        """Take note of how far off the model was for an iteration, uncorrected, in seconds."""
+        if predicted > 0:
+            self._ratios.append(measured / predicted)
+
+    @property
+    def correction(self) -> float:
+        """What op seconds are multiplied with: cores and caches are shared in ways not modelled."""
+        return min(max(median(self._ratios), 0.9), 1.25) if self._ratios else 1.0
+
     def delays(self) -> dict[str, float]:
         return {f"{a}>{b}": chart.estimate for (a, b), chart in self.charts.items()}
 
-    def conditions(self) -> Conditions:
-        ops = [_median(window) for window in self._ops]
+    def conditions(self, corrected: bool = True) -> Conditions:
+        scale = self.correction if corrected else 1.0
+        ops = [tuple(scale * s for s in _median(window)) for window in self._ops]
         return Conditions(
             microbatches=self.microbatches,
             forward=tuple(f for f, _ in ops),

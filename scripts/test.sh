@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The whole test suite, with its own set-up: scripts/test.sh [options of pytest]
+# ADAPTRA_TEST_NEWEST=0 leaves out the second megatron-core line (Python 3.12, a download of 3 GB).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/lib.sh
+venv=${ADAPTRA_VENV:-$PWD/.venv}
+make_venv "$venv" demo,dev
+export PATH="$venv/bin:$PATH" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
+
+echo "== style, types, layers"
+ruff check .
+ruff format --check .
+mypy
+lint-imports
+
+echo "== tests"
+python -m pytest "$@"
+
+# The newest megatron-core needs Python 3.12; its torch brings CUDA libraries, which go unused.
+if [ "${ADAPTRA_TEST_NEWEST:-1}" = 1 ] && [ $# -eq 0 ]; then
+  newest=""
+  for candidate in python3.12 "$HOME"/.pyenv/versions/3.12*/bin/python; do
+    if "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then newest=$candidate; break; fi
+  done
+  if [ -n "$newest" ]; then
+    echo "== tests on the newest megatron-core ($("$newest" --version))"
+    make_venv "$venv-newest" demo,dev "$newest"
+    "$venv-newest/bin/python" -m pytest tests/adapter tests/runtime -p no:cacheprovider
+  else
+    echo "adaptra: no Python 3.12 here: the newest megatron-core line was NOT tested" >&2
+  fi
+fi
