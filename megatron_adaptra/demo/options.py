@@ -26,7 +26,7 @@ class DemoOptions:
     layers: int = 0
     hidden: int = 64
     seq_length: int = 64
-    iterations: int = 48
+    iterations: int = 60
     slow_links: list[str] = field(default_factory=list)
     delay: float = 0.040
     from_iteration: int = -1

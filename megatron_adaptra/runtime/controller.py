@@ -25,6 +25,7 @@ from megatron_adaptra.telemetry.probe import IterationRecord
 
 SETTLE = 2  # iterations between a proposal and its swap
 _FOREVER = 7 * 86400.0  # seconds a control thread waits for the next message
+LEARN = 4  # iterations between two comparisons of the model with what it models
 OUTCOME = 3  # iterations whose median is the measured outcome of a decision
 
 
@@ -156,7 +157,7 @@ class Controller:
         changed = self.estimator.update(reports)
         self.delays.append(self.estimator.delays())
         ran = self._ran.pop(iteration - 1, None)
-        if ran is not None and seconds is not None and iteration > 2:
+        if ran is not None and seconds is not None and iteration % LEARN == 0:
             plain = self.estimator.conditions(corrected=False)
             predicted = evaluate(ran, plain, self.rule.sends).predicted
             self.estimator.learn(predicted, seconds)

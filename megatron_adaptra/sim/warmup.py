@@ -47,9 +47,10 @@ class WarmupClock:
         now = [0.0] * stages
         down_free, up_free = [0.0] * stages, [0.0] * stages
         forwards: list[list[float]] = [[] for _ in depths]  # when each forward ended
-        # Only rendezvous asks when a stage came to its forwards and backwards, and so posted.
-        came_f: list[list[float]] = [[] for _ in depths]
-        came_b: list[list[float]] = [[] for _ in depths]
+        # Only rendezvous asks when receives were posted: the first ones at once, each further one
+        # when the stage came to the op that uses the oldest one outstanding.
+        posted_f = [[0.0] * ahead.get((s - 1, s), 0) for s in range(stages)]
+        posted_b = [[0.0] * ahead.get((s + 1, s), 0) for s in range(stages)]
         down = list(enumerate(zip(self.conditions.forward, self.down, strict=True)))
         up = list(enumerate(zip(self.backward, self.up, strict=True)))[::-1]
         for round_ in range(-depths[0], count):
@@ -61,9 +62,10 @@ class WarmupClock:
                 if s:
                     ready = forwards[s - 1][k]
                     if rendezvous:
-                        came_f[s].append(t)
-                        first = k - ahead[s - 1, s]
-                        ready = max(ready, (came_f[s][first] if first >= 0 else 0.0) + word)
+                        posted_f[s].append(t)
+                        allowed = posted_f[s][k] + word
+                        if allowed > ready:
+                            ready = allowed
                     if down_free[s] > ready:
                         ready = down_free[s]
                     down_free[s] = ready = ready + wire
@@ -81,9 +83,10 @@ class WarmupClock:
                 if s + 1 < stages:
                     ready = below
                     if rendezvous:
-                        came_b[s].append(t)
-                        first = k - ahead[s + 1, s]
-                        ready = max(ready, (came_b[s][first] if first >= 0 else 0.0) + word)
+                        posted_b[s].append(t)
+                        allowed = posted_b[s][k] + word
+                        if allowed > ready:
+                            ready = allowed
                     if up_free[s] > ready:
                         ready = up_free[s]
                     up_free[s] = ready = ready + wire

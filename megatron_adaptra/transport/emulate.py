@@ -68,13 +68,15 @@ def parse_rules(text: str, stages: int, field: str = "--adaptra-emulate-link") -
             raise BadInput(field, text, f"{key!r} is unknown; {SYNTAX}")
         parse = parse_seconds if key == "jitter" else parse_rate
         values[key] = parse(value, f"{field} {key}")
+        if key == "bandwidth" and not values[key]:
+            raise BadInput(f"{field} {key}", value, "a rate above 0")
+    seconds, begin, stop = parse_seconds(delay, field), int(first or 0), float(end or math.inf)
+    if begin >= stop:
+        raise BadInput(field, text, f"it ends before it begins; {SYNTAX}")
     return [
-        LinkRule(
-            source, target, parse_seconds(delay, field), int(first or 0),
-            int(end) if end else math.inf, **values,
-        )
+        LinkRule(source, target, seconds, begin, stop, **values)
         for source, target in parse_link(f"{a}{arrow}{b}", stages, field)
-    ]  # fmt: skip
+    ]
 
 
 class LinkEmulator:
@@ -86,26 +88,37 @@ class LinkEmulator:
         self._random = random.Random(seed * 1009 + stage)
         self._free: dict[int, float] = {}  # target -> when its link has put out the last message
         self._due: dict[int, float] = {}  # target -> when the last message is due
+        self._held: dict[int, int] = {}  # target -> messages that have not been delivered
+        self._lock = threading.Lock()
         self._line = DelayLine()
 
     def holds(self, target: int) -> bool:
         """Whether a message sent now to `target` would be held."""
-        return self._rule(target) is not None or self._due.get(target, 0.0) > time.monotonic()
+        return self._rule(target) is not None or self._held.get(target, 0) > 0
 
     def hold(self, target: int, nbytes: int, deliver: Callable[[], None]) -> None:
         """Call `deliver` when a message of this size, sent now, has crossed the emulated link."""
-        rule = self._rule(target)
-        now = time.monotonic()
-        if rule is None and self._due.get(target, 0.0) <= now:
+        if not self.holds(target):
             deliver()
             return
-        due = now
+        rule = self._rule(target)
+        due = now = time.monotonic()
         if rule is not None:
             due = max(now, self._free.get(target, 0.0)) + nbytes / rule.bandwidth
             self._free[target] = due
             due += max(0.0, rule.delay + rule.jitter * self._random.gauss(0.0, 1.0))
         due = self._due[target] = max(due, self._due.get(target, 0.0))
-        self._line.put(due, deliver)
+        self._count(target, 1)
+
+        def arrive() -> None:
+            deliver()
+            self._count(target, -1)  # only now may the next message go its own way
+
+        self._line.put(due, arrive)
+
+    def _count(self, target: int, by: int) -> None:
+        with self._lock:
+            self._held[target] = self._held.get(target, 0) + by
 
     def close(self) -> None:
         self._line.close()

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import torch
+
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.base import Buffer, Stamps, Traits
 from megatron_adaptra.transport.emulate import DelayLine
@@ -48,7 +50,9 @@ class LoopbackNetwork:
 
 
 def _move(send: LoopbackWork, receive: LoopbackWork) -> None:
-    target = memoryview(receive.payload).cast("B")
+    if receive.done():
+        return  # aborted: the buffer is its owner's again
+    target = _bytes(receive.payload)
     if len(target) != len(send.payload):
         receive.fail(f"a message of {len(send.payload)} bytes, room for {len(target)}")
         return
@@ -58,7 +62,14 @@ def _move(send: LoopbackWork, receive: LoopbackWork) -> None:
     receive.complete()
 
 
-@dataclass
+def _bytes(buffer: Buffer) -> memoryview:
+    """The memory of a contiguous buffer."""
+    if isinstance(buffer, torch.Tensor):
+        return memoryview(buffer.detach().view(-1).view(torch.uint8).numpy())
+    return memoryview(buffer).cast("B")
+
+
+@dataclass(eq=False)
 class LoopbackWork:
     what: str
     payload: Buffer
@@ -97,16 +108,21 @@ class LoopbackTransport:
         self.network, self.rank = network, rank
         self.traits = Traits("loopback", network.rendezvous, ("cpu",))
         self._open: list[LoopbackWork] = []
+        self._closed = False
 
     def isend(self, buffer: Buffer, peer: int, tag: int) -> LoopbackWork:
         key = (self.rank, peer, tag)
-        payload = bytes(memoryview(buffer).cast("B"))
+        if isinstance(buffer, torch.Tensor):
+            buffer = buffer.detach().contiguous()
+        payload = bytes(_bytes(buffer))
         stamps = Stamps(sent=time.monotonic())
         what = f"the receiver {peer} of message {tag}"
         return self._put(key, LoopbackWork(what, payload, stamps, lambda: None), sending=True)
 
     def irecv(self, buffer: Buffer, peer: int, tag: int) -> LoopbackWork:
         key = (peer, self.rank, tag)
+        if isinstance(buffer, torch.Tensor) and not buffer.is_contiguous():
+            raise ValueError(f"message {tag}: a receive needs contiguous memory")
         stamps = Stamps(posted=time.monotonic())
         what = f"message {tag} from {peer}"
         return self._put(key, LoopbackWork(what, buffer, stamps, lambda: None), sending=False)
@@ -115,18 +131,27 @@ class LoopbackTransport:
         network = self.network
         mine = network.sends if sending else network.receives
         other = network.receives if sending else network.sends
-        work.forget = lambda: mine.pop(key, None)  # type: ignore[assignment,return-value]
+
+        def forget() -> None:
+            with network.lock:
+                if mine.get(key) is work:
+                    del mine[key]
+
+        work.forget = forget
+        if self._closed:
+            raise PeerLost(f"{work.what}: this side has closed the transport")
         with network.lock:
             if key in mine:
                 raise ValueError(f"tag {key[2]} is already under way from {key[0]} to {key[1]}")
             mine[key] = work
             if key in other:
                 network.meet(key)
-        self._open = [w for w in self._open if not w.done()]
-        self._open.append(work)
+            self._open = [w for w in self._open if not w.done()]
+            self._open.append(work)
         return work
 
     def close(self) -> None:
+        self._closed = True
         for work in self._open:
             work.abort()
         self._open = []

@@ -28,12 +28,17 @@ def _scenario(path: Path) -> list[str]:
     data = load_yaml(path)
     refuse_unknown(data, ("links",), str(path))
     texts = []
-    for entry in data.get("links") or []:
+    entries = data.get("links") or []
+    if not isinstance(entries, list):
+        raise BadInput(f"links in {path}", entries, "a list; each has a link and a delay")
+    for entry in entries:
+        if isinstance(entry, dict):
+            refuse_unknown(entry, _KEYS, str(path))
         if not isinstance(entry, dict) or not {"link", "delay"} <= entry.keys():
             raise BadInput(f"links in {path}", entry, "each has a link and a delay")
-        refuse_unknown(entry, _KEYS, str(path))
         text = f"{entry['link']}:{entry['delay']}"
         for key in ("jitter", "bandwidth"):
-            text += f",{key}={entry[key]}" if key in entry else ""
-        texts.append(f"{text}@{entry.get('from', 0)}..{entry.get('to', '')}")
+            text += f",{key}={entry[key]}" if entry.get(key) is not None else ""
+        first, end = (entry.get(key) for key in ("from", "to"))
+        texts.append(f"{text}@{first or 0}..{'' if end is None else end}")
     return texts

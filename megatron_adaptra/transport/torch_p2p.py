@@ -29,6 +29,7 @@ from megatron_adaptra.transport.emulate import LinkEmulator
 
 _TRAILER = struct.Struct("<8sqqd")  # magic, tag, payload bytes, seconds when sent
 _MAGIC = b"adaptra1"
+_LEAST = 0.001  # seconds; less than a millisecond means no deadline to gloo
 _FOREVER = timedelta(days=7)  # deadlines are ours: gloo closes the connection when one of its ends
 
 
@@ -57,10 +58,12 @@ class TorchTransport:
         self._out, self._emulator = dict(outgoing), emulator
         self._inboxes = {peer: _Inbox(lane, self.device) for peer, lane in incoming.items()}
         self._pool: dict[int, list[_Frame]] = {}
+        self._held: list[SendWork] = []  # by the emulator
         self._closed = False
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> SendWork:
         lane = self._out[peer]
+        self._refuse_closed(lane)
         frame = self._frame(buffer.numel() * buffer.element_size())
         frame.pack(buffer, tag)
         work = SendWork(self, lane, frame, tag)
@@ -68,10 +71,15 @@ class TorchTransport:
             work.deliver()
         else:
             self._emulator.hold(peer, frame.nbytes, work.deliver)
+            self._held = [w for w in self._held if not w.done()]
+            self._held.append(work)
         return work
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> ReceiveWork:
         inbox = self._inboxes[peer]
+        self._refuse_closed(inbox.lane)
+        if not buffer.is_contiguous():
+            raise ValueError(f"message {tag}: a receive needs contiguous memory")
         frame = self._frame(buffer.numel() * buffer.element_size())
         work = ReceiveWork(self, inbox.lane, frame, buffer, tag)
         inbox.post(work)
@@ -86,10 +94,20 @@ class TorchTransport:
             inbox.close()
         if self._emulator is not None:
             self._emulator.close()
+        for work in self._held:
+            if not work.done():
+                work.abort()
+        self._held = []
+
+    def _refuse_closed(self, lane: Lane) -> None:
+        if self._closed:
+            raise PeerLost(f"{lane.name}: this side has closed the transport")
 
     def _frame(self, nbytes: int) -> _Frame:
-        free = self._pool.get(nbytes)
-        return free.pop() if free else _Frame(nbytes, self.device)
+        try:  # several threads take from the pool
+            return self._pool[nbytes].pop()
+        except (KeyError, IndexError):
+            return _Frame(nbytes, self.device)
 
     def recycle(self, frame: _Frame) -> None:
         self._pool.setdefault(frame.nbytes, []).append(frame)
@@ -151,24 +169,28 @@ class SendWork:
 
     def deliver(self) -> None:
         """Hand the frame to the backend; the emulator calls this when the time has come."""
+        if self._error:
+            return  # aborted meanwhile
         try:
             self._work = self._lane.group.send([self._frame.wire], self._lane.group_rank, self._tag)
         except RuntimeError as error:
             self._error = str(error)
-        self._delivered.release()
+        _unlock(self._delivered)
 
     def done(self) -> bool:
         """Whether the backend has the message; gloo cannot be asked for more without blocking."""
         return not self._delivered.locked()
 
     def wait(self, timeout: float) -> Stamps:
-        if not self._delivered.acquire(timeout=timeout):
+        deadline = time.monotonic() + timeout
+        if not self._delivered.acquire(timeout=max(0.0, timeout)):
             raise PeerLost(f"waited {timeout:g} s to send message {self._tag} to {self._lane.name}")
         self._delivered.release()
         if not self._error and not self.stamps.completed:
             try:
                 assert self._work is not None
-                self._work.wait(timedelta(seconds=timeout))
+                left = max(_LEAST, deadline - time.monotonic())
+                self._work.wait(timedelta(seconds=left))
             except RuntimeError as error:
                 self._error = str(error)
         if self._error:
@@ -179,9 +201,9 @@ class SendWork:
         return self.stamps
 
     def abort(self) -> None:
+        """Gloo does not let go of a wait for what it already has: that ends with its timeout."""
         self._error = self._error or "aborted"
-        if self._delivered.locked():
-            self._delivered.release()
+        _unlock(self._delivered)
 
 
 class ReceiveWork:
@@ -202,8 +224,8 @@ class ReceiveWork:
     def wait(self, timeout: float) -> Stamps:
         if not self.stamps.wanted:
             self.stamps.wanted = time.monotonic()
-        if not self._arrival.acquire(timeout=timeout):
-            raise PeerLost(f"waited {timeout:g} s for {self.lane.name}")
+        if not self._arrival.acquire(timeout=max(0.0, timeout)):
+            raise PeerLost(f"waited {timeout:g} s for message {self.tag} from {self.lane.name}")
         self._arrival.release()
         if self._error:
             raise PeerLost(f"{self.lane.name}: {reason_of(self._error)}")
@@ -211,18 +233,20 @@ class ReceiveWork:
 
     def arrived(self) -> None:
         """The backend has filled the frame (called by the link's thread)."""
+        if self.done():
+            return  # aborted: the buffer is its owner's again
         self.stamps.completed = time.monotonic()
         try:
             self.stamps.sent = self.frame.unpack(self._buffer, self.tag)
             self._owner.recycle(self.frame)
         except PeerLost as error:
             self._error = str(error)
-        self._arrival.release()
+        _unlock(self._arrival)
 
     def fail(self, error: str) -> None:
-        if self._arrival.locked():
+        if not self.done():
             self._error = error
-            self._arrival.release()
+            _unlock(self._arrival)
 
     def abort(self) -> None:
         self.fail("aborted")
@@ -234,34 +258,36 @@ class _Inbox:
     def __init__(self, lane: Lane, device: torch.device) -> None:
         self.lane, self._device = lane, device
         self._posted: queue.SimpleQueue[tuple[ReceiveWork, dist.Work] | None] = queue.SimpleQueue()
-        self._idle = True
+        self._open: set[ReceiveWork] = set()
         self._thread = threading.Thread(
             target=self._run, name=f"adaptra-from-{lane.name}", daemon=True
         )
         self._thread.start()
 
     def post(self, work: ReceiveWork) -> None:
+        self._open.add(work)
         try:
             handle = self.lane.group.recv([work.frame.wire], self.lane.group_rank, work.tag)
         except RuntimeError as error:
+            self._open.discard(work)
             work.fail(str(error))
             return
         self._posted.put((work, handle))
 
     def close(self) -> None:
         self._posted.put(None)
-        if not self._idle:
+        if self._open:
             _abort(self.lane.group)
-        self._thread.join(timeout=0.2)  # a thread that gloo does not let go of is a daemon
+        self._thread.join(timeout=1.0)  # a thread that gloo does not let go of is a daemon
+        for work in list(self._open):
+            work.abort()
 
     def _run(self) -> None:
         stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         while True:
-            self._idle = True
             item = self._posted.get()
             if item is None:
                 return
-            self._idle = False
             work, handle = item
             try:
                 if stream is None:
@@ -273,6 +299,7 @@ class _Inbox:
                 work.arrived()
             except RuntimeError as error:
                 work.fail(str(error))
+            self._open.discard(work)
 
 
 def open_lanes(
@@ -305,6 +332,14 @@ def _group(backend: str, store: dist.Store, rank: int) -> Any:
     if backend == "nccl":
         return dist.ProcessGroupNCCL(store, rank, 2, dist.ProcessGroupNCCL.Options())
     raise BadInput("backend", backend, "gloo or nccl")
+
+
+def _unlock(gate: threading.Lock) -> None:
+    """Let through whoever waits at a lock that serves as a gate; it may be open already."""
+    try:
+        gate.release()
+    except RuntimeError:
+        pass
 
 
 def _abort(group: Any) -> None:
