@@ -1,4 +1,4 @@
-"""Metadata lives in pyproject.toml; this file is where the C++ engine's extension will be declared."""
+"""Metadata lives in pyproject.toml; the C++ engine's extension will be declared here."""
 
 from setuptools import setup
 

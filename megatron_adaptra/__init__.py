@@ -1,3 +1,32 @@
-"""megatron_adaptra: pipeline schedules that adapt to slow links while Megatron-LM trains."""
+"""megatron_adaptra: pipeline schedules that adapt to slow links while Megatron-LM trains.
+
+In a script of one's own, after Megatron's groups have been made:
+
+    import megatron_adaptra
+    megatron_adaptra.activate()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from megatron_adaptra.adapter.activate import Activation
+    from megatron_adaptra.config import AdaptraConfig
 
 __version__ = "0.1.0"
+
+
+def activate(config: AdaptraConfig | None = None, **settings: Any) -> Activation:
+    """Switch the plugin on in this rank; see `adapter.activate.activate`.
+
+    `settings` are those of AdaptraConfig by name, e.g. `engine="executor"`. Raises BadInput for an
+    unknown one, UnsupportedMegatron for a release that is not known.
+    """
+    # Imported here: the command line's planning half must not load torch.
+    from megatron_adaptra.adapter.activate import activate as switch_on
+    from megatron_adaptra.config import AdaptraConfig
+
+    if config is None:
+        config = AdaptraConfig.from_mapping(settings, "activate()")
+    return switch_on(config)

@@ -126,7 +126,7 @@ def _stand_in_cuda() -> None:
         setattr(torch.cuda, name, value)
     torch.cuda.random.get_rng_state = stand_ins["get_rng_state"]
     torch.cuda.random.set_rng_state = stand_ins["set_rng_state"]
-    torch.compile = _identity  # type: ignore[assignment]
+    torch.compile = _identity
     if hasattr(torch, "accelerator"):
         torch.accelerator.is_available = lambda: False
         torch.accelerator.current_accelerator = nothing
@@ -169,13 +169,13 @@ def _stand_in_tensors() -> None:
     def same(self: Any, *_: Any, **__: Any) -> Any:
         return self
 
-    torch.Tensor.to = tensor_to  # type: ignore[method-assign,assignment]
-    torch.Tensor.type = tensor_type  # type: ignore[method-assign,assignment]
-    torch.Tensor.cuda = same  # type: ignore[method-assign]
-    torch.Tensor.pin_memory = same  # type: ignore[method-assign]
-    torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign]
-    torch.Tensor.is_cuda = property(lambda _: True)  # type: ignore[assignment]
-    torch.nn.Module.cuda = same  # type: ignore[method-assign]
+    torch.Tensor.to = tensor_to
+    torch.Tensor.type = tensor_type
+    torch.Tensor.cuda = same
+    torch.Tensor.pin_memory = same
+    torch.Tensor.record_stream = lambda *_: None
+    torch.Tensor.is_cuda = property(lambda _: True)
+    torch.nn.Module.cuda = same
 
 
 def _factory(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -193,5 +193,5 @@ def _factory(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 def _stand_in_modules() -> None:
     """Megatron 0.14 to 0.16 asks nvcc for its version when it loads its fused kernels."""
     kernels = types.ModuleType("megatron.legacy.fused_kernels")
-    kernels.load = lambda *_: None  # type: ignore[attr-defined]
+    vars(kernels)["load"] = lambda *_: None
     sys.modules.setdefault("megatron.legacy.fused_kernels", kernels)

@@ -31,6 +31,7 @@ from megatron.core.distributed import (
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import random as mpu_random
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
@@ -58,6 +59,11 @@ def initialize(stages: int) -> None:
     mpu.initialize_model_parallel(
         pipeline_model_parallel_size=stages, distributed_timeout_minutes=1
     )
+
+
+def forward_backward_function() -> Any:
+    """What a training loop fetches: Megatron's own, or ours once the plugin is active."""
+    return schedules.get_forward_backward_func()
 
 
 def write_dataset(text: Path | None, folder: Path, limit: int = 2_000_000) -> Path:

@@ -18,7 +18,7 @@ from megatron_adaptra.ir.schedule import Line, warmup_of
 from megatron_adaptra.runtime.mailbox import Mailbox
 
 
-class AdaptraCommunicator(P2PCommunicator):
+class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is untyped
     """One iteration's communicator of one stage."""
 
     def __init__(

@@ -70,7 +70,8 @@ class Session:
             return stock(**arguments)
         if self.controller is None:
             self._open(arguments)
-        assert self.controller is not None and self.mailbox is not None
+        assert self.controller is not None
+        assert self.mailbox is not None
         self.iteration_done()
         schedule = self.controller.begin(self.iteration)
         if self.emulator is not None:
@@ -107,9 +108,7 @@ class Session:
         groups = arguments.get(self.profile.groups) or _default_groups()
         if self._engine(arguments) == "executor":
             first, last = self.stage == 0, self.stage == self.stages - 1
-            return handlers.MegatronStage(
-                line, self.mailbox, arguments, groups, first, last
-            ).run()
+            return handlers.MegatronStage(line, self.mailbox, arguments, groups, first, last).run()
         communicator = AdaptraCommunicator(
             mpu.get_pipeline_model_parallel_group(),
             _config_of(arguments),
@@ -157,9 +156,7 @@ class Session:
         star = [link for s in range(1, self.stages) for link in ((0, s), (s, 0))]
         control = TorchTransport(*open_lanes(self.ranks, star, "control"))
         self._transports = [pipeline, control]
-        self.mailbox = Mailbox(
-            self.stage, pipeline, self.probe, self.watchdog, self.config.timeout
-        )
+        self.mailbox = Mailbox(self.stage, pipeline, self.probe, self.watchdog, self.config.timeout)
         order = tuple(warmup_line(d, count) for d in stock_warmup(self.stages, count))
         schedule = Schedule(order, count, policy="1f1b", why="1F1B, as Megatron runs it")
         hosts, cores = self._machines(device)
@@ -250,4 +247,3 @@ def _default_groups() -> Any:
         mpu.get_data_parallel_group, with_context_parallel=True, partial_data_parallel=False
     )
     return groups
-

@@ -38,29 +38,60 @@ def add_parser(subparsers: Any) -> None:
     add("--hidden", type=int, default=d.hidden, metavar="N", help="hidden size")
     add("--seq-length", type=int, default=d.seq_length, metavar="N", help="tokens per sequence")
     add("--iterations", type=int, default=d.iterations, metavar="N", help="per arm")
-    add("--slow-link", action="append", default=argparse.SUPPRESS, metavar="A-B",
+    add(
+        "--slow-link",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="A-B",
         help="link that gets slow, e.g. 2-3 (both ways) or 2>3 (one way); repeat it or separate "
-        "several by commas (default: the last link)")  # fmt: skip
+        "several by commas (default: the last link)",
+    )
     add("--delay", default="40ms", metavar="TIME", help="what a message takes longer, e.g. 40ms")
-    add("--from-iteration", type=int, default=argparse.SUPPRESS, metavar="N",
-        help="first slow iteration (default: a third of the run)")  # fmt: skip
-    add("--to-iteration", type=int, default=argparse.SUPPRESS, metavar="N",
-        help="first iteration after it (default: two thirds of the run)")  # fmt: skip
-    add("--engine", choices=ENGINES, default=d.engine,
-        help="native: Megatron's own schedule; executor: our loop over ops")  # fmt: skip
+    add(
+        "--from-iteration",
+        type=int,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="first slow iteration (default: a third of the run)",
+    )
+    add(
+        "--to-iteration",
+        type=int,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="first iteration after it (default: two thirds of the run)",
+    )
+    add(
+        "--engine",
+        choices=ENGINES,
+        default=d.engine,
+        help="native: Megatron's own schedule; executor: our loop over ops",
+    )
     add("--precision", choices=PRECISIONS, default=d.precision, help="of the model")
     add("--dropout", type=float, default=d.dropout, metavar="P", help="hidden and attention")
-    add("--activation-budget", type=float, default=argparse.SUPPRESS, metavar="N",
-        help="microbatches in flight that a stage may hold (default: no limit)")  # fmt: skip
+    add(
+        "--activation-budget",
+        type=float,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="microbatches in flight that a stage may hold (default: no limit)",
+    )
     add("--seed", type=int, default=d.seed, metavar="N", help="of model, data order and dropout")
-    add("--text", default="", metavar="PATH",
-        help="file or folder to train on (default: the Python standard library's source)")  # fmt: skip
+    add(
+        "--text",
+        default="",
+        metavar="PATH",
+        help="file or folder to train on (default: the Python standard library's source)",
+    )
     add("--out", default=d.out, metavar="DIR", help="where results go")
     add("--timeout", default="25s", metavar="TIME", help="wait for a message before giving up")
     add("--json", action="store_true", help="print the summary as JSON on standard output")
     add("--no-emulation", action="store_true", help="no emulated link; the network itself is slow")
-    add("--rank-from-env", action="store_true",
-        help="be one rank, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them")  # fmt: skip
+    add(
+        "--rank-from-env",
+        action="store_true",
+        help="be one rank, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them",
+    )
     parser.set_defaults(run=run)
 
 
@@ -69,10 +100,23 @@ def options_of(args: argparse.Namespace) -> DemoOptions:
     given = vars(args)
     links = [part for text in given.get("slow_link", []) for part in text.split(",")]
     same = (
-        "stages", "microbatches", "data_parallel", "layers", "hidden", "seq_length", "iterations",
-        "from_iteration", "to_iteration", "engine", "precision", "dropout", "activation_budget",
-        "seed", "text", "out",
-    )  # fmt: skip
+        "stages",
+        "microbatches",
+        "data_parallel",
+        "layers",
+        "hidden",
+        "seq_length",
+        "iterations",
+        "from_iteration",
+        "to_iteration",
+        "engine",
+        "precision",
+        "dropout",
+        "activation_budget",
+        "seed",
+        "text",
+        "out",
+    )
     return DemoOptions(
         **{name: given[name] for name in same if name in given},
         slow_links=links,
@@ -91,9 +135,12 @@ def run(args: argparse.Namespace) -> int:
         return _one_rank(options)
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
         TextColumn("{task.fields[now]}"),
-    )  # fmt: skip
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("starting the ranks", total=options.iterations, now="")
 
@@ -166,7 +213,9 @@ def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> Non
         console.print("no replan: no change was worth one")
     overhead = summary["overhead_healthy"]
     if overhead is not None:
-        console.print(f"healthy iterations: adaptra takes {overhead:.3f} x of stock", highlight=False)
+        console.print(
+            f"healthy iterations: adaptra takes {overhead:.3f} x of stock", highlight=False
+        )
     for what in ("losses", "parameters"):
         same = summary[f"{what}_identical"]
         console.print(f"{what}: " + ("identical to the last bit" if same else "[red]DIFFERENT[/]"))

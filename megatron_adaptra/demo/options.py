@@ -15,7 +15,7 @@ PRECISIONS = ("fp32", "bf16")
 
 @dataclass
 class DemoOptions:
-    """`layers` 0: one per stage. `slow_links` empty: the last link. `delay` and `timeout` in seconds.
+    """`layers` 0: one per stage; `slow_links` empty: the last link; times are seconds.
 
     `from_iteration`, `to_iteration` -1: a third and two thirds of the run.
     """

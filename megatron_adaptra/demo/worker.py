@@ -68,7 +68,6 @@ def _end(text: str) -> None:
 class _Demo:
     def __init__(self, options: DemoOptions) -> None:
         import torch.distributed as dist
-        from megatron.core.pipeline_parallel import schedules
 
         from megatron_adaptra.adapter import gpt
         from megatron_adaptra.adapter.activate import activate
@@ -96,21 +95,23 @@ class _Demo:
         samples = options.iterations * options.microbatches * options.data_parallel
         dataset = gpt.build_dataset(self.out / "data" / "text", self.shape, samples)
         self.arms = {name: gpt.Arm.build(self.shape, dataset) for name in ("stock", "adaptra")}
-        self.stock = schedules.get_forward_backward_func()
+        self.stock = gpt.forward_backward_function()
         config = AdaptraConfig(
             engine=options.engine,
             emulate_link=options.rules,
             timeout=options.timeout,
             log=str(self.out / "decisions.jsonl"),
-            **({"activation_budget": options.activation_budget} if options.activation_budget else {}),
+            **(
+                {"activation_budget": options.activation_budget}
+                if options.activation_budget
+                else {}
+            ),
         )
         self.activation = activate(config)
         self.session = self.activation.session
         self.session.watchdog.end_on_signal()
-        self.adapted = schedules.get_forward_backward_func()
-        self.emulator = LinkEmulator(
-            self.session.stage, load_rules(options.rules, options.stages)
-        )
+        self.adapted = gpt.forward_backward_function()
+        self.emulator = LinkEmulator(self.session.stage, load_rules(options.rules, options.stages))
         # One of these iterations will be drawn: the late ones of the slow phase.
         last = options.phases.get("slow", (0, options.iterations))[1]
         self.session.keep_records = range(max(1, last - KEPT), last)
@@ -183,7 +184,9 @@ class _Demo:
 
         watchdog = self.session.watchdog
         watchdog.phase = "collecting the results"
-        losses = {n: [self.gpt.mean_loss(step) for step in steps] for n, steps in self.losses.items()}
+        losses = {
+            n: [self.gpt.mean_loss(step) for step in steps] for n, steps in self.losses.items()
+        }
         mine = RankResult(
             stage=self.session.stage,
             seconds=self.seconds,

@@ -66,4 +66,4 @@ class Channel:
         work = self._transport.irecv(buffer, self.peer, self._received)
         self._received += 1
         work.wait(timeout)
-        return buffer.numpy().tobytes()
+        return bytes(buffer.numpy().tobytes())

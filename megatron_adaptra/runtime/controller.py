@@ -62,7 +62,9 @@ class Controller:
         self._ran: dict[int, Schedule] = {}  # leader: what recent iterations ran
         self._lock = threading.Lock()
         self._threads = [
-            threading.Thread(target=self._listen, args=(c,), name=f"adaptra-control-{p}", daemon=True)
+            threading.Thread(
+                target=self._listen, args=(c,), name=f"adaptra-control-{p}", daemon=True
+            )
             for p, c in self._channels.items()
         ]
         for thread in self._threads:

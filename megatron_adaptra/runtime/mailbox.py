@@ -21,7 +21,7 @@ class Mailbox:
     """Delivers `F3`'s input and `B3`'s gradient, and sends what they make.
 
     A send returns at once and owns a copy; a receive is posted when `post` says so and awaited
-    when `take` needs it. `timeout` seconds without a message raise PeerLost with the op and the peer.
+    when `take` needs it. After `timeout` seconds PeerLost names op and peer.
     """
 
     def __init__(

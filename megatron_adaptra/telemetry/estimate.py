@@ -35,9 +35,7 @@ class Estimator:
         stages = len(hosts)
         pairs = [(s, s + 1) for s in range(stages - 1)]
         self.charts = {link: DelayChart() for a, b in pairs for link in ((a, b), (b, a))}
-        self._ops: list[deque[tuple[float, float]]] = [
-            deque(maxlen=WINDOW) for _ in range(stages)
-        ]
+        self._ops: list[deque[tuple[float, float]]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._tails: deque[float] = deque(maxlen=WINDOW)
         self._ratios: deque[float] = deque(maxlen=WINDOW)
 
@@ -69,7 +67,7 @@ class Estimator:
         return max(0.0, raw[link])
 
     def stage_seconds(self) -> float:
-        """What one microbatch takes: on the slowest stage, or on all of them where they share cores."""
+        """What one microbatch takes: on the slowest stage, or on all that share cores."""
         each = [sum(_median(ops)) for ops in self._ops if ops]
         shared = sum(each) / self.cores if self.cores is not None else 0.0
         return max([shared, *each], default=0.0)

@@ -29,6 +29,7 @@ from megatron_adaptra.transport.emulate import LinkEmulator
 
 _TRAILER = struct.Struct("<8sqqd")  # magic, tag, payload bytes, seconds when sent
 _MAGIC = b"adaptra1"
+_NEVER_SENT = 2**31 - 1  # a tag
 _LEAST = 0.001  # seconds; less than a millisecond means no deadline to gloo
 _FOREVER = timedelta(days=7)  # deadlines are ours: gloo closes the connection when one of its ends
 
@@ -185,7 +186,7 @@ class SendWork:
         deadline = time.monotonic() + timeout
         if not self._delivered.acquire(timeout=max(0.0, timeout)):
             raise PeerLost(f"waited {timeout:g} s to send message {self._tag} to {self._lane.name}")
-        self._delivered.release()
+        _unlock(self._delivered)
         if not self._error and not self.stamps.completed:
             try:
                 assert self._work is not None
@@ -226,7 +227,7 @@ class ReceiveWork:
             self.stamps.wanted = time.monotonic()
         if not self._arrival.acquire(timeout=max(0.0, timeout)):
             raise PeerLost(f"waited {timeout:g} s for message {self.tag} from {self.lane.name}")
-        self._arrival.release()
+        _unlock(self._arrival)
         if self._error:
             raise PeerLost(f"{self.lane.name}: {reason_of(self._error)}")
         return self.stamps
@@ -277,7 +278,7 @@ class _Inbox:
     def close(self) -> None:
         self._posted.put(None)
         if self._open:
-            _abort(self.lane.group)
+            _hang_up(self.lane, self._device)
         self._thread.join(timeout=1.0)  # a thread that gloo does not let go of is a daemon
         for work in list(self._open):
             work.abort()
@@ -342,8 +343,14 @@ def _unlock(gate: threading.Lock) -> None:
         pass
 
 
-def _abort(group: Any) -> None:
+def _hang_up(lane: Lane, device: torch.device) -> None:
+    """Make the waits for what has not arrived on a lane end with an error."""
     try:
-        group.abort()
+        if device.type == "cuda":
+            lane.group.abort()
+        else:  # gloo's abort leaves waits alone, but a wait that times out closes the connection
+            nothing = torch.empty(0, dtype=torch.uint8)
+            work = lane.group.recv([nothing], lane.group_rank, _NEVER_SENT)
+            work.wait(timedelta(milliseconds=1))
     except (RuntimeError, AttributeError):
-        pass  # torch before 2.8 cannot abort gloo; the thread is a daemon
+        pass

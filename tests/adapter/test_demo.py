@@ -1,0 +1,79 @@
+"""The main job: a real GPT in two arms, equal to the last bit, while links get slow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from running import decisions, summary
+
+from megatron_adaptra.ir.schedule import Schedule
+
+ITERATIONS = ("--iterations", "18", "--from-iteration", "7", "--to-iteration", "13")
+
+# Every engine, precision and shape is met; --delay is large against an iteration's other parts.
+CASES = {
+    "executor, both ends slow, bf16": (
+        "--engine", "executor", "--precision", "bf16", "--slow-link", "0-1,2-3",
+    ),
+    "native, one way, bf16": ("--slow-link", "1>2", "--precision", "bf16"),
+    "three stages, uneven layers per stage, budget": (
+        "--stages", "3", "--layers", "6", "--activation-budget", "5", "--slow-link", "0-1",
+    ),
+    "data parallel": ("--stages", "2", "--data-parallel", "2"),
+    "data parallel, executor": (
+        "--stages", "2", "--data-parallel", "2", "--engine", "executor",
+    ),
+    "fewer microbatches than stages": ("--microbatches", "2", "--slow-link", "0-1"),
+    "one microbatch, executor": ("--microbatches", "1", "--engine", "executor"),
+    "no dropout, two stages": ("--stages", "2", "--dropout", "0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_parameters_equal_stock_bit_for_bit(name: str, tmp_path: Path) -> None:
+    options = CASES[name]
+    done = summary(tmp_path, *ITERATIONS, *options)
+    assert done["losses_identical"]
+    assert done["parameters_identical"]
+    losses = done["arms"]["adaptra"]["losses"]
+    assert len(losses) == 18
+    assert losses[-1] < losses[0], "the model has to learn something"
+    if "--microbatches" not in options:  # with one or two there is nothing to hide a delay behind
+        into = done["replans"][0]
+        assert into["iteration"] > 7
+        assert max(into["warmup_after"]) > max(into["warmup_before"])
+        assert into["predicted_ms"] > 0
+    if "--activation-budget" in options:
+        assert max(done["arms"]["adaptra"]["peak_in_flight"]) <= 5
+
+
+def test_a_slow_link_is_found_hidden_and_forgotten(tmp_path: Path) -> None:
+    """One replan into the delay, one out of it, none while healthy, and time is won."""
+    done = summary(tmp_path, "--iterations", "33", "--delay", "60ms")
+    first, second = done["replans"]
+    onset, end = done["config"]["from_iteration"], done["config"]["to_iteration"]
+    assert onset < first["iteration"] < end < second["iteration"]
+    assert done["detected_after_iterations"] <= 3
+    assert first["warmup_before"] == second["warmup_after"] == [4, 3, 2, 1]
+    assert done["speedup_slow"] > 1.5
+    # What was planned is what ran: the measured order of ops is the plan's, stage by stage.
+    plan = Schedule.parse(decisions(tmp_path)[0]["plan"])
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    ran: dict[int, list[tuple[float, str]]] = {}
+    for event in events:
+        if event["ph"] == "X" and names[event["pid"]] == "adaptra measured":
+            ran.setdefault(event["tid"], []).append((event["ts"], event["name"]))
+    lines = [[op for _, op in sorted(line) if op[0] in "FB"] for _, line in sorted(ran.items())]
+    assert lines == [[str(op) for op in line] for line in plan.order]
+    for name in ("report.html", "report.png", "decisions.jsonl"):
+        assert (tmp_path / name).stat().st_size > 0
+
+
+def test_a_delay_too_short_to_matter_changes_nothing(tmp_path: Path) -> None:
+    done = summary(tmp_path, *ITERATIONS, "--delay", "300us", "--hidden", "128")
+    assert done["replans"] == []
+    assert done["losses_identical"]
+    assert done["parameters_identical"]

@@ -1,0 +1,141 @@
+"""A rank that dies, a demo that is killed, and input that is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from running import ENVIRONMENT, demo
+
+WORKER = "megatron_adaptra.demo.worker"
+
+
+def ranks(out: Path) -> dict[int, int]:
+    """Rank -> process of the demo that writes to `out`."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            command = (entry / "cmdline").read_text()
+            if WORKER in command and str(out) in command and "torch.distributed.run" not in command:
+                environment = (entry / "environ").read_text().split("\0")
+                rank = next(v for v in environment if v.startswith("RANK="))
+                found[int(rank[5:])] = int(entry.name)
+    return found
+
+
+def processes(out: Path) -> list[int]:
+    """All living processes that have to do with `out`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if str(out) in (entry / "cmdline").read_text() and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+@contextlib.contextmanager
+def training(out: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A demo that has trained for some iterations."""
+    command = [sys.executable, "-m", "megatron_adaptra", "demo", "--out", str(out)]
+    process = subprocess.Popen(
+        [*command, "--iterations", "500", *options],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "iteration 8" in line:
+                break
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def until_gone(out: Path, seconds: float) -> list[int]:
+    deadline = time.monotonic() + seconds
+    while (left := processes(out)) and time.monotonic() < deadline:
+        time.sleep(0.1)  # there is no event for the end of a process that is not ours
+    return left
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_is_named_with_the_op_and_all_end(victim: int, tmp_path: Path) -> None:
+    with training(tmp_path) as process:
+        os.kill(ranks(tmp_path)[victim], signal.SIGKILL)
+        output = process.communicate(timeout=30)[0]
+    assert process.returncode == 1
+    assert f"died: rank {victim}" in output
+    assert re.search(r"waited [\d.]+ s for (SF|SB|F|B)\d+ from stage \d \(rank \d\)", output) or (
+        re.search(r"was in (iteration|the barrier before iteration) \d+ of (stock|adaptra)", output)
+    )
+    assert until_gone(tmp_path, 30) == []
+
+
+def test_a_frozen_rank_is_given_up_in_time(tmp_path: Path) -> None:
+    """SIGSTOP: no connection closes, only the timeout tells."""
+    with training(tmp_path, "--timeout", "5s") as process:
+        frozen = ranks(tmp_path)[1]
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            output = process.communicate(timeout=120)[0]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(frozen, signal.SIGCONT)
+    assert process.returncode == 1
+    assert "from stage 1 (rank 1)" in output
+    assert until_gone(tmp_path, 40) == []
+
+
+def test_killing_the_demo_itself_leaves_no_process(tmp_path: Path) -> None:
+    with training(tmp_path) as process:
+        process.kill()
+        process.wait()
+    assert until_gone(tmp_path, 30) == []
+
+
+def test_interrupting_the_demo_ends_it_cleanly(tmp_path: Path) -> None:
+    with training(tmp_path) as process:
+        process.terminate()
+        output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1
+    assert "interrupted" in output
+    assert until_gone(tmp_path, 30) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--slow-link", "3-4"), ("--slow-link", "3-4", "0-1, 1-2, 2-3")),
+        (("--slow-link", "0-2"), ("--slow-link", "0-2", "no such link")),
+        (("--slow-link", "two"), ("--slow-link", "two", "2-3")),
+        (("--stages", "0"), ("--stages", "0", "at least 2")),
+        (("--stages", "1"), ("--stages", "1", "at least 2")),
+        (("--microbatches", "many"), ("--microbatches", "many", "invalid int")),
+        (("--microbatches", "0"), ("--microbatches", "0", "at least 1")),
+        (("--delay", "40"), ("--delay", "40", "40ms")),
+        (("--layers", "5"), ("--layers", "5", "multiple of the 4 stages")),
+        (("--engine", "steam"), ("--engine", "steam", "native")),
+        (("--iterations", "12", "--from-iteration", "12"), ("--from-iteration", "12")),
+        (("--text", "/no/such/text"), ("--text", "/no/such/text", "exists")),
+    ],
+)
+def test_bad_input_ends_with_2_and_says_what_is_allowed(
+    options: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = demo(tmp_path, *options, timeout=60)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    for word in words:
+        assert word in last
+    assert "Traceback" not in done.stderr

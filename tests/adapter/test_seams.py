@@ -1,0 +1,49 @@
+"""The stock arm is stock, activation is undone, and unknown releases are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from running import ENVIRONMENT, summary, torchrun
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_stock_arm_trains_as_megatron_alone(precision: str, tmp_path: Path) -> None:
+    """Neither the second arm in the same processes nor the emulated link leaves a trace."""
+    out = tmp_path / "losses.json"
+    done = summary(tmp_path, "--iterations", "18", "--precision", precision)
+    alone = torchrun(
+        HERE / "stock_script.py", 4, str(tmp_path / "data" / "text"), str(out), precision
+    )
+    assert alone.returncode == 0, alone.stderr[-3000:]
+    assert json.loads(out.read_text()) == done["arms"]["stock"]["losses"]
+
+
+def test_activate_and_undo_in_ones_own_script() -> None:
+    done = torchrun(HERE / "activation_script.py", 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("good") == 2
+
+
+@pytest.mark.parametrize("version", ["0.12.0", "0.13.1"])
+def test_an_old_megatron_core_is_refused_with_one_line(version: str, tmp_path: Path) -> None:
+    metadata = tmp_path / f"megatron_core-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Name: megatron-core\nVersion: {version}\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "megatron_adaptra", "demo", "--out", str(tmp_path / "out")],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**ENVIRONMENT, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert version in done.stderr
+    assert "0.14 to 0.19" in done.stderr
