@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
@@ -27,99 +28,139 @@ def add_parser(subparsers: Any) -> None:
         description="Train a real GPT of megatron-core on this machine, in two arms that alternate "
         "iteration by iteration: stock Megatron, and Megatron with adaptra. A link gets slow and "
         "heals again. Losses and parameters have to be equal to the last bit.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add = parser.add_argument
+    add_model(parser.add_argument_group("what is trained"))
+    add_links(parser.add_argument_group("which link gets slow, and when"))
+    add_run(parser.add_argument_group("how it runs"))
+    parser.set_defaults(run=run)
+
+
+def add_model(group: Any) -> None:
     d = _DEFAULTS
-    add("--stages", type=int, default=d.stages, metavar="N", help="pipeline stages, one rank each")
-    add("--microbatches", type=int, default=d.microbatches, metavar="N", help="per iteration")
-    add("--data-parallel", type=int, default=1, metavar="N", help="replicas of the pipeline")
-    add("--layers", type=int, default=argparse.SUPPRESS, metavar="N", help="(default: one a stage)")
-    add("--hidden", type=int, default=d.hidden, metavar="N", help="hidden size")
-    add("--seq-length", type=int, default=d.seq_length, metavar="N", help="tokens per sequence")
-    add("--iterations", type=int, default=d.iterations, metavar="N", help="per arm")
-    add(
-        "--slow-link",
-        action="append",
-        default=argparse.SUPPRESS,
-        metavar="A-B",
-        help="link that gets slow, e.g. 2-3 (both ways) or 2>3 (one way); repeat it or separate "
-        "several by commas (default: the last link)",
+    for flag, default, text in (
+        ("--stages", d.stages, "pipeline stages, one rank each"),
+        ("--microbatches", d.microbatches, "microbatches per iteration"),
+        ("--data-parallel", d.data_parallel, "replicas of the pipeline"),
+        ("--hidden", d.hidden, "hidden size"),
+        ("--seq-length", d.seq_length, "tokens per sequence"),
+        ("--iterations", d.iterations, "iterations per arm"),
+        ("--seed", d.seed, "seed of model, data order and dropout"),
+    ):
+        group.add_argument(
+            flag, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
+        )
+    group.add_argument(
+        "--layers", type=int, default=0, metavar="N", help="transformer layers (default: 1 a stage)"
     )
-    add("--delay", default="40ms", metavar="TIME", help="what a message takes longer, e.g. 40ms")
-    add(
-        "--from-iteration",
-        type=int,
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="first slow iteration (default: a third of the run)",
+    group.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=d.precision,
+        help=f"of the model (default: {d.precision})",
     )
-    add(
-        "--to-iteration",
-        type=int,
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="first iteration after it (default: two thirds of the run)",
-    )
-    add(
-        "--engine",
-        choices=ENGINES,
-        default=d.engine,
-        help="native: Megatron's own schedule; executor: our loop over ops",
-    )
-    add("--precision", choices=PRECISIONS, default=d.precision, help="of the model")
-    add("--dropout", type=float, default=d.dropout, metavar="P", help="hidden and attention")
-    add(
-        "--activation-budget",
+    group.add_argument(
+        "--dropout",
         type=float,
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="microbatches in flight that a stage may hold (default: no limit)",
+        default=d.dropout,
+        metavar="P",
+        help=f"hidden and attention dropout (default: {d.dropout})",
     )
-    add("--seed", type=int, default=d.seed, metavar="N", help="of model, data order and dropout")
-    add(
+    group.add_argument(
         "--text",
         default="",
         metavar="PATH",
         help="file or folder to train on (default: the Python standard library's source)",
     )
-    add("--out", default=d.out, metavar="DIR", help="where results go")
-    add("--timeout", default="25s", metavar="TIME", help="wait for a message before giving up")
-    add("--json", action="store_true", help="print the summary as JSON on standard output")
-    add("--no-emulation", action="store_true", help="no emulated link; the network itself is slow")
-    add(
+
+
+def add_links(group: Any) -> None:
+    group.add_argument(
+        "--slow-link",
+        action="append",
+        default=[],
+        metavar="A-B",
+        help="link that gets slow, 2-3 (both ways) or 2>3 (one way); repeat it or separate "
+        "several by commas (default: the last link)",
+    )
+    group.add_argument(
+        "--delay", default="40ms", metavar="TIME", help="how much slower (default: 40ms)"
+    )
+    group.add_argument(
+        "--from-iteration",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="first slow iteration (default: a third of the run)",
+    )
+    group.add_argument(
+        "--to-iteration",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="first iteration that is not slow any more (default: two thirds of the run)",
+    )
+    group.add_argument(
+        "--emulate-link",
+        "--adaptra-emulate-link",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="instead of the four above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
+        "YAML; may be repeated",
+    )
+    group.add_argument(
+        "--no-emulation", action="store_true", help="emulate nothing: the network itself is slow"
+    )
+
+
+def add_run(group: Any) -> None:
+    group.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=_DEFAULTS.engine,
+        help="native: Megatron's own schedule; executor: our loop over ops (default: native)",
+    )
+    group.add_argument(
+        "--activation-budget",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="microbatches in flight that a stage may hold (default: no limit)",
+    )
+    group.add_argument(
+        "--settings",
+        "--adaptra-config",
+        default="",
+        metavar="FILE",
+        help="YAML file with further settings of the plugin, e.g. min_gain",
+    )
+    group.add_argument(
+        "--timeout",
+        default="25s",
+        metavar="TIME",
+        help="how long a rank waits for a message before it gives up (default: 25s)",
+    )
+    group.add_argument(
+        "--out",
+        default=_DEFAULTS.out,
+        metavar="DIR",
+        help=f"where results go (default: {_DEFAULTS.out})",
+    )
+    group.add_argument("--json", action="store_true", help="print the summary as JSON")
+    group.add_argument(
         "--rank-from-env",
         action="store_true",
-        help="be one rank, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them",
+        help="be one rank; RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT are set as torchrun does",
     )
-    parser.set_defaults(run=run)
 
 
 def options_of(args: argparse.Namespace) -> DemoOptions:
     """The checked options; raises BadInput."""
     given = vars(args)
-    links = [part for text in given.get("slow_link", []) for part in text.split(",")]
-    same = (
-        "stages",
-        "microbatches",
-        "data_parallel",
-        "layers",
-        "hidden",
-        "seq_length",
-        "iterations",
-        "from_iteration",
-        "to_iteration",
-        "engine",
-        "precision",
-        "dropout",
-        "activation_budget",
-        "seed",
-        "text",
-        "out",
-    )
+    same = {f.name for f in fields(DemoOptions)} & given.keys() - {"delay", "timeout"}
     return DemoOptions(
-        **{name: given[name] for name in same if name in given},
-        slow_links=links,
+        **{name: given[name] for name in same},
+        slow_links=[part for text in args.slow_link for part in text.split(",")],
         delay=parse_seconds(args.delay, "--delay"),
         timeout=parse_seconds(args.timeout, "--timeout"),
         emulate=not args.no_emulation,

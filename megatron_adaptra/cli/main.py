@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from megatron_adaptra import __version__
 from megatron_adaptra.errors import AdaptraError, BadInput
@@ -35,8 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong; the usage is for --help."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"adaptra: error: {message} (see {self.prog} --help)\n")
+
+
 def _parser(commands: Iterable[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="adaptra",
         description="Pipeline schedules that adapt to slow links.",
         allow_abbrev=False,

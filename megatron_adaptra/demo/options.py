@@ -6,9 +6,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from megatron_adaptra.config import ENGINES
+from megatron_adaptra.config import ENGINES, AdaptraConfig, load_yaml
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.emulate import parse_link
+from megatron_adaptra.transport.scenario import load_rules
 
 PRECISIONS = ("fp32", "bf16")
 
@@ -17,7 +18,9 @@ PRECISIONS = ("fp32", "bf16")
 class DemoOptions:
     """`layers` 0: one per stage; `slow_links` empty: the last link; times are seconds.
 
-    `from_iteration`, `to_iteration` -1: a third and two thirds of the run.
+    `emulate_link`: rules or scenario files instead of `slow_links`, `delay` and the two iterations.
+    `settings`: a YAML file of AdaptraConfig. `from_iteration` and `to_iteration` -1: a third and
+    two thirds of the run.
     """
 
     stages: int = 4
@@ -29,6 +32,8 @@ class DemoOptions:
     iterations: int = 60
     slow_links: list[str] = field(default_factory=list)
     delay: float = 0.040
+    emulate_link: list[str] = field(default_factory=list)
+    settings: str = ""
     from_iteration: int = -1
     to_iteration: int = -1
     engine: str = "native"
@@ -63,21 +68,31 @@ class DemoOptions:
             raise BadInput("--activation-budget", self.activation_budget, "at least 1")
         if self.timeout < 5:
             raise BadInput("--timeout", self.timeout, "at least 5s")
+        self._check_config()
+        if self.emulate_link:
+            rules = load_rules(self.emulate_link, self.stages)
+            self.from_iteration = max(1, min(rule.first for rule in rules))
+            self.to_iteration = int(min(max(rule.end for rule in rules), self.iterations))
+            self.slow_links = sorted({f"{rule.source}>{rule.target}" for rule in rules})
         if self.from_iteration < 0:
             self.from_iteration = self.iterations // 3
         if self.to_iteration < 0:
             self.to_iteration = max(self.from_iteration + 1, 2 * self.iterations // 3)
-        if not 0 < self.from_iteration < self.to_iteration < self.iterations:
+        if not 0 < self.from_iteration < self.to_iteration <= self.iterations:
             raise BadInput(
                 "--from-iteration, --to-iteration",
                 (self.from_iteration, self.to_iteration),
-                f"0 < from < to < {self.iterations} iterations",
+                f"0 < from < to <= {self.iterations} iterations",
             )
         self.slow_links = self.slow_links or [f"{self.stages - 2}-{self.stages - 1}"]
         for link in self.slow_links:
             parse_link(link, self.stages, "--slow-link")
         if self.text and not Path(self.text).exists():
             raise BadInput("--text", self.text, "a file or a folder that exists")
+
+    def _check_config(self) -> None:
+        if self.settings:
+            AdaptraConfig.from_mapping(load_yaml(Path(self.settings)), self.settings)
 
     @property
     def world(self) -> int:
@@ -88,6 +103,8 @@ class DemoOptions:
         """The emulated links, in the syntax of `--adaptra-emulate-link`."""
         if not self.emulate:
             return []
+        if self.emulate_link:
+            return self.emulate_link
         span = f"@{self.from_iteration}..{self.to_iteration}"
         return [f"{link}:{1e6 * self.delay:.0f}us{span}" for link in self.slow_links]
 
@@ -97,7 +114,8 @@ class DemoOptions:
         if not self.emulate:
             return {"measured": (self.iterations // 2, self.iterations)}
         a, b = self.from_iteration, self.to_iteration
-        return {"healthy": (0, a), "slow": (a, b), "recovered": (b, self.iterations)}
+        phases = {"healthy": (0, a), "slow": (a, b), "recovered": (b, self.iterations)}
+        return {name: span for name, span in phases.items() if span[0] < span[1]}
 
     def dump(self) -> str:
         return json.dumps(asdict(self))

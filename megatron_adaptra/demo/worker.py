@@ -13,12 +13,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.adapter.profiles import profile
-from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.runtime.watchdog import die_with_parent, say
@@ -96,17 +97,16 @@ class _Demo:
         dataset = gpt.build_dataset(self.out / "data" / "text", self.shape, samples)
         self.arms = {name: gpt.Arm.build(self.shape, dataset) for name in ("stock", "adaptra")}
         self.stock = gpt.forward_backward_function()
-        config = AdaptraConfig(
+        settings = load_yaml(Path(options.settings)) if options.settings else {}
+        config = replace(
+            AdaptraConfig.from_mapping(settings, options.settings),
             engine=options.engine,
             emulate_link=options.rules,
             timeout=options.timeout,
             log=str(self.out / "decisions.jsonl"),
-            **(
-                {"activation_budget": options.activation_budget}
-                if options.activation_budget
-                else {}
-            ),
         )
+        if options.activation_budget:
+            config = replace(config, activation_budget=options.activation_budget)
         self.activation = activate(config)
         self.session = self.activation.session
         self.session.watchdog.end_on_signal()

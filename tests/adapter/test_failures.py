@@ -127,6 +127,8 @@ def test_interrupting_the_demo_ends_it_cleanly(tmp_path: Path) -> None:
         (("--layers", "5"), ("--layers", "5", "multiple of the 4 stages")),
         (("--engine", "steam"), ("--engine", "steam", "native")),
         (("--iterations", "12", "--from-iteration", "12"), ("--from-iteration", "12")),
+        (("--emulate-link", "2-3:40ms@x"), ("2-3:40ms@x", "a rule such as")),
+        (("--emulate-link", "2-3:40ms,jiter=1ms"), ("jiter", "a rule such as")),
         (("--text", "/no/such/text"), ("--text", "/no/such/text", "exists")),
     ],
 )
@@ -139,3 +141,17 @@ def test_bad_input_ends_with_2_and_says_what_is_allowed(
     for word in words:
         assert word in last
     assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_key_in_a_yaml_file_is_named_with_the_nearest_known_one(tmp_path: Path) -> None:
+    scenario, settings = tmp_path / "scenario.yaml", tmp_path / "settings.yaml"
+    scenario.write_text("links:\n  - {link: 2-3, delay: 40ms, form: 10}\n")
+    settings.write_text("min_gian: 0.2\n")
+    for options, near in (
+        (("--emulate-link", str(scenario)), "did you mean 'from'?"),
+        (("--settings", str(settings)), "did you mean 'min_gain'?"),
+    ):
+        done = demo(tmp_path / "out", *options, timeout=60)
+        assert done.returncode == 2
+        assert len(done.stderr.strip().splitlines()) == 1
+        assert near in done.stderr
