@@ -15,6 +15,7 @@ import yaml
 from megatron_adaptra.errors import BadInput
 
 ENGINES = ("native", "executor")
+LONGEST = 1e9  # seconds that a wait can last
 
 
 def _setting(default: Any, text: str, **extra: Any) -> Any:
@@ -55,8 +56,16 @@ class AdaptraConfig:
             raise BadInput("engine", self.engine, f"one of {', '.join(ENGINES)}")
         for name, least in (("activation_budget", 1.0), ("min_gain", 0.0), ("timeout", 1.0)):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not value >= least:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not value >= least:
                 raise BadInput(name, value, f"a number of at least {least:g}")
+        if self.timeout > LONGEST:
+            raise BadInput("timeout", self.timeout, f"a number of at most {LONGEST:g}, in seconds")
+        rules = self.emulate_link
+        if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
+            raise BadInput("emulate_link", rules, "a list of rules such as [2-3:40ms@10..]")
+        if not isinstance(self.log, str):
+            raise BadInput("log", self.log, "the name of a file")
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str) -> AdaptraConfig:
@@ -101,7 +110,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text())
     except OSError as error:
         raise BadInput("file", str(path), f"it cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no text, or no such date
         raise BadInput("file", str(path), f"it is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(data, dict):
         raise BadInput("file", str(path), "it has to hold keys and values")

@@ -49,7 +49,9 @@ class DelayChart:
             and change >= ABSOLUTE * stage_seconds
         )
         self._recent.append((delay, out))
-        self.estimate = median(sample for sample, _ in self._recent)
+        known = [sample for sample, _ in self._recent]
+        # Right after a change was accepted the level stands in for the samples that are missing.
+        self.estimate = median(known + [self.level] * (3 - len(known)))
         outside = [sample for sample, is_out in self._recent if is_out]
         if not out or len(outside) < 2:
             return False

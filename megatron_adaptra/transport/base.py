@@ -67,7 +67,10 @@ class Transport(Protocol):
     traits: Traits
 
     def isend(self, buffer: Buffer, peer: int, tag: int) -> Work:
-        """Send a copy of `buffer`: it may be changed or freed as soon as this returns."""
+        """Send a copy of `buffer`: it may be changed or freed as soon as this returns.
+
+        Keep the Work and wait for it some time: a send whose Work is dropped may be cancelled.
+        """
         ...
 
     def irecv(self, buffer: Buffer, peer: int, tag: int) -> Work:

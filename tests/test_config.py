@@ -1,0 +1,141 @@
+"""Settings: flags over YAML over defaults, and what is refused."""
+
+import argparse
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from megatron_adaptra.config import AdaptraConfig, add_flags, load_yaml
+from megatron_adaptra.errors import BadInput
+
+GOLDEN = Path(__file__).parent / "golden" / "flags.txt"
+
+
+def parser() -> argparse.ArgumentParser:
+    return add_flags(argparse.ArgumentParser(prog="train", allow_abbrev=False, add_help=False))
+
+
+def config(*flags: str) -> AdaptraConfig:
+    return AdaptraConfig.from_args(parser().parse_args(list(flags)))
+
+
+def refusal(call, *args) -> str:
+    with pytest.raises(BadInput) as bad:
+        call(*args)
+    return str(bad.value)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "adaptra.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_defaults():
+    assert config() == AdaptraConfig()
+    assert AdaptraConfig().activation_budget == math.inf
+
+
+def test_flags_beat_the_file_and_the_file_beats_defaults(file):
+    path = file("timeout: 30\nmin_gain: 0.3\nemulate_link: [0-1:1ms]\nactivation_budget: .inf\n")
+    got = config("--adaptra-config", path, "--adaptra-min-gain", "0.2")
+    assert got == AdaptraConfig(timeout=30, min_gain=0.2, emulate_link=["0-1:1ms"])
+    rules = ["--adaptra-emulate-link", "1-2:2ms", "--adaptra-emulate-link", "x.yaml"]
+    assert config("--adaptra-config", path, *rules).emulate_link == ["1-2:2ms", "x.yaml"]
+
+
+def test_flag_equal_to_the_default_beats_the_file(file):
+    path = file("engine: executor\n")
+    assert config("--adaptra-config", path).engine == "executor"
+    assert config("--adaptra-config", path, "--adaptra-engine", "native").engine == "native"
+
+
+def test_every_setting_has_a_flag():
+    flags = {f.name: f"--adaptra-{f.name.replace('_', '-')}" for f in fields(AdaptraConfig)}
+    for name, flag in flags.items():
+        value = {"engine": "executor", "emulate_link": "0-1:1ms", "log": "a"}.get(name, "7")
+        assert getattr(config(flag, value), name) != getattr(AdaptraConfig(), name)
+
+
+def test_shipped_file_loads(request):
+    path = request.config.rootpath / "configs" / "minimal.yaml"
+    assert config("--adaptra-config", str(path)).log == "adaptra-decisions.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("time_out", "did you mean 'timeout'?"),
+        ("activation-budget", "did you mean 'activation_budget'?"),
+        ("emulate_links", "did you mean 'emulate_link'?"),
+        ("zzz", "known are engine, emulate_link"),
+        ("5", "known are"),
+    ],
+)
+def test_unknown_key_names_the_nearest(file, key, words):
+    text = refusal(config, "--adaptra-config", file(f"{key}: 1\n"))
+    assert "unknown key in" in text
+    assert "adaptra.yaml" in text
+    assert words in text
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("engine: fast", "engine: 'fast' is not allowed; one of native, executor"),
+        ("timeout: 0", "timeout: 0 is not allowed; a number of at least 1"),
+        ("timeout: 10s", "timeout: '10s'"),
+        ("timeout: yes", "timeout: True"),
+        ("timeout: .inf", "at most 1e+09"),
+        ("timeout: .nan", "timeout: nan"),
+        ("min_gain: -0.1", "min_gain: -0.1 is not allowed; a number of at least 0"),
+        ("activation_budget: 0.5", "activation_budget: 0.5"),
+        ("activation_budget: null", "activation_budget: None"),
+        ("emulate_link: 2-3:40ms", "a list of rules"),
+        ("emulate_link: [3]", "a list of rules"),
+        ("log: 5", "log: 5"),
+    ],
+)
+def test_bad_value_is_refused(file, line, words):
+    assert words in refusal(config, "--adaptra-config", file(line + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--adaptra-timeout", "inf"], "timeout: inf"),
+        (["--adaptra-timeout", "nan"], "timeout: nan"),
+        (["--adaptra-min-gain", "-1"], "min_gain: -1.0"),
+        (["--adaptra-activation-budget", "0"], "activation_budget: 0.0"),
+    ],
+)
+def test_bad_flag_is_refused(flags, words):
+    assert words in refusal(config, *flags)
+
+
+@pytest.mark.parametrize("content", [b"", b"- 1\n", b"[", b"\xff\xfe\x00", b"a: 2024-99-99\n"])
+def test_file_that_is_no_mapping_is_refused(tmp_path, content):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    assert "bad.yaml" in refusal(load_yaml, path)
+
+
+def test_missing_file_is_refused(tmp_path):
+    assert "it cannot be read: No such file" in refusal(load_yaml, tmp_path / "none.yaml")
+    assert "it cannot be read: Is a directory" in refusal(load_yaml, tmp_path)
+
+
+def test_flags_are_the_reviewed_ones():
+    """Adding a flag is a reviewed act: it changes tests/golden/flags.txt too."""
+    lines = []
+    for action in parser()._actions:
+        choices = f" {{{','.join(action.choices)}}}" if action.choices else ""
+        kind = getattr(action.type, "__name__", type(action).__name__.strip("_"))
+        lines.append(f"{action.option_strings[0]} {kind}{choices}")
+    assert "\n".join(lines) + "\n" == GOLDEN.read_text()

@@ -1,0 +1,48 @@
+"""Durations and rates as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.units import parse_rate, parse_seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("40ms", 0.04), ("1.5s", 1.5), ("200us", 2e-4), (" 3 ms ", 0.003), (".5s", 0.5), ("0s", 0.0),
+     ("1e-3s", 0.001), ("2e2ms", 0.2)],
+)  # fmt: skip
+def test_durations(text, seconds):
+    assert parse_seconds(text) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("10MB/s", 1e7), ("1GB/s", 1e9), ("3kB/s", 3e3), ("7B/s", 7.0), ("1Gbit/s", 1.25e8),
+     ("100Mbit/s", 1.25e7), ("8kbit/s", 1e3), ("8bit/s", 1.0)],
+)  # fmt: skip
+def test_rates(text, rate):
+    assert parse_rate(text) == pytest.approx(rate, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ms", "40", 40, "-1ms", "1 min", "1MS", "1,5s", "nan s", "inf s", "1e999s", "1s1s"]
+)
+def test_no_duration(text):
+    with pytest.raises(BadInput) as bad:
+        parse_seconds(text, "delay")
+    assert (bad.value.field, bad.value.value) == ("delay", text)
+    assert "such as 40ms" in str(bad.value)
+
+
+@pytest.mark.parametrize("text", ["", "10", "10MB", "10mb/s", "10 Mb/s", "-1MB/s", "10ms"])
+def test_no_rate(text):
+    with pytest.raises(BadInput, match="such as 10MB/s"):
+        parse_rate(text)
+
+
+@given(st.floats(0, 1e300), st.sampled_from(["s", "ms", "us"]))
+def test_what_is_printed_is_read(value, unit):
+    scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
+    assert parse_seconds(f"{value!r}{unit}".replace("e+", "e")) == value * scale

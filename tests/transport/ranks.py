@@ -1,0 +1,177 @@
+"""Runs one body on several ranks: threads over loopback, processes over gloo."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra.transport.base import Transport
+from megatron_adaptra.transport.emulate import LinkEmulator, parse_rules
+from megatron_adaptra.transport.loopback import LoopbackNetwork
+from megatron_adaptra.transport.torch_p2p import TorchTransport, open_lanes
+
+KINDS = ("eager", "rendezvous", "torch")
+PATIENCE = 60.0  # seconds until a test is given up; nothing is measured against it
+MS = 1e-3
+
+# Each process is a fork of a server that has imported torch, and so starts in no time.
+_processes = mp.get_context("forkserver")
+_processes.set_forkserver_preload(["pytest", "torch.distributed", "megatron_adaptra", __name__])
+
+
+@dataclass
+class Seat:
+    """What a body gets: its rank, a way to its peers, and a barrier of all ranks."""
+
+    rank: int
+    transport: Transport
+    meet: Callable[[], Any]
+    open: Callable[[str], Transport]  # another transport between the same ranks
+    say: Callable[[Any], None]  # a word to the test while the body still runs
+
+
+Body = Callable[..., Any]
+
+
+def run(kind: str, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] = ()) -> list[Any]:
+    """What `body(seat, *args)` returned on each rank; raises what it raised."""
+    if kind == "torch":
+        with Processes(body, *args, ranks=ranks, rules=rules) as processes:
+            return [processes.result(rank) for rank in range(ranks)]
+    assert not rules, "loopback has no emulator"
+    networks: dict[str, LoopbackNetwork] = {}
+    lock, barrier = threading.Lock(), threading.Barrier(ranks)
+
+    def one(rank: int) -> Any:
+        opened = []
+
+        def opens(name: str) -> Transport:
+            with lock:
+                if name not in networks:
+                    networks[name] = LoopbackNetwork(rendezvous=kind == "rendezvous")
+            opened.append(networks[name].open(rank))
+            return opened[-1]
+
+        seat = Seat(rank, opens("lane"), lambda: barrier.wait(PATIENCE), opens, lambda _: None)
+        try:
+            return body(seat, *args)
+        except BaseException:
+            barrier.abort()
+            raise
+        finally:
+            for transport in opened:
+                transport.close()
+
+    try:
+        with ThreadPoolExecutor(ranks) as pool:
+            results = [pool.submit(one, rank) for rank in range(ranks)]
+            errors = [e for f in results if (e := f.exception(PATIENCE)) is not None]
+            if errors:  # the cause, not the barriers that it broke
+                raise min(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError))
+            return [f.result() for f in results]
+    finally:
+        for network in networks.values():
+            network.close()
+
+
+class Processes:
+    """`ranks` processes that run a body over gloo; they can be killed one by one."""
+
+    def __init__(self, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] = ()) -> None:
+        self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        self._barrier = barrier = _processes.Barrier(ranks)
+        self._pipes, self._processes = [], []
+        for rank in range(ranks):
+            mine, theirs = _processes.Pipe(duplex=False)
+            job = (theirs, body, args, rank, ranks, self._store.port, barrier, tuple(rules))
+            process = _processes.Process(target=_process, args=job, daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(mine)
+            self._processes.append(process)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join(PATIENCE)
+
+    def heard(self, rank: int) -> Any:
+        """The next word of a rank."""
+        if not self._pipes[rank].poll(PATIENCE):
+            raise TimeoutError(f"rank {rank} says nothing")
+        word, value = self._pipes[rank].recv()
+        if word == "raised":
+            raise AssertionError(f"rank {rank} raised\n{value}")
+        return value
+
+    result = heard
+
+    def kill(self, rank: int) -> None:
+        self._processes[rank].kill()
+        self._processes[rank].join(PATIENCE)
+
+
+def _process(
+    pipe: Any, body: Body, args: Any, rank: int, ranks: int, port: int, barrier: Any, rules: Any
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        store = dist.TCPStore("127.0.0.1", port, None, False)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+        links = list(permutations(range(ranks), 2))
+        opened = []
+
+        def opens(name: str) -> TorchTransport:
+            parsed = [rule for text in rules for rule in parse_rules(text, ranks)]
+            emulator = LinkEmulator(rank, parsed) if parsed else None
+            lanes = open_lanes(list(range(ranks)), links, name)
+            opened.append(TorchTransport(*lanes, emulator))
+            return opened[-1]
+
+        transport = opens("lane")
+
+        def meet() -> None:
+            barrier.wait(PATIENCE)
+
+        seat = Seat(rank, transport, meet, opens, lambda word: pipe.send(("said", word)))
+        result = body(seat, *args)
+        for transport in opened:
+            transport.close()
+        pipe.send(("returned", result))
+    except BaseException:
+        barrier.abort()
+        pipe.send(("raised", traceback.format_exc()))
+    pipe.close()
+    os._exit(0)  # neighbours may be gone, and gloo's destructors would wait for them
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for what has no event to wait for."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(MS)
+
+
+def threads() -> list[str]:
+    """The package's threads of this process."""
+    return [t.name for t in threading.enumerate() if t.name.startswith("adaptra-")]
+
+
+def full(value: float, size: int = 8) -> torch.Tensor:
+    return torch.full((size,), float(value))
