@@ -56,6 +56,7 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "PYTHONWARNINGS": "ignore",
         "PYTHONUNBUFFERED": "1",
+        "ADAPTRA_LAUNCHED": "1",
         **os.environ,
     }
     words: list[str] = []

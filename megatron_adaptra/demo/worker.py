@@ -1,7 +1,8 @@
 """One rank of the demo: both arms, iteration by iteration, in one process.
 
-The arms alternate, and alternate who goes first, so that both see the same machine. Before each
-arm's iteration the ranks meet; nothing else is added to an iteration.
+The arms take turns, and change who goes first, so that both see the same machine. When a turn
+begins the ranks meet; nothing is added to the iterations. Where the network itself is slow a turn
+has several iterations: ranks leave a meeting, and an iteration, at different times there.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.runtime.watchdog import die_with_parent, say
 
+TURN = 5  # iterations of one arm in a row over a network that is slow by itself
 KEPT = 8  # iterations whose records are kept, to draw the one nearest to their median
 PROGRESS = "@adaptra "  # what rank 0 tells the launcher, one JSON object a line
+LAUNCHED = "ADAPTRA_LAUNCHED"  # set by the launcher; without it rank 0 talks to people
 
 
 def main(options: DemoOptions) -> int:
@@ -122,17 +125,21 @@ class _Demo:
     def run(self) -> None:
         gc.collect()
         gc.freeze()  # what start-up made stays: collections during iterations get short
-        for iteration in range(self.options.iterations):
-            order = ("stock", "adaptra") if iteration % 2 == 0 else ("adaptra", "stock")
+        turn = 1 if self.options.emulate else TURN
+        for first in range(0, self.options.iterations, turn):
+            order = ("stock", "adaptra") if first // turn % 2 == 0 else ("adaptra", "stock")
+            iterations = range(first, min(first + turn, self.options.iterations))
             for name in order:
-                self._iteration(name, iteration)
-            self._progress(iteration)
+                self.session.watchdog.phase = f"the barrier before iteration {first} of {name}"
+                self.dist.barrier()
+                for iteration in iterations:
+                    self._iteration(name, iteration)
+            for iteration in iterations:
+                self._progress(iteration)
         self._finish()
 
     def _iteration(self, name: str, iteration: int) -> None:
         arm, watchdog = self.arms[name], self.session.watchdog
-        watchdog.phase = f"the barrier before iteration {iteration} of {name}"
-        self.dist.barrier()
         watchdog.phase = f"iteration {iteration} of {name}, outside the pipeline's messages"
         begin = time.perf_counter()
         arm.begin()
@@ -172,11 +179,13 @@ class _Demo:
     def _progress(self, iteration: int) -> None:
         if self.rank == 0:
             warmup = self.session.controller.ballot.schedule.warmup
-            last = {name: 1e3 * values[-1] for name, values in self.seconds.items()}
-            print(
-                PROGRESS + json.dumps({"iteration": iteration, "ms": last, "warmup": warmup}),
-                flush=True,
-            )
+            last = {name: 1e3 * values[iteration] for name, values in self.seconds.items()}
+            step = {"iteration": iteration, "ms": last, "warmup": warmup}
+            if os.environ.get(LAUNCHED):
+                print(PROGRESS + json.dumps(step), flush=True)
+            elif iteration % 5 == 4:
+                times = ", ".join(f"{name} {ms:.0f} ms" for name, ms in last.items())
+                say(f"iteration {iteration + 1}: {times}, warmup {','.join(map(str, warmup))}")
 
     def _finish(self) -> None:
         """Bring everything to rank 0, which writes it down."""

@@ -42,6 +42,15 @@ class Timeline:
         return max(s.end for s in self.spans) - min(s.start for s in self.spans)
 
     @property
+    def iteration(self) -> float:
+        """Seconds as the first stage sees them: it starts the pipeline and is the last to end.
+
+        Another stage's tail may reach into the next iteration.
+        """
+        own = [s for s in self.spans if s.stage == 0]
+        return max(s.end for s in own) - min(s.start for s in own) if own else 0.0
+
+    @property
     def stages(self) -> int:
         return 1 + max((s.stage for s in self.spans), default=-1)
 

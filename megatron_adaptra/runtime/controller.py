@@ -168,7 +168,8 @@ class Controller:
         began = time.perf_counter()
         conditions = self.estimator.conditions()
         before = {link: self.estimator.charts[link].level or 0.0 for link in changed}
-        eased = any(conditions.link(*link).delay < before[link] for link in changed)
+        now = {link: conditions.link(*link).delay for link in changed}
+        eased = any(now[link] < before[link] for link in changed)
         self.estimator.accept()
         current = evaluate(self.ballot.schedule, conditions, self.rule.sends)
         plan = self._choose(conditions)
@@ -178,7 +179,7 @@ class Controller:
         self._decision = Decision(
             iteration=swap,
             detected=iteration,
-            why=_why(before, conditions, current, plan),
+            why=_why(before, now, current, plan),
             warmup_before=list(self.ballot.schedule.warmup),
             warmup_after=list(plan.schedule.warmup),
             predicted_ms=1e3 * plan.predicted,
@@ -261,11 +262,15 @@ def _worth(plan: Plan, current: Plan, min_gain: float, eased: bool) -> bool:
 
 
 def _why(
-    before: Mapping[tuple[int, int], float], conditions: Conditions, current: Plan, plan: Plan
+    before: Mapping[tuple[int, int], float],
+    now: Mapping[tuple[int, int], float],
+    current: Plan,
+    plan: Plan,
 ) -> str:
     """The decision in one sentence, for people."""
     links = ", ".join(
-        f"{a}->{b} takes {1e3 * conditions.link(a, b).delay:.3g} ms, before {1e3 * old:.3g} ms"
+        f"{a}->{b} takes {1e3 * now[a, b]:.3g} ms, "
+        + (f"before {1e3 * old:.3g} ms" if old else "from the start")
         for (a, b), old in before.items()
     )
     old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))

@@ -11,6 +11,7 @@ from typing import Any
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.telemetry.detect import DelayChart
 
+Link = tuple[int, int]
 WINDOW = 5  # iterations over which op seconds are taken
 
 
@@ -39,7 +40,7 @@ class Estimator:
         self._tails: deque[float] = deque(maxlen=WINDOW)
         self._ratios: deque[float] = deque(maxlen=WINDOW)
 
-    def update(self, reports: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    def update(self, reports: Sequence[Mapping[str, Any]]) -> list[Link]:
         """Take one iteration's reports, one per stage; the links whose change is confirmed."""
         clock = "wall" if self.cores is None else "cpu"
         for report in reports:
@@ -48,23 +49,25 @@ class Estimator:
             self._ops[report["stage"]].append((seconds["F"] * scale, seconds["B"] * scale))
             if report["stage"] == 0 and report.get("tail") is not None:
                 self._tails.append(report["tail"])
-        raw = {
-            (int(source), report["stage"]): delay
-            for report in reports
-            for source, delay in report["delay"].items()
-        }
+        delays, transits = _by_link(reports, "delay"), _by_link(reports, "transit")
         stage_seconds = self.stage_seconds()
         return [
             link
             for link, chart in self.charts.items()
-            if link in raw and chart.update(self._delay(link, raw), stage_seconds)
+            if (delay := self._delay(link, delays, transits)) is not None
+            and chart.update(max(0.0, delay), stage_seconds)
         ]
 
-    def _delay(self, link: tuple[int, int], raw: Mapping[tuple[int, int], float]) -> float:
+    def _delay(
+        self, link: Link, delays: Mapping[Link, float], transits: Mapping[Link, float]
+    ) -> float | None:
+        """Seconds on the way; None where nothing is known."""
         source, target = link
-        if self.hosts[source] != self.hosts[target] and (target, source) in raw:
-            return max(0.0, (raw[link] + raw[target, source]) / 2)
-        return max(0.0, raw[link])
+        if self.hosts[source] == self.hosts[target]:
+            return delays.get(link)
+        # Stamps of two clocks cannot tell who was late, but their difference cancels.
+        there, back = transits.get(link), transits.get((target, source))
+        return None if there is None or back is None else (there + back) / 2
 
     def stage_seconds(self) -> float:
         """What one microbatch takes: on the slowest stage, or on all that share cores."""
@@ -106,6 +109,15 @@ class Estimator:
             tail=median(self._tails) if self._tails else 0.0,
             cores=self.cores,
         )
+
+
+def _by_link(reports: Sequence[Mapping[str, Any]], what: str) -> dict[Link, float]:
+    """A report's sources are integers, or text once it has travelled as JSON."""
+    return {
+        (int(source), report["stage"]): seconds
+        for report in reports
+        for source, seconds in report[what].items()
+    }
 
 
 def _median(window: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -35,15 +35,20 @@ class IterationRecord:
     messages: list[tuple[int, Op, Stamps]] = field(default_factory=list)  # source, op, stamps
 
     def report(self) -> dict[str, Any]:
-        """The small message to the leader. Delays are seconds, None where nothing arrived."""
+        """The small message to the leader: seconds, per source stage where there is one.
+
+        A transit contains the difference of the two stages' clocks; there and back it cancels.
+        """
         compute = sum(o.cpu for o in self.ops)
+        sources = sorted({source for source, _, _ in self.messages})
         return {
             "stage": self.stage,
             "iteration": self.iteration,
             "wall": {k.value: _mean(self.ops, k, "wall") for k in (Kind.F, Kind.B)},
             "cpu": {k.value: _mean(self.ops, k, "cpu") for k in (Kind.F, Kind.B)},
             "overhead": self.cpu / compute if compute > 0 else 1.0,
-            "delay": {source: self.delay(source) for source in {m[0] for m in self.messages}},
+            "delay": {source: self.delay(source) for source in sources},
+            "transit": {source: self.transit(source) for source in sources},
             "waited": sum(stamps.exposed for _, _, stamps in self.messages),
         }
 
@@ -53,6 +58,10 @@ class IterationRecord:
         The median, not the mean: one late wake-up of this process is not a slow link.
         """
         return median(stamps.delay for s, _, stamps in self.messages if s == source)
+
+    def transit(self, source: int) -> float:
+        """Median seconds from sent, on the sender's clock, to there, on this one."""
+        return median(stamps.completed - stamps.sent for s, _, stamps in self.messages if s == source)
 
     @property
     def last_op_end(self) -> float:

@@ -115,10 +115,10 @@ def _gantt(axes: Axes, timeline: Timeline, seconds: float, title: str) -> None:
         side = BOX / 2 if m.target > m.source else -BOX / 2
         times = [1e3 * (m.sent - begin), 1e3 * (m.arrived - begin)]
         axes.plot(times, [m.source + side, m.target - side], color=MESSAGE, lw=0.7, alpha=0.75)
-    end = 1e3 * timeline.makespan
+    end = 1e3 * timeline.iteration
     axes.axvline(end, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
     axes.annotate(
-        ms(timeline.makespan),
+        ms(timeline.iteration),
         (end, 1),
         (0, 4),
         ("data", "axes fraction"),

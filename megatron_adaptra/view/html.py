@@ -218,13 +218,13 @@ def _ms(value: float | None) -> str:
 
 
 def _span(timeline: Timeline | None) -> str:
-    return NONE if timeline is None else ms(timeline.makespan)
+    return NONE if timeline is None else ms(timeline.iteration)
 
 
 def _error(arm: ArmReport) -> str:
-    if arm.measured is None or arm.predicted is None or not arm.predicted.makespan:
+    if arm.measured is None or arm.predicted is None or not arm.predicted.iteration:
         return NONE
-    return f"{100 * (arm.measured.makespan / arm.predicted.makespan - 1):+.1f} %"
+    return f"{100 * (arm.measured.iteration / arm.predicted.iteration - 1):+.1f} %"
 
 
 def _replans(report: Report) -> str:

@@ -67,7 +67,7 @@ class _Gantt:
         return self.top + stage * (self.row + self.gap)
 
     def svg(self) -> str:
-        name = f"{self.title or 'timeline'}: {ms(self.timeline.makespan)}"
+        name = f"{self.title or 'timeline'}: {ms(self.timeline.iteration)}"
         parts = [element("title", text(name)), *self.grid(), *self.labels()]
         parts += [self.line(message) for message in slow_messages(self.timeline, self.seconds)]
         parts += [self.box(span) for span in self.timeline.spans]
@@ -179,7 +179,7 @@ class _Gantt:
         """A mark where the iteration ends, with its length."""
         if not self.timeline.spans:
             return []
-        x = self.x(self.timeline.makespan)
+        x = self.x(self.timeline.iteration)
         mark = element(
             "line",
             x1=x,
@@ -194,7 +194,7 @@ class _Gantt:
         room = x + 40 < self.width
         label = element(
             "text",
-            text(ms(self.timeline.makespan)),
+            text(ms(self.timeline.iteration)),
             x=max(x, 9.0 * len(self.title)) if room else float(self.width),
             y=13,
             text_anchor="middle" if room else "end",
