@@ -14,19 +14,28 @@ ruff format --check .
 mypy
 lint-imports
 
+if [ $# -gt 0 ]; then
+  exec python -m pytest "$@"
+fi
+
 echo "== tests"
-python -m pytest "$@"
+python -m pytest -n 2 -m "not slow"
+echo "== tests that train a model in several processes ($(python -c 'from importlib.metadata import version; print("megatron-core", version("megatron-core"))'))"
+python -m pytest -m slow
 
 # The newest megatron-core needs Python 3.12; its torch brings CUDA libraries, which go unused.
-if [ "${ADAPTRA_TEST_NEWEST:-1}" = 1 ] && [ $# -eq 0 ]; then
+if [ "${ADAPTRA_TEST_NEWEST:-1}" = 1 ]; then
   newest=""
   for candidate in python3.12 "$HOME"/.pyenv/versions/3.12*/bin/python; do
-    if "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then newest=$candidate; break; fi
+    if "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
+      newest=$candidate
+      break
+    fi
   done
   if [ -n "$newest" ]; then
-    echo "== tests on the newest megatron-core ($("$newest" --version))"
+    echo "== the same on the newest megatron-core ($("$newest" --version))"
     make_venv "$venv-newest" demo,dev "$newest"
-    "$venv-newest/bin/python" -m pytest tests/adapter tests/runtime -p no:cacheprovider
+    "$venv-newest/bin/python" -m pytest -m slow
   else
     echo "adaptra: no Python 3.12 here: the newest megatron-core line was NOT tested" >&2
   fi

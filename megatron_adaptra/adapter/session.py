@@ -160,13 +160,14 @@ class Session:
         order = tuple(warmup_line(d, count) for d in stock_warmup(self.stages, count))
         schedule = Schedule(order, count, policy="1f1b", why="1F1B, as Megatron runs it")
         hosts, cores = self._machines(device)
-        estimator = None
-        if self.stage == 0:
-            nbytes = self._empty(arguments).numel() * self._empty(arguments).element_size()
-            estimator = Estimator(count, hosts, cores, nbytes, self.config.activation_budget)
         # An emulated link delays messages, not the word that a receive is posted.
         rendezvous = pipeline.traits.rendezvous and self.emulator is None
         rule = ReplanRule(self.config.min_gain, sends="rendezvous" if rendezvous else "eager")
+        estimator = None
+        if self.stage == 0:
+            nbytes = self._empty(arguments).numel() * self._empty(arguments).element_size()
+            budget = self.config.activation_budget
+            estimator = Estimator(count, hosts, cores, nbytes, budget, rendezvous)
         replica = mpu.get_data_parallel_rank()
         path = Path(self.config.log) if self.config.log else None
         if path is not None and replica:

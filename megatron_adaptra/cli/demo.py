@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from megatron_adaptra.config import ENGINES
-from megatron_adaptra.demo.options import PRECISIONS, DemoOptions
+from megatron_adaptra.demo.options import ENVIRONMENT, PRECISIONS, DemoOptions
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.units import parse_seconds
 
@@ -212,9 +212,9 @@ def _one_rank(options: DemoOptions) -> int:
     ]
     if missing:
         raise BadInput("environment", missing[0], "--rank-from-env needs it, as torchrun sets it")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    from megatron_adaptra.demo.worker import run_rank
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from megatron_adaptra.demo.worker import run_rank  # torch reads the environment when imported
 
     status = run_rank(options.dump())
     if status == 0 and os.environ["RANK"] == "0":

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.demo.options import ENVIRONMENT, DemoOptions
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.runtime.watchdog import die_with_parent
 
@@ -50,15 +50,7 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
         "--nproc-per-node", str(options.world),
         "--module", "megatron_adaptra.demo.worker", options.dump(),
     ]  # fmt: skip
-    environment = {
-        "OMP_NUM_THREADS": "1",  # stages are processes; threads of one only disturb the others
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONWARNINGS": "ignore",
-        "PYTHONUNBUFFERED": "1",
-        "ADAPTRA_LAUNCHED": "1",
-        **os.environ,
-    }
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1", "ADAPTRA_LAUNCHED": "1", **os.environ}
     words: list[str] = []
     process = subprocess.Popen(
         command,

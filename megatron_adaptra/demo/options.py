@@ -12,6 +12,13 @@ from megatron_adaptra.transport.emulate import parse_link
 from megatron_adaptra.transport.scenario import load_rules
 
 PRECISIONS = ("fp32", "bf16")
+# What a rank's environment has, unless the user says otherwise.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # stages are processes; threads of one only disturb the others
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore",
+}
 
 
 @dataclass

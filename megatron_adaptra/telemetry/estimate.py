@@ -20,7 +20,8 @@ class Estimator:
 
     `hosts[i]`: an identity of stage i's machine. Stages of one machine share a clock; between
     machines only the round trip is known, and its halves are taken for equal. `cores`: see
-    Conditions; where given, an op's cost is CPU time, else its wall time.
+    Conditions; where given, an op's cost is CPU time, else its wall time. `rendezvous`: whether a
+    message waits until the word that its receive is posted has come back to the sender.
     """
 
     def __init__(
@@ -30,9 +31,10 @@ class Estimator:
         cores: float | None,
         message_bytes: int,
         budget: float = math.inf,
+        rendezvous: bool = False,
     ) -> None:
         self.microbatches, self.hosts, self.cores = microbatches, tuple(hosts), cores
-        self.message_bytes, self.budget = message_bytes, budget
+        self.message_bytes, self.budget, self.rendezvous = message_bytes, budget, rendezvous
         stages = len(hosts)
         pairs = [(s, s + 1) for s in range(stages - 1)]
         self.charts = {link: DelayChart() for a, b in pairs for link in ((a, b), (b, a))}
@@ -50,24 +52,37 @@ class Estimator:
             if report["stage"] == 0 and report.get("tail") is not None:
                 self._tails.append(report["tail"])
         delays, transits = _by_link(reports, "delay"), _by_link(reports, "transit")
+        ahead = _by_link(reports, "ahead")
         stage_seconds = self.stage_seconds()
         return [
             link
             for link, chart in self.charts.items()
-            if (delay := self._delay(link, delays, transits)) is not None
+            if (delay := self._delay(link, delays, transits, ahead)) is not None
             and chart.update(max(0.0, delay), stage_seconds)
         ]
 
     def _delay(
-        self, link: Link, delays: Mapping[Link, float], transits: Mapping[Link, float]
+        self,
+        link: Link,
+        delays: Mapping[Link, float],
+        transits: Mapping[Link, float],
+        ahead: Mapping[Link, float],
     ) -> float | None:
         """Seconds on the way; None where nothing is known."""
         source, target = link
-        if self.hosts[source] == self.hosts[target]:
+        reverse = target, source
+        if self.hosts[source] != self.hosts[target]:
+            # Stamps of two clocks cannot tell who was late, but their difference cancels.
+            there, back = transits.get(link), transits.get(reverse)
+            return None if there is None or back is None else (there + back) / 2
+        if link not in delays or reverse not in delays or not self.rendezvous:
             return delays.get(link)
-        # Stamps of two clocks cannot tell who was late, but their difference cancels.
-        there, back = transits.get(link), transits.get((target, source))
-        return None if there is None or back is None else (there + back) / 2
+        # The message also waited for the word that its receive was posted, which crosses the link
+        # the other way, unless it was posted long enough ahead.
+        word = max(0.0, delays[reverse] - ahead[link])
+        if ahead[reverse] < delays[link]:  # the word's own time may contain such a wait
+            word = min(word, delays[link] / 2)
+        return delays[link] - word
 
     def stage_seconds(self) -> float:
         """What one microbatch takes: on the slowest stage, or on all that share cores."""

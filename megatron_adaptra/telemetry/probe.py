@@ -49,6 +49,7 @@ class IterationRecord:
             "overhead": self.cpu / compute if compute > 0 else 1.0,
             "delay": {source: self.delay(source) for source in sources},
             "transit": {source: self.transit(source) for source in sources},
+            "ahead": {source: self.ahead(source) for source in sources},
             "waited": sum(stamps.exposed for _, _, stamps in self.messages),
         }
 
@@ -61,7 +62,13 @@ class IterationRecord:
 
     def transit(self, source: int) -> float:
         """Median seconds from sent, on the sender's clock, to there, on this one."""
-        return median(stamps.completed - stamps.sent for s, _, stamps in self.messages if s == source)
+        return median(
+            stamps.completed - stamps.sent for s, _, stamps in self.messages if s == source
+        )
+
+    def ahead(self, source: int) -> float:
+        """Median seconds that a receive stood posted before its message was sent."""
+        return median(max(0.0, t.sent - t.posted) for s, _, t in self.messages if s == source)
 
     @property
     def last_op_end(self) -> float:

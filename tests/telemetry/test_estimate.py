@@ -1,0 +1,164 @@
+"""From records to Conditions: costs, delays, corrections."""
+
+import json
+import math
+
+import pytest
+from telemetry.records import record
+
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.telemetry.estimate import Estimator
+
+MS = 1e-3
+HOST = ["one"] * 3
+
+
+def estimator(hosts=HOST, cores=None, **more) -> Estimator:
+    return Estimator(4, hosts, cores, message_bytes=1000, **more)
+
+
+def reports(iteration, delays, **more):
+    """Of three stages, as the leader sees them: its own, and the others' through JSON."""
+    out = []
+    for stage in range(3):
+        sources = {s: delays.get((s, stage), 0.0) for s in (stage - 1, stage + 1) if 0 <= s < 3}
+        one = {**record(stage, iteration, sources, **more).report(), "tail": 0.005}
+        out.append(json.loads(json.dumps(one)) if stage else one)
+    return out
+
+
+def feed(estimator, count, delays, **more):
+    return [estimator.update(reports(i, delays, **more)) for i in range(count)]
+
+
+def test_conditions_hold_what_was_measured():
+    e = estimator(budget=7.0)
+    feed(e, 6, {(0, 1): 30 * MS, (1, 0): 5 * MS})
+    c = e.conditions()
+    assert c.forward == pytest.approx((10 * MS,) * 3)
+    assert c.backward_input == c.backward_weight == pytest.approx((10 * MS,) * 3)
+    assert (c.microbatches, c.message_bytes, c.cores) == (4, 1000.0, None)
+    assert c.activation_budget == (7.0,) * 3
+    assert c.tail == pytest.approx(5 * MS)
+    assert c.link(0, 1).delay == pytest.approx(30 * MS)
+    assert c.link(1, 0).delay == pytest.approx(5 * MS)
+    assert c.link(1, 2).delay == c.link(2, 1).delay == 0.0
+    assert Conditions.from_json(json.loads(json.dumps(c.to_json()))) == c
+    assert e.delays() == {"0>1": c.link(0, 1).delay, "1>0": c.link(1, 0).delay} | {
+        "1>2": 0.0, "2>1": 0.0
+    }  # fmt: skip
+
+
+def test_shared_cores_count_cpu_seconds_and_the_rest_of_the_process():
+    """Ops took half their wall time of CPU, and the process a quarter more than its ops."""
+    e = estimator(cores=2.0)
+    feed(e, 5, {}, busy=1.25)
+    c = e.conditions()
+    assert c.cores == 2.0
+    assert c.forward == pytest.approx((10 * MS / 2 * 1.25,) * 3)
+    assert c.backward_input == pytest.approx((10 * MS / 2 * 1.25,) * 3)
+
+
+def test_stage_seconds_with_and_without_shared_cores():
+    alone, shared = estimator(), estimator(cores=0.5)
+    assert alone.stage_seconds() == 0.0
+    feed(alone, 3, {})
+    feed(shared, 3, {})
+    assert alone.stage_seconds() == pytest.approx(30 * MS)
+    assert shared.stage_seconds() == pytest.approx(3 * 15 * MS / 0.5)
+
+
+def test_op_seconds_are_recent_medians():
+    e = estimator()
+    feed(e, 9, {}, forward=50 * MS)
+    feed(e, 2, {}, forward=10 * MS)
+    assert e.conditions().forward == pytest.approx((50 * MS,) * 3)
+    feed(e, 1, {}, forward=10 * MS)
+    assert e.conditions().forward == pytest.approx((10 * MS,) * 3)
+
+
+def test_changed_links_are_named_by_direction():
+    e = estimator()
+    assert feed(e, 6, {}) == [[]] * 6
+    changes = feed(e, 4, {(1, 2): 40 * MS})
+    assert changes == [[], [(1, 2)], [(1, 2)], [(1, 2)]]
+    e.accept()
+    assert feed(e, 3, {(1, 2): 40 * MS}) == [[]] * 3
+    assert feed(e, 2, {}) == [[], [(1, 2)]]
+
+
+def test_accept_before_the_first_levels_is_harmless():
+    e = estimator()
+    e.accept()
+    assert feed(e, 2, {}) == [[], []]
+    e.accept()
+    assert feed(e, 4, {}) == [[]] * 4
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0, -1000.0, 0.012])
+def test_two_hosts_share_the_round_trip(offset):
+    """Their clocks differ by anything; there and back the difference cancels."""
+    e = estimator(["one", "one", "two"])
+    delays = {(0, 1): 1 * MS, (1, 0): 2 * MS, (1, 2): 30 * MS, (2, 1): 10 * MS}
+    feed(e, 6, delays, clock={2: offset})
+    c = e.conditions()
+    assert c.link(0, 1).delay == pytest.approx(1 * MS)
+    assert c.link(1, 0).delay == pytest.approx(2 * MS)
+    assert c.link(1, 2).delay == pytest.approx(20 * MS, rel=1e-6)
+    assert c.link(2, 1).delay == pytest.approx(20 * MS, rel=1e-6)
+
+
+def test_step_between_two_hosts_is_noticed():
+    e = estimator(["one", "one", "two"])
+    clock = {2: -5000.0}
+    assert feed(e, 6, {}, clock=clock) == [[]] * 6
+    assert feed(e, 2, {(1, 2): 60 * MS}, clock=clock) == [[], [(1, 2), (2, 1)]]
+
+
+def test_one_way_between_two_hosts_tells_nothing():
+    e = estimator(["one", "two", "two"])
+    for i in range(6):
+        some = reports(i, {(1, 0): 40 * MS}, clock={0: 77.0})
+        del some[1]["transit"]["0"]
+        assert e.update(some) == []
+    assert e.conditions().link(1, 0).delay == 0.0
+
+
+def test_delay_is_never_negative():
+    e = estimator()
+    feed(e, 6, {(0, 1): -1 * MS})
+    assert e.conditions().link(0, 1).delay == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ratios", "correction"),
+    [
+        ([], 1.0),
+        ([1.1], 1.1),
+        ([1.0, 1.1, 1.2], 1.1),
+        ([5.0] * 9, 1.25),
+        ([0.1] * 9, 0.9),
+        ([9.0] * 9 + [1.05] * 3, 1.05),
+    ],
+)
+def test_correction_is_a_recent_median_within_bounds(ratios, correction):
+    e = estimator()
+    feed(e, 3, {})
+    plain = e.conditions(corrected=False)
+    for ratio in ratios:
+        e.learn(0.5, 0.5 * ratio)
+    e.learn(0.0, 1.0)  # nothing predicted, nothing learned
+    assert e.correction == pytest.approx(correction)
+    assert e.conditions(corrected=False) == plain
+    corrected = e.conditions()
+    assert corrected.forward == pytest.approx([correction * f for f in plain.forward])
+    assert corrected.backward_weight == pytest.approx(
+        [correction * f for f in plain.backward_weight]
+    )
+    assert corrected.links == plain.links
+
+
+def test_budget_is_infinite_by_default():
+    e = estimator()
+    feed(e, 1, {})
+    assert e.conditions().activation_budget == (math.inf,) * 3

@@ -1,0 +1,125 @@
+"""What a stage saw: reports and measured timelines."""
+
+import json
+import threading
+import time
+
+import pytest
+from telemetry.records import record
+
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.timeline import Message, Span, Timeline
+from megatron_adaptra.telemetry.probe import IterationRecord, OpTime, Probe, merge
+from megatron_adaptra.transport.base import Stamps
+
+MS = 1e-3
+F, B = Kind.F, Kind.B
+
+
+def test_report_holds_means_medians_and_survives_json():
+    got = record(1, 7, {0: 3 * MS, 2: 0.0}, busy=1.5).report()
+    assert (got["stage"], got["iteration"]) == (1, 7)
+    assert got["wall"] == pytest.approx({"F": 10 * MS, "B": 20 * MS})
+    assert got["cpu"] == pytest.approx({"F": 5 * MS, "B": 10 * MS})
+    assert got["overhead"] == pytest.approx(1.5)
+    assert got["delay"] == pytest.approx({0: 3 * MS, 2: 0.0})
+    assert got["transit"] == pytest.approx({0: 3 * MS, 2: 0.0})
+    assert got["waited"] == pytest.approx(8 * 3 * MS)
+    assert json.loads(json.dumps(got))["delay"].keys() == {"0", "2"}
+
+
+def test_delay_is_a_median():
+    """One late wake-up is not a slow link."""
+    r = IterationRecord(1, 0)
+    for i, delay in enumerate([1.0, 1.1, 90.0]):
+        r.messages.append((0, Op(F, i), Stamps(10.0, 9.0, 10.0 + delay)))
+    assert r.delay(0) == pytest.approx(1.1)
+
+
+def test_wall_is_a_median_and_cpu_a_mean():
+    r = IterationRecord(0, 0)
+    for i, (wall, cpu) in enumerate([(1, 1), (1, 1), (9, 4)]):
+        r.ops.append(OpTime(Op(F, i), 0.0, wall, cpu))
+    assert r.report()["wall"] == {"F": 1, "B": 0.0}
+    assert r.report()["cpu"] == {"F": 2, "B": 0.0}
+
+
+def test_empty_record_reports():
+    got = IterationRecord(0, 0).report()
+    assert got["overhead"] == 1.0
+    assert got["delay"] == got["transit"] == {}
+    assert IterationRecord(0, 0, begin=3.0).last_op_end == 3.0
+
+
+def test_probe_keeps_what_happened_in_order():
+    probe = Probe(2)
+    probe.begin(5)
+    for i in range(3):
+        probe.op_begins()
+        time.sleep(0.002)
+        probe.op_ends(Op(F, i))
+    probe.arrived(1, Op(F, 0), Stamps(1.0, 1.0, 2.0))
+    probe.pipeline_ends()
+    probe.iteration_ends()
+    r = probe.record
+    assert (r.stage, r.iteration) == (2, 5)
+    assert [o.op for o in r.ops] == [Op(F, i) for i in range(3)]
+    times = [r.begin, *(t for o in r.ops for t in (o.start, o.end)), r.end]
+    assert times == sorted(times)
+    assert all(o.end - o.start >= 0.002 for o in r.ops)
+    assert r.messages == [(1, Op(F, 0), Stamps(1.0, 1.0, 2.0))]
+    probe.begin(6)
+    assert probe.record is not r
+    assert probe.record.ops == []
+
+
+def test_cpu_of_an_op_is_its_threads_and_of_a_record_the_process():
+    """Work of other threads is in the record, not in the op."""
+
+    def burn(seconds):
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+
+    probe = Probe(0)
+    probe.begin(0)
+    probe.op_begins()
+    other = threading.Thread(target=burn, args=(0.05,))
+    other.start()
+    burn(0.01)
+    other.join()
+    probe.op_ends(Op(F, 0))
+    probe.pipeline_ends()
+    op = probe.record.ops[0]
+    assert 0.01 <= op.cpu <= probe.record.cpu - 0.05 + 0.01
+    assert probe.record.report()["overhead"] >= 2.0
+
+
+def test_merge_makes_the_measured_timeline():
+    first, second = IterationRecord(0, 3, begin=50.0), IterationRecord(1, 3, begin=50.5)
+    first.ops = [OpTime(Op(F, 0), 50.0, 51.0, 1.0), OpTime(Op(B, 0), 55.0, 57.0, 2.0)]
+    second.ops = [OpTime(Op(F, 0), 52.0, 53.0, 1.0), OpTime(Op(B, 0), 53.0, 54.0, 2.0)]
+    first.messages = [(1, Op(B, 0), Stamps(54.0, 50.0, 55.0, 51.0))]
+    second.messages = [(0, Op(F, 0), Stamps(51.0, 50.5, 52.0, 50.5))]
+    first.end, second.end = 60.0, 58.5
+    tail = Op(Kind.TAIL, 0)
+    assert merge([first, second], "measured") == Timeline(
+        (
+            Span(0, Op(F, 0), 0.0, 1.0),
+            Span(0, Op(B, 0), 5.0, 7.0),
+            Span(0, tail, 7.0, 10.0),
+            Span(1, Op(F, 0), 2.0, 3.0),
+            Span(1, Op(B, 0), 3.0, 4.0),
+            Span(1, tail, 7.0, 8.5),  # the tail begins when the whole pipeline has finished
+        ),
+        (Message(1, 0, Op(B, 0), 4.0, 5.0), Message(0, 1, Op(F, 0), 1.0, 2.0)),
+        "measured",
+    )
+
+
+def test_merge_without_ends_has_no_tail():
+    r = record(0, 0, {})
+    r.end = 0.0
+    timeline = merge([r], "open")
+    assert all(span.op.kind is not Kind.TAIL for span in timeline.spans)
+    assert timeline.busy(0) == pytest.approx(4 * 30 * MS)
