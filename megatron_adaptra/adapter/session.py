@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class Session:
         self.controller: Controller | None = None
         self.mailbox: Mailbox | None = None
         self._transports: list[TorchTransport] = []
-        self._programs: dict[str, Program] = {}
+        self._lowered: tuple[Schedule, Program] | None = None
         self._microbatches = 0
         self._told: set[str] = set()
 
@@ -76,7 +77,7 @@ class Session:
         schedule = self.controller.begin(self.iteration)
         if self.emulator is not None:
             self.emulator.iteration = self.iteration
-        self.mailbox.begin(self.iteration, lambda: self._empty(arguments))
+        self.mailbox.begin(self.iteration, self._message(arguments))
         self.probe.begin(self.iteration)
         result = self._run(stock, arguments, self._program(schedule))
         self.mailbox.finish()
@@ -165,7 +166,7 @@ class Session:
         rule = ReplanRule(self.config.min_gain, sends="rendezvous" if rendezvous else "eager")
         estimator = None
         if self.stage == 0:
-            nbytes = self._empty(arguments).numel() * self._empty(arguments).element_size()
+            nbytes = self._message(arguments)().nbytes
             budget = self.config.activation_budget
             estimator = Estimator(count, hosts, cores, nbytes, budget, rendezvous)
         replica = mpu.get_data_parallel_rank()
@@ -193,19 +194,19 @@ class Session:
         return hosts, cores if cores < self.stages else None
 
     def _program(self, schedule: Schedule) -> Program:
-        key = schedule.digest()
-        if key not in self._programs:
-            self._programs[key] = lower(schedule)
-        return self._programs[key]
+        if self._lowered is None or self._lowered[0] is not schedule:
+            self._lowered = schedule, lower(schedule)
+        return self._lowered[1]
 
-    def _empty(self, arguments: dict[str, Any]) -> torch.Tensor:
-        """An empty tensor of a message's shape: (sequence, microbatch, hidden)."""
+    def _message(self, arguments: dict[str, Any]) -> Callable[[], torch.Tensor]:
+        """What makes empty tensors of a message's shape: (sequence, microbatch, hidden)."""
         config = _config_of(arguments)
         length = arguments.get("decoder_seq_length") or arguments["seq_length"]
         length //= mpu.get_context_parallel_world_size()
         if config.sequence_parallel:
             length //= mpu.get_tensor_model_parallel_world_size()
-        return torch.empty(
+        return functools.partial(
+            torch.empty,
             (length, arguments["micro_batch_size"], config.hidden_size),
             dtype=config.pipeline_dtype,
             device=torch.cuda.current_device(),

@@ -68,6 +68,7 @@ class Ballot:
         self.schedule = schedule  # in force
         self.iteration = -1  # the last one started
         self._open: Proposal | None = None
+        self._leaderless = False
         self._changed = threading.Condition()
 
     def offer(self, proposal: Proposal) -> bool:
@@ -85,11 +86,17 @@ class Ballot:
                     self._open.verdict = verdict
                 self._changed.notify_all()
 
+    def lose_leader(self) -> None:
+        """The leader is gone: no verdict will come."""
+        with self._changed:
+            self._leaderless = True
+            self._changed.notify_all()
+
     def at_boundary(self, iteration: int, timeout: float, leads: bool) -> Proposal | None:
         """Start `iteration`; the proposal whose fate was settled by that, if any.
 
         The leader does not wait: reaching the swap without all acknowledgements is its abort.
-        Raises Disagreement when no verdict comes in `timeout` seconds.
+        Raises Disagreement when no verdict comes in `timeout` seconds, or can come no more.
         """
         with self._changed:
             self.iteration = iteration
@@ -98,10 +105,14 @@ class Ballot:
                 return None
             if leads and proposal.verdict is None:
                 proposal.verdict = False
-            if not self._changed.wait_for(lambda: proposal.verdict is not None, timeout):
+            self._changed.wait_for(
+                lambda: proposal.verdict is not None or self._leaderless, timeout
+            )
+            if proposal.verdict is None:
+                why = "it is gone" if self._leaderless else f"waited {timeout:g} s"
                 raise Disagreement(
-                    f"no verdict on plan {proposal.number} from stage 0 within {timeout:g} s "
-                    f"at iteration {iteration}"
+                    f"no verdict on plan {proposal.number} from stage 0 "
+                    f"at iteration {iteration}: {why}"
                 )
             self._open = None
             if proposal.verdict:

@@ -6,6 +6,7 @@ threads; the training thread only looks, at an iteration boundary, which plan is
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,10 +24,13 @@ from megatron_adaptra.runtime.decisions import Decision, DecisionLog
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import IterationRecord
 
-SETTLE = 2  # iterations between a proposal and its swap
+SETTLE = 2  # iterations between a proposal and its swap, doubled after one that was aborted
+LONGEST_SETTLE = 64
 _FOREVER = 7 * 86400.0  # seconds a control thread waits for the next message
 LEARN = 4  # iterations between two comparisons of the model with what it models
 OUTCOME = 3  # iterations whose median is the measured outcome of a decision
+
+Link = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,12 @@ class Controller:
         self.ballot = Ballot(schedule)
         self.delays: list[dict[str, float]] = []  # leader: per iteration, seconds per link
         self._channels, self._timeout = dict(channels), timeout
-        self._proposal: Proposal | None = None  # leader: the one under way
-        self._decision: Decision | None = None  # leader: the one whose outcome is awaited
+        self._proposal: Proposal | None = None  # leader: the one under way, ...
+        self._reason: dict[Link, float] = {}  # ... and the links it is for, with their old delay
+        self._changed: dict[Link, float] = {}  # leader: the same for links not yet planned for
+        self._settle_in = SETTLE
+        self._proposed: Decision | None = None
+        self._awaited: list[Decision] = []  # leader: committed, the outcome not known
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}
         self._last: IterationRecord | None = None
         self._ran: dict[int, Schedule] = {}  # leader: what recent iterations ran
@@ -96,9 +104,12 @@ class Controller:
         """End the control threads: the leader says goodbye, the others answer."""
         if self.leads:
             for channel in self._channels.values():
-                channel.send({"kind": "bye"})
+                with contextlib.suppress(PeerLost):
+                    channel.send({"kind": "bye"})
         for thread in self._threads:
             thread.join(timeout=10.0)
+        if self.leads and self.log.decisions:
+            self.log.write()  # with what is known of the last outcome
 
     def _previous(self) -> dict[str, Any]:
         """The tail and the whole of the last iteration, which had not ended when it reported."""
@@ -126,6 +137,8 @@ class Controller:
                         channel.flush()
                     return
         except PeerLost:
+            if not self.leads:
+                self.ballot.lose_leader()
             return  # the training thread meets the same loss, and names it
 
     def _consider(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -163,20 +176,28 @@ class Controller:
             plain = self.estimator.conditions(corrected=False)
             predicted = evaluate(ran, plain, self.rule.sends).predicted
             self.estimator.learn(predicted, seconds)
-        if not changed or self._proposal is not None:
+        for link in changed:
+            self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
+        if not self._changed or self._proposal is not None:
             return
         began = time.perf_counter()
         conditions = self.estimator.conditions()
-        before = {link: self.estimator.charts[link].level or 0.0 for link in changed}
-        now = {link: conditions.link(*link).delay for link in changed}
-        eased = any(now[link] < before[link] for link in changed)
+        before, self._changed = self._changed, {}
+        now = {link: conditions.link(*link).delay for link in before}
+        eased = any(now[link] < before[link] for link in before)
         self.estimator.accept()
         current = evaluate(self.ballot.schedule, conditions, self.rule.sends)
         plan = self._choose(conditions)
         if not _worth(plan, current, self.rule.min_gain, eased):
             return
-        swap = self.ballot.iteration + SETTLE
-        self._decision = Decision(
+        planning = time.perf_counter() - began
+        swap = self.ballot.iteration + self._settle_in
+        number = len(self.log.decisions)
+        if not self._propose(number, swap, plan.schedule):
+            self._changed = before
+            return
+        self._reason = before
+        self._proposed = Decision(
             iteration=swap,
             detected=iteration,
             why=_why(before, now, current, plan),
@@ -185,13 +206,12 @@ class Controller:
             predicted_ms=1e3 * plan.predicted,
             predicted_without_ms=1e3 * current.predicted,
             lower_bound_ms=1e3 * plan.lower_bound,
-            planning_ms=1e3 * (time.perf_counter() - began),
+            planning_ms=1e3 * planning,
             digest=plan.schedule.digest(),
             plan=plan.schedule.text(),
             conditions=conditions.to_json(),
         )
-        self._propose(len(self.log.decisions), swap, plan.schedule)
-        self.log.add(self._decision)
+        self.log.add(self._proposed)
 
     def _choose(self, conditions: Conditions) -> Plan:
         """The policy's plan where it clearly beats 1F1B, else 1F1B: memory is not to be wasted."""
@@ -200,11 +220,15 @@ class Controller:
         gains = plan.predicted <= stock.predicted * (1 - self.rule.min_gain)
         return plan if gains else stock
 
-    def _propose(self, number: int, swap: int, schedule: Schedule) -> None:
-        self._proposal = Proposal(number, swap, schedule)
-        self.ballot.offer(self._proposal)
+    def _propose(self, number: int, swap: int, schedule: Schedule) -> bool:
+        """Ask all stages; False when training has reached the swap while we planned."""
+        proposal = Proposal(number, swap, schedule)
+        if not self.ballot.offer(proposal):
+            return False
+        self._proposal = proposal
         for channel in self._channels.values():
             channel.send(pack(number, swap, schedule))
+        return True
 
     def _take_ack(self, number: int, stage: int, ok: bool) -> None:
         with self._lock:
@@ -224,10 +248,14 @@ class Controller:
             if not proposal.verdict:
                 self._send_verdict(proposal)
             self._proposal = None
-            if self._decision is not None:
-                self._decision.committed = bool(proposal.verdict)
-                if not proposal.verdict:
-                    self._decision = None
+            if proposal.verdict:
+                assert self._proposed is not None
+                self._proposed.committed = True
+                self._awaited.append(self._proposed)
+                self._settle_in = SETTLE
+            else:  # the reason still stands: try again, with more time for the answers
+                self._changed = {**self._changed, **self._reason}
+                self._settle_in = min(2 * self._settle_in, LONGEST_SETTLE)
             self.log.write()
 
     def _send_verdict(self, proposal: Proposal) -> None:
@@ -239,15 +267,18 @@ class Controller:
 
     def _record_outcome(self, iteration: int, seconds: float | None) -> None:
         """`seconds` are those of the iteration before; the swap's own iteration does not count."""
-        decision = self._decision
-        if decision is None or not decision.committed or seconds is None:
+        ran = iteration - 1
+        in_force = [d for d in self._awaited if d.iteration <= ran][-1:]
+        if not in_force or seconds is None:
             return
-        if iteration - 1 <= decision.iteration:
+        decision = in_force[0]
+        self._awaited = self._awaited[self._awaited.index(decision) :]
+        if decision.iteration == ran:
             return
         decision.samples.append(1e3 * seconds)
         decision.measured_ms = median(decision.samples)
         if len(decision.samples) == OUTCOME:
-            self._decision = None
+            self._awaited.remove(decision)
             self.log.write()
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.ir.op import Op
+from megatron_adaptra.ir.op import Kind, Op
 
 _PR_SET_PDEATHSIG = 1
 
@@ -80,7 +80,8 @@ class Watchdog:
         if self._wait is None:
             return f"was in {self.phase}"
         op, peer, since = self._wait
-        return f"waited {time.monotonic() - since:.1f} s for {op} from {self.name(peer)}"
+        way = "to" if op.kind in (Kind.SEND_F, Kind.SEND_B) else "from"
+        return f"waited {time.monotonic() - since:.1f} s for {op} {way} {self.name(peer)}"
 
     def end_on_signal(self, signum: int = signal.SIGTERM) -> None:
         """On SIGTERM say what was waited for and exit, even while blocked inside a library.

@@ -10,6 +10,7 @@ NCCL goes through the same code but has not been run yet (docs/evidence/gpu.md).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import queue
 import struct
@@ -337,20 +338,16 @@ def _group(backend: str, store: dist.Store, rank: int) -> Any:
 
 def _unlock(gate: threading.Lock) -> None:
     """Let through whoever waits at a lock that serves as a gate; it may be open already."""
-    try:
+    with contextlib.suppress(RuntimeError):
         gate.release()
-    except RuntimeError:
-        pass
 
 
 def _hang_up(lane: Lane, device: torch.device) -> None:
     """Make the waits for what has not arrived on a lane end with an error."""
-    try:
+    with contextlib.suppress(RuntimeError, AttributeError):
         if device.type == "cuda":
             lane.group.abort()
         else:  # gloo's abort leaves waits alone, but a wait that times out closes the connection
             nothing = torch.empty(0, dtype=torch.uint8)
             work = lane.group.recv([nothing], lane.group_rank, _NEVER_SENT)
             work.wait(timedelta(milliseconds=1))
-    except (RuntimeError, AttributeError):
-        pass
