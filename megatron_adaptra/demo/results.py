@@ -119,6 +119,18 @@ def _arm_reports(
     ]
 
 
+def _healthy(options: DemoOptions, decisions: Sequence[Decision]) -> list[int]:
+    """The iterations in which both arms ran 1F1B over healthy links: before, and after recovery."""
+    first, end = options.phases.get("healthy", (0, 0))
+    before = range(max(first, WARM_UP), end)
+    if "recovered" not in options.phases or any(d.iteration < end for d in decisions):
+        return list(before)
+    back, last = options.phases["recovered"]
+    if decisions and decisions[-1].warmup_after == decisions[0].warmup_before:
+        return [*before, *range(max(back, decisions[-1].iteration + 1), last)]
+    return list(before)
+
+
 def _typical(
     shown: Sequence[RankResult], arm: str, iteration_ms: Sequence[float]
 ) -> Timeline | None:
@@ -149,14 +161,8 @@ def _summary(
         for arm in arms
     }
     slow = "slow" if "slow" in options.phases else "measured"
-    first, end = options.phases.get("healthy", (0, 0))
     pairs = [
-        ours / theirs
-        for ours, theirs in zip(
-            iteration_ms["adaptra"][max(first, WARM_UP) : end],
-            iteration_ms["stock"][max(first, WARM_UP) : end],
-            strict=True,
-        )
+        iteration_ms["adaptra"][i] / iteration_ms["stock"][i] for i in _healthy(options, decisions)
     ]
     onset = options.from_iteration if options.emulate else 0
     found = [d for d in decisions if d.detected >= onset]
