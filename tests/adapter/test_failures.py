@@ -76,7 +76,7 @@ def test_a_killed_rank_is_named_with_the_op_and_all_end(victim: int, tmp_path: P
         output = process.communicate(timeout=30)[0]
     assert process.returncode == 1
     assert f"died: rank {victim}" in output
-    assert re.search(r"waited [\d.]+ s for (SF|SB|F|B)\d+ from stage \d \(rank \d\)", output) or (
+    assert re.search(r"waited [\d.]+ s for (SF|SB|F|B)\d+ \w+ stage \d \(rank \d\)", output) or (
         re.search(r"was in (iteration|the barrier before iteration) \d+ of (stock|adaptra)", output)
     )
     assert until_gone(tmp_path, 30) == []

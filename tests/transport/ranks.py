@@ -121,6 +121,15 @@ class Processes:
 
     result = heard
 
+    def ended(self, rank: int) -> int | None:
+        """The exit status of a rank that ends by itself."""
+        self._processes[rank].join(PATIENCE)
+        return self._processes[rank].exitcode
+
+    def drop_store(self) -> None:
+        """End the server that all ranks' stores talk to."""
+        self._store = None
+
     def kill(self, rank: int) -> None:
         self._processes[rank].kill()
         self._processes[rank].join(PATIENCE)

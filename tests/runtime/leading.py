@@ -1,0 +1,99 @@
+"""Controllers of all stages on threads, fed with records of iterations that never took place."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runtime.pipeline import PATIENCE, on_threads, schedule
+from telemetry.records import record
+
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.one_f_one_b import stock_warmup
+from megatron_adaptra.runtime.channel import Channel
+from megatron_adaptra.runtime.controller import Controller, ReplanRule
+from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.transport.loopback import LoopbackNetwork
+
+FORWARD, BACKWARD = 0.010, 0.020
+Delays = Callable[[int], Mapping[tuple[int, int], float]]  # iteration -> link -> seconds
+
+
+@dataclass
+class Run:
+    """`ran[stage][i]` is the schedule of iteration i; `leader` is closed."""
+
+    leader: Controller
+    ran: list[list[Schedule]] = field(default_factory=list)
+
+
+def drive(
+    path: Path,
+    delays: Delays,
+    iterations: int,
+    *,
+    stages: int = 3,
+    count: int = 8,
+    seed: int = 0,
+    pause: float = 0.002,
+    control: LoopbackNetwork | None = None,
+    at: Callable[[int, int], None] = lambda stage, iteration: None,
+    channels: Mapping[int, type[Channel]] | None = None,
+) -> Run:
+    """`at(stage, iteration)` is called by every stage between the start and the report.
+
+    All have begun an iteration before any reports it, as a pipeline brings it about.
+    """
+    network = control or LoopbackNetwork()
+    start = schedule(stock_warmup(stages, count), count)
+    barrier = threading.Barrier(stages)
+    leaders: list[Controller] = []
+
+    def body(stage: int) -> list[Schedule]:
+        rng = random.Random(seed * 100 + stage)
+        transport = network.open(stage)
+        channel = (channels or {}).get(stage, Channel)
+        peers = range(1, stages) if stage == 0 else [0]
+        made = {peer: channel(transport, peer) for peer in peers}
+        estimator = Estimator(count, ["one"] * stages, None, 1000) if stage == 0 else None
+        log = DecisionLog(path if stage == 0 else None)
+        controller = Controller(stage, start, made, estimator, ReplanRule(), log, PATIENCE)
+        if estimator is not None:
+            leaders.append(controller)
+        ran = []
+        try:
+            for iteration in range(iterations):
+                ran.append(controller.begin(iteration))
+                at(stage, iteration)
+                time.sleep(rng.uniform(0.0, pause))
+                barrier.wait(PATIENCE)
+                now = delays(iteration)
+                sources = {s: now.get((s, stage), 1e-4) for s in (stage - 1, stage + 1)}
+                sources = {s: d for s, d in sources.items() if 0 <= s < stages}
+                costs = {"forward": FORWARD, "backward": BACKWARD, "count": count}
+                controller.report(record(stage, iteration, sources, **costs))
+                time.sleep(rng.uniform(0.0, pause))
+        except BaseException:
+            barrier.abort()
+            raise
+        controller.close()
+        transport.close()
+        return ran
+
+    ran = on_threads(stages, body)
+    network.close()
+    return Run(leaders[0], ran)
+
+
+def warmups(ran: Sequence[Schedule]) -> list[tuple[int, ...]]:
+    """The warmup depths in force, one after the other."""
+    out = [ran[0].warmup]
+    for one in ran:
+        if one.warmup != out[-1]:
+            out.append(one.warmup)
+    return out

@@ -1,0 +1,175 @@
+"""The two-phase commit of one stage, and what a stage refuses to run."""
+
+import json
+import threading
+
+import pytest
+from runtime.pipeline import PATIENCE, schedule
+
+from megatron_adaptra.errors import Disagreement, ScheduleError
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.agreement import Ballot, Proposal, pack, unpack
+
+OLD, NEW, OTHER = schedule((3, 2, 1), 6), schedule((6, 5, 1), 6), schedule((6, 6, 6), 6)
+FOLLOWER, LEADER = False, True
+
+
+def ballot(iteration: int = 0) -> Ballot:
+    made = Ballot(OLD)
+    assert made.at_boundary(iteration, 0.0, FOLLOWER) is None
+    return made
+
+
+def travelled(message):
+    return json.loads(json.dumps(message))
+
+
+def test_plan_travels_and_is_what_it_was():
+    got = unpack(travelled(pack(4, 17, NEW)), 3, 6)
+    assert (got.number, got.swap, got.schedule) == (4, 17, NEW)
+    assert got.verdict is None
+    assert got.schedule.digest() == NEW.digest()
+
+
+def deadlock() -> Schedule:
+    """Stage 0 wants the gradient of a microbatch before it has sent the next one that is needed."""
+    lines = [list(line) for line in OLD.order]
+    lines[0] = [Op(Kind.F, 0), Op(Kind.B, 0)] + [op for op in lines[0] if op.microbatch]
+    lines[2] = [Op(Kind.F, 0), Op(Kind.F, 1), Op(Kind.B, 0)] + [
+        op for op in lines[2] if op.microbatch > 1 or op == Op(Kind.B, 1)
+    ]
+    return Schedule(tuple(map(tuple, lines)), 6)
+
+
+def missing() -> Schedule:
+    return Schedule((OLD.order[0][:-1], *OLD.order[1:]), 6)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (deadlock(), "deadlock"),
+        (missing(), "stage 0 runs F of microbatch 5"),
+        (schedule((2, 1), 6), "for 2 stages and 6 microbatches; here are 3 and 6"),
+        (schedule((3, 2, 1), 5), "for 3 stages and 5 microbatches; here are 3 and 6"),
+    ],
+)
+def test_plan_that_must_not_run_is_refused(bad, words):
+    with pytest.raises(ScheduleError) as refused:
+        unpack(travelled(pack(1, 5, bad)), 3, 6)
+    assert words in str(refused.value)
+
+
+def test_tampered_plan_is_refused():
+    message = pack(9, 5, NEW)
+    plan = message["plan"]
+    swapped = plan.replace('"F4", "F5"', '"F5", "F4"')
+    assert swapped != plan
+    for altered in (swapped, plan + " ", plan[:-1], ""):
+        with pytest.raises(ScheduleError, match="plan 9: its bytes do not match their digest"):
+            unpack({**message, "plan": altered}, 3, 6)
+
+
+def test_commit_swaps_at_the_boundary_and_not_before():
+    b = ballot(1)
+    assert b.offer(Proposal(0, 3, NEW))
+    b.decide(0, True)
+    assert b.at_boundary(2, 0.0, FOLLOWER) is None
+    assert b.schedule == OLD
+    settled = b.at_boundary(3, 0.0, FOLLOWER)
+    assert (settled.number, settled.verdict) == (0, True)
+    assert b.schedule == NEW
+    assert b.at_boundary(4, 0.0, FOLLOWER) is None
+
+
+def test_abort_keeps_the_plan():
+    b = ballot(1)
+    b.offer(Proposal(0, 3, NEW))
+    b.decide(0, False)
+    assert b.at_boundary(3, 0.0, FOLLOWER).verdict is False
+    assert b.schedule == OLD
+
+
+def test_leader_at_the_swap_without_a_verdict_aborts():
+    b = ballot(1)
+    b.offer(Proposal(0, 2, NEW))
+    assert b.at_boundary(2, PATIENCE, LEADER).verdict is False
+    b.decide(0, True)  # the last acknowledgement was too late
+    assert b.at_boundary(3, 0.0, LEADER) is None
+    assert b.schedule == OLD
+
+
+def test_first_verdict_stays():
+    b = ballot(1)
+    b.offer(Proposal(0, 2, NEW))
+    b.decide(0, False)
+    b.decide(0, True)
+    assert b.at_boundary(2, 0.0, LEADER).verdict is False
+
+
+def test_second_proposal_and_late_proposal_are_refused():
+    b = ballot(5)
+    assert not b.offer(Proposal(0, 5, NEW))
+    assert not b.offer(Proposal(0, 4, NEW))
+    assert b.offer(Proposal(1, 7, NEW))
+    assert not b.offer(Proposal(2, 8, OTHER))
+    b.decide(2, True)  # not the open one
+    b.decide(1, True)
+    b.at_boundary(7, 0.0, FOLLOWER)
+    assert b.schedule == NEW
+    assert b.offer(Proposal(3, 9, OTHER))
+
+
+def at_boundary_on_a_thread(b, iteration, timeout):
+    out = []
+
+    def waits():
+        try:
+            out.append(b.at_boundary(iteration, timeout, FOLLOWER))
+        except Disagreement as error:
+            out.append(error)
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    return thread, out
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+def test_follower_waits_for_the_verdict(verdict):
+    b = ballot(1)
+    b.offer(Proposal(0, 2, NEW))
+    thread, out = at_boundary_on_a_thread(b, 2, PATIENCE)
+    b.decide(1, not verdict)  # of another proposal
+    b.decide(0, verdict)
+    thread.join(PATIENCE)
+    assert out[0].verdict is verdict
+    assert b.schedule == (NEW if verdict else OLD)
+
+
+def test_follower_without_a_verdict_ends_in_time():
+    b = ballot(1)
+    b.offer(Proposal(6, 2, NEW))
+    with pytest.raises(Disagreement) as error:
+        b.at_boundary(2, 0.05, FOLLOWER)
+    assert str(error.value) == "no verdict on plan 6 from stage 0 at iteration 2: waited 0.05 s"
+    assert b.schedule == OLD
+
+
+def test_follower_does_not_wait_for_a_leader_that_is_gone():
+    b = ballot(1)
+    b.offer(Proposal(6, 2, NEW))
+    thread, out = at_boundary_on_a_thread(b, 2, PATIENCE)
+    b.lose_leader()
+    thread.join(PATIENCE / 2)
+    assert isinstance(out[0], Disagreement)
+    assert "it is gone" in str(out[0])
+
+
+def test_verdict_that_came_before_the_leader_went_counts():
+    b = ballot(1)
+    b.offer(Proposal(6, 2, NEW))
+    b.decide(6, True)
+    b.lose_leader()
+    assert b.at_boundary(2, 0.0, FOLLOWER).verdict is True
+    assert b.schedule == NEW

@@ -1,0 +1,81 @@
+"""Messages between leader and stages: any size, in order, both ways at once."""
+
+import random
+import threading
+
+import pytest
+from transport.ranks import KINDS, PATIENCE, run
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.runtime.channel import _FRAME, _HEAD, Channel
+from megatron_adaptra.transport.loopback import LoopbackNetwork
+
+ROOM = _FRAME - _HEAD - len('{"text": ""}')  # of a text that fits into one frame
+
+
+def texts(seed):
+    rng = random.Random(seed)
+    sizes = [0, 1, ROOM - 1, ROOM, ROOM + 1, 2 * ROOM, 100_000]
+    sizes += [rng.choice([3, 500, 5000, 20_000]) for _ in range(60)]
+    rng.shuffle(sizes)
+    return [chr(97 + i % 26) * size for i, size in enumerate(sizes)]
+
+
+def exchange(seat, seed):
+    """Both sides send everything from one thread while another receives."""
+    channel = Channel(seat.transport, 1 - seat.rank)
+    got = []
+
+    def receives():
+        for _ in texts(seed):
+            got.append(channel.receive(PATIENCE)["text"])
+
+    receiver = threading.Thread(target=receives)
+    receiver.start()
+    for text in texts(seed + seat.rank):
+        channel.send({"text": text})
+    receiver.join(PATIENCE)
+    channel.flush(PATIENCE)
+    seat.meet()
+    return got == texts(seed + 1 - seat.rank)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_keep_order_and_size(kind):
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    assert run(kind, exchange, seed) == [True, True]
+
+
+def test_senders_on_several_threads_do_not_mix():
+    network = LoopbackNetwork()
+    channel = Channel(network.open(0), 1)
+    words = ["x" * size for size in (10, ROOM + 10, 3 * ROOM)]
+
+    def sends(word):
+        for _ in range(20):
+            channel.send({"text": word})
+
+    threads = [threading.Thread(target=sends, args=(word,)) for word in words]
+    for thread in threads:
+        thread.start()
+    other = Channel(network.open(1), 0)
+    got = [other.receive(PATIENCE)["text"] for _ in range(60)]
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert sorted(got) == sorted(words * 20)
+    network.close()
+
+
+def test_no_message_in_time():
+    network = LoopbackNetwork()
+    with pytest.raises(PeerLost, match="from 4"):
+        Channel(network.open(0), 4).receive(0.05)
+    network.close()
+
+
+def test_text_beyond_ascii():
+    network = LoopbackNetwork()
+    Channel(network.open(0), 1).send({"why": "Verzögerung → 40 ms"})
+    assert Channel(network.open(1), 0).receive(PATIENCE) == {"why": "Verzögerung → 40 ms"}
+    network.close()

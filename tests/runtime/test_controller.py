@@ -1,0 +1,193 @@
+"""The replan loop: all stages run the same schedule in every iteration, whatever happens."""
+
+import json
+import random
+import threading
+from itertools import pairwise
+
+import pytest
+from runtime.leading import drive, warmups
+from runtime.pipeline import PATIENCE, schedule
+from transport.ranks import Processes, threads
+
+from megatron_adaptra.errors import Disagreement
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.agreement import pack
+from megatron_adaptra.runtime.channel import Channel
+from megatron_adaptra.runtime.controller import Controller, ReplanRule
+from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.transport.loopback import LoopbackNetwork
+
+SLOW = {(1, 2): 0.04, (2, 1): 0.04}
+STOCK = (3, 2, 1)
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def committed(path):
+    return [row for row in rows(path) if row["committed"]]
+
+
+@pytest.mark.parametrize("rendezvous", [False, True])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_one_replan_in_and_one_out(tmp_path, stages, rendezvous):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    link = random.Random(seed).randrange(stages - 1)
+    slow = {(link, link + 1): 0.05, (link + 1, link): 0.05}
+    path = tmp_path / "decisions.jsonl"
+    run = drive(
+        path,
+        lambda i: slow if 8 <= i < 19 else {},
+        iterations=34,
+        stages=stages,
+        seed=seed,
+        control=LoopbackNetwork(rendezvous),
+    )
+    for ran in run.ran:
+        assert ran == run.ran[0]
+    stock = tuple(range(stages, 0, -1))
+    before, during, after = warmups(run.ran[0])
+    assert before == after == stock
+    assert during[0] > stock[0]
+
+    into, out = committed(path)
+    for row, old, new in ((into, stock, during), (out, during, stock)):
+        assert (tuple(row["warmup_before"]), tuple(row["warmup_after"])) == (old, new)
+        assert row["predicted_ms"] > 0
+        assert row["measured_ms"] > 0
+        assert row["lower_bound_ms"] <= row["predicted_ms"] * (1 + 1e-9)
+        plan = Schedule.parse(row["plan"])
+        assert plan.digest() == row["digest"]
+        assert plan == run.ran[0][row["iteration"]]
+        assert run.ran[0][row["iteration"] - 1].warmup == old
+    assert 8 < into["detected"] < into["iteration"] < 19 < out["detected"] < out["iteration"]
+    assert f"{link}->{link + 1} takes 50 ms, before 0.1 ms" in into["why"]
+    assert into["predicted_ms"] < into["predicted_without_ms"]
+    assert "back to 1F1B" in out["why"]
+
+
+def test_decisions_in_a_row_are_all_measured(tmp_path):
+    """Several links change in turns, faster than an outcome takes to be known."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    steps = [rng.choice([0.0, 0.03, 0.06, 0.12]) for _ in range(12)]
+    path = tmp_path / "decisions.jsonl"
+    run = drive(
+        path,
+        lambda i: {(0, 1): steps[i // 6], (2, 1): steps[(i // 6 + 1) % 12]},
+        iterations=60,
+        seed=seed,
+        pause=0.001,
+    )
+    for ran in run.ran:
+        assert ran == run.ran[0]
+    swaps = [i for i in range(1, 60) if run.ran[0][i] != run.ran[0][i - 1]]
+    assert swaps == [row["iteration"] for row in committed(path)]
+    for row in committed(path):
+        if row["iteration"] + 1 not in (*swaps, 58, 59, 60):
+            assert row["measured_ms"] > 0
+
+
+def test_slow_from_the_start_is_planned_for(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    run = drive(path, lambda _: SLOW, iterations=30)
+    assert len(warmups(run.ran[0])) == 2
+    (row,) = committed(path)
+    assert "1->2 takes 40 ms, from the start" in row["why"]
+    assert row["measured_ms"] > 0
+
+
+def test_healthy_links_change_nothing(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    run = drive(path, lambda _: {}, iterations=20)
+    assert warmups(run.ran[0]) == [STOCK]
+    assert run.leader.log.decisions == []
+    assert len(run.leader.delays) == 19  # iteration 0 does not count
+    assert set(run.leader.delays[0]) == {"0>1", "1>0", "1>2", "2>1"}
+
+
+def test_late_answers_abort_the_swap_and_it_is_tried_again(tmp_path):
+    """Stage 2 reads no message before iteration 20: nobody swaps before, everybody after."""
+    path, go_on = tmp_path / "decisions.jsonl", threading.Event()
+
+    class Deaf(Channel):
+        def receive(self, timeout):
+            message = super().receive(timeout)
+            assert go_on.wait(PATIENCE)
+            return message
+
+    def at(stage, iteration):
+        if iteration == 20:
+            go_on.set()
+
+    run = drive(path, lambda i: SLOW if i >= 6 else {}, 50, at=at, channels={2: Deaf})
+    for ran in run.ran:
+        assert ran == run.ran[0]
+    assert len(warmups(run.ran[0])) == 2
+    lines = rows(path)
+    assert [row["committed"] for row in lines] == [False] * (len(lines) - 1) + [True]
+    assert len(lines) >= 3
+    assert lines[0]["measured_ms"] is None
+    assert lines[-1]["measured_ms"] > 0
+    gaps = [row["iteration"] - row["detected"] for row in lines]
+    assert all(2 * a <= b + 2 for a, b in pairwise(gaps))  # more time is given each time
+    for row in lines:
+        assert row["why"].startswith("link 1->2 takes 40 ms, before 0.1 ms")
+
+
+def test_random_control_delays_never_split_the_pipeline(tmp_path):
+    """Control messages take nothing to several iterations, and that changes all the time."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    network = LoopbackNetwork()
+    steps = [rng.choice([{}, SLOW, {(0, 1): 0.06}, {(2, 1): 0.1}]) for _ in range(10)]
+
+    def at(stage, iteration):
+        if stage == 0:
+            way = rng.choice([(0, 1), (1, 0), (0, 2), (2, 0)])
+            network.delay[way] = rng.choice([0.0, 0.0, 0.002, 0.01])
+
+    run = drive(tmp_path / "d", lambda i: steps[i // 8], 80, seed=seed, control=network, at=at)
+    for ran in run.ran:
+        assert ran == run.ran[0]
+    swaps = [i for i in range(1, 80) if run.ran[0][i] != run.ran[0][i - 1]]
+    assert swaps == [row["iteration"] for row in committed(tmp_path / "d")]
+
+
+def follows_a_leader_that_dies(seat):
+    """Rank 0 proposes, gets the acknowledgement, and is killed before it gives a verdict."""
+    if seat.rank == 0:
+        channel = Channel(seat.transport, 1)
+        channel.send(pack(0, 2, schedule((4, 1), 4)))
+        answer = channel.receive(PATIENCE)
+        seat.meet()
+        seat.say(answer)
+        seat.meet()
+    start = schedule((2, 1), 4)
+    channels = {0: Channel(seat.transport, 0)}
+    follower = Controller(1, start, channels, None, ReplanRule(), DecisionLog(None), PATIENCE)
+    assert follower.begin(0) == start
+    seat.meet()
+    assert follower.begin(1) == start
+    with pytest.raises(Disagreement) as error:
+        follower.begin(2)
+    follower.close()
+    return str(error.value)
+
+
+def test_leader_that_dies_before_its_verdict_holds_nobody():
+    with Processes(follows_a_leader_that_dies) as processes:
+        assert processes.heard(0) == {"kind": "ack", "number": 0, "ok": True}
+        processes.kill(0)
+        words = processes.result(1)
+    assert words == "no verdict on plan 0 from stage 0 at iteration 2: it is gone"
+
+
+def test_close_ends_the_control_threads(tmp_path):
+    drive(tmp_path / "d", lambda _: {}, iterations=3)
+    assert threads() == []

@@ -1,0 +1,129 @@
+"""Mailbox and execute: any schedule that can run gives the gradients of no pipeline at all."""
+
+import random
+
+import pytest
+import torch
+from runtime.pipeline import PATIENCE, Stage, depths, on_threads, reference, schedule
+
+from megatron_adaptra.errors import PeerLost, ScheduleError
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.schedule import parse_line
+from megatron_adaptra.runtime.executor import execute
+from megatron_adaptra.runtime.mailbox import Mailbox
+from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.telemetry.probe import Probe, merge
+from megatron_adaptra.transport.loopback import LoopbackNetwork
+
+STAGES, COUNT = 3, 5
+
+
+def train(network, programs):
+    """Per stage the gradients after one iteration of each program, and the last records."""
+
+    def body(stage):
+        transport = network.open(stage)
+        one = Stage(stage, STAGES, transport)
+        records = [one.run(program) for program in programs]
+        one.mailbox.close()
+        transport.close()
+        return [p.grad for p in one.layer.parameters()], records
+
+    results = on_threads(STAGES, body)
+    return [grads for grads, _ in results], [records for _, records in results]
+
+
+@pytest.mark.parametrize("rendezvous", [True, False])
+def test_every_schedule_gives_the_same_gradients(rendezvous):
+    """Bit for bit, for all warmup depths; gradients are summed in the same order."""
+    wanted = reference(STAGES, COUNT)
+    network = LoopbackNetwork(rendezvous)
+    for warmup in depths(STAGES, COUNT):
+        got, _ = train(network, [lower(schedule(warmup, COUNT))])
+        for stage in range(STAGES):
+            assert all(map(torch.equal, got[stage], wanted[stage])), (warmup, stage)
+    network.close()
+
+
+def test_iterations_with_changing_schedules_and_delays():
+    """Messages of two iterations do not mix, whatever the links do."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    ways = [(a, b) for a in range(STAGES) for b in range(STAGES) if abs(a - b) == 1]
+    network = LoopbackNetwork(True, {way: rng.choice([0, 0.001, 0.003]) for way in ways})
+    warmups = rng.sample(depths(STAGES, COUNT), 6)
+    programs = [lower(schedule(w, COUNT), rng.choice([None, 0, 1, 2])) for w in warmups]
+    got, records = train(network, programs)
+    wanted = reference(STAGES, COUNT, len(programs))
+    for stage in range(STAGES):
+        assert all(map(torch.equal, got[stage], wanted[stage])), stage
+    network.close()
+    for i, warmup in enumerate(warmups):
+        timeline = merge([own[i] for own in records], str(warmup))
+        assert timeline.peak_in_flight() == warmup
+        assert len(timeline.messages) == 2 * (STAGES - 1) * COUNT
+        assert all(m.sent <= m.arrived for m in timeline.messages)
+
+
+def test_records_tell_the_slow_direction():
+    network = LoopbackNetwork(False, {(0, 1): 0.25})
+    _, records = train(network, [lower(schedule((5, 4, 1), COUNT))])
+    network.close()
+    delay = {(m[0], r[0].stage): r[0].delay(m[0]) for r in records for m in r[0].messages}
+    assert delay.keys() == {(0, 1), (1, 0), (1, 2), (2, 1)}
+    slow = delay.pop((0, 1))
+    assert slow > 0.2  # it counts from the post where that is later
+    assert max(delay.values()) < slow / 2
+
+
+def test_kind_without_handler_is_refused():
+    done = []
+    with pytest.raises(ScheduleError, match="W0: this executor runs F"):
+        execute(parse_line(["F0", "W0", "F1"]), {Kind.F: done.append})
+    assert done == [Op(Kind.F, 0)]
+
+
+def mailbox(transport, stage=1, timeout=0.05):
+    watchdog = Watchdog(stage, [4, 5, 6])
+    made = Mailbox(stage, transport, Probe(stage), watchdog, timeout)
+    made.begin(0, lambda: torch.empty(2))
+    return made
+
+
+def test_missing_message_names_stage_rank_op_and_peer():
+    network = LoopbackNetwork()
+    box = mailbox(network.open(1))
+    for post, take, peer in (("PF3", "F3", "stage 0 (rank 4)"), ("PB2", "I2", "stage 2 (rank 6)")):
+        box.post(Op.parse(post))
+        with pytest.raises(PeerLost) as lost:
+            box.take(Op.parse(take))
+        assert str(lost.value).startswith("stage 1 (rank 5) waited 0.")
+        assert f"s for {take} from {peer}" in str(lost.value)
+    network.close()
+
+
+def test_send_that_is_never_received_names_its_target():
+    """Sends are waited for one iteration late."""
+    network = LoopbackNetwork(rendezvous=True)
+    box = mailbox(network.open(1))
+    box.send(Op.parse("SF3"), torch.ones(2))
+    box.finish()
+    box.begin(1, lambda: torch.empty(2))
+    with pytest.raises(PeerLost, match=r"for SF3 to stage 2 \(rank 6\)"):
+        box.finish()
+    network.close()
+
+
+def test_close_waits_for_the_last_sends():
+    network = LoopbackNetwork(rendezvous=True, delay={(1, 2): 0.05})
+    box = mailbox(network.open(1), timeout=PATIENCE)
+    box.send(Op.parse("SF0"), torch.ones(2))
+    got = torch.zeros(2)
+    work = network.open(2).irecv(got, 1, 0)
+    box.finish()
+    box.close()
+    assert work.done()
+    assert got.tolist() == [1.0, 1.0]
+    network.close()

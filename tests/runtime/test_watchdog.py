@@ -1,0 +1,221 @@
+"""Last words: who waited for whom, and processes that end when they should."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from transport.ranks import PATIENCE, Processes, until
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.ir.op import Op
+from megatron_adaptra.runtime.store import StoreNotebook
+from megatron_adaptra.runtime.watchdog import Notebook, Watchdog
+
+
+class Gone(Notebook):
+    def gone(self):
+        return [6]
+
+
+def test_loss_names_stage_rank_op_and_peer():
+    notebook = Notebook()
+    watchdog = Watchdog(1, [4, 5, 6], notebook)
+    watchdog.begins(Op.parse("B3"), 2)
+    error = PeerLost("stage 2 (rank 6): its connection closed")
+    words = str(watchdog.lost(Op.parse("B3"), 2, error))
+    pattern = r"stage 1 \(rank 5\) waited \d+\.\d s for B3 from stage 2 \(rank 6\): its connection"
+    assert re.match(pattern + " closed$", words)
+    assert notebook.read() == words
+
+
+def test_send_goes_to_its_peer():
+    watchdog = Watchdog(0, [0, 1])
+    watchdog.begins(Op.parse("SF3"), 1)
+    assert "for SF3 to stage 1 (rank 1)" in watchdog.describe()
+
+
+def test_wait_that_went_well_is_forgotten():
+    watchdog = Watchdog(0, [0, 1])
+    watchdog.begins(Op.parse("F3"), 1)
+    watchdog.ends()
+    watchdog.phase = "the optimizer step"
+    assert watchdog.describe() == "stage 0 (rank 0) was in the optimizer step"
+
+
+def test_first_to_notice_is_repeated_by_the_others():
+    notebook = Gone()
+    first, second = Watchdog(1, [4, 5, 6], notebook), Watchdog(0, [4, 5, 6], notebook)
+    first.phase = second.phase = "iteration 7"
+    words = first.describe()
+    assert words == "stage 1 (rank 5) was in iteration 7; died: rank 6"
+    assert second.describe() == (f"stage 0 (rank 4) was in iteration 7; first noticed: {words}")
+
+
+BLOCKED = """
+import ctypes, os
+from megatron_adaptra.ir.op import Op
+from megatron_adaptra.runtime.watchdog import Watchdog
+watchdog = Watchdog(1, [4, 5, 6])
+watchdog.end_on_signal()
+watchdog.begins(Op.parse("F3"), 0)
+os.write(1, b"ready")
+libc = ctypes.CDLL(None)
+read, write = os.pipe()
+byte = ctypes.create_string_buffer(1)
+while True:
+    {block}
+"""
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "libc.sleep(600)",  # in C, lets Python go on
+        "libc.read(read, byte, 1)",
+        "os.read(read, 1)",  # Python would run a handler only after it
+        "pass",  # busy in Python
+    ],
+)
+def test_sigterm_ends_a_blocked_process_with_its_last_words(block):
+    process = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED.format(block=block)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout.read(5) == b"ready"
+        process.terminate()
+        _, words = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+    pattern = rb"adaptra: ended by signal 15: stage 1 \(rank 5\) waited .* for F3 from stage 0"
+    assert re.match(pattern, words)
+    assert words.count(b"\n") == 1
+
+
+def blocked_in_gloo(seat, path):
+    """Rank 0 waits in gloo itself, with the interpreter's main thread."""
+    if seat.rank == 0:
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
+        watchdog = Watchdog(0, [0, 1])
+        watchdog.end_on_signal()
+        watchdog.begins(Op.parse("B0"), 1)
+        work = dist.irecv(torch.zeros(4), 1)
+        seat.say(os.getpid())
+        work.wait()
+    seat.meet()
+
+
+def test_sigterm_ends_a_process_that_gloo_holds(tmp_path):
+    path = tmp_path / "stderr"
+    with Processes(blocked_in_gloo, str(path)) as processes:
+        os.kill(processes.heard(0), signal.SIGTERM)
+        assert processes.ended(0) == 128 + signal.SIGTERM
+    assert "for B0 from stage 1 (rank 1)" in path.read_text()
+
+
+PARENT = """
+import os, subprocess, sys
+from megatron_adaptra.runtime.watchdog import die_with_parent
+child = "import os, time; os.write({write}, b'up'); time.sleep(600)"
+subprocess.Popen(
+    [sys.executable, "-c", child], preexec_fn=die_with_parent, pass_fds=[{write}]
+).wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+def test_child_dies_with_its_parent():
+    """The pipe closes when the last process that holds it has ended."""
+    read, write = os.pipe()
+    parent = subprocess.Popen([sys.executable, "-c", PARENT.format(write=write)], pass_fds=[write])
+    os.close(write)
+    try:
+        assert select.select([read], [], [], PATIENCE)[0]
+        assert os.read(read, 2) == b"up"
+        parent.kill()
+        parent.wait(PATIENCE)
+        assert select.select([read], [], [], PATIENCE)[0]
+        assert os.read(read, 1) == b""
+    finally:
+        parent.kill()
+        os.close(read)
+
+
+def notes(seat):
+    notebook = StoreNotebook("here" if seat.rank < 2 else "elsewhere")
+    seat.meet()
+    notebook.meet()
+    before = notebook.read(), notebook.gone()
+    seat.meet()
+    notebook.write(f"rank {seat.rank} was first")
+    seat.meet()
+    words = notebook.read()
+    notebook.write("too late")
+    return before, words, notebook.read()
+
+
+def test_first_word_stays_for_all():
+    with Processes(notes, ranks=3) as processes:
+        results = [processes.result(rank) for rank in range(3)]
+    for before, words, later in results:
+        assert before == ("", [])
+        assert re.fullmatch("rank [012] was first", words)
+        assert words == later == results[0][1]
+
+
+def sees_the_dead(seat):
+    """Ranks 0 and 1 are on one machine, 2 is on another."""
+    notebook = StoreNotebook("here" if seat.rank < 2 else "elsewhere")
+    seat.meet()
+    notebook.meet()
+    seat.say("ready")
+    if seat.rank:
+        time.sleep(PATIENCE)
+    until(lambda: notebook.gone() != [], "somebody is missed")
+    watchdog = Watchdog(0, [0, 1, 2], notebook)
+    return notebook.gone(), watchdog.describe()
+
+
+def test_killed_process_is_named():
+    with Processes(sees_the_dead, ranks=3) as processes:
+        for rank in range(3):
+            assert processes.heard(rank) == "ready"
+        processes.kill(2)
+        processes.kill(1)
+        gone, words = processes.result(0)
+    assert gone == [1]
+    assert words == "stage 0 (rank 0) was in start-up; died: rank 1"
+
+
+def outlives_the_store(seat):
+    notebook = StoreNotebook("here")
+    seat.meet()
+    notebook.meet()
+    seat.say("ready")
+    until(lambda: not _reaches_store(), "the store is gone")
+    notebook.write("something")
+    return notebook.read(), notebook.gone()
+
+
+def _reaches_store() -> bool:
+    try:
+        dist.distributed_c10d._get_default_store().check(["x"])
+    except RuntimeError:
+        return False
+    return True
+
+
+def test_notebook_outlives_its_store():
+    with Processes(outlives_the_store, ranks=1) as processes:
+        assert processes.heard(0) == "ready"
+        processes.drop_store()
+        assert processes.result(0) == ("something", [])
