@@ -36,17 +36,7 @@ class DelayChart:
         counts as a change from zero: a link can be slow from the start.
         """
         if self.level is None:
-            self._calm.append(delay)
-            self.estimate = median(self._calm)
-            if len(self._calm) < BASELINE:
-                return False
-            self._average = self._learn(stage_seconds)
-            if self.estimate < ABSOLUTE * stage_seconds:
-                return False
-            self.level = 0.0
-            self._recent.extend((sample, True) for sample in self._calm[-3:])
-            self._calm = []
-            return True
+            return self._begin(delay, stage_seconds)
         self._average = LAMBDA * delay + (1 - LAMBDA) * self._average
         width = LIMIT * self._spread * math.sqrt(LAMBDA / (2 - LAMBDA))
         change = abs(delay - self.level)
@@ -66,6 +56,22 @@ class DelayChart:
         if len(outside) < 2 or not all(self._agrees(sample, new) for sample in outside):
             return False
         self.estimate = new
+        return True
+
+    def _begin(self, delay: float, stage_seconds: float) -> bool:
+        """The first samples: a level to start from, or a link that is slow from the start."""
+        self._calm.append(delay)
+        self.estimate = median(self._calm)
+        if self.estimate < ABSOLUTE * stage_seconds:
+            if len(self._calm) >= BASELINE:
+                self._average = self._learn(stage_seconds)
+            return False
+        last = self._calm[-3:]
+        new = median(last)
+        if len(last) < 3 or any(abs(sample - new) > 0.5 * new for sample in last):
+            return False  # it may have got slow just now: wait until three agree
+        self.level, self.estimate, self._calm = 0.0, new, []
+        self._recent.extend((sample, True) for sample in last)
         return True
 
     def accept(self, stage_seconds: float) -> None:

@@ -93,7 +93,7 @@ def test_a_frozen_rank_is_given_up_in_time(tmp_path: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(frozen, signal.SIGCONT)
     assert process.returncode == 1
-    assert "from stage 1 (rank 1)" in output
+    assert "stage 1 (rank 1)" in output
     assert until_gone(tmp_path, 40) == []
 
 

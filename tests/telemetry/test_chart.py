@@ -62,7 +62,7 @@ def test_step_in_noise_is_confirmed_soon_and_back(factor):
     rng, base, stage = random.Random(SEED), 2 * MS, 2 * MS
     for _ in range(10):
         chart = DelayChart()
-        assert confirmed(chart, noise(rng, base, 30), stage) == [BASELINE]
+        assert confirmed(chart, noise(rng, base, 30), stage) == [3]
         there = confirmed(chart, noise(rng, base * factor, 20), stage)
         back = confirmed(chart, noise(rng, base, 20), stage)
         assert there[0] <= 4
@@ -98,10 +98,19 @@ def test_two_peaks_that_disagree_are_not_confirmed():
     assert confirmed(chart, [200 * MS, 1 * MS, 20 * MS, 1 * MS, 1 * MS]) == []
 
 
-def test_slow_from_the_start_is_confirmed_by_the_baseline():
+@pytest.mark.parametrize("healthy", range(8))
+def test_a_step_among_the_first_samples_is_confirmed_once_and_by_three(healthy):
+    """Whether the first level was learned before the step, after it, or across it."""
+    samples = [0.3 * MS] * healthy + [40 * MS] * 30
+    found = confirmed(DelayChart(), samples)
+    assert len(found) == 1
+    assert found[0] - healthy <= 3
+
+
+def test_slow_from_the_start_is_confirmed_when_three_agree():
     chart = DelayChart()
     samples = [40 * MS, 41 * MS, 39 * MS, 40 * MS]
-    assert [chart.update(s, STAGE) for s in samples] == [False, False, False, True]
+    assert [chart.update(s, STAGE) for s in samples] == [False, False, True, True]
     assert chart.level == 0.0  # nothing was planned for
     assert chart.estimate == pytest.approx(40 * MS)
     assert chart.update(40 * MS, STAGE)  # until it is accepted
