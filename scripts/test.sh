@@ -33,9 +33,9 @@ if [ "${ADAPTRA_TEST_NEWEST:-1}" = 1 ]; then
     fi
   done
   if [ -n "$newest" ]; then
-    echo "== the same on the newest megatron-core ($("$newest" --version))"
+    echo "== the seams and the demo on the newest megatron-core ($("$newest" --version))"
     make_venv "$venv-newest" demo,dev "$newest"
-    "$venv-newest/bin/python" -m pytest -m slow
+    "$venv-newest/bin/python" -m pytest tests/adapter/test_demo.py tests/adapter/test_seams.py
   else
     echo "adaptra: no Python 3.12 here: the newest megatron-core line was NOT tested" >&2
   fi

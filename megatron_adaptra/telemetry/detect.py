@@ -19,9 +19,13 @@ RELATIVE, ABSOLUTE = 0.10, 0.20  # material: 10 % of the level and 20 % of a sta
 
 
 class DelayChart:
-    """One directed link. Feed it one delay per iteration, in seconds."""
+    """One directed link. Feed it one delay per iteration, in seconds.
 
-    def __init__(self) -> None:
+    `floor`: seconds below which a change means nothing, whatever a stage takes.
+    """
+
+    def __init__(self, floor: float = 0.0) -> None:
+        self.floor = floor
         self.level: float | None = None  # the delay taken for normal: the last one planned for
         self.estimate = 0.0  # the delay now
         self._spread = 0.0
@@ -62,7 +66,7 @@ class DelayChart:
         """The first samples: a level to start from, or a link that is slow from the start."""
         self._calm.append(delay)
         self.estimate = median(self._calm)
-        if self.estimate < ABSOLUTE * stage_seconds:
+        if self.estimate < max(ABSOLUTE * stage_seconds, self.floor):
             if len(self._calm) >= BASELINE:
                 self._average = self._learn(stage_seconds)
             return False
@@ -87,7 +91,7 @@ class DelayChart:
 
     def _material(self, change: float, stage_seconds: float) -> bool:
         assert self.level is not None
-        return change >= RELATIVE * self.level and change >= ABSOLUTE * stage_seconds
+        return change >= max(RELATIVE * self.level, ABSOLUTE * stage_seconds, self.floor)
 
     def _agrees(self, sample: float, new: float) -> bool:
         """Whether a sample speaks for a new level rather than for the old one."""

@@ -12,6 +12,7 @@ from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.telemetry.detect import DelayChart
 
 Link = tuple[int, int]
+TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
 WINDOW = 5  # iterations over which op seconds are taken
 
 
@@ -37,7 +38,9 @@ class Estimator:
         self.message_bytes, self.budget, self.rendezvous = message_bytes, budget, rendezvous
         stages = len(hosts)
         pairs = [(s, s + 1) for s in range(stages - 1)]
-        self.charts = {link: DelayChart() for a, b in pairs for link in ((a, b), (b, a))}
+        # A message that waits for a core to be handled looks like one that is still on its way.
+        floor = 0.0 if cores is None else TIME_SLICE
+        self.charts = {link: DelayChart(floor) for a, b in pairs for link in ((a, b), (b, a))}
         self._ops: list[deque[tuple[float, float]]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._tails: deque[float] = deque(maxlen=WINDOW)
         self._ratios: deque[float] = deque(maxlen=WINDOW)

@@ -155,3 +155,11 @@ def test_any_delays_keep_the_chart_sane(samples, stage, accepts):
             chart.accept(stage)
         assert 0 <= chart.estimate <= max(samples)
         assert chart.level is None or 0 <= chart.level <= max(samples)
+
+
+def test_what_is_below_the_floor_means_nothing():
+    for step, found in ((2 * MS, []), (6 * MS, [2])):
+        chart = DelayChart(floor=3 * MS)
+        assert confirmed(chart, [0.3 * MS] * 10) == []
+        assert confirmed(chart, [step] * 10) == found
+    assert confirmed(DelayChart(floor=3 * MS), [2 * MS] * 30) == []
