@@ -158,8 +158,7 @@ class Session:
         control = TorchTransport(*open_lanes(self.ranks, star, "control"))
         self._transports = [pipeline, control]
         self.mailbox = Mailbox(self.stage, pipeline, self.probe, self.watchdog, self.config.timeout)
-        order = tuple(warmup_line(d, count) for d in stock_warmup(self.stages, count))
-        schedule = Schedule(order, count, policy="1f1b", why="1F1B, as Megatron runs it")
+        schedule = self._first_schedule(count)
         hosts, cores = self._machines(device)
         # An emulated link delays messages, not the word that a receive is posted.
         rendezvous = pipeline.traits.rendezvous and self.emulator is None
@@ -179,6 +178,13 @@ class Session:
         self.controller = Controller(
             self.stage, schedule, channels, estimator, rule, log, self.config.timeout
         )
+
+    def _first_schedule(self, count: int) -> Schedule:
+        """1F1B, as far as the activation budget allows it."""
+        budget = self.config.activation_budget
+        depths = [int(min(depth, budget)) for depth in stock_warmup(self.stages, count)]
+        order = tuple(warmup_line(depth, count) for depth in depths)
+        return Schedule(order, count, policy="1f1b", why="1F1B, as Megatron runs it")
 
     def _machines(self, device: torch.device) -> tuple[list[str], float | None]:
         """Stage by stage the machine's identity, and the cores this pipeline can count on."""

@@ -193,6 +193,8 @@ class _Demo:
 
         watchdog = self.session.watchdog
         watchdog.phase = "collecting the results"
+        if self.session.controller.leads:
+            self.session.controller.drain()
         losses = {
             n: [self.gpt.mean_loss(step) for step in steps] for n, steps in self.losses.items()
         }

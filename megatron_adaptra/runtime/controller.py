@@ -1,12 +1,14 @@
 """The replan loop: stages report, the leader estimates and plans, all swap together.
 
 Stage 0 leads its pipeline. Reports and verdicts travel on channels of their own, handled by
-threads; the training thread only looks, at an iteration boundary, which plan is in force.
+threads, and the leader plans in a thread of its own; the training thread only looks, at an
+iteration boundary, which plan is in force.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ from megatron_adaptra.plan import Plan, evaluate, make_plan
 from megatron_adaptra.runtime.agreement import Ballot, Proposal, pack, unpack
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog
+from megatron_adaptra.runtime.watchdog import say
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import IterationRecord
 
@@ -43,7 +46,10 @@ class ReplanRule:
 
 
 class Controller:
-    """One stage's part in the loop. The leader has an Estimator, the others have none."""
+    """One stage's part in the loop. The leader has an Estimator, the others have none.
+
+    `schedule` is the one to start with, and to come back to when no link is slow.
+    """
 
     def __init__(
         self,
@@ -57,6 +63,7 @@ class Controller:
     ) -> None:
         self.stage, self.estimator, self.rule, self.log = stage, estimator, rule, log
         self.ballot = Ballot(schedule)
+        self._start = schedule
         self.delays: list[dict[str, float]] = []  # leader: per iteration, seconds per link
         self._channels, self._timeout = dict(channels), timeout
         self._proposal: Proposal | None = None  # leader: the one under way, ...
@@ -69,12 +76,17 @@ class Controller:
         self._last: IterationRecord | None = None
         self._ran: dict[int, Schedule] = {}  # leader: what recent iterations ran
         self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[dict[str, Any] | threading.Event | None]
+        self._queue = queue.SimpleQueue()  # leader: reports for the planning thread
         self._threads = [
             threading.Thread(
                 target=self._listen, args=(c,), name=f"adaptra-control-{p}", daemon=True
             )
             for p, c in self._channels.items()
         ]
+        self._planner = threading.Thread(target=self._plan, name="adaptra-planner", daemon=True)
+        if self.leads:
+            self._planner.start()
         for thread in self._threads:
             thread.start()
 
@@ -96,9 +108,15 @@ class Controller:
         message = {"kind": "report", **record.report(), **self._previous()}
         self._last = record
         if self.leads:
-            self._take_report(message)
+            self._queue.put(message)
         else:
             self._channels[0].send(message)
+
+    def drain(self, timeout: float = 30.0) -> None:
+        """Leader: wait until what has been reported so far is weighed."""
+        done = threading.Event()
+        self._queue.put(done)
+        done.wait(timeout)
 
     def close(self) -> None:
         """End the control threads: the leader says goodbye, the others answer."""
@@ -108,8 +126,11 @@ class Controller:
                     channel.send({"kind": "bye"})
         for thread in self._threads:
             thread.join(timeout=10.0)
-        if self.leads and self.log.decisions:
-            self.log.write()  # with what is known of the last outcome
+        if self.leads:
+            self._queue.put(None)
+            self._planner.join(timeout=10.0)
+            if self.log.decisions:
+                self.log.write()  # with what is known of the last outcome
 
     def _previous(self) -> dict[str, Any]:
         """The tail and the whole of the last iteration, which had not ended when it reported."""
@@ -124,7 +145,7 @@ class Controller:
             while True:
                 message = channel.receive(_FOREVER)
                 if message["kind"] == "report":
-                    self._take_report(message)
+                    self._queue.put(message)
                 elif message["kind"] == "ack":
                     self._take_ack(message["number"], channel.peer, message["ok"])
                 elif message["kind"] == "propose":
@@ -152,6 +173,19 @@ class Controller:
         return {"kind": "ack", "number": message["number"], "ok": ok}
 
     # What follows runs on the leader only.
+
+    def _plan(self) -> None:
+        """The planning thread. An error in it costs a replan, not the training."""
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                self._take_report(item)
+            except PeerLost:
+                return  # the training thread meets the same loss, and names it
+            except Exception as error:
+                say(f"no replan at iteration {item['iteration']}, the plan stays: {error!r}")
 
     def _take_report(self, report: dict[str, Any]) -> None:
         with self._lock:
@@ -200,7 +234,7 @@ class Controller:
         self._proposed = Decision(
             iteration=swap,
             detected=iteration,
-            why=_why(before, now, current, plan),
+            why=_why(before, now, current, plan, back=plan.schedule is self._start),
             warmup_before=list(self.ballot.schedule.warmup),
             warmup_after=list(plan.schedule.warmup),
             predicted_ms=1e3 * plan.predicted,
@@ -214,11 +248,11 @@ class Controller:
         self.log.add(self._proposed)
 
     def _choose(self, conditions: Conditions) -> Plan:
-        """The policy's plan where it clearly beats 1F1B, else 1F1B: memory is not to be wasted."""
-        stock = make_plan(conditions, "1f1b", self.rule.sends)
+        """The policy's plan where it is clearly faster, else the first: memory is precious."""
+        start = evaluate(self._start, conditions, self.rule.sends)
         plan = make_plan(conditions, self.rule.policy, self.rule.sends)
-        gains = plan.predicted <= stock.predicted * (1 - self.rule.min_gain)
-        return plan if gains else stock
+        gains = plan.predicted <= start.predicted * (1 - self.rule.min_gain)
+        return plan if gains else start
 
     def _propose(self, number: int, swap: int, schedule: Schedule) -> bool:
         """Ask all stages; False when training has reached the swap while we planned."""
@@ -297,6 +331,7 @@ def _why(
     now: Mapping[tuple[int, int], float],
     current: Plan,
     plan: Plan,
+    back: bool,
 ) -> str:
     """The decision in one sentence, for people."""
     links = ", ".join(
@@ -305,5 +340,5 @@ def _why(
         for (a, b), old in before.items()
     )
     old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))
-    what = "back to 1F1B" if plan.schedule.policy == "1f1b" else "a deeper warmup hides it"
+    what = "back to 1F1B" if back else "a deeper warmup hides it"
     return f"link {links}: {what} (warmup {old} -> {new})"

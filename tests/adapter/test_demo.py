@@ -77,3 +77,11 @@ def test_a_delay_too_short_to_matter_changes_nothing(tmp_path: Path) -> None:
     assert done["replans"] == []
     assert done["losses_identical"]
     assert done["parameters_identical"]
+
+
+def test_a_budget_below_1f1b_is_kept_from_the_first_iteration(tmp_path: Path) -> None:
+    done = summary(tmp_path, *ITERATIONS, "--activation-budget", "2")
+    assert done["losses_identical"]
+    assert done["parameters_identical"]
+    assert max(done["arms"]["adaptra"]["peak_in_flight"]) <= 2
+    assert max(done["arms"]["stock"]["peak_in_flight"]) == 4

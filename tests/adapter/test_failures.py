@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from running import ENVIRONMENT, demo
 
+from megatron_adaptra.runtime.watchdog import die_with_parent
+
 WORKER = "megatron_adaptra.demo.worker"
 
 
@@ -49,6 +51,7 @@ def training(out: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [*command, "--iterations", "500", *options],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT,
+        preexec_fn=die_with_parent,
     )  # fmt: skip
     try:
         assert process.stdout is not None
