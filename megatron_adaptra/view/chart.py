@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from megatron_adaptra.view.axis import number, round_up, ticks
-from megatron_adaptra.view.markup import element, text
-from megatron_adaptra.view.svg import FONT
+from megatron_adaptra.view.markup import element, picture, text
 from megatron_adaptra.view.theme import REPLAN, SLOW_PHASE
 
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 50, 34
@@ -92,18 +91,7 @@ class _Chart:
         for line in self.series:
             parts += self.line(line)
         parts += self.legend()
-        return element(
-            "svg",
-            *parts,
-            xmlns="http://www.w3.org/2000/svg",
-            viewBox=f"0 0 {self.width} {self.height}",
-            width=self.width,
-            height=self.height,
-            role="img",
-            style=FONT,
-            fill="currentColor",
-            class_="chart",
-        )
+        return picture(parts, self.width, self.height, "chart")
 
     def background(self) -> list[str]:
         parts = []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
+
+FONT = "font-family:system-ui,'Segoe UI',Helvetica,Arial,sans-serif"
 
 
 def element(name: str, *content: str, **attributes: object) -> str:
@@ -21,3 +24,19 @@ def element(name: str, *content: str, **attributes: object) -> str:
 def text(value: object) -> str:
     """Anything as text that is safe inside an element."""
     return escape(str(value))
+
+
+def picture(parts: Iterable[str], width: float, height: float, kind: str) -> str:
+    """The outermost element of a drawing; `kind` is its class."""
+    return element(
+        "svg",
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        role="img",
+        style=FONT,
+        fill="currentColor",
+        class_=kind,
+    )

@@ -10,11 +10,10 @@ from __future__ import annotations
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.view.axis import ms, number, ticks
-from megatron_adaptra.view.markup import element, text
+from megatron_adaptra.view.markup import element, picture, text
 from megatron_adaptra.view.theme import MESSAGE, OP_TEXT, op_fill, op_name
 
 LEFT, RIGHT = 62, 14  # room for the stages' names, and for the last tick's label
-FONT = "font-family:system-ui,'Segoe UI',Helvetica,Arial,sans-serif"
 SLOW = 0.008  # a message under way for this share of the scale is drawn
 
 
@@ -72,18 +71,7 @@ class _Gantt:
         parts += [self.line(message) for message in slow_messages(self.timeline, self.seconds)]
         parts += [self.box(span) for span in self.timeline.spans]
         parts += self.end()
-        return element(
-            "svg",
-            *parts,
-            xmlns="http://www.w3.org/2000/svg",
-            viewBox=f"0 0 {self.width} {self.height}",
-            width=self.width,
-            height=self.height,
-            role="img",
-            style=FONT,
-            fill="currentColor",
-            class_="gantt",
-        )
+        return picture(parts, self.width, self.height, "gantt")
 
     def grid(self) -> list[str]:
         parts = []
