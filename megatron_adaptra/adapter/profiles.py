@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from megatron_adaptra.errors import UnsupportedMegatron
 
-OLDEST, SUPPORTED = Version("0.14"), "0.14 to 0.19"
+SUPPORTED = "0.14 to 0.19"
 
 
 @dataclass(frozen=True)

@@ -188,15 +188,14 @@ class Session:
 
     def _machines(self, device: torch.device) -> tuple[list[str], float | None]:
         """Stage by stage the machine's identity, and the cores this pipeline can count on."""
-        mine = (self.ranks[0], _machine(), len(os.sched_getaffinity(0)))
+        mine = _machine()
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
         self.notebook.meet()
-        hosts = [everyone[rank][1] for rank in self.ranks]
+        hosts = [everyone[rank] for rank in self.ranks]
         if device.type == "cuda" or len(set(hosts)) > 1:
             return hosts, None
-        here = sum(1 for _, machine, _ in everyone if machine == mine[1])
-        cores = mine[2] * self.stages / here
+        cores = len(os.sched_getaffinity(0)) * self.stages / everyone.count(mine)
         return hosts, cores if cores < self.stages else None
 
     def _program(self, schedule: Schedule) -> Program:

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.demo.options import ENVIRONMENT, DemoOptions
+from megatron_adaptra.demo.options import ENVIRONMENT, LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.runtime.watchdog import die_with_parent
 
-PROGRESS = "@adaptra "
 _LAST_WORDS = "adaptra: "
 _GRACE = 25.0  # seconds that torchrun gets to end its ranks
 
@@ -50,7 +49,7 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
         "--nproc-per-node", str(options.world),
         "--module", "megatron_adaptra.demo.worker", options.dump(),
     ]  # fmt: skip
-    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1", "ADAPTRA_LAUNCHED": "1", **os.environ}
+    environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1", LAUNCHED: "1", **os.environ}
     words: list[str] = []
     process = subprocess.Popen(
         command,

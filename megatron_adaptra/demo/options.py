@@ -12,6 +12,10 @@ from megatron_adaptra.transport.emulate import parse_link
 from megatron_adaptra.transport.scenario import load_rules
 
 PRECISIONS = ("fp32", "bf16")
+LAUNCHED = (
+    "ADAPTRA_LAUNCHED"  # set for the ranks by the launcher; without it rank 0 talks to people
+)
+PROGRESS = "@adaptra "  # what rank 0 tells the launcher, one JSON object a line
 # What a rank's environment has, unless the user says otherwise.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # stages are processes; threads of one only disturb the others

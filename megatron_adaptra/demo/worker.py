@@ -21,14 +21,12 @@ from typing import Any
 
 from megatron_adaptra.adapter.profiles import profile
 from megatron_adaptra.config import AdaptraConfig, load_yaml
-from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.runtime.watchdog import die_with_parent, say
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
 KEPT = 8  # iterations whose records are kept, to draw the one nearest to their median
-PROGRESS = "@adaptra "  # what rank 0 tells the launcher, one JSON object a line
-LAUNCHED = "ADAPTRA_LAUNCHED"  # set by the launcher; without it rank 0 talks to people
 
 
 def main(options: DemoOptions) -> int:
