@@ -12,10 +12,14 @@ from megatron_adaptra.ir.op import Kind
 
 
 class LinkState(NamedTuple):
-    """A directed link. `delay` in seconds beyond a healthy link, `bandwidth` in bytes/second."""
+    """A directed link. `delay` in seconds beyond a healthy link, `bandwidth` in bytes/second.
+
+    `jitter`: standard deviation of the delay in seconds; the delay is its mean.
+    """
 
     delay: float = 0.0
     bandwidth: float = math.inf
+    jitter: float = 0.0
 
 
 HEALTHY = LinkState()
@@ -28,7 +32,9 @@ class Conditions:
     `cores`: compute slots that the stages of this pipeline share when they run on one machine's
     CPUs; None where every stage has a device of its own. `tail`: seconds from the end of the
     pipeline to the end of the optimizer step. `activation_budget`: microbatches in flight per
-    stage, infinite where there is no limit. Raises BadInput.
+    stage, infinite where there is no limit. `chunks`: model chunks per device, of equal cost.
+    `split`: whether a backward may run as two halves; `recompute`: whether single microbatches may
+    be recomputed. Raises BadInput.
     """
 
     microbatches: int
@@ -40,13 +46,17 @@ class Conditions:
     activation_budget: tuple[float, ...] = ()
     tail: float = 0.0
     cores: float | None = None
+    chunks: int = 1
+    split: bool = True
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         stages = len(self.forward)
         if stages < 1:
             raise BadInput("stages", stages, "a pipeline has at least 1 stage")
-        if self.microbatches < 1:
-            raise BadInput("microbatches", self.microbatches, "at least 1")
+        for name in ("microbatches", "chunks"):
+            if getattr(self, name) < 1:
+                raise BadInput(name, getattr(self, name), "at least 1")
         if not self.activation_budget:
             object.__setattr__(self, "activation_budget", (math.inf,) * stages)
         for name in ("forward", "backward_input", "backward_weight", "activation_budget"):
@@ -63,8 +73,9 @@ class Conditions:
         for (source, target), link in self.links.items():
             if not (0 <= source < stages and 0 <= target < stages and source != target):
                 raise BadInput("link", f"{source}>{target}", f"stages are 0 to {stages - 1}")
-            if not (0 <= link.delay < math.inf and link.bandwidth > 0):
-                allowed = "a finite delay of at least 0 and a bandwidth above 0"
+            good = all(0 <= x < math.inf for x in (link.delay, link.jitter))
+            if not (good and link.bandwidth > 0):
+                allowed = "a finite delay and jitter of at least 0 and a bandwidth above 0"
                 raise BadInput(f"link {source}>{target}", tuple(link), allowed)
         if self.cores is not None and not 0 < self.cores < math.inf:
             raise BadInput("cores", self.cores, "a finite number above 0, or none")
@@ -75,6 +86,11 @@ class Conditions:
     @property
     def stages(self) -> int:
         return len(self.forward)
+
+    @property
+    def shared(self) -> bool:
+        """Whether stages have to share cores."""
+        return self.cores is not None and self.cores < self.stages
 
     def link(self, source: int, target: int) -> LinkState:
         return self.links.get((source, target), HEALTHY)
@@ -100,13 +116,20 @@ class Conditions:
             "backward_input": list(self.backward_input),
             "backward_weight": list(self.backward_weight),
             "links": {
-                f"{a}>{b}": {"delay": link.delay, "bandwidth": _none(link.bandwidth)}
+                f"{a}>{b}": {
+                    "delay": link.delay,
+                    "bandwidth": _none(link.bandwidth),
+                    "jitter": link.jitter,
+                }
                 for (a, b), link in sorted(self.links.items())
             },
             "message_bytes": self.message_bytes,
             "activation_budget": [_none(b) for b in self.activation_budget],
             "tail": self.tail,
             "cores": self.cores,
+            "chunks": self.chunks,
+            "split": self.split,
+            "recompute": self.recompute,
         }
 
     @classmethod
@@ -114,7 +137,9 @@ class Conditions:
         links = {}
         for key, link in data["links"].items():
             source, target = key.split(">")
-            links[int(source), int(target)] = LinkState(link["delay"], _inf(link["bandwidth"]))
+            links[int(source), int(target)] = LinkState(
+                link["delay"], _inf(link["bandwidth"]), link["jitter"]
+            )
         return cls(
             microbatches=data["microbatches"],
             forward=tuple(data["forward"]),
@@ -125,6 +150,9 @@ class Conditions:
             activation_budget=tuple(_inf(b) for b in data["activation_budget"]),
             tail=data["tail"],
             cores=data["cores"],
+            chunks=data["chunks"],
+            split=data["split"],
+            recompute=data["recompute"],
         )
 
 

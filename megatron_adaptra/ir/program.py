@@ -10,9 +10,9 @@ from typing import Any
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.deps import ACTIVATION, consumer, makes, remote_need
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.posting import Link as Link
+from megatron_adaptra.ir.posting import posted_ahead as posted_ahead
 from megatron_adaptra.ir.schedule import Line, Schedule, _parse, _text, parse_line
-
-Link = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -58,22 +58,8 @@ def _links(ahead: Mapping[str, int]) -> dict[Link, int]:
     return {(int(source), int(target)): depth for (source, target), depth in pairs}
 
 
-def posted_ahead(schedule: Schedule) -> dict[Link, int]:
-    """Receives to keep posted per directed link: slack + 1, so that a slow link stays full.
-
-    A transport of the rendezvous kind moves a message only once its receive has been posted; with
-    fewer posted, a deeper warmup gains nothing.
-    """
-    ahead = links_ahead(schedule.warmup)
-    if schedule.chunks > 1 and schedule.stages > 1:
-        wrap = schedule.stages - 1
-        ahead.setdefault((wrap, 0), schedule.stages + 1)
-        ahead.setdefault((0, wrap), schedule.stages + 1)
-    return ahead
-
-
 def links_ahead(warmup: Sequence[int]) -> dict[Link, int]:
-    """`posted_ahead` for the links between adjacent stages."""
+    """`posted_ahead` of warmups of 1F1B kind, without their ops: slack + 1."""
     ahead: dict[Link, int] = {}
     for i, (depth, below) in enumerate(pairwise(warmup)):
         ahead[i, i + 1] = ahead[i + 1, i] = max(1, depth - below + 1)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.timeline import LIGHT
+from megatron_adaptra.model.starts import Floats, Ints, Job, Starts, earliest
 
 
 def one_f_one_b_seconds(stages: int, microbatches: int, forward: float, backward: float) -> float:
@@ -14,51 +20,103 @@ def one_f_one_b_seconds(stages: int, microbatches: int, forward: float, backward
     return (microbatches + stages - 1) * (forward + backward)
 
 
-def lower_bound(conditions: Conditions, split: bool = False, chunks: int = 1) -> float:
-    """Seconds that no schedule beats, whatever its memory.
+def unlimited_bound(conditions: Conditions) -> float:
+    """Seconds that no schedule beats, whatever its memory."""
+    return lower_bound(replace(conditions, activation_budget=(), recompute=False))
 
-    `split`: whether schedules may send a gradient before its weight half is done. `chunks`: the
-    virtual stages per device. For each stage: its first forward has to reach it; then it has all
-    its work to do; its last gradient has to travel back to stage 0. A microbatch makes the round
-    trip to the end of the model, and the others follow it no faster than the stage and its links
-    let them through. Stages that share cores cannot do their work faster than all cores together.
+
+def lower_bound(conditions: Conditions) -> float:
+    """Seconds that no schedule within the activation budget beats.
+
+    The iteration lasts until each stage has done all its work, and no op before its earliest start
+    (`model.starts`). Where microbatches may be recomputed, `_recomputed` says what still holds.
     """
-    c = conditions
-    count, stages, positions = c.microbatches, c.stages, c.stages * chunks
-    both = tuple(i + w for i, w in zip(c.backward_input, c.backward_weight, strict=True))
-    early = c.backward_input if split else both  # what has to be done before a gradient is sent
-    late = c.backward_weight if split else (0.0,) * stages
+    c, job = conditions, Job(conditions)
+    room = job.room(c)
+    if c.recompute and (room < job.most).any():
+        return _recomputed(c, job, room) + c.tail
+    starts = earliest(job, room)
+    return max(_end(c, job, starts), _carried(c, job, starts)) + c.tail
 
-    def wire(source: int, target: int) -> tuple[float, float]:
-        """Seconds on the wire, and in all, of one message between two positions of the model."""
-        source, target = source % stages, target % stages
-        if source == target:
-            return 0.0, 0.0
-        link = c.link(source, target)
-        seconds = c.message_bytes / link.bandwidth
-        return seconds, seconds + link.delay
 
-    trip = [0.0] * positions  # from the start of a forward to the end of its backward
-    for x in reversed(range(positions)):
-        trip[x] = (c.forward[x % stages] + early[x % stages]) / chunks
-        if x + 1 < positions:
-            trip[x] += wire(x, x + 1)[1] + trip[x + 1] + wire(x + 1, x)[1]
+def _recomputed(c: Conditions, job: Job, room: Ints) -> float:
+    """The bound where microbatches may be light, from three relaxations.
 
-    best = reach = back = 0.0  # reach: when the first activation can be there; back: the way home
-    for s in range(stages):
-        pace = max(c.forward[s], early[s]) / chunks  # seconds from one microbatch to the next
-        if s:
-            to, fro = wire(s - 1, s), wire(s, s - 1)
-            pace = max(pace, to[0], fro[0])
-            best = max(best, count * chunks * to[0])
-            reach += c.forward[s - 1] / chunks + to[1]
-            back = fro[1] + early[s - 1] / chunks + max(back, late[s - 1] / chunks)
-        best = max(
-            best,
-            reach + count * (c.forward[s] + both[s]),
-            reach + count * (c.forward[s] + early[s]) + back,
-            reach + trip[s] + (count - 1) * pace + back,
-        )
-    if c.cores is not None:
-        best = max(best, count * (sum(c.forward) + sum(both)) / c.cores)
-    return best + c.tail
+    *In flight.* Of n microbatches between F and I on a stage, one is the first to get to its I; it
+    then holds 1, the others LIGHT or more: 1 + (n - 1) LIGHT fit. So I frees room for F, of
+    2 n halves, and W frees none.
+
+    *Made.* Take for the forward of a microbatch the op that makes its activations: F, or R of a
+    light one. What else a stage runs and holds only adds, so the rules hold for these, except that
+    R does not wait for the stage before, and I need not wait for the round trip after R. Not with
+    chunks, where R of one need not follow R of the one before.
+
+    *Kept.* See `_kept`.
+    """
+    fit = 1 + (np.array(c.activation_budget) * c.chunks - 1) / LIGHT + 1e-6
+    fit = np.floor(np.minimum(fit, c.microbatches * c.chunks))
+    held = Job(replace(c, backward_weight=(0.0,) * c.stages)) if c.split else job
+    starts = earliest(held, 2 * fit.astype(int))
+    best = max(_end(c, job, starts), _carried(c, job, starts), _kept(job, room, starts))
+    if c.chunks == 1:
+        made = earliest(job, room, known=starts, linked=(False, True), turn=job.forward)
+        best = max(best, _end(c, job, made))
+    return best
+
+
+def _end(c: Conditions, job: Job, starts: Starts) -> float:
+    """When the stages are done, each alone and all on the cores they share."""
+    ops, seconds = _work(job, starts)
+    done = float(_finish(ops, seconds).max())
+    if c.cores is not None and c.cores < c.stages:
+        shared = _finish(ops.reshape(-1, 1), seconds.reshape(-1, 1) / c.cores)
+        done = max(done, float(shared.max()))
+    return done
+
+
+def _carried(c: Conditions, job: Job, starts: Starts) -> float:
+    """When the links have carried all messages, those of several chunks one after another."""
+    done = 0.0
+    for way, messages in job.sent.items():
+        link = c.link(*way)
+        wire = c.message_bytes / link.bandwidth
+        if wire > 0:
+            made = starts.forward + job.forward, starts.backward + job.early
+            sent = [made[kind].reshape(job.count, -1)[:, x] for kind, x in messages]
+            left = _finish(np.concatenate(sent)[:, None], np.full((len(sent) * job.count, 1), wire))
+            done = max(done, float(left.max()) + link.delay)
+    return done
+
+
+def _work(job: Job, starts: Starts) -> tuple[Floats, Floats]:
+    """Per stage, the earliest start and the seconds of each of its ops."""
+    kinds = starts.forward, starts.backward, starts.backward + job.early
+    n = job.count * job.chunks
+    ops = np.concatenate([kind.reshape(n, job.stages) for kind in kinds])
+    return ops, np.repeat([job.forward, job.early, job.late], n, 0)
+
+
+def _finish(starts: Floats, seconds: Floats) -> Floats:
+    """Per column, when one machine is done at the earliest: all that starts at t or later is
+    after t, for every t."""
+    order = np.argsort(-starts, 0)
+    after = np.cumsum(np.take_along_axis(seconds, order, 0), 0)
+    done: Floats = (np.take_along_axis(starts, order, 0) + after).max(0)
+    return done
+
+
+def _kept(job: Job, room: Ints, known: Starts) -> float:
+    """What a stage gains by making L of its microbatches light, for the best L.
+
+    Each costs it another forward. And take the light ones away: what is left is a schedule of
+    m - L microbatches that does without recompute on this stage, so that it waits for their round
+    trips. What is `known` of the first m - L microbatches holds for it too.
+    """
+    alone = earliest(job, room, known=known, linked=(False, False))
+    trips = (alone.backward + job.early + job.home).max(1)  # [m - L - 1, stage]
+    trips = np.concatenate([np.zeros((1, job.stages)), trips])
+    n = job.count * job.chunks
+    light = np.arange(1, job.count + 1)[:, None] * job.forward
+    work = n * (job.forward + job.early) + light + np.maximum(n * job.late, job.home[0])
+    some_light = np.maximum(job.down[0] + work, trips[-2::-1]).min(0)
+    return float(np.minimum(trips[-1], some_light).max())

@@ -13,7 +13,7 @@ from megatron_adaptra.ir.schedule import Schedule, warmup_line
 
 seeds = st.integers(0, 2**32 - 1)
 small = st.integers(0, 200)
-seconds = st.floats(0, 100, allow_subnormal=False)
+seconds = st.just(0.0) | st.floats(1e-6, 100)
 ops = st.builds(Op, st.sampled_from(Kind), small, st.integers(0, 9), st.none() | small)
 lines = st.lists(st.lists(ops, max_size=6).map(tuple), max_size=4).map(tuple)
 schedules = st.builds(
@@ -28,7 +28,7 @@ def conditions(draw: st.DrawFn, stages: int | None = None, most: int = 16) -> Co
     m = draw(st.integers(1, most))
     per_stage = st.tuples(*[seconds] * p)
     pairs = [(i, i + 1) for i in range(p - 1)] + [(i + 1, i) for i in range(p - 1)]
-    state = st.builds(LinkState, seconds, st.just(math.inf) | st.floats(0.1, 10))
+    state = st.builds(LinkState, seconds, st.just(math.inf) | st.floats(0.1, 10), st.just(0.0))
     links = draw(st.dictionaries(st.sampled_from(pairs), state)) if pairs else {}
     limit = st.just(math.inf) | st.floats(1, 20)
     budget = draw(st.just(()) | limit.map(lambda one: (one,) * p) | st.tuples(*[limit] * p))
