@@ -1,47 +1,158 @@
-"""Warmup depths that absorb the given link delays at the least activations in flight.
+"""`adaptive`: every lever the job allows, within its budget, judged by the simulator.
 
-While a message is on its way, the stage that sent it can run further forwards, if its warmup is
-deep enough: a round trip of c seconds over a link is hidden by `c / (f + b)` more microbatches of
-slack between the two stages (the idea of Adaptra/PipeMorph, section "adaptive warmup"). That closed
-form is the start; the simulator judges. Small cases are searched exhaustively.
+List scheduling by tuned rules gives orders, local search on the longest path improves the best of
+them, and the schedules that others would run compete: the plan is never slower than these.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 
+from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.base import planner, warmup_line
-from megatron_adaptra.plan.one_f_one_b import stock_warmup
-from megatron_adaptra.plan.search import Depths, Search
+from megatron_adaptra.ir.timeline import peak_in_flight
+from megatron_adaptra.model.bounds import lower_bound
+from megatron_adaptra.plan.base import PLANNERS, planner, slow_links
+from megatron_adaptra.plan.effort import Effort
+from megatron_adaptra.plan.finish import lighter, whole_backwards
+from megatron_adaptra.plan.local import Local
+from megatron_adaptra.plan.robust import candidates, steadiest
+from megatron_adaptra.plan.serial import one_by_one
+from megatron_adaptra.plan.shop import ROOM, Order, Shop
+from megatron_adaptra.plan.tuning import Tuner, shorter
+from megatron_adaptra.sim.clock import simulate
+
+RIVALS = ("1f1b", "zb-h1", "zb-h2", "interleaved")
+TUNED, RETUNED, WHOLE = (
+    0.4,
+    0.8,
+    0.45,
+)  # shares of the effort: tuned small, then in full; tuned in full at once
+PLAIN = 0.2  # share of a time limit that is searched without recompute, where that is allowed
+LEADERS, SHARE = 3, 0.1  # orders that local search starts from, and what each gets of the effort
 
 
 @planner("adaptive")
-def adaptive(conditions: Conditions, sends: str = "eager") -> Schedule:
-    """The fastest warmup depths within the budget, then the shallowest of these.
-
-    Never slower than 1F1B in the simulator where the budget allows 1F1B. Depths never increase
-    towards the last stage: a stage cannot wait for a backward that its successor has not begun.
-    """
-    best = Search(conditions, sends).run()
-    count = conditions.microbatches
-    order = tuple(warmup_line(d, count) for d in best)
-    return Schedule(order, count, policy="adaptive", why=explain(conditions, best))
-
-
-def explain(conditions: Conditions, depths: Depths) -> str:
-    """The plan in one sentence."""
-    slow = [
-        f"{a}->{b} {1e3 * link.delay:.3g} ms"
-        + (f" at {link.bandwidth / 1e6:.3g} MB/s" if math.isfinite(link.bandwidth) else "")
-        for (a, b), link in sorted(conditions.links.items())
-        if link.delay > 0 or math.isfinite(link.bandwidth)
-    ]
-    stock = stock_warmup(conditions.stages, conditions.microbatches)
-    more = [d - s for d, s in zip(depths, stock, strict=True)]
-    if not any(more):
-        what = "the warmup of 1F1B is deep enough"
+def adaptive(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
+    """The fastest order of F, I, W and R within the budget that the search finds."""
+    if any(link.jitter > 0 for link in conditions.links.values()):
+        options = candidates(conditions)
+        limit = limited(time_limit, 1 / len(options))
+        best = steadiest([plan(option, sends, limit) for option in options], conditions, sends)
     else:
-        what = "warmup " + ",".join(map(str, depths)) + " instead of " + ",".join(map(str, stock))
-    return (f"slow links {'; '.join(slow)}: " if slow else "no slow link: ") + what
+        best = plan(conditions, sends, time_limit)
+    return replace(best, policy="adaptive", why=explain(best, conditions))
+
+
+def plan(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
+    """The best schedule that the search or a rival has; of equals the one that holds least."""
+    shop = Shop(conditions)
+    plain = sends == "eager" and not conditions.shared
+    found = [Schedule(shop.lines(o), shop.count, shop.chunks) for o in orders(shop, time_limit)]
+    found += rivals(conditions, sends, RIVALS if plain else (*RIVALS, "warmup"))
+    found = found or [one_by_one(conditions)]
+    if not plain:
+        return min(found, key=lambda schedule: _rank(_simulated(schedule, conditions, sends)))
+    timings = [shop.time(shop.order_of(schedule)) for schedule in found]
+    best = min(
+        range(len(found)),
+        key=lambda i: _rank(math.inf if (timing := timings[i]) is None else timing.makespan),
+    )
+    timing, order = timings[best], shop.order_of(found[best])
+    if not conditions.split or timing is None:
+        return found[best]
+    halves = replace(found[best], order=shop.lines(order))
+    return whole_backwards(shop, halves, order, timing)
+
+
+def orders(shop: Shop, time_limit: float | None) -> Iterator[Order]:
+    """Without recompute; then, where it is allowed and something is left to gain, with it."""
+    ops, c = 3 * shop.count * shop.positions, shop.conditions
+    share = 1.0
+    if c.recompute:
+        share = PLAIN
+        whole = search(Shop(replace(c, recompute=False)), Effort(ops, limited(time_limit, share)))
+        if whole is not None:
+            yield whole
+            timing = shop.time(whole)
+            if timing is not None and timing.makespan <= _bound(shop) * (1 + 1e-9):
+                return
+        share = 1.0 - PLAIN
+    order = search(shop, Effort(ops, limited(time_limit, share), c.recompute))
+    if order is not None:
+        yield order
+
+
+def limited(time_limit: float | None, share: float) -> float | None:
+    return None if time_limit is None else share * time_limit
+
+
+def search(shop: Shop, effort: Effort) -> Order | None:
+    """Tune rules, on fewer microbatches where there are many; then improve the best orders."""
+    bound = _bound(shop)
+    tuner = Tuner(shop, effort, bound)
+    small = shorter(shop)
+    if small is not None:
+        first = Tuner(small, effort, _bound(small))
+        first.run(TUNED)
+        tuner.adopt(first)
+        tuner.run(RETUNED)
+    else:
+        tuner.run(WHOLE)
+    best = tuner.best
+    if best is None:
+        return None
+    if not tuner.done:
+        started = [
+            Local(shop, one.order, shop.conditions.recompute) for one in tuner.leaders(LEADERS)
+        ]
+        for local in started:
+            local.improve(effort, bound, effort.spent + SHARE)
+        local = min(started, key=lambda local: local.seconds)
+        local.improve(effort, bound)
+        if local.seconds < best.seconds * (1 - 1e-9):
+            return local.best
+    return lighter(shop, best)
+
+
+def _bound(shop: Shop) -> float:
+    return lower_bound(shop.conditions) - shop.conditions.tail
+
+
+def rivals(conditions: Conditions, sends: str, names: tuple[str, ...]) -> Iterator[Schedule]:
+    """What other policies would run, as far as it fits."""
+    for name in names:
+        try:
+            schedule = PLANNERS[name](conditions, sends, None)
+        except BadInput:
+            continue
+        peaks = (peak_in_flight(line, schedule.chunks) for line in schedule.order)
+        budgets = zip(peaks, conditions.activation_budget, strict=True)
+        if all(peak <= budget + ROOM for peak, budget in budgets):
+            yield schedule
+
+
+def _simulated(schedule: Schedule, conditions: Conditions, sends: str) -> float:
+    return simulate(lower(schedule), conditions, sends).makespan
+
+
+def _rank(seconds: float) -> float:
+    """Ten digits: what differs in the last bits is equal, and then the first of all is taken."""
+    return float(f"{seconds:.9e}")
+
+
+def explain(schedule: Schedule, conditions: Conditions) -> str:
+    """The plan in one sentence."""
+    ops = [op.kind for line in schedule.order for op in line]
+    what = ["warmup " + ",".join(map(str, schedule.warmup))]
+    split, whole = ops.count(Kind.I), ops.count(Kind.B)
+    if split:
+        what.append(f"{split} of {split + whole} backwards in halves")
+    if Kind.R in ops:
+        what.append(f"{ops.count(Kind.R)} of {ops.count(Kind.F)} forwards recomputed")
+    return slow_links(conditions) + ", ".join(what)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.schedule import warmup_line as warmup_line  # planners import it here
@@ -31,6 +31,11 @@ class Plan:
     def predicted(self) -> float:
         return self.timeline.makespan
 
+    @property
+    def gap(self) -> float:
+        """How much of the lower bound the plan lies above it; no schedule gains more than that."""
+        return self.predicted / self.lower_bound - 1 if self.lower_bound else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """The object that `adaptra plan --json` prints, less what compares it with stock."""
         return {
@@ -40,16 +45,18 @@ class Plan:
             "stages": [[str(op) for op in line] for line in self.schedule.order],
             "predicted_ms": 1e3 * self.predicted,
             "lower_bound_ms": 1e3 * self.lower_bound,
+            "gap": self.gap,
             "peak_in_flight": list(self.peak_in_flight),
         }
 
 
-Planner = Callable[[Conditions, str], Schedule]
+# (conditions, kind of sends, seconds it may search or None for its own measure) -> schedule
+Planner = Callable[[Conditions, str, float | None], Schedule]
 PLANNERS: dict[str, Planner] = {}
 
 
 def planner(name: str) -> Callable[[Planner], Planner]:
-    """Register a planner: a pure function of the conditions and the kind of sends."""
+    """Register a planner: a pure function, as long as no time limit cuts it short."""
 
     def register(function: Planner) -> Planner:
         PLANNERS[name] = function
@@ -58,18 +65,37 @@ def planner(name: str) -> Callable[[Planner], Planner]:
     return register
 
 
-def make_plan(conditions: Conditions, policy: str = "adaptive", sends: str = "eager") -> Plan:
-    """Plan with `policy`; the same conditions give the same bytes. Raises BadInput."""
+def make_plan(
+    conditions: Conditions,
+    policy: str = "adaptive",
+    sends: str = "eager",
+    time_limit: float | None = None,
+) -> Plan:
+    """Plan with `policy`; the same conditions give the same bytes. Raises BadInput.
+
+    `time_limit`: seconds that a searching planner may take; what it finds then depends on the
+    machine. Default: its own measure, counted in ops, so that every machine finds the same.
+    """
     if policy not in PLANNERS:
         raise BadInput("policy", policy, f"one of {', '.join(sorted(PLANNERS))}")
-    return evaluate(PLANNERS[policy](conditions, sends), conditions, sends)
+    return evaluate(PLANNERS[policy](conditions, sends, time_limit), conditions, sends)
 
 
 def evaluate(schedule: Schedule, conditions: Conditions, sends: str = "eager") -> Plan:
     """A Plan for a schedule that is already there."""
     program = lower(schedule)
     timeline = simulate(program, conditions, sends)
-    split = any(op.kind is Kind.I for line in schedule.order for op in line)
-    bound = lower_bound(conditions, split, schedule.chunks)
+    bound = lower_bound(conditions)
     peaks = tuple(peak_in_flight(line, schedule.chunks) for line in schedule.order)
     return Plan(schedule, program, timeline, bound, peaks)
+
+
+def slow_links(conditions: Conditions) -> str:
+    """How a planner's sentence begins."""
+    slow = [
+        f"{a}->{b} {1e3 * link.delay:.3g} ms"
+        + (f" at {link.bandwidth / 1e6:.3g} MB/s" if math.isfinite(link.bandwidth) else "")
+        for (a, b), link in sorted(conditions.links.items())
+        if link.delay > 0 or math.isfinite(link.bandwidth)
+    ]
+    return f"slow links {'; '.join(slow)}: " if slow else "no slow link: "

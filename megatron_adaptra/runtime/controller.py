@@ -41,7 +41,7 @@ class ReplanRule:
     """`min_gain`: the share of an iteration that a new plan has to save."""
 
     min_gain: float = 0.15
-    policy: str = "adaptive"
+    policy: str = "warmup"
     sends: str = "rendezvous"
 
 

@@ -126,6 +126,7 @@ class Estimator:
             activation_budget=(self.budget,) * len(ops),
             tail=median(self._tails) if self._tails else 0.0,
             cores=self.cores,
+            split=False,  # neither seam runs the halves of a backward apart
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from megatron_adaptra.ir.conditions import Conditions
@@ -28,6 +29,8 @@ class Search:
     """`run` gives the fastest warmup depths within the budget, the shallowest of these."""
 
     def __init__(self, conditions: Conditions, sends: str) -> None:
+        # The bound of what these schedules can do: full backwards of a single chunk.
+        conditions = replace(conditions, chunks=1, split=False, recompute=False)
         self.conditions, self.clock = conditions, WarmupClock(conditions, sends)
         caps, limit = [], conditions.microbatches
         for budget in conditions.activation_budget:

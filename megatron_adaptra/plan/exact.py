@@ -1,0 +1,208 @@
+"""`exact`: the optimum of a small job, proven by OR-tools' CP-SAT solver.
+
+It tells what a heuristic leaves on the table; jobs as they run in production are too large for it.
+OR-tools is an extra, and loaded only when this policy runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from megatron_adaptra.errors import AdaptraError, BadInput, ScheduleError
+from megatron_adaptra.ir.check import check
+from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.schedule import Line, Schedule
+from megatron_adaptra.model.bounds import lower_bound
+from megatron_adaptra.plan.base import PLANNERS, planner
+from megatron_adaptra.plan.serial import one_by_one
+from megatron_adaptra.sim.clock import simulate
+
+MOST_OPS = 800  # 8 stages, 32 microbatches in halves: proven in half a minute; 0.4 GB of memory
+TICKS = 1e9  # into which the time of a known schedule is divided
+SECONDS = 60.0  # how long the solver may take
+STARTS = ("1f1b", "zb-h1", "zb-h2", "interleaved", "warmup")  # the best that fits is improved
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best schedule found, its seconds, and the seconds that no schedule beats."""
+
+    schedule: Schedule
+    seconds: float
+    bound: float
+    proven: bool
+
+
+@planner("exact")
+def exact(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
+    """The optimum, or the best found by the time limit; `why` says which."""
+    if sends != "eager":
+        raise BadInput("sends", sends, "exact knows eager sends only; adaptive knows others")
+    return solve(conditions, time_limit).schedule
+
+
+def solve(
+    conditions: Conditions, time_limit: float | None = None, hint: Schedule | None = None
+) -> Optimum:
+    """The fastest schedule within the budget that takes each kind of op in microbatch order.
+
+    `time_limit`: seconds, and what is found by then depends on the machine. Without one the limit
+    is `SECONDS` by the solver's count of its own steps: one release of OR-tools then finds the same
+    schedule every time. `hint`: a schedule to start from, of use if it is one of those looked for.
+    Raises BadInput, for a job that is too large too, and AdaptraError where OR-tools is missing.
+    """
+    count = _refuse(conditions)
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        how = "pip install 'megatron-adaptra[exact]'"
+        raise AdaptraError(f"policy exact needs OR-tools ({error}): {how}") from None
+    from megatron_adaptra.plan.exact_model import Model
+
+    known = min(_starts(conditions, hint), key=lambda one: _seconds(one, conditions))
+    seconds = _seconds(known, conditions)
+    tick = (seconds - conditions.tail) / TICKS or 1.0
+    whole = in_ticks(conditions, tick)
+    start = simulate(lower(known), whole)
+    model = Model(whole, horizon=round(start.makespan))
+    model.hint(start)
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1  # what several find depends on their race
+    # Raising the bound until a schedule meets it beats lowering a schedule's time to the bound by
+    # far (measured), as the bound that the precedences give is close. So does having no LP.
+    solver.parameters.use_objective_lb_search = True
+    solver.parameters.linearization_level = 0
+    if time_limit is None:
+        solver.parameters.max_deterministic_time = SECONDS
+    else:
+        solver.parameters.max_time_in_seconds = time_limit
+    status = solver.solve(model.model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
+        raise AdaptraError(
+            f"the model of policy exact is {solver.status_name(status)}: report this"
+        )
+
+    best = known
+    if status != cp_model.UNKNOWN:
+        found = replace(known, order=model.order(solver))
+        if _seconds(found, conditions) < seconds * (1 - 1e-9):
+            best = found
+    best = _whole_backwards(best, conditions)
+    seconds = _seconds(best, conditions)
+    # Every op, and every message, may have been rounded by a tick.
+    bound = (solver.best_objective_bound - 2 * count) * tick + conditions.tail
+    proven = status == cp_model.OPTIMAL
+    if not proven:
+        bound = max(bound, lower_bound(conditions))
+    bound = min(max(bound, 0.0), seconds)
+    kinds = ", ".join(["F", *(["I", "W"] if conditions.split else ["B"])])
+    if conditions.recompute:
+        kinds += " and R in microbatch order"
+    none = f"no order of {kinds} within the budget is"
+    gap = 1 - bound / seconds if seconds else 0.0
+    why = f"optimal: {none} faster" if proven else f"best found in time: {none} {gap:.1%} faster"
+    return Optimum(replace(best, policy="exact", why=why), seconds, bound, proven)
+
+
+def _refuse(conditions: Conditions) -> int:
+    """The number of ops; raises BadInput for what is not modelled, or too much."""
+    if conditions.cores is not None and conditions.cores < conditions.stages:
+        raise BadInput("cores", conditions.cores, "exact wants a device per stage; use adaptive")
+    kinds = 2 + conditions.split + conditions.recompute
+    count = kinds * conditions.stages * conditions.chunks * conditions.microbatches
+    if count > MOST_OPS:
+        allowed = f"exact takes at most {MOST_OPS} (F, B or I and W, R); use adaptive"
+        raise BadInput("ops", count, allowed)
+    return count
+
+
+def in_ticks(conditions: Conditions, tick: float) -> Conditions:
+    """The same job in whole ticks. No op takes less than one, so that no two start together."""
+    chunks = conditions.chunks
+
+    def ticks(kind: Kind) -> tuple[float, ...]:
+        each = (conditions.seconds(kind, s) / chunks for s in range(conditions.stages))
+        return tuple(chunks * max(1.0, round(one / tick)) for one in each)
+
+    links = {}
+    for way, link in conditions.links.items():
+        wire = round(conditions.message_bytes / link.bandwidth / tick)
+        bandwidth = 1.0 / wire if wire else float("inf")
+        links[way] = LinkState(float(round(link.delay / tick)), bandwidth)
+    return replace(
+        conditions,
+        forward=ticks(Kind.F),
+        backward_input=ticks(Kind.I if conditions.split else Kind.B),
+        backward_weight=ticks(Kind.W) if conditions.split else (0.0,) * conditions.stages,
+        links=links,
+        message_bytes=1.0,
+        tail=0.0,
+    )
+
+
+def _starts(conditions: Conditions, hint: Schedule | None) -> Iterator[Schedule]:
+    """Schedules of those looked for; the first needs no more memory than every job has."""
+    yield one_by_one(conditions)
+    schedules = [] if hint is None else [hint]
+    for name in STARTS:
+        with suppress(BadInput):  # a policy that is not for this job
+            schedules.append(PLANNERS[name](conditions, "eager", None))
+    kinds = {Kind.F, *((Kind.I, Kind.W) if conditions.split else (Kind.B,))}
+    kinds |= {Kind.R} if conditions.recompute else set()
+    for schedule in schedules:
+        if conditions.split:
+            schedule = _half_backwards(schedule)
+        ops = {op for line in schedule.order for op in line}
+        ordered = all(map(_in_order, schedule.order)) and {op.kind for op in ops} <= kinds
+        with suppress(ScheduleError):
+            check(lower(schedule), conditions.activation_budget)
+            if ordered:
+                yield schedule
+
+
+def _in_order(line: Line) -> bool:
+    """Whether each kind of op of each chunk is taken in microbatch order."""
+    lines: dict[tuple[Kind, int], list[int]] = {}
+    for op in line:
+        lines.setdefault((op.kind, op.chunk), []).append(op.microbatch)
+    return all(a < b for one in lines.values() for a, b in pairwise(one))
+
+
+def _half_backwards(schedule: Schedule) -> Schedule:
+    """Every B as I and W, which is as long and gives the gradient sooner."""
+
+    def halves(op: Op) -> Line:
+        if op.kind is not Kind.B:
+            return (op,)
+        return op._replace(kind=Kind.I), op._replace(kind=Kind.W)
+
+    order = tuple(tuple(half for op in line for half in halves(op)) for line in schedule.order)
+    return replace(schedule, order=order)
+
+
+def _whole_backwards(schedule: Schedule, conditions: Conditions) -> Schedule:
+    """B for I and W in a row, wherever that costs no time: split backwards cost some in fact."""
+    seconds = _seconds(schedule, conditions) * (1 + 1e-12)
+    for stage in range(schedule.stages):
+        at = 0
+        while at + 1 < len(schedule.order[stage]):
+            line = schedule.order[stage]
+            first, then = line[at : at + 2]
+            if first.kind is Kind.I and then == first._replace(kind=Kind.W):
+                line = (*line[:at], first._replace(kind=Kind.B), *line[at + 2 :])
+                order = (*schedule.order[:stage], line, *schedule.order[stage + 1 :])
+                merged = replace(schedule, order=order)
+                if _seconds(merged, conditions) <= seconds:
+                    schedule = merged
+            at += 1
+    return schedule
+
+
+def _seconds(schedule: Schedule, conditions: Conditions) -> float:
+    return simulate(lower(schedule), conditions).makespan

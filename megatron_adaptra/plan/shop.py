@@ -1,0 +1,194 @@
+"""The pipeline as a job shop: stages are machines, ops have numbers, a plan is a line per stage.
+
+What the searches share: costs by op number, the one message each op waits for, what each op does to
+the stage's memory, and the times that follow from an order. Sends are eager and every stage has a
+device of its own; other transports are judged by `sim` in the end.
+
+Microbatches are alike, so on every stage the forwards of a chunk may run in their order, and so may
+the backwards: exchanging two numbers in any schedule that does otherwise changes no time. Weight
+gradients then add up in microbatch order too, which keeps losses bit-identical to stock Megatron.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.schedule import Line, Schedule
+from megatron_adaptra.ir.timeline import INPUT_HALF, LIGHT
+
+FORWARD, BACKWARD, WEIGHT, RECOMPUTE = range(4)  # BACKWARD: its input half where it is split
+ROOM = 1e-9  # of one microbatch's activations; sums of halves and twentieths are not exact
+
+Order = list[list[int]]  # per stage, the numbers of its ops
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When ops end, by number (negative: not run), and all of them in an order they can start."""
+
+    end: list[float]
+    sequence: list[int]
+    makespan: float
+
+
+class Shop:
+    """Ops are numbered ((chunk * stages + stage) * 4 + kind) * microbatches + microbatch."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        c = self.conditions = conditions
+        self.stages, self.count, self.chunks = c.stages, c.microbatches, c.chunks
+        self.split, self.budget = c.split, c.activation_budget
+        self.positions = self.stages * self.chunks
+        self.share = 1 / self.chunks
+        size = 4 * self.positions * self.count
+        self.seconds = [0.0] * size
+        self.before = [-1] * size  # the op of another position whose output an op needs
+        self.after = [-1] * size  # the op of another position that needs an op's output
+        self.lag = [0.0] * size  # seconds from the end of `before` to its arrival
+        self.wires = self._wires()
+        for x in range(self.positions):
+            self._position(x)
+
+    def _position(self, x: int) -> None:
+        c, stage, count = self.conditions, x % self.stages, self.count
+        half, rest = c.backward_input[stage], c.backward_weight[stage]
+        costs = (c.forward[stage], half if self.split else half + rest, rest, c.forward[stage])
+        for kind, cost in enumerate(costs):
+            first = self.number(x, kind, 0)
+            self.seconds[first : first + count] = [cost * self.share] * count
+        for k in range(count):
+            if x:
+                self._link(self.number(x - 1, FORWARD, k), self.number(x, FORWARD, k))
+            if x + 1 < self.positions:
+                self._link(self.number(x + 1, BACKWARD, k), self.number(x, BACKWARD, k))
+
+    def _link(self, maker: int, user: int) -> None:
+        source, target = self.stage_of(maker), self.stage_of(user)
+        self.before[user], self.after[maker] = maker, user
+        if source != target:
+            link = self.conditions.link(source, target)
+            self.lag[user] = link.delay + self.conditions.message_bytes / link.bandwidth
+
+    def _wires(self) -> dict[tuple[int, int], float]:
+        """Seconds that a message holds its link, for the links where that is not nothing."""
+        c, out = self.conditions, {}
+        for (a, b), link in c.links.items():
+            wire = c.message_bytes / link.bandwidth
+            if wire > 0 and math.isfinite(link.bandwidth):
+                out[a, b] = wire
+        return out
+
+    def number(self, position: int, kind: int, microbatch: int) -> int:
+        return (position * 4 + kind) * self.count + microbatch
+
+    def kind_of(self, op: int) -> int:
+        return op // self.count % 4
+
+    def stage_of(self, op: int) -> int:
+        return op // (4 * self.count) % self.stages
+
+    def holds(self, light: frozenset[int] | set[int]) -> list[float]:
+        """What each op adds to its stage's memory; `light`: the R ops that are run."""
+        step, count = 4 * self.count, self.count
+        full = (1.0, -INPUT_HALF if self.split else -1.0, INPUT_HALF - 1.0, 1.0 - LIGHT)
+        out: list[float] = []
+        for _ in range(self.positions):
+            for change in full:
+                out += [change * self.share] * count
+        for op in light:
+            out[op // step * step + op % count] = LIGHT * self.share
+        return out
+
+    def peaks(self, order: Sequence[Sequence[int]]) -> list[float]:
+        """Per stage, the most that is held at once."""
+        light = {op for line in order for op in line if self.kind_of(op) == RECOMPUTE}
+        change, out = self.holds(light), []
+        for line in order:
+            held = most = 0.0
+            for op in line:
+                held += change[op]
+                if held > most:
+                    most = held
+            out.append(most)
+        return out
+
+    def time(self, order: Sequence[Sequence[int]]) -> Timing | None:
+        """When every op ends if each starts as soon as it can; None if some never can."""
+        seconds, before, lag, stages = self.seconds, self.before, self.lag, self.stages
+        end = [-1.0] * len(seconds)
+        at, now = [0] * stages, [0.0] * stages
+        sequence: list[int] = []
+        append, narrow = sequence.append, bool(self.wires)
+        free: dict[tuple[int, int], float] = {}
+        arrival: dict[int, float] = {}
+        down, up = range(stages), range(stages - 1, -1, -1)
+        total = sum(map(len, order))
+        while True:
+            ran = len(sequence)
+            for sweep in (down, up):
+                for stage in sweep:
+                    line, i, t = order[stage], at[stage], now[stage]
+                    for op in line[i:] if i else line:
+                        maker = before[op]
+                        if maker >= 0:
+                            ready = end[maker]
+                            if ready < 0.0:
+                                break
+                            ready += lag[op]
+                            if narrow and arrival.get(op, 0.0) > ready:
+                                ready = arrival[op]
+                            if ready > t:
+                                t = ready
+                        t += seconds[op]
+                        end[op] = t
+                        append(op)
+                        i += 1
+                        if narrow and self.after[op] >= 0:
+                            self._send(op, t, free, arrival)
+                    at[stage], now[stage] = i, t
+            if len(sequence) == total:
+                return Timing(end, sequence, max(now))
+            if len(sequence) == ran:
+                return None
+
+    def _send(
+        self, op: int, t: float, free: dict[tuple[int, int], float], arrival: dict[int, float]
+    ) -> None:
+        """Messages of one link go one after another at its bandwidth."""
+        user = self.after[op]
+        link = self.stage_of(op), self.stage_of(user)
+        wire = self.wires.get(link)
+        if wire is not None:
+            free[link] = max(free.get(link, 0.0), t) + wire
+            arrival[user] = free[link] + self.conditions.link(*link).delay
+
+    # --- to and from schedules -------------------------------------------------------------------
+
+    def order_of(self, schedule: Schedule) -> Order:
+        """The numbers of a schedule's ops; where backwards are split, B stands for I and W."""
+        kinds = {Kind.F: FORWARD, Kind.B: BACKWARD, Kind.I: BACKWARD, Kind.R: RECOMPUTE}
+        out: Order = []
+        for stage, line in enumerate(schedule.order):
+            row: list[int] = []
+            for op in line:
+                x = op.chunk * self.stages + stage
+                row.append(self.number(x, kinds.get(op.kind, WEIGHT), op.microbatch))
+                if op.kind is Kind.B and self.split:
+                    row.append(self.number(x, WEIGHT, op.microbatch))
+            out.append(row)
+        return out
+
+    def lines(self, order: Sequence[Sequence[int]]) -> tuple[Line, ...]:
+        """Ops as people write them."""
+        kinds = (Kind.F, Kind.I if self.split else Kind.B, Kind.W, Kind.R)
+        count, block = self.count, 4 * self.count
+
+        def op(n: int) -> Op:
+            chunk = n // block // self.stages
+            return Op(kinds[n // count % 4], n % count, chunk)
+
+        return tuple(tuple(op(n) for n in line) for line in order)

@@ -1,0 +1,42 @@
+"""`warmup`: the lever that Megatron's own schedule has, its warmup depths, and no other.
+
+Warmup depths that absorb the given link delays at the least activations in flight.
+
+While a message is on its way, the stage that sent it can run further forwards, if its warmup is
+deep enough: a round trip of c seconds over a link is hidden by `c / (f + b)` more microbatches of
+slack between the two stages (the idea of Adaptra/PipeMorph, section "adaptive warmup"). That closed
+form is the start; the simulator judges. Small cases are searched exhaustively.
+"""
+
+from __future__ import annotations
+
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.base import planner, slow_links, warmup_line
+from megatron_adaptra.plan.depths import Depths, Search
+from megatron_adaptra.plan.one_f_one_b import refuse_chunks, stock_warmup
+
+
+@planner("warmup")
+def warmup(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
+    """The fastest warmup depths within the budget, then the shallowest of these.
+
+    Never slower than 1F1B in the simulator where the budget allows 1F1B. Depths never increase
+    towards the last stage: a stage cannot wait for a backward that its successor has not begun.
+    """
+    refuse_chunks(conditions, "warmup")
+    best = Search(conditions, sends).run()
+    count = conditions.microbatches
+    order = tuple(warmup_line(d, count) for d in best)
+    return Schedule(order, count, policy="warmup", why=explain(conditions, best))
+
+
+def explain(conditions: Conditions, depths: Depths) -> str:
+    """The plan in one sentence."""
+    stock = stock_warmup(conditions.stages, conditions.microbatches)
+    more = [d - s for d, s in zip(depths, stock, strict=True)]
+    if not any(more):
+        what = "the warmup of 1F1B is deep enough"
+    else:
+        what = "warmup " + ",".join(map(str, depths)) + " instead of " + ",".join(map(str, stock))
+    return slow_links(conditions) + what

@@ -1,0 +1,72 @@
+"""Small random jobs and their optima, to hold other planners against.
+
+small_optima.json has the optima of the first 200, so that tests need not solve them. It is made by
+
+    python tests/plan/small_cases.py [CASES] [SECONDS PER CASE]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+import time
+from pathlib import Path
+
+from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.plan.exact import solve
+
+OPTIMA = Path(__file__).with_name("small_optima.json")
+
+
+def small_case(seed: int) -> Conditions:
+    """2 to 4 stages, 3 to 8 microbatches, every link another delay of up to 6 forwards.
+
+    Times are in hundredths, stages are equal in half of the jobs. A third has no limit of memory,
+    a half may not split a backward, and a quarter may recompute.
+    """
+    rng = random.Random(seed)
+    stages, count = rng.randint(2, 4), rng.randint(3, 8)
+    equal = rng.random() < 0.5
+
+    def seconds(least: float, most: float) -> tuple[float, ...]:
+        draws = [round(rng.uniform(least, most), 2) for _ in range(stages)]
+        return tuple(draws[:1] * stages if equal else draws)
+
+    forward, backward_input, backward_weight = seconds(0.5, 2), seconds(0.5, 2), seconds(0.3, 1.5)
+    mean = sum(forward) / stages
+    links = {
+        way: LinkState(round(mean * rng.choice((0, 0, rng.uniform(0, 2), rng.uniform(2, 6))), 2))
+        for i in range(stages - 1)
+        for way in ((i, i + 1), (i + 1, i))
+    }
+    budget = rng.choice((math.inf, rng.randint(1, count), rng.randint(2, 2 * count) / 2))
+    return Conditions(
+        count,
+        forward,
+        backward_input,
+        backward_weight,
+        links,
+        activation_budget=(budget,) * stages,
+        split=rng.random() < 0.5,
+        recompute=rng.random() < 0.25,
+    )
+
+
+def write_optima(cases: int = 200, seconds: float = 10.0) -> None:
+    """{seed: {"seconds", "bound", "proven"}} of `small_case`, as the solver finds them."""
+    optima, proven = {}, 0
+    for seed in range(cases):
+        began = time.perf_counter()
+        found = solve(small_case(seed), seconds)
+        proven += found.proven
+        optima[seed] = {"seconds": found.seconds, "bound": found.bound, "proven": found.proven}
+        took = time.perf_counter() - began
+        print(f"{seed}: {found.seconds:.6g} in {took:.2f} s, {proven} of {seed + 1} proven")
+        rows = (f'"{seed}": {json.dumps(one)}' for seed, one in optima.items())
+        OPTIMA.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+if __name__ == "__main__":
+    write_optima(*map(int, sys.argv[1:2]), *map(float, sys.argv[2:3]))
