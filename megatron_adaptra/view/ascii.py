@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.deps import Token, makes, needs
-from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.timeline import Span, Timeline
+from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.view.axis import ms, number, ticks
+from megatron_adaptra.view.theme import OP_TEXT, op_fill, op_name
 
 FILL = {Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "*", Kind.TAIL: "#"}
 IDLE, MORE = ".", ">"
 LEAST_WIDTH = 32
 
 
-def ascii_timeline(timeline: Timeline, width: int = 100) -> str:
+def ascii_timeline(timeline: Timeline, width: int = 100, colour: bool = False) -> str:
     """One row per stage, one character per slice of time; no line is wider than `width`.
 
-    An op is its text, filled up by kind (`F3--`, `B3====`), or its letter where there is no room.
-    Each has at least one character, so short ops can push later ones to the right; a row that
-    grows too long for that reason ends with `>`.
+    An op is its text, filled up by kind (`F3--`, `B3====`), or its letter where there is no room;
+    `F3.1` may be short as `f3` or `f`. Each has at least one character, so short ops can push later
+    ones to the right; a row that grows too long for that reason ends with `>`. `colour`: with the
+    colours of the other pictures, as escape sequences that take no room.
     """
     if width < LEAST_WIDTH:
         raise BadInput("width", width, f"at least {LEAST_WIDTH} characters")
@@ -30,16 +32,37 @@ def ascii_timeline(timeline: Timeline, width: int = 100) -> str:
     cells = width - margin - 1
     begin = min(span.start for span in timeline.spans)
     per_cell = (timeline.makespan or 1.0) / cells
-    rows = [""] * timeline.stages
+    rows: list[list[tuple[str, Op | None]]] = [[] for _ in labels]
+    used = [0] * timeline.stages
     for span in sorted(timeline.spans, key=lambda s: s.start):
-        row = rows[span.stage].ljust(round((span.start - begin) / per_cell), IDLE)
-        rows[span.stage] = row + _box(span, round((span.end - begin) / per_cell) - len(row))
+        row, at = rows[span.stage], used[span.stage]
+        idle = IDLE * (round((span.start - begin) / per_cell) - at)
+        at += len(idle)
+        box = _box(span.op, round((span.end - begin) / per_cell) - at)
+        row += [(idle, None), (box, span.op)]
+        used[span.stage] = at + len(box)
     head = f"{timeline.name}: {ms(timeline.makespan)}" if timeline.name else ms(timeline.makespan)
+    paint = _painted if colour else _plain
     lines = [
-        label.rjust(margin) + _fit(row, cells) + "|"
+        label.rjust(margin) + "".join(paint(*piece) for piece in _fit(row, cells)) + "|"
         for label, row in zip(labels, rows, strict=True)
     ]
     return "\n".join([head[:width], *lines, " " * margin + _ruler(timeline.makespan, cells)])
+
+
+def ascii_legend(timeline: Timeline, colour: bool = False) -> str:
+    """What the letters and fillings of `ascii_timeline` mean."""
+    kinds = {span.op.kind for span in timeline.spans}
+    paint = _painted if colour else _plain
+    parts = [
+        f"{paint(_box(Op(kind, 0), 4), Op(kind, 0))} {op_name(kind)}"
+        for kind in FILL
+        if kind in kinds
+    ]
+    if any(span.op.chunk for span in timeline.spans):
+        shown = (paint(words, Op(Kind.F, 0, 1)) for words in ("F0.1", "f0", "f"))
+        parts.append(f"{' or '.join(shown)} forward of a later chunk")
+    return "   ".join(parts)
 
 
 def ascii_schedule(schedule: Schedule) -> str:
@@ -63,16 +86,45 @@ def ascii_schedule(schedule: Schedule) -> str:
     return "\n".join(rows)
 
 
-def _fit(row: str, cells: int) -> str:
-    return row.ljust(cells, IDLE) if len(row) <= cells else row[: cells - 1] + MORE
+def _fit(row: list[tuple[str, Op | None]], cells: int) -> list[tuple[str, Op | None]]:
+    """The row with as many characters as there are cells."""
+    room, out = cells, []
+    for words, op in row:
+        out.append((words[:room], op))
+        room -= len(words)
+        if room < 0:
+            words, op = next(piece for piece in reversed(out) if piece[0])
+            return [*[p for p in out if p[0]][:-1], (words[:-1] + MORE, op)]
+    return [*out, (IDLE * room, None)]
 
 
-def _box(span: Span, size: int) -> str:
-    size = max(1, size)
-    word = str(span.op) if span.op.kind is not Kind.TAIL else "T"
-    if len(word) > size:
-        word = span.op.kind.value[:1]
-    return word.ljust(size, FILL.get(span.op.kind, "?"))
+def _box(op: Op, size: int) -> str:
+    """The longest text that fits; a small letter is short for a later chunk."""
+    letter = op.kind.value[:1]
+    words = [str(op), letter]
+    if op.kind is Kind.TAIL:
+        words = [letter]
+    elif op.chunk:
+        words[1:] = [f"{letter.lower()}{op.microbatch}", letter.lower()]
+    word = next((word for word in words if len(word) <= size), words[-1])
+    return word.ljust(size, FILL.get(op.kind, "?"))
+
+
+def _plain(words: str, op: Op | None) -> str:
+    return words
+
+
+def _painted(words: str, op: Op | None) -> str:
+    """Dark on the op's colour; the fillings are not needed then."""
+    if op is None:
+        return words.replace(IDLE, " ")
+    words = words.replace(FILL.get(op.kind, " "), " ")
+    back, ink = op_fill(op.kind, op.chunk), OP_TEXT
+    codes = [
+        f"{layer};2;" + ";".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
+        for layer, colour in ((48, back), (38, ink))
+    ]
+    return f"\x1b[{';'.join(codes)}m{words}\x1b[0m" if words else ""
 
 
 def _ruler(seconds: float, cells: int) -> str:

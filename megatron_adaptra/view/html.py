@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.view import facts
 from megatron_adaptra.view.axis import ms, number
 from megatron_adaptra.view.chart import line_chart_svg
+from megatron_adaptra.view.legend import legend_html
 from megatron_adaptra.view.markup import element, text
+from megatron_adaptra.view.page import header, page, section, tiles
 from megatron_adaptra.view.report import ArmReport, Report
-from megatron_adaptra.view.style import CSS
-from megatron_adaptra.view.svg import slow_messages, timeline_svg
-from megatron_adaptra.view.theme import MESSAGE, OP_FILL, OP_NAME, arm_colour
+from megatron_adaptra.view.svg import timeline_svg
+from megatron_adaptra.view.theme import arm_colour
 
 NONE = "–"
+_VERDICT = {True: "verdict", False: "verdict bad"}  # classes
 
 
 def report_html(report: Report) -> str:
@@ -29,35 +30,23 @@ def report_html(report: Report) -> str:
         _results(report),
         _replans(report),
     ]
-    head = (
-        '<meta charset="utf-8"/>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<title>{text(report.title)}</title><style>{CSS}</style>"
-    )
-    body = element("main", *parts) + _footer(report)
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+    return page(report.title, *parts, footer=_footer(report))
 
 
 def _header(report: Report) -> str:
-    headline = facts.headline(report)
-    parts = []
-    if headline != report.title:
-        parts.append(element("p", text(report.title), class_="name"))
-    parts.append(element("h1", text(headline)))
-    if facts.setting(report):
-        setting = facts.setting(report)
-        parts.append(element("p", text(setting[:1].upper() + setting[1:] + ".")))
-    for words, good in facts.verdicts(report):
-        sign = "✓ " if good else "✗ "
-        parts.append(
-            element("span", text(sign + words), class_="verdict" if good else "verdict bad")
-        )
-    return element("header", *parts)
+    headline, setting = facts.headline(report), facts.setting(report)
+    verdicts = [
+        element("span", text(("✓ " if good else "✗ ") + words), class_=_VERDICT[good])
+        for words, good in facts.verdicts(report)
+    ]
+    name = report.title if headline != report.title else ""
+    lead = setting[:1].upper() + setting[1:] + "." if setting else ""
+    return header(name, headline, [lead], *verdicts)
 
 
 def _tiles(report: Report) -> str:
     """The few numbers a reader takes home."""
-    tiles: list[tuple[str, str]] = []
+    items: list[tuple[str, str]] = []
     phase = facts.key_phase(report)
     if phase:
         times = [facts.phase_ms(report, arm, phase) for arm in report.arms]
@@ -65,32 +54,18 @@ def _tiles(report: Report) -> str:
             shown = " → ".join(number(t) for t in times if t is not None)
             names = " → ".join(arm.name for arm in report.arms)
             where = f" in the {phase} phase" if phase != "measured" else ""
-            tiles.append((f"{shown} ms", f"an iteration{where}, {names}"))
+            items.append((f"{shown} ms", f"an iteration{where}, {names}"))
     errors = [_error(arm) for arm in report.arms if arm.name == "adaptra"]
     if errors and errors[0] != NONE:
-        tiles.append((errors[0], "measured against the plan's prediction"))
+        items.append((errors[0], "measured against the plan's prediction"))
     overhead = facts.value(report.summary.get("overhead_healthy"))
     if overhead is not None:
-        tiles.append((f"{100 * (overhead - 1):+.1f} %", "time of a healthy iteration"))
+        items.append((f"{100 * (overhead - 1):+.1f} %", "time of a healthy iteration"))
     after = facts.value(report.summary.get("detected_after_iterations"))
     if after is not None:
         noun = "iteration" if after == 1 else "iterations"
-        tiles.append((f"{after:g} {noun}", "until the slow link was known"))
-    if not tiles:
-        return ""
-    return element(
-        "div",
-        *(
-            element(
-                "div",
-                element("b", text(big)),
-                element("span", text(small)),
-                class_="tile main" if i == 0 else "tile",
-            )
-            for i, (big, small) in enumerate(tiles)
-        ),
-        class_="tiles",
-    )
+        items.append((f"{after:g} {noun}", "until the slow link was known"))
+    return tiles(items)
 
 
 def _timelines(report: Report) -> str:
@@ -116,31 +91,12 @@ def _timelines(report: Report) -> str:
     phase = facts.key_phase(report)
     which = f" of the {phase} phase" if phase and phase != "measured" else ""
     note = "All on one time scale. Hover over a box for its times."
-    return element(
-        "section",
-        element("h2", text(f"One iteration{which}, measured and predicted")),
-        element("p", text(note), class_="note"),
-        _legend([p.timeline for p in pictures if p.timeline is not None], seconds),
+    return section(
+        f"One iteration{which}, measured and predicted",
+        legend_html([p.timeline for p in pictures if p.timeline is not None], seconds),
         element("div", *drawn, class_="scroll"),
+        note=note,
     )
-
-
-def _legend(timelines: Sequence[Timeline], seconds: float) -> str:
-    """The kinds of op that occur."""
-    kinds = {span.op.kind for timeline in timelines for span in timeline.spans}
-    items = [
-        element("span", f'<i style="background:{fill}"></i>', text(_key(kind)))
-        for kind, fill in OP_FILL.items()
-        if kind in kinds
-    ]
-    if any(slow_messages(timeline, seconds) for timeline in timelines):
-        line = f'<i class="message" style="border-color:{MESSAGE}"></i>'
-        items.append(element("span", line, "message on a slow link"))
-    return element("p", *items, class_="legend")
-
-
-def _key(kind: Kind) -> str:
-    return OP_NAME[kind] if kind is Kind.TAIL else f"{kind.value} {OP_NAME[kind]}"
 
 
 def _charts(report: Report) -> str:
@@ -154,9 +110,8 @@ def _charts(report: Report) -> str:
     ]
     marks, width = facts.replan_marks(report), 640 if len(charts) > 1 else 1160
     sections = [
-        element(
-            "section",
-            element("h2", text(title)),
+        section(
+            title,
             line_chart_svg(series, phases=report.phases, marks=marks, label=title, width=width),
         )
         for title, series in charts
@@ -192,11 +147,8 @@ def _results(report: Report) -> str:
     if any(peak != NONE for peak in peaks):
         memory = [_row("most at once, microbatches per stage", peaks)]
         rows += _group("Activations in flight", memory, len(arms))
-    return element(
-        "section",
-        element("h2", "Results"),
-        element("div", element("table", element("tbody", *rows)), class_="scroll"),
-    )
+    body = element("table", element("tbody", *rows))
+    return section("Results", element("div", body, class_="scroll"))
 
 
 def _group(title: str, rows: Sequence[str], arms: int) -> list[str]:
@@ -244,7 +196,7 @@ def _replans(report: Report) -> str:
         if items
         else element("p", "The plan did not change during this run.", class_="note")
     )
-    return element("section", element("h2", "Replans"), body)
+    return section("Replans", body)
 
 
 def _detail(replan: Mapping[str, Any]) -> str:

@@ -26,15 +26,16 @@ def text(value: object) -> str:
     return escape(str(value))
 
 
-def picture(parts: Iterable[str], width: float, height: float, kind: str) -> str:
+def picture(parts: Iterable[str], width: float, height: float, kind: str, margin: float = 0) -> str:
     """The outermost element of a drawing; `kind` is its class."""
+    wide, high = width + 2 * margin, height + 2 * margin
     return element(
         "svg",
         *parts,
         xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {width} {height}",
-        width=width,
-        height=height,
+        viewBox=f"{-margin} {-margin} {wide} {high}",
+        width=wide,
+        height=high,
         role="img",
         style=FONT,
         fill="currentColor",

@@ -59,6 +59,11 @@ h2 { margin: 0 0 2px; font-size: 17px; font-weight: 650; }
   border-radius: 3px; vertical-align: -1px; }
 .legend i.message { height: 0; width: 16px; border-radius: 0; border-top: 2px solid;
   vertical-align: 4px; }
+.legend i.dot { border-radius: 50%; }
+.legend i.bar { width: 4px; height: 14px; border-radius: 1px; vertical-align: -2px; }
+.scroll > .chart { min-width: 400px; }
+.wide td:first-child { white-space: nowrap; }
+.wide th { white-space: normal; vertical-align: bottom; }
 table { border-collapse: collapse; width: 100%; }
 th, td { padding: 7px 14px 7px 0; text-align: right; border-bottom: 1px solid var(--line);
   white-space: nowrap; }

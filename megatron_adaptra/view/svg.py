@@ -10,11 +10,15 @@ from __future__ import annotations
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.view.axis import ms, number, ticks
+from megatron_adaptra.view.legend import legend_svg, slow_messages
 from megatron_adaptra.view.markup import element, picture, text
 from megatron_adaptra.view.theme import MESSAGE, OP_TEXT, op_fill, op_name
 
 LEFT, RIGHT = 62, 14  # room for the stages' names, and for the last tick's label
-SLOW = 0.008  # a message under way for this share of the scale is drawn
+_ALONE = (
+    "svg{color:#1b2530;background:#fff}"
+    "@media(prefers-color-scheme:dark){svg{color:#e3e9ef;background:#1a212a}}"
+)
 
 
 def timeline_svg(
@@ -25,17 +29,18 @@ def timeline_svg(
     row: int = 24,
     title: str = "",
     axis: bool = True,
+    end: float | None = None,
+    alone: bool = False,
 ) -> str:
     """One row of `row` pixels per stage, slow messages between the rows, an axis in ms.
 
-    Times count from the timeline's first start. `seconds` is the length of the axis.
+    Times count from the timeline's first start. `seconds` is the length of the axis, `end` where
+    the mark with the iteration's length stands (default: where the first stage ends). `alone`: a
+    file of its own, with a legend, a margin, and colours for light and dark.
     """
-    return _Gantt(timeline, seconds, width, row, title or timeline.name, axis).svg()
-
-
-def slow_messages(timeline: Timeline, seconds: float) -> list[Message]:
-    """The messages worth a line on an axis of that length; the others would stand upright."""
-    return [m for m in timeline.messages if m.arrived - m.sent >= SLOW * seconds]
+    title = title or timeline.name
+    end = timeline.iteration if end is None else end
+    return _Gantt(timeline, seconds, width, row, title, axis, end, alone).svg()
 
 
 class _Gantt:
@@ -47,8 +52,11 @@ class _Gantt:
         row: int,
         title: str,
         axis: bool,
+        end: float,
+        alone: bool,
     ) -> None:
         self.timeline, self.title, self.axis = timeline, title, axis
+        self.finish, self.alone = end, alone
         self.width, self.row = width, row
         self.begin = min((span.start for span in timeline.spans), default=0.0)
         self.seconds = seconds or timeline.makespan or 1.0
@@ -56,7 +64,7 @@ class _Gantt:
         self.top = 26 if self.title else 8
         rows = max(1, timeline.stages)
         self.bottom = self.top + rows * row + (rows - 1) * self.gap
-        self.height = self.bottom + (26 if axis else 6)
+        self.height = self.bottom + (26 if axis else 6) + (22 if alone else 0)
 
     def x(self, seconds: float) -> float:
         """Where a time of the axis stands."""
@@ -66,12 +74,15 @@ class _Gantt:
         return self.top + stage * (self.row + self.gap)
 
     def svg(self) -> str:
-        name = f"{self.title or 'timeline'}: {ms(self.timeline.iteration)}"
+        name = f"{self.title or 'timeline'}: {ms(self.finish)}"
         parts = [element("title", text(name)), *self.grid(), *self.labels()]
         parts += [self.line(message) for message in slow_messages(self.timeline, self.seconds)]
         parts += [self.box(span) for span in self.timeline.spans]
         parts += self.end()
-        return picture(parts, self.width, self.height, "gantt")
+        if self.alone:
+            parts.insert(0, element("style", _ALONE))
+            parts += legend_svg(self.timeline, self.seconds, LEFT, self.height - 6)
+        return picture(parts, self.width, self.height, "gantt", margin=14 * self.alone)
 
     def grid(self) -> list[str]:
         parts = []
@@ -122,7 +133,7 @@ class _Gantt:
                 width=max(0.6, wide - 0.8),  # a hairline between two boxes that touch
                 height=self.row,
                 rx=1.5 if wide < 8 else 2.5,
-                fill=op_fill(span.op.kind),
+                fill=op_fill(span.op.kind, span.op.chunk),
             ),
         ]
         size = 10 if self.row >= 18 else 8.5
@@ -160,14 +171,14 @@ class _Gantt:
             y2=self.y(message.target) + (0 if down else self.row),
             stroke=MESSAGE,
             stroke_width=1.1,
-            stroke_opacity=0.75,
+            stroke_opacity=0.75 if abs(message.target - message.source) == 1 else 0.35,
         )
 
     def end(self) -> list[str]:
         """A mark where the iteration ends, with its length."""
         if not self.timeline.spans:
             return []
-        x = self.x(self.timeline.iteration)
+        x = self.x(self.finish)
         mark = element(
             "line",
             x1=x,
@@ -182,7 +193,7 @@ class _Gantt:
         room = x + 40 < self.width
         label = element(
             "text",
-            text(ms(self.timeline.iteration)),
+            text(ms(self.finish)),
             x=max(x, 9.0 * len(self.title)) if room else float(self.width),
             y=13,
             text_anchor="middle" if room else "end",

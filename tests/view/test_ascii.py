@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,19 +13,19 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Span, Timeline
-from megatron_adaptra.view.ascii import ascii_schedule, ascii_timeline
+from megatron_adaptra.view.ascii import ascii_legend, ascii_schedule, ascii_timeline
 from megatron_adaptra.view.axis import ms, number, round_up, ticks
 
 
 @settings(max_examples=30, deadline=None)
-@given(width=st.integers(32, 300), policy=st.sampled_from(["1f1b", "adaptive"]))
+@given(width=st.integers(32, 300), policy=st.sampled_from(["1f1b", "warmup", "zb-h2"]))
 def test_no_line_is_wider_than_asked(width: int, policy: str) -> None:
     picture = ascii_timeline(measured(plan(policy).timeline), width)
     assert max(map(len, picture.splitlines())) <= width
 
 
 def test_wide_enough_timeline_shows_every_op_of_its_stage() -> None:
-    timeline = plan("adaptive").timeline
+    timeline = plan("warmup").timeline
     rows = ascii_timeline(timeline, 700).splitlines()
     for span in timeline.spans:
         if span.op.kind.computes:
@@ -96,3 +98,36 @@ def test_ticks_are_even_and_within(top: float) -> None:
     assert 3 <= len(marks) <= 10
     assert marks[-1] <= top * (1 + 1e-6)
     assert round_up(top) >= top * (1 - 1e-6)
+
+
+def test_colours_take_no_room() -> None:
+    timeline = plan("warmup").timeline
+    for width in (32, 80, 300):
+        painted, plain = (ascii_timeline(timeline, width, c).splitlines() for c in (True, False))
+        for coloured, row in zip(painted[1:-1], plain[1:-1], strict=True):
+            assert "\x1b[" in coloured
+            assert len(re.sub(r"\x1b\[[0-9;]*m", "", coloured)) == len(row) == width
+
+
+def test_later_chunks_are_told_apart_however_narrow() -> None:
+    spans = (Span(0, Op(Kind.F, 3), 0.0, 1.0), Span(0, Op(Kind.F, 3, 1), 1.0, 2.0))
+    filler = Span(0, Op(Kind.F, 0), 2.0, 90.0)
+    rows = [
+        ascii_timeline(Timeline((*spans, filler)), width).splitlines()[1]
+        for width in (400, 220, 60)
+    ]
+    assert "F3--F3.1" in rows[0]
+    assert "F3f3" in rows[1]
+    assert "Ff" in rows[2]
+
+
+def test_legend_names_what_occurs() -> None:
+    kinds = (Kind.F, Kind.I, Kind.W, Kind.R)
+    spans = tuple(Span(0, Op(kind, 0), i, i + 1.0) for i, kind in enumerate(kinds))
+    legend = ascii_legend(Timeline(spans))
+    for words in ("F0-- forward", "I0~~ input gradient", "W0++ weight gradient", "R0** recompute"):
+        assert words in legend
+    assert "backward" not in legend
+    assert "chunk" not in legend
+    later = Span(0, Op(Kind.F, 0, 1), 9.0, 10.0)
+    assert "later chunk" in ascii_legend(Timeline((*spans, later)))

@@ -14,7 +14,7 @@ from megatron_adaptra.view.chrome import chrome_trace
 def test_every_span_is_there_at_its_time() -> None:
     timelines = {
         "stock measured": measured(plan("1f1b").timeline),
-        "plan": plan("adaptive").timeline,
+        "plan": plan("warmup").timeline,
     }
     trace = json.loads(json.dumps(chrome_trace(timelines), allow_nan=False))
     names = {
@@ -44,7 +44,7 @@ def test_threads_are_named_and_sorted_by_stage() -> None:
 
 
 def test_each_message_joins_its_two_ops() -> None:
-    timeline = plan("adaptive").timeline
+    timeline = plan("warmup").timeline
     events = chrome_trace({"a": timeline})["traceEvents"]
     starts = {(e["tid"], e["ts"]): e["name"] for e in events if e["ph"] == "X"}
     tails = {e["id"]: e for e in events if e["ph"] == "s"}

@@ -11,7 +11,7 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.view.chart import Mark, Series, line_chart_svg
 from megatron_adaptra.view.svg import timeline_svg
-from megatron_adaptra.view.theme import MESSAGE, OP_FILL, SLOW_PHASE
+from megatron_adaptra.view.theme import MESSAGE, OP_FILL, SLOW_PHASE, op_fill
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert('&')</script>"
@@ -29,7 +29,7 @@ def boxes(svg: str) -> dict[str, tuple[float, float, float]]:
 
 
 def test_every_op_has_a_box_with_its_times() -> None:
-    timeline = measured(plan("adaptive").timeline)
+    timeline = measured(plan("warmup").timeline)
     found = boxes(timeline_svg(timeline))
     assert len(found) == len(timeline.spans)
     for microbatch in range(12):
@@ -120,3 +120,33 @@ def test_chart_survives_gaps_and_nothing() -> None:
         root = ET.fromstring(line_chart_svg([Series("a", values, "#111")]))
         assert "nan" not in ET.tostring(root, encoding="unicode")
     ET.fromstring(line_chart_svg([], phases={"measured": (0, 0)}))
+
+
+def test_later_chunks_are_lighter_but_no_other_kinds_colour() -> None:
+    fills = {(kind, chunk): op_fill(kind, chunk) for kind in OP_FILL for chunk in range(4)}
+    assert len(set(fills.values())) == len(fills)
+    for kind in OP_FILL:
+        light = [int(fills[kind, chunk][1:3], 16) for chunk in range(4)]
+        assert light == sorted(light)
+
+
+def test_a_drawing_alone_has_a_legend_colours_and_a_margin() -> None:
+    spans = (Span(0, Op(Kind.F, 0), 0.0, 1.0), Span(0, Op(Kind.W, 0, 1), 1.0, 2.0))
+    alone = ET.fromstring(timeline_svg(Timeline(spans), alone=True))
+    words = [e.text for e in alone.iter(f"{SVG}text")]
+    assert {"F forward", "W weight gradient", "chunk 0, 1"} <= set(words)
+    assert "prefers-color-scheme" in (alone.findtext(f"{SVG}style") or "")
+    x, y, width, height = map(float, (alone.get("viewBox") or "").split())
+    assert x == y < 0
+    assert (width, height) == (float(alone.get("width", "0")), float(alone.get("height", "0")))
+    inside = ET.fromstring(timeline_svg(Timeline(spans)))
+    assert inside.find(f"{SVG}style") is None
+
+
+def test_the_mark_stands_where_it_is_told() -> None:
+    """The last stage's weight gradient ends after the first stage has ended."""
+    spans = (Span(0, Op(Kind.F, 0), 0.0, 1.0), Span(1, Op(Kind.W, 0), 1.0, 3.0))
+    timeline = Timeline(spans)
+    for end, label in ((None, "1000 ms"), (timeline.makespan, "3000 ms")):
+        words = [e.text for e in ET.fromstring(timeline_svg(timeline, end=end)).iter(f"{SVG}text")]
+        assert label in words

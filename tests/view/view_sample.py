@@ -39,7 +39,7 @@ def measured(timeline: Timeline, seed: int = 1) -> Timeline:
 def sample_report(**summary: Any) -> Report:
     """A complete report; keywords replace keys of its summary."""
     arms, phase_times, losses = [], {}, [4.2 - 0.01 * i for i in range(54)]
-    for name, policy in (("stock", "1f1b"), ("adaptra", "adaptive")):
+    for name, policy in (("stock", "1f1b"), ("adaptra", "warmup")):
         slow, healthy = plan(policy), plan(policy, SLOW.healthy())
         ms = {
             "healthy": 1e3 * healthy.predicted * 1.02,
