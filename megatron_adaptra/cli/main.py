@@ -7,6 +7,7 @@ Exit status: 0 success, 2 bad input (one line that names the field, the value an
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -16,7 +17,7 @@ from megatron_adaptra import __version__
 from megatron_adaptra.errors import AdaptraError, BadInput
 
 # Each is a module here with `add_parser(subparsers)`, which sets `run`: (args) -> exit status.
-COMMANDS = ("plan", "demo")
+COMMANDS = ("plan", "compare", "simulate", "draw", "reproduce", "demo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser([named] if named in COMMANDS else COMMANDS)
     args = parser.parse_args(words)
     try:
-        return int(args.run(args))
+        status = int(args.run(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader, head say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except BadInput as error:
         return _fail(error, 2)
     except AdaptraError as error:
@@ -49,7 +55,7 @@ def _parser(commands: Iterable[str]) -> argparse.ArgumentParser:
         description="Pipeline schedules that adapt to slow links.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"adaptra {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"adaptra {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in commands:
         import_module(f"megatron_adaptra.cli.{name}").add_parser(subparsers)

@@ -13,13 +13,16 @@ from megatron_adaptra.ir.conditions import Conditions, LinkState
 
 KEYS = (
     "stages", "microbatches", "chunks", "forward_ms", "backward_ms", "backward_input_ms",
-    "backward_weight_ms", "link_delay_ms", "return_delay_ms", "link_bandwidth", "message_bytes",
-    "activation_budget", "recompute", "optimizer_ms",
+    "backward_weight_ms", "link_delay_ms", "return_delay_ms", "link_jitter", "link_bandwidth",
+    "message_bytes", "activation_budget", "recompute", "split", "optimizer_ms",
 )  # fmt: skip
 # A profile may carry along what its job is called and what others published of it.
 CARRIED = ("name", "published_plan_ms", "published_warmup", "published_measured_ms")
 
-MOST_CELLS = 1_000_000  # stages times microbatches; more is a slip, and would take hours to plan
+_HEALTHY = {
+    "link_delay_ms": 0.0, "return_delay_ms": 0.0, "link_jitter": 0.0, "link_bandwidth": math.inf,
+}  # fmt: skip
+MOST_CELLS = 1_000_000  # stages x microbatches x chunks; more is a slip, and takes hours to plan
 
 Field = Callable[[str], str]  # how a key is called where the user wrote it
 
@@ -51,7 +54,7 @@ def _read(path: str) -> Any:
         return json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
     except OSError as error:
         raise BadInput("--profile", path, f"it cannot be read: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         line = str(error).splitlines()[0]
         raise BadInput("--profile", path, f"it is neither JSON nor YAML: {line}") from None
 
@@ -59,47 +62,68 @@ def _read(path: str) -> Any:
 def _pick(jobs: list[Any], name: str | None, path: str) -> Any:
     from difflib import get_close_matches
 
-    named = {str(job.get("name")): job for job in jobs if isinstance(job, dict)}
+    if name is None and len(jobs) == 1:
+        return jobs[0]
+    named = {str(job["name"]): job for job in jobs if isinstance(job, dict) and "name" in job}
     if name in named:
         return named[name]
     near = get_close_matches(name or "", named, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"{path} has {', '.join(named)}"
-    raise BadInput("--name", name, hint)
+    has = f"{path} has {', '.join(named) or 'no job with a name'}"
+    raise BadInput("--name", name, f"did you mean {near[0]!r}?" if near else has)
 
 
 def conditions_of(values: Mapping[str, Any], field: Field = as_key) -> Conditions:
     """Conditions from the keys of a profile; raises BadInput with the name `field` gives a key."""
     take = _Taker(values, field)
     stages, count = take.whole("stages"), take.whole("microbatches")
-    if stages * count > MOST_CELLS:
-        raise BadInput(field("microbatches"), count, f"at most {MOST_CELLS // stages} here")
-    if take.whole("chunks", 1) != 1:
-        raise BadInput(field("chunks"), values["chunks"], "1, as no policy interleaves yet")
-    if not isinstance(values.get("recompute", False), bool):
-        raise BadInput(field("recompute"), values["recompute"], "true or false")
-    forward = take.numbers("forward_ms", stages, "stage")
+    chunks = take.whole("chunks", 1)
+    if stages * count * chunks > MOST_CELLS:
+        allowed = f"stages x microbatches x chunks is at most {MOST_CELLS}"
+        raise BadInput(field("microbatches"), count, allowed)
     half, rest = take.backward(stages)
-    down = take.numbers("link_delay_ms", stages - 1, "link", default=0.0)
-    up = take.numbers("return_delay_ms", stages - 1, "link", default=down)
-    width = take.numbers("link_bandwidth", stages - 1, "link", default=math.inf, infinite=True)
-    links = {}
-    for i in range(stages - 1):
-        if not width[i] > 0:
-            raise BadInput(field("link_bandwidth"), width[i], "bytes per second, above 0")
-        links[i, i + 1] = LinkState(down[i] / 1e3, width[i])
-        links[i + 1, i] = LinkState(up[i] / 1e3, width[i])
     return Conditions(
         microbatches=count,
-        forward=_seconds(forward),
+        forward=_seconds(take.numbers("forward_ms", stages, "stage")),
         backward_input=_seconds(half),
         backward_weight=_seconds(rest),
-        links=links,
+        links=_links(values, field, stages, ring=chunks > 1 and stages > 2),
         message_bytes=take.number("message_bytes", values.get("message_bytes", 0.0)),
         activation_budget=take.numbers(
             "activation_budget", stages, "stage", default=math.inf, least=1.0, infinite=True
         ),
         tail=take.number("optimizer_ms", values.get("optimizer_ms", 0.0)) / 1e3,
+        chunks=chunks,
+        split=take.truth("split", True),
+        recompute=take.truth("recompute", False),
     )
+
+
+def _links(
+    values: Mapping[str, Any], field: Field, stages: int, ring: bool
+) -> dict[tuple[int, int], LinkState]:
+    """Both directions between neighbours; on a ring, between the last stage and the first, too."""
+    count = stages if ring else stages - 1
+    if ring:
+        values = {key: _with_way_back(key, value, stages) for key, value in values.items()}
+    take = _Taker(values, field)
+    down = take.numbers("link_delay_ms", count, "link", default=0.0)
+    up = take.numbers("return_delay_ms", count, "link", default=down)
+    share = take.numbers("link_jitter", count, "link", default=0.0)
+    width = take.numbers("link_bandwidth", count, "link", default=math.inf, infinite=True)
+    links = {}
+    for i in range(count):
+        if not width[i] > 0:
+            raise BadInput(field("link_bandwidth"), width[i], "bytes per second, above 0")
+        below = (i + 1) % stages
+        links[i, below] = LinkState(down[i] / 1e3, width[i], share[i] * down[i] / 1e3)
+        links[below, i] = LinkState(up[i] / 1e3, width[i], share[i] * up[i] / 1e3)
+    return links
+
+
+def _with_way_back(key: str, value: Any, stages: int) -> Any:
+    """A list may leave out the link from the last stage to the first, which is healthy then."""
+    short = key in _HEALTHY and isinstance(value, (list, tuple)) and len(value) == stages - 1
+    return [*value, _HEALTHY[key]] if short else value
 
 
 def _seconds(ms: tuple[float, ...]) -> tuple[float, ...]:
@@ -120,6 +144,12 @@ class _Taker:
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.refusal(key, value, "a whole number of at least 1")
+        return value
+
+    def truth(self, key: str, default: bool) -> bool:
+        value = self.values.get(key, default)
+        if not isinstance(value, bool):
+            raise self.refusal(key, value, "true or false")
         return value
 
     def number(self, key: str, value: Any, least: float = 0.0, infinite: bool = False) -> float:

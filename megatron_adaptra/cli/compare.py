@@ -1,0 +1,197 @@
+"""`adaptra compare`: all policies and activation budgets for one job."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.cli.job import add_job, in_words, job_of, plan_of, stock_of, title_of
+from megatron_adaptra.cli.output import (
+    NO_PLOT,
+    Table,
+    note,
+    print_json,
+    progress,
+    say,
+    show_table,
+    write,
+    writing,
+)
+from megatron_adaptra.cli.tradeoff import (
+    LEVERS,
+    Cell,
+    Comparison,
+    absorbs,
+    compare,
+    default_budgets,
+    within,
+)
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.plan import Plan
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "compare",
+        help="all policies and activation budgets for a job, side by side",
+        description="Plan a job with every policy and within several activation budgets. --out "
+        "also draws the trade-off, and how much delay each budget absorbs.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--budgets",
+        metavar="X,...",
+        help="activation budgets of a stage, in microbatches; inf for no limit (default: what "
+        "1F1B holds, 1.5, 2 and 3 times that, the job's own, inf)",
+    )
+    add("--out", metavar="DIR", help="write compare.json, compare.html and compare.png there")
+    add(
+        "--within",
+        metavar="X",
+        default="0.05",
+        help="a budget absorbs a delay if the iteration takes at most this share longer than with "
+        "no delay (default: 0.05)",
+    )
+    add("--json", action="store_true", help="print one JSON object")
+    add_job(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    conditions = job_of(args)
+    budgets = budgets_of(args.budgets) if args.budgets else default_budgets(conditions)
+    share = share_of(args.within)
+
+    def make(job: Conditions, policy: str) -> Plan:
+        return plan_of(args, job, policy)
+
+    with progress("planning"):
+        result = compare(conditions, budgets, make)
+    if args.out and any(link.delay for link in conditions.links.values()):
+        with progress("looking how much delay each budget absorbs"):
+            result = replace(
+                result,
+                absorbed={
+                    row.name: tuple(
+                        absorbs(
+                            within(replace(conditions, recompute=LEVERS[row.name]), b), make, share
+                        )
+                        for b in budgets
+                    )
+                    for row in result.adaptive
+                },
+            )
+    stock = stock_of(conditions, args.sends)
+    data = as_json(result, stock, share)
+    if args.out:
+        save(Path(args.out), title_of(args), result, stock, data, share)
+    if args.json:
+        print_json(data)
+    else:
+        show(result)
+        for kind in ("json", "html", "png") if args.out else ():
+            path = Path(args.out) / f"compare.{kind}"
+            if path.exists():
+                say(str(path))
+    return 0
+
+
+def budgets_of(text: str) -> tuple[float, ...]:
+    try:
+        budgets = {float(word) for word in text.split(",")}
+    except ValueError:
+        budgets = {math.nan}
+    if not all(budget >= 1 for budget in budgets):
+        raise BadInput("--budgets", text, "numbers of at least 1, or inf, with commas between")
+    return tuple(sorted(budgets))
+
+
+def share_of(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share < math.inf:
+        raise BadInput("--within", text, "a share of at least 0, such as 0.05")
+    return share
+
+
+def as_json(result: Comparison, stock: Plan | None, share: float) -> dict[str, Any]:
+    """Infinity is null: a budget without limit."""
+
+    def cell(it: Cell | None) -> dict[str, float] | None:
+        return it and {
+            "iteration_ms": 1e3 * it.seconds,
+            "over_bound": it.seconds / result.bound if result.bound else 1.0,
+            "peak_in_flight": it.peak,
+        }
+
+    return {
+        "conditions": result.conditions.to_json(),
+        "budgets": [None if math.isinf(b) else b for b in result.budgets],
+        "lower_bound_ms": 1e3 * result.bound,
+        "lower_bounds_ms": [1e3 * bound for bound in result.bounds],
+        "stock_ms": None if stock is None else 1e3 * stock.predicted,
+        "policies": {
+            row.name: {"own": cell(row.own), "cells": [cell(c) for c in row.cells]}
+            for row in result.rows
+        },
+        "refused": result.refused,
+        "within": share,
+        "absorbed_times_delay": {k: list(v) for k, v in result.absorbed.items()},
+    }
+
+
+def budget_name(budget: float) -> str:
+    return "no limit" if math.isinf(budget) else f"{budget:g}"
+
+
+def cell_words(cell: Cell | None, bound: float) -> str:
+    if cell is None:
+        return "–"
+    return f"{1e3 * cell.seconds:.1f}" + (f" ({cell.seconds / bound:.2f} x)" if bound else "")
+
+
+def table_of(result: Comparison) -> Table:
+    bounds = ("lower bound, nothing recomputed", *(f"{1e3 * b:.1f}" for b in result.bounds))
+    rows = [(row.name, *(cell_words(c, result.bound) for c in row.cells)) for row in result.rows]
+    rows.append(bounds)
+    return Table("", ("policy", *map(budget_name, result.budgets)), rows)
+
+
+def show(result: Comparison) -> None:
+    say(in_words(result.conditions))
+    say(
+        "milliseconds of an iteration, and times the lower bound for any memory of "
+        f"{1e3 * result.bound:.1f} ms, by activation budget of a stage"
+    )
+    show_table(table_of(result))
+    if any(cell is None for row in result.rows for cell in row.cells):
+        say("–: holds more activations than the budget allows")
+    for name, reason in result.refused.items():
+        say(f"without {name}: {reason}")
+
+
+def save(
+    folder: Path,
+    title: str,
+    result: Comparison,
+    stock: Plan | None,
+    data: dict[str, Any],
+    share: float,
+) -> None:
+    from megatron_adaptra.cli.compare_report import compare_html, compare_png
+
+    write(folder / "compare.json", json.dumps(data, indent=1, allow_nan=False) + "\n")
+    write(folder / "compare.html", compare_html(title, result, stock, share))
+    with writing(folder / "compare.png"):
+        try:
+            compare_png(folder / "compare.png", title, result, stock, share)
+        except ImportError:
+            note(NO_PLOT)

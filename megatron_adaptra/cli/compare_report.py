@@ -1,0 +1,145 @@
+"""The trade-off between memory and time as a page and as a PNG."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from megatron_adaptra.cli.compare import budget_name, table_of
+from megatron_adaptra.cli.job import in_words
+from megatron_adaptra.cli.tradeoff import LEVERS, Comparison
+from megatron_adaptra.plan import Plan
+from megatron_adaptra.view.axis import ms, number
+from megatron_adaptra.view.markup import element, text
+from megatron_adaptra.view.page import header, page, section, table, tiles
+from megatron_adaptra.view.sheet import sheet_png
+from megatron_adaptra.view.theme import BOUND, policy_colour
+from megatron_adaptra.view.xy import Curve, XYChart, chart_legend, xy_chart_svg
+
+_STOCK = {"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
+_AXIS = "activation budget of a stage, microbatches"
+
+
+def compare_html(title: str, result: Comparison, stock: Plan | None, share: float) -> str:
+    charts = [
+        section(
+            chart.title,
+            chart_legend(chart.curves),
+            element("div", xy_chart_svg(chart), class_="scroll"),
+            note=chart.note,
+        )
+        for chart in charts_of(result, share)
+    ]
+    cells = table_of(result)
+    notes = [f"without {name}: {reason}" for name, reason in result.refused.items()]
+    return page(
+        headline(result, stock),
+        header(title, headline(result, stock), [in_words(result.conditions)]),
+        tiles(_tiles(result, stock)),
+        element("div", *charts, class_="pair"),
+        section(
+            "Every policy within every budget",
+            table(cells.columns, cells.rows, _strong(result)),
+            *(element("p", text(words), class_="note") for words in notes),
+            note="Milliseconds of an iteration, and times the lower bound of "
+            f"{ms(result.bound)}. –: holds more activations than the budget allows.",
+        ),
+    )
+
+
+def compare_png(
+    path: str | os.PathLike[str], title: str, result: Comparison, stock: Plan | None, share: float
+) -> None:
+    """Raises ImportError where matplotlib is not installed."""
+    lead = ": ".join(filter(None, (title, in_words(result.conditions))))
+    sheet_png(path, headline(result, stock), [lead], charts_of(result, share))
+
+
+def headline(result: Comparison, stock: Plan | None) -> str:
+    """What adapting gains in the memory that stock takes, and with no limit."""
+    free = min((row.own.seconds for row in result.adaptive), default=0.0)
+    if not free:
+        return f"No schedule is faster than {ms(result.bound)}"
+    if stock is None:
+        return f"Adaptive: {ms(free)}, {free / result.bound:.2f}× the lower bound"
+    name = _STOCK.get(stock.schedule.policy, stock.schedule.policy)
+    same = same_memory(result, stock)
+    times = f"{stock.predicted / free:.2f}×"
+    if not same:
+        return f"{times} as fast as {name} with no limit of memory"
+    return (
+        f"{stock.predicted / same:.2f}× as fast as {name} in the same memory, {times} with no limit"
+    )
+
+
+def same_memory(result: Comparison, stock: Plan) -> float | None:
+    """The best adaptive iteration within a budget that is no more than what stock holds."""
+    most = math.ceil(max(stock.peak_in_flight) - 1e-9)
+    inside = [
+        cell.seconds
+        for row in result.adaptive
+        for budget, cell in zip(result.budgets, row.cells, strict=True)
+        if cell and budget <= most
+    ]
+    return min(inside, default=None)
+
+
+def charts_of(result: Comparison, share: float) -> list[XYChart]:
+    """The trade-off and, where there is delay, how much of it a budget absorbs."""
+    count = result.conditions.microbatches
+    at = [min(budget, float(count)) for budget in result.budgets]
+    names = {
+        x: budget_name(b) if not math.isinf(b) else f"{count} (all)"
+        for x, b in zip(at, result.budgets, strict=True)
+    }
+    curves = []
+    for row in sorted(result.rows, key=lambda row: row.name in LEVERS):
+        points = [(row.own.peak, 1e3 * row.own.seconds)]
+        if not row.fixed:
+            points = [(x, 1e3 * c.seconds) for x, c in zip(at, row.cells, strict=True) if c]
+        curves.append(Curve(row.name, policy_colour(row.name), points, joined=not row.fixed))
+    ends = sorted({x for curve in curves for x, _ in curve.points} | set(at))
+    bound = [(x, 1e3 * result.bound) for x in (ends[0], ends[-1])]
+    curves.append(Curve("lower bound", BOUND, bound, marked=False, dashed=True))
+    note = "A dot alone is a policy that knows no budget, at what it holds."
+    charts = [XYChart("Memory against time", _AXIS, "iteration, ms", curves, names, note)]
+    if result.absorbed:
+        worst = 1e3 * max(link.delay for link in result.conditions.links.values())
+        lines = [
+            Curve(
+                name,
+                policy_colour(name),
+                [(x, times * worst) for x, times in zip(at, absorbed, strict=True)],
+            )
+            for name, absorbed in result.absorbed.items()
+        ]
+        job = [(x, worst) for x in (at[0], at[-1])]
+        lines.append(Curve("this job", BOUND, job, marked=False, dashed=True))
+        note = (
+            f"The delay of the slowest link (all scaled alike) up to which an iteration takes at "
+            f"most {100 * share:g} % longer than with no delay."
+        )
+        title, axis = "How much delay a given memory absorbs", "delay absorbed, ms"
+        charts.append(XYChart(title, _AXIS, axis, lines, names, note))
+    return charts
+
+
+def _tiles(result: Comparison, stock: Plan | None) -> list[tuple[str, str]]:
+    out = []
+    if stock is not None:
+        peak = number(max(stock.peak_in_flight))
+        out.append(
+            (ms(stock.predicted), f"{stock.schedule.policy}, which holds {peak} microbatches")
+        )
+        same = same_memory(result, stock)
+        if same is not None:
+            out.insert(0, (ms(same), "adaptive in the same memory"))
+    free = min((row.own for row in result.adaptive), default=None)
+    if free is not None:
+        out.append((ms(free.seconds), f"adaptive with no limit, which holds {number(free.peak)}"))
+    out.append((ms(result.bound), "no schedule is faster"))
+    return out
+
+
+def _strong(result: Comparison) -> list[int]:
+    return [i for i, row in enumerate(result.rows) if row.name in LEVERS]

@@ -1,0 +1,173 @@
+"""`adaptra draw`: a schedule as text, SVG, PNG, page or Chrome trace."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.cli.job import add_job, in_words, title_of
+from megatron_adaptra.cli.output import NO_PLOT, console, print_json, say, write, writing
+from megatron_adaptra.cli.source import add_source, planned_or_read
+from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_legend, ascii_timeline
+from megatron_adaptra.view.chrome import chrome_trace
+from megatron_adaptra.view.drawing import (
+    WIDTH,
+    Drawing,
+    drawing_html,
+    drawing_png,
+    drawing_svg,
+)
+
+SUFFIX = {"ascii": ".txt", "svg": ".svg", "png": ".png", "html": ".html", "trace": ".trace.json"}
+_OF_SUFFIX = {".txt": "ascii", ".svg": "svg", ".png": "png", ".html": "html", ".json": "trace"}
+_EQUAL = {"forward_ms": 1.0, "backward_input_ms": 1.0, "backward_weight_ms": 1.0}
+_NARROWEST = 300  # pixels
+_TEXT_WIDTH = 120  # characters, where there is no terminal
+
+
+def add_parser(subparsers: Any) -> None:
+    formats = ",".join(SUFFIX)
+    parser = subparsers.add_parser(
+        "draw",
+        help="a picture of a schedule: text, SVG, PNG, HTML or Chrome trace",
+        description="Draw one iteration of a schedule, as the simulator predicts it. Without "
+        "--out, to the terminal. A trace opens in ui.perfetto.dev. A --schedule that comes with "
+        "no times is drawn with all ops equally long.",
+        allow_abbrev=False,
+    )
+    add_source(parser)
+    parser.add_argument(
+        "--format",
+        metavar="F,...",
+        help=f"some of {formats} (default: as the name of --out ends; else ascii, or all of them "
+        "for a folder)",
+    )
+    parser.add_argument("--out", metavar="PATH", help="a file, or a folder for several formats")
+    parser.add_argument(
+        "--width",
+        type=int,
+        metavar="N",
+        help="characters of ascii (default: the terminal), pixels of svg and html (default: 1160)",
+    )
+    parser.add_argument("--json", action="store_true", help="print times and messages as JSON")
+    add_job(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    out = args.out
+    formats, in_folder = targets(args.format.split(",") if args.format else [], out)
+    least = LEAST_WIDTH if formats == ["ascii"] else _NARROWEST
+    if args.width is not None and args.width < least:
+        raise BadInput("--width", args.width, f"at least {least}")
+    equal = _no_times(args)
+    plan, conditions = planned_or_read(args, _EQUAL if equal else None)
+    name = plan.schedule.policy or "schedule"
+    job = ": ".join(filter(None, (title_of(args), in_words(conditions))))
+    job += ", all ops equally long" * equal
+    timeline = replace(plan.timeline, name=name)
+    drawing = Drawing(name, job, plan.schedule.why, timeline, plan.lower_bound)
+    files = {
+        kind: Path(out) / (name + SUFFIX[kind]) if in_folder else Path(out)
+        for kind in formats
+        if out is not None
+    }
+    missing = [kind for kind, path in files.items() if not _write(drawing, kind, path, args.width)]
+    if args.json:
+        print_json(
+            {
+                "policy": plan.schedule.policy,
+                "why": plan.schedule.why,
+                "predicted_ms": 1e3 * plan.predicted,
+                "lower_bound_ms": 1e3 * plan.lower_bound,
+                "timeline": plan.timeline.to_json(),
+                "files": {k: str(path) for k, path in files.items() if k not in missing},
+            }
+        )
+    elif out is None:
+        _print(drawing, formats[0], args.width)
+    else:
+        for kind, path in files.items():
+            if kind not in missing:
+                say(str(path))
+    if missing:
+        raise AdaptraError(NO_PLOT)
+    return 0
+
+
+def targets(formats: Sequence[str], out: str | None) -> tuple[list[str], bool]:
+    """The formats to draw, and whether `out` is a folder for them; raises BadInput."""
+    for kind in formats:
+        if kind not in SUFFIX:
+            raise BadInput("--format", kind, f"some of {', '.join(SUFFIX)}, with commas between")
+    chosen = list(formats)
+    if out is None:
+        if len(chosen) > 1 or chosen == ["png"]:
+            raise BadInput("--format", ",".join(chosen), "needs --out, a file or a folder")
+        return chosen or ["ascii"], False
+    suffix = Path(out).suffix
+    if Path(out).is_dir() or out.endswith(os.sep) or not suffix:
+        return chosen or list(SUFFIX), True
+    if len(chosen) > 1:
+        raise BadInput("--out", out, "a folder, for several formats")
+    if not chosen and suffix not in _OF_SUFFIX:
+        names = ", ".join(_OF_SUFFIX)
+        raise BadInput("--out", out, f"a folder, or a file whose name ends with one of {names}")
+    return chosen or [_OF_SUFFIX[suffix]], False
+
+
+def _no_times(args: argparse.Namespace) -> bool:
+    """Whether a schedule came alone, so that only its order is known."""
+    times = (key for key in vars(args) if key.startswith(("forward", "backward")))
+    return bool(args.schedule and not args.profile) and all(vars(args)[k] is None for k in times)
+
+
+def _text(drawing: Drawing, kind: str, width: int | None) -> str:
+    timeline = drawing.timeline
+    if kind == "svg":
+        return drawing_svg(drawing, width or WIDTH)
+    if kind == "html":
+        return drawing_html(drawing, width or WIDTH)
+    if kind == "trace":
+        return json.dumps(chrome_trace({drawing.name: timeline}), allow_nan=False) + "\n"
+    return _ascii(drawing, width or _TEXT_WIDTH)
+
+
+def _ascii(drawing: Drawing, width: int, colour: bool = False) -> str:
+    rows = ascii_timeline(drawing.timeline, width, colour)
+    return f"{drawing.job}\n{rows}\n{ascii_legend(drawing.timeline, colour)}\n"
+
+
+def _write(drawing: Drawing, kind: str, path: Path, width: int | None) -> bool:
+    """Whether it could be drawn; matplotlib is an extra."""
+    if kind != "png":
+        write(path, _text(drawing, kind, width))
+        return True
+    with writing(path):
+        try:
+            drawing_png(drawing, path)
+        except ImportError:
+            return False
+    return True
+
+
+def _print(drawing: Drawing, kind: str, width: int | None) -> None:
+    """A picture in text is as wide as the terminal, and in colour if that can show some."""
+    if kind != "ascii":
+        print(_text(drawing, kind, width), end="")
+        return
+    from rich.text import Text
+
+    screen = console()
+    wide = width or max(LEAST_WIDTH, shutil.get_terminal_size((_TEXT_WIDTH, 24)).columns)
+    if screen.is_terminal and screen.color_system and not screen.no_color:
+        screen.print(Text.from_ansi(_ascii(drawing, wide, colour=True)), soft_wrap=True, end="")
+    else:
+        print(_ascii(drawing, wide), end="")

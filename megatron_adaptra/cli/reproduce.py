@@ -1,0 +1,180 @@
+"""`adaptra reproduce`: published measurements and our predictions for them, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.cli.output import (
+    NO_PLOT,
+    Table,
+    markdown,
+    note,
+    print_json,
+    progress,
+    say,
+    show_table,
+    write,
+    writing,
+)
+from megatron_adaptra.cli.reference import (
+    BUDGETS,
+    METHODS,
+    Experiment,
+    Prediction,
+    as_json,
+    experiments,
+    predict,
+    summary,
+)
+from megatron_adaptra.view.dots import DotChart, Dots, dot_chart_svg, dots_legend
+from megatron_adaptra.view.markup import element
+from megatron_adaptra.view.page import header, page, section, table
+from megatron_adaptra.view.sheet import sheet_png
+from megatron_adaptra.view.theme import ADAPTRA, BOUND, OTHER, STOCK
+
+Pairs = Sequence[tuple[Experiment, Prediction]]
+SOURCE = "Measured: Wu et al., Adaptra, arXiv:2504.19232, and its artifact PipeMorph."
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "reproduce",
+        help="published measurements of slow links beside our predictions",
+        description="Predict stock and adaptive iterations for the profiles that the paper on "
+        "Adaptra (arXiv:2504.19232) measured, and show both side by side. p is the number of "
+        "stages, which is also what 1F1B holds.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--name", help="only this profile")
+    parser.add_argument(
+        "--out", metavar="DIR", help="write reproduce.json, reproduce.html and reproduce.png there"
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    what.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = experiments(args.name)
+    with progress("planning"):
+        pairs = [(experiment, predict(experiment.conditions)) for experiment in chosen]
+    files = save(Path(args.out), pairs) if args.out else []
+    if args.json:
+        print_json(as_json(pairs))
+        return 0
+    for one in tables(pairs):
+        if args.markdown:
+            say(markdown(one))
+        else:
+            show_table(one)
+    if not args.markdown:
+        say(SOURCE)
+        for path in files:
+            say(str(path))
+    return 0
+
+
+def tables(pairs: Pairs) -> list[Table]:
+    return [
+        Table(
+            "Milliseconds of an iteration, measured by others and predicted here",
+            (
+                "profile",
+                *(f"{m.removeprefix('ZB-CPU-')} measured" for m in METHODS),
+                *("published plan", "1F1B predicted", "of measured", "adaptive", "lower bound"),
+            ),
+            [
+                (
+                    e.name,
+                    *(f"{e.measured[m]:.0f}" for m in METHODS),
+                    f"{e.plan_ms:.0f}",
+                    f"{p.stock:.0f}",
+                    f"{p.stock / e.measured['1F1B']:.2f}",
+                    f"{p.adaptive:.0f}",
+                    f"{p.bound:.0f}",
+                )
+                for e, p in pairs
+            ],
+        ),
+        Table(
+            "Adaptive within an activation budget, times the lower bound (p: what 1F1B holds)",
+            ("profile", *(name for name, _, _ in BUDGETS), "no limit", "holds then"),
+            [
+                (
+                    e.name,
+                    *(f"{p.budgets[name] / p.bound:.3f}" for name, _, _ in BUDGETS),
+                    f"{p.adaptive / p.bound:.3f}",
+                    f"{p.peak:g}",
+                )
+                for e, p in pairs
+            ],
+        ),
+        Table(
+            "All profiles",
+            ("ratio", "mean", "lowest", "highest"),
+            [(name, *(f"{v:.3f}" for v in of.values())) for name, of in summary(pairs).items()],
+        ),
+    ]
+
+
+def save(folder: Path, pairs: Pairs) -> list[Path]:
+    """The files that could be written."""
+    headline, charts = headline_of(pairs), charts_of(pairs)
+    write(folder / "reproduce.json", json.dumps(as_json(pairs), indent=1, allow_nan=False) + "\n")
+    cards = [
+        section(
+            chart.title,
+            dots_legend(chart.series),
+            element("div", dot_chart_svg(chart), class_="scroll"),
+            note=chart.note,
+        )
+        for chart in charts
+    ]
+    shown = [section(one.title, table(one.columns, one.rows)) for one in tables(pairs)]
+    lead = "The published profiles, predicted. " + SOURCE
+    pair = element("div", *cards, class_="pair")
+    write(folder / "reproduce.html", page(headline, header("", headline, [lead]), pair, *shown))
+    done = [folder / "reproduce.json", folder / "reproduce.html"]
+    with writing(folder / "reproduce.png"):
+        try:
+            sheet_png(folder / "reproduce.png", headline, [lead], charts)
+            done.append(folder / "reproduce.png")
+        except ImportError:
+            note(NO_PLOT)
+    return done
+
+
+def headline_of(pairs: Pairs) -> str:
+    total = summary(pairs)
+    over = total["adaptive / lower bound"]["mean"]
+    times = total["predicted 1F1B / adaptive"]["mean"]
+    return f"Adaptive: {times:.2f}× as fast as 1F1B, {over:.3f}× the lower bound"
+
+
+def charts_of(pairs: Pairs) -> list[DotChart]:
+    rows = [e.name.replace("increasing-delay", "increasing") for e, _ in pairs]
+    times = [
+        Dots("1F1B, measured", STOCK, [e.measured["1F1B"] for e, _ in pairs]),
+        Dots("1F1B, predicted", "#d98032", [p.stock for _, p in pairs], bar=True),
+        Dots("ReSchedule, measured", "#3f7fc1", [e.measured[METHODS[-1]] for e, _ in pairs]),
+        Dots("adaptive, predicted", ADAPTRA, [p.adaptive for _, p in pairs]),
+        Dots("lower bound", BOUND, [p.bound for _, p in pairs], bar=True),
+    ]
+    ratios = [
+        Dots("published plan", STOCK, [e.plan_ms / p.bound for e, p in pairs], bar=True),
+        *(
+            Dots(f"adaptive within {name}", colour, [p.budgets[name] / p.bound for _, p in pairs])
+            for (name, _, _), colour in zip(BUDGETS, OTHER, strict=False)
+        ),
+        Dots("adaptive, no limit", ADAPTRA, [p.adaptive / p.bound for _, p in pairs]),
+    ]
+    note = "p: the number of stages, which is what 1F1B holds, in microbatches."
+    return [
+        DotChart("Measured and predicted", "iteration, ms", rows, times),
+        DotChart("How far from the lower bound", "times the lower bound", rows, ratios, 1.0, note),
+    ]

@@ -1,0 +1,137 @@
+"""What every policy makes of every activation budget, and how much delay a budget absorbs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.model.bounds import lower_bound, unlimited_bound
+from megatron_adaptra.plan import PLANNERS, Plan
+
+LEFT_OUT = ("exact",)  # takes minutes, and is for small jobs
+LEVERS = {"adaptive": False, "adaptive + recompute": True}  # row -> whether it may recompute
+MOST = 64.0  # times the job's delays, beyond which nothing is told apart
+
+# (conditions, policy) -> plan
+Make = Callable[[Conditions, str], Plan]
+
+
+class Cell(NamedTuple):
+    """`seconds` of an iteration, and the activations of the stage that holds most of them."""
+
+    seconds: float
+    peak: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """`cells[i]` belongs to budget i; None where the policy needs more. `own`: with no limit."""
+
+    name: str
+    own: Cell
+    cells: tuple[Cell | None, ...]
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the policy takes no notice of the budget."""
+        return self.name not in LEVERS and {c for c in self.cells if c} <= {self.own}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`absorbed[row][i]`: the largest multiple of the job's delays that budget i absorbs.
+
+    `bound`: what no schedule beats, whatever its memory; `bounds[i]`: within budget i, if nothing
+    is recomputed.
+    """
+
+    conditions: Conditions
+    budgets: tuple[float, ...]
+    bound: float
+    bounds: tuple[float, ...]
+    rows: tuple[Row, ...]
+    refused: dict[str, str]  # policy -> why it takes no such job
+    absorbed: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def adaptive(self) -> list[Row]:
+        """The rows of the levers; none where `adaptive` takes no such job."""
+        return [row for row in self.rows if row.name in LEVERS]
+
+
+def default_budgets(conditions: Conditions) -> tuple[float, ...]:
+    """What 1F1B holds, 1.5, 2 and 3 times that, the job's own budget, and no limit."""
+    stages, count = conditions.stages, conditions.microbatches
+    own = (
+        set(conditions.activation_budget) if len(set(conditions.activation_budget)) == 1 else set()
+    )
+    some = {float(math.ceil(times * stages)) for times in (1, 1.5, 2, 3)} | own
+    return (*sorted(budget for budget in some if budget < count), math.inf)
+
+
+def compare(conditions: Conditions, budgets: Sequence[float], make: Make) -> Comparison:
+    rows, refused = [], {}
+    names = sorted(set(PLANNERS) - {"adaptive", *LEFT_OUT})
+    for name in (*names, *LEVERS):
+        policy, recompute = ("adaptive", LEVERS[name]) if name in LEVERS else (name, False)
+        job = replace(conditions, recompute=recompute)
+        try:
+            own = _cell(make(within(job, math.inf), policy))
+        except BadInput as error:
+            refused[name] = str(error)
+            continue
+        cells = (own if math.isinf(b) else _fitting(job, b, policy, make) for b in budgets)
+        rows.append(Row(name, own, tuple(cells)))
+    kept = replace(conditions, recompute=False)
+    bounds = tuple(lower_bound(within(kept, budget)) for budget in budgets)
+    bound = unlimited_bound(conditions)
+    return Comparison(conditions, tuple(budgets), bound, bounds, tuple(rows), refused)
+
+
+def within(conditions: Conditions, budget: float) -> Conditions:
+    """The same job with this budget on every stage."""
+    return replace(conditions, activation_budget=(budget,) * conditions.stages)
+
+
+def slower(conditions: Conditions, times: float) -> Conditions:
+    """The same job with every delay `times` as long."""
+    links = {
+        way: link._replace(delay=times * link.delay, jitter=times * link.jitter)
+        for way, link in conditions.links.items()
+    }
+    return replace(conditions, links=links)
+
+
+def absorbs(conditions: Conditions, make: Make, share: float) -> float:
+    """The largest multiple of the delays at which `adaptive` stays within `share` of no delay.
+
+    To 3 %, as the planner is no smooth function anyway.
+    """
+    most = (1 + share) * make(slower(conditions, 0.0), "adaptive").predicted
+
+    def fine(times: float) -> bool:
+        return make(slower(conditions, times), "adaptive").predicted <= most * (1 + 1e-9)
+
+    low, high = 0.0, 1.0
+    while high <= MOST and fine(high):
+        low, high = high, 2 * high
+    while high <= MOST and high - low > 0.03 * high and high > 0.01:
+        middle = (low + high) / 2
+        low, high = (middle, high) if fine(middle) else (low, middle)
+    return low
+
+
+def _fitting(job: Conditions, budget: float, policy: str, make: Make) -> Cell | None:
+    try:
+        cell = _cell(make(within(job, budget), policy))
+    except BadInput:
+        return None
+    return cell if cell.peak <= budget + 1e-9 else None
+
+
+def _cell(plan: Plan) -> Cell:
+    return Cell(plan.predicted, max(plan.peak_in_flight))

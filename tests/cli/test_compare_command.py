@@ -1,0 +1,171 @@
+"""`adaptra compare`: each cell is what `plan` says, and the pictures hold the same figures."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from commands import SMALL, process, strict
+from pages import page, png_size, titles, words
+
+from megatron_adaptra.cli.tradeoff import absorbs, default_budgets, slower
+from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
+from megatron_adaptra.plan import make_plan
+
+JOB = Conditions(6, (9e-3,) * 3, (10e-3,) * 3, (6e-3,) * 3, both_ways([0.0, 0.02]))
+
+
+def cells(data, policy):
+    return [cell and cell["iteration_ms"] for cell in data["policies"][policy]["cells"]]
+
+
+def test_every_cell_is_a_plan_within_its_budget(here):
+    data = here.json("compare", *SMALL)
+    assert data["budgets"] == [3, 5, None]
+    assert set(data["policies"]) > {"1f1b", "gpipe", "zb-h1", "zb-h2", "adaptive + recompute"}
+    assert "exact" not in data["policies"]
+    for name, row in data["policies"].items():
+        policy = name.removesuffix(" + recompute")
+        for budget, cell in zip(data["budgets"], row["cells"], strict=True):
+            limit = ["--activation-budget", budget] if budget else []
+            flags = ["--policy", policy, *limit, *["--recompute"] * (policy != name)]
+            if cell is None:  # planning it is refused, or its check fails
+                with pytest.raises(AssertionError):
+                    here("plan", *SMALL, *flags)
+                here.capsys.readouterr()
+                continue
+            plan = here.json("plan", *SMALL, *flags)
+            assert cell["iteration_ms"] == plan["predicted_ms"]
+            assert cell["peak_in_flight"] == max(plan["peak_in_flight"])
+            assert cell["over_bound"] == pytest.approx(
+                plan["predicted_ms"] / data["lower_bound_ms"]
+            )
+            assert cell["peak_in_flight"] <= (budget or 6)
+    assert data["stock_ms"] == cells(data, "1f1b")[0]
+    assert cells(data, "gpipe")[0] is None
+
+
+def test_more_memory_is_never_slower(here):
+    data = here.json("compare", *SMALL, "--budgets", "1,2,3,4,6")
+    for name in ("adaptive", "adaptive + recompute"):
+        times = cells(data, name)
+        assert times == sorted(times, reverse=True)
+        assert min(times) >= data["lower_bound_ms"] - 1e-6
+    for less, more in zip(
+        cells(data, "adaptive + recompute"), cells(data, "adaptive"), strict=True
+    ):
+        assert less <= more + 1e-6
+    assert cells(data, "1f1b")[:2] == [None, None]
+
+
+def test_the_table():
+    out = process("compare", *SMALL, "--budgets", "3,inf").stdout
+    assert "3 stages × 6 microbatches, link 1–2 slower by 20 ms" in out
+    row = next(line for line in out.splitlines() if "gpipe" in line)
+    assert "–" in row
+    assert "no limit" in out
+    assert "without interleaved: chunks: 1 is not allowed; " in out
+
+
+def test_policies_that_refuse_the_job_are_named(here):
+    data = here.json("compare", *SMALL, "--chunks", 2)
+    assert {"1f1b", "zb-h1", "zb-h2"} <= set(data["refused"])
+    assert "interleaved" in data["policies"]
+    assert data["stock_ms"] == data["policies"]["interleaved"]["own"]["iteration_ms"]
+
+
+def test_default_budgets():
+    assert default_budgets(JOB) == (3, 5, float("inf"))
+    assert default_budgets(replace(JOB, microbatches=24)) == (3, 5, 6, 9, float("inf"))
+    own = replace(JOB, microbatches=24, activation_budget=(7.0,) * 3)
+    assert default_budgets(own) == (3, 5, 6, 7, 9, float("inf"))
+    assert default_budgets(replace(JOB, microbatches=2)) == (float("inf"),)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("--budgets", "0", "numbers of at least 1, or inf, with commas between"),
+        ("--budgets", "8,nan", "numbers of at least 1, or inf, with commas between"),
+        ("--budgets", "8;12", "numbers of at least 1, or inf, with commas between"),
+        ("--within", "-1", "a share of at least 0, such as 0.05"),
+        ("--within", "5%", "a share of at least 0, such as 0.05"),
+    ],
+)
+def test_bad_values(here, flag, value, allowed):
+    line = here.refused("compare", *SMALL, flag, value)
+    assert line == f"{flag}: '{value}' is not allowed; {allowed}"
+
+
+def warmup(job, policy):
+    return make_plan(job, "warmup")
+
+
+@pytest.mark.parametrize("budget", [3.0, 6.0])
+def test_what_a_budget_absorbs_is_the_edge(budget):
+    job = replace(JOB, activation_budget=(budget,) * 3)
+    times = absorbs(job, warmup, 0.05)
+    most = 1.05 * warmup(job.healthy(), "").predicted
+    assert times > 0
+    assert warmup(slower(job, times), "").predicted <= most + 1e-9
+    assert warmup(slower(job, 1.04 * times), "").predicted > most
+
+
+def test_all_delay_absorbed_ends_somewhere_and_none_is_zero():
+    tiny = replace(JOB, links={(0, 1): LinkState(1e-9)})
+    assert absorbs(tiny, warmup, 0.05) == 64
+    huge = replace(JOB, links={(0, 1): LinkState(1e3)})
+    assert absorbs(huge, warmup, 0.0) < 0.01
+
+
+def test_slower_leaves_all_but_delay_alone():
+    links = {(0, 1): LinkState(0.02, 1e9, 0.01), (1, 2): LinkState(0.0, 2e9)}
+    job = replace(JOB, links=links)
+    assert slower(job, 1.0) == job
+    assert slower(job, 2.0).links == {(0, 1): LinkState(0.04, 1e9, 0.02), (1, 2): links[1, 2]}
+
+
+def test_out_holds_data_page_and_picture(here, tmp_path):
+    pytest.importorskip("matplotlib")
+    out, _ = here("compare", *SMALL, "--budgets", "3,inf", "--out", tmp_path / "new")
+    for name in ("compare.json", "compare.html", "compare.png"):
+        assert str(tmp_path / "new" / name) in out
+    data = strict((tmp_path / "new" / "compare.json").read_text())
+    assert set(data["absorbed_times_delay"]) == {"adaptive", "adaptive + recompute"}
+    assert all(times >= 0 for line in data["absorbed_times_delay"].values() for times in line)
+    root = page(tmp_path / "new" / "compare.html")
+    said = words(root)
+    for text in (
+        "Memory against time",
+        "How much delay a given memory absorbs",
+        "zb-h1",
+        "6 (all)",
+    ):
+        assert text in said
+    assert "1F1B in the same memory" in said
+    dots = [title.splitlines()[0] for title in titles(root) if "\n" in title]
+    assert dots.count("adaptive") == 4  # two budgets in two charts
+    assert dots.count("1f1b") == 1
+    assert png_size(tmp_path / "new" / "compare.png")[0] > 1000
+
+
+def test_a_healthy_job_has_no_delay_to_absorb(here, tmp_path):
+    pytest.importorskip("matplotlib")
+    words_ = (*SMALL, "--link-delay-ms", 0, "--budgets", "3,6", "--out", tmp_path)
+    assert here.json("compare", *words_)["absorbed_times_delay"] == {}
+    assert "How much delay" not in words(page(tmp_path / "compare.html"))
+
+
+def test_without_matplotlib_the_page_is_written(tmp_path):
+    argv = ["compare", *SMALL, "--budgets", "3", "--out", str(tmp_path)]
+    code = f"""
+import sys
+sys.modules["matplotlib"] = None
+from megatron_adaptra.cli.main import main
+sys.exit(main({argv}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr == "adaptra: a PNG needs matplotlib: pip install 'megatron-adaptra[plot]'\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"compare.json", "compare.html"}
+    assert "compare.png" not in done.stdout

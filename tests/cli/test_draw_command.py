@@ -1,0 +1,172 @@
+"""`adaptra draw`: every format is valid and shows the whole schedule."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+from commands import SMALL, process, strict
+from pages import SVG, page, png_size, titles, words
+
+from megatron_adaptra.cli.draw import targets
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.timeline import Timeline
+
+ALL = ("ascii", "svg", "png", "html", "trace")
+
+
+def spans(here, *more):
+    timeline = Timeline.from_json(here.json("draw", *SMALL, *more)["timeline"])
+    return [f"{s.op}" for s in timeline.spans], timeline
+
+
+def test_the_terminal_shows_all_stages_and_a_legend():
+    out = process("draw", *SMALL, "--policy", "zb-h1", "--width", 300).stdout
+    job, head, *rows, ruler, legend = out.splitlines()
+    assert job == "3 stages × 6 microbatches, link 1–2 slower by 20 ms"
+    assert head.startswith("zb-h1: ")
+    assert [row.split()[:2] for row in rows] == [["stage", str(i)] for i in range(3)]
+    assert max(map(len, rows)) == 300
+    for microbatch in range(6):
+        assert all(f"{kind}{microbatch}" in row for row in rows for kind in "FIW")
+    assert "0 ms" in ruler
+    for kind in ("forward", "input gradient", "weight gradient"):
+        assert kind in legend
+    assert "\x1b" not in out
+
+
+def test_colours_only_where_they_can_be_seen(here, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in here("draw", *SMALL)[0]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in here("draw", *SMALL)[0]
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h2", "interleaved"])
+def test_a_folder_gets_every_format_with_every_op(here, tmp_path, policy):
+    pytest.importorskip("matplotlib")
+    job = ("--policy", policy, "--chunks", 2 if policy == "interleaved" else 1)
+    expected, timeline = spans(here, *job)
+    out, _ = here("draw", *SMALL, *job, "--out", tmp_path / "new" / "folder")
+    folder = tmp_path / "new" / "folder"
+    names = [f"{policy}{suffix}" for suffix in (".txt", ".svg", ".png", ".html", ".trace.json")]
+    assert out.split() == [str(folder / name) for name in names]
+    assert {path.name for path in folder.iterdir()} == set(names)
+
+    shown = titles(ET.fromstring((folder / names[1]).read_text()))
+    assert sorted(t.split()[0] for t in shown if "duration" in t) == sorted(expected)
+    root = page(folder / names[3])
+    assert sorted(t.split()[0] for t in titles(root) if "duration" in t) == sorted(expected)
+    assert f"{policy}: " in words(root)
+    width, height = png_size(folder / names[2])
+    assert width > 1000
+    assert height > 200
+
+    events = strict((folder / names[4]).read_text())["traceEvents"]
+    drawn = {(e["tid"] - 1, e["name"]): e["ts"] for e in events if e["ph"] == "X"}
+    assert len(drawn) == len(timeline.spans)
+    for span in timeline.spans:
+        assert drawn[span.stage, str(span.op)] == pytest.approx(1e6 * span.start, abs=0.01)
+    assert sum(e["ph"] == "b" for e in events) == len(timeline.messages)
+
+
+def test_kinds_and_chunks_have_colours_of_their_own(here, tmp_path):
+    """An op of a later chunk is lighter; recompute is seen, too."""
+    schedule = tmp_path / "s.json"
+    lines = [["F0", "F0.1", "R0.1", "B0.1", "R0", "I0", "W0"]]
+    schedule.write_text(json.dumps({"stages": lines}))
+    here("draw", "--schedule", schedule, "--out", tmp_path / "s.svg")
+    root = ET.fromstring((tmp_path / "s.svg").read_text())
+    fills = {}
+    for group in root.iter(f"{SVG}g"):
+        fills[group.find(f"{SVG}title").text.split()[0]] = group.find(f"{SVG}rect").get("fill")
+    assert sorted(fills) == sorted(lines[0])
+    assert len(set(fills.values())) == len(fills)
+    assert sum(int(fills["F0.1"][i : i + 2], 16) for i in (1, 3, 5)) > sum(
+        int(fills["F0"][i : i + 2], 16) for i in (1, 3, 5)
+    )
+    said = words(root)
+    for name in ("F forward", "B backward", "R recompute", "W weight gradient", "chunk 0, 1"):
+        assert name in said
+    assert "all ops equally long" in said
+
+
+@pytest.mark.parametrize("kind", ["svg", "html", "trace", "ascii"])
+def test_one_text_format_goes_to_a_pipe(here, tmp_path, kind, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")  # a file is that wide, a terminal may be another
+    out, _ = here("draw", *SMALL, "--policy", "1f1b", "--format", kind)
+    path = tmp_path / f"a.{kind}"
+    here("draw", *SMALL, "--policy", "1f1b", "--format", kind, "--out", path)
+    assert path.read_text() == out
+
+
+@pytest.mark.parametrize(
+    ("formats", "out", "expected"),
+    [
+        ([], None, (["ascii"], False)),
+        (["svg"], None, (["svg"], False)),
+        ([], "a.svg", (["svg"], False)),
+        ([], "a.trace.json", (["trace"], False)),
+        ([], "a.json", (["trace"], False)),
+        ([], "a.txt", (["ascii"], False)),
+        (["png"], "a.picture", (["png"], False)),
+        ([], "new", (list(ALL), True)),
+        ([], "v1.2/", (list(ALL), True)),
+        (["svg", "png"], "new", (["svg", "png"], True)),
+    ],
+)
+def test_where_it_goes(formats, out, expected):
+    assert targets(formats, out) == expected
+
+
+@pytest.mark.parametrize(
+    ("formats", "out", "line"),
+    [
+        (["gif"], None, "--format: 'gif' is not allowed; some of ascii, svg, png, html, trace"),
+        (["png"], None, "--format: 'png' is not allowed; needs --out"),
+        (["svg", "html"], None, "--format: 'svg,html' is not allowed; needs --out"),
+        (["svg", "html"], "a.svg", "--out: 'a.svg' is not allowed; a folder, for several formats"),
+        ([], "a.pdf", "--out: 'a.pdf' is not allowed; a folder, or a file whose name ends with"),
+    ],
+)
+def test_where_it_cannot_go(formats, out, line):
+    with pytest.raises(BadInput) as refused:
+        targets(formats, out)
+    assert str(refused.value).startswith(line)
+
+
+def test_bad_places_and_widths(here, tmp_path):
+    (tmp_path / "file").write_text("")
+    line = here.refused("draw", *SMALL, "--out", tmp_path / "file" / "a.svg")
+    assert line.startswith("--out: ")
+    assert "it cannot be written: " in line
+    assert here.refused("draw", *SMALL, "--width", 5).startswith("--width: 5 is not allowed; at l")
+    assert here.refused("draw", *SMALL, "--format", "svg", "--width", 100).endswith("at least 300")
+
+
+def test_json_says_what_was_written(here, tmp_path):
+    path = tmp_path / "a.svg"
+    data = here.json("draw", *SMALL, "--policy", "1f1b", "--out", path)
+    assert data["files"] == {"svg": str(path)}
+    assert path.exists()
+    timeline = Timeline.from_json(data["timeline"])
+    assert 1e3 * timeline.makespan == pytest.approx(data["predicted_ms"])
+
+
+def test_without_matplotlib_the_rest_is_drawn(tmp_path):
+    words = ["draw", *SMALL, "--format", "svg,png", "--out", str(tmp_path)]
+    code = f"""
+import sys
+sys.modules["matplotlib"] = None
+from megatron_adaptra.cli.main import main
+sys.exit(main({words}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    message = "a PNG needs matplotlib: pip install 'megatron-adaptra[plot]'"
+    assert done.stderr == f"adaptra: error: {message}\n"
+    assert [path.suffix for path in tmp_path.iterdir()] == [".svg"]

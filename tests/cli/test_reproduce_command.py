@@ -1,0 +1,91 @@
+"""`adaptra reproduce`: the published figures as published, beside what `plan` says of them."""
+
+import csv
+import json
+from importlib.resources import files
+
+import pytest
+from commands import strict
+from pages import page, png_size, titles, words
+
+from megatron_adaptra.cli.reference import METHODS, Prediction, experiments, summary
+
+FOLDER = files("megatron_adaptra.cli") / "published"
+ONE = "single-7B-2_3-30ms"
+
+
+def test_all_that_is_published_is_there():
+    profiles = {p["name"]: p for p in json.loads((FOLDER / "pipemorph_profiles.json").read_text())}
+    known = experiments()
+    assert [e.name for e in known] == list(profiles)
+    assert len(known) == 14
+    for e in known:
+        assert e.conditions.stages == profiles[e.name]["stages"]
+        assert e.plan_ms == profiles[e.name]["published_plan_ms"]
+        assert set(e.measured) == set(METHODS)
+        assert e.measured["ZB-CPU-ReSchedule"] == profiles[e.name]["published_measured_ms"]
+    rows = list(csv.DictReader((FOLDER / "pipemorph_measured.csv").read_text().splitlines()))
+    assert sum(len(e.measured) for e in known) == len(rows)
+
+
+def test_a_row_is_what_plan_says(here):
+    data = here.json("reproduce", "--name", ONE)
+    (row,) = data["profiles"]
+    plan = here.json("plan", "--profile", FOLDER / "pipemorph_profiles.json", "--name", ONE)
+    assert row["adaptive_ms"] == plan["predicted_ms"]
+    assert row["stock_ms"] == plan["stock_ms"]
+    assert row["lower_bound_ms"] == plan["lower_bound_ms"]
+    assert row["adaptive_peak_in_flight"] == max(plan["peak_in_flight"])
+    assert row["measured_ms"]["1F1B"] == 1102.4
+    assert row["published_plan_ms"] == 345
+    within = row["adaptive_within_budget_ms"]
+    assert within["p"] >= within["2p"] >= row["adaptive_ms"] >= row["lower_bound_ms"] - 1e-6
+    for name, more in (("p", [4]), ("p + recompute", [4, "--recompute"]), ("2p", [8])):
+        flags = ["--profile", FOLDER / "pipemorph_profiles.json", "--name", ONE]
+        limited = here.json("plan", *flags, "--activation-budget", *more)
+        assert within[name] == limited["predicted_ms"]
+    assert within["p"] > row["adaptive_ms"]
+    assert within["p + recompute"] <= within["p"] + 1e-6
+    total = data["summary"]["predicted / measured 1F1B"]
+    assert total["mean"] == total["lowest"] == total["highest"] == row["stock_ms"] / 1102.4
+
+
+def test_means_and_extremes():
+    chosen = experiments()[:2]
+    predicted = [
+        Prediction(1000.0, 100.0, adaptive, 5.0, dict.fromkeys(names, 200.0))
+        for adaptive, names in ((110.0, ("p",)), (130.0, ("p",)))
+    ]
+    total = summary(list(zip(chosen, predicted, strict=True)))
+    assert total["adaptive / lower bound"] == pytest.approx(
+        {"mean": 1.2, "lowest": 1.1, "highest": 1.3}
+    )
+    assert total["adaptive within p / lower bound"]["mean"] == 2
+
+
+def test_table_and_markdown(here):
+    out, _ = here("reproduce", "--name", ONE)
+    assert "1102" in out
+    assert "arXiv:2504.19232" in out
+    text, _ = here("reproduce", "--name", ONE, "--markdown")
+    heads = [line for line in text.splitlines() if line.startswith("| --- |")]
+    assert len(heads) == 3
+    for block in text.strip().split("\n\n"):
+        rows = [line for line in block.splitlines() if line.startswith("|")]
+        assert len({row.count("|") for row in rows}) <= 1
+    assert f"| {ONE} | 1102 | 882 | 617 | 434 | 345 | " in text
+
+
+def test_files(here, tmp_path):
+    pytest.importorskip("matplotlib")
+    here("reproduce", "--name", ONE, "--out", tmp_path)
+    assert strict((tmp_path / "reproduce.json").read_text())["profiles"][0]["name"] == ONE
+    root = page(tmp_path / "reproduce.html")
+    assert "1F1B, measured: 1102" in " ".join(titles(root))
+    assert "ReSchedule measured" in words(root)
+    assert png_size(tmp_path / "reproduce.png")[0] > 1000
+
+
+def test_a_profile_that_is_not_there(here):
+    line = here.refused("reproduce", "--name", "single-70B")
+    assert line.startswith("--name: 'single-70B' is not allowed; one of increasing-delay-14B-6_7-")

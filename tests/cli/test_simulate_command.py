@@ -1,0 +1,152 @@
+"""`adaptra simulate`: the time of planned and of given schedules, and under drawn delays."""
+
+import json
+
+import pytest
+from commands import FLAGS, SMALL, process, strict
+
+from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.plan import make_plan
+
+TIMES = ["--forward-ms", 9, "--backward-input-ms", 10, "--backward-weight-ms", 6]
+JOB = Conditions(6, (9e-3,) * 3, (10e-3,) * 3, (6e-3,) * 3, both_ways([0.0, 0.02]))
+
+
+def test_a_policy_is_timed_as_it_is_planned():
+    plan = strict(process("plan", *FLAGS, "--policy", "1f1b", "--json").stdout)
+    timed = strict(process("simulate", *FLAGS, "--policy", "1f1b", "--json").stdout)
+    assert timed["iteration_ms"] == plan["predicted_ms"]
+    for key in ("policy", "why", "warmup", "peak_in_flight", "lower_bound_ms"):
+        assert timed[key] == plan[key]
+    assert timed["busy_ms"] == pytest.approx([300] * 4)
+    for busy, bubble in zip(timed["busy_share"], timed["bubble_share"], strict=True):
+        assert busy == pytest.approx(300 / plan["predicted_ms"])
+        assert busy + bubble == pytest.approx(1)
+    assert timed["activation_budget"] == [None] * 4
+    assert timed["draws"] is None
+
+
+def test_the_shares_leave_the_tail_out(here):
+    with_tail = here.json("simulate", *SMALL, "--policy", "1f1b", "--optimizer-ms", 50)
+    without = here.json("simulate", *SMALL, "--policy", "1f1b")
+    assert with_tail["iteration_ms"] == pytest.approx(without["iteration_ms"] + 50)
+    assert with_tail["bubble_share"] == pytest.approx(without["bubble_share"])
+
+
+def test_the_table(here):
+    out, _ = here("simulate", *FLAGS, "--policy", "1f1b", "--jitter", 0.3, "--draws", 20)
+    for words in ("1f1b: 1095.0 ms", "the lower bound of", "27.4 %", "72.6 %", "20 draws, seed 0"):
+        assert words in out
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1", "zb-h2", "interleaved"])
+def test_a_schedule_from_a_file_in_every_form(here, tmp_path, policy):
+    chunks = ["--chunks", 2] if policy == "interleaved" else []
+    words = [*SMALL, "--policy", policy, *chunks]
+    timed = here.json("simulate", *words)
+    plan = here("plan", *words, "--json")[0]
+    data = strict(plan)
+    whole = {"microbatches": 6, "chunks": 1 + bool(chunks), "policy": policy, "why": "because"}
+    text = f"schedule {json.dumps(whole)}\n"
+    text += "".join(f"{i}: {' '.join(line)}\n" for i, line in enumerate(data["stages"]))
+    forms = {
+        "plan.json": plan,
+        "s.json": json.dumps({**whole, "stages": data["stages"]}),
+        "s": text,
+    }
+    for name, content in forms.items():
+        path = tmp_path / name
+        path.write_text(content)
+        again = here.json("simulate", "--schedule", path, *TIMES, "--link-delay-ms", "0,20")
+        for key in ("policy", "iteration_ms", "peak_in_flight", "busy_ms"):
+            assert again[key] == timed[key]
+
+
+def written(tmp_path, content):
+    path = tmp_path / "schedule"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+GOOD = '{"stages": [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]}'
+
+
+def test_the_shape_is_known_from_the_file(here, tmp_path):
+    path = written(tmp_path, GOOD)
+    assert here.json("simulate", "--schedule", path, *TIMES)["warmup"] == [2, 1]
+    line = here.refused("simulate", "--schedule", path, *TIMES, "--stages", 3)
+    assert line == f"--schedule: '{path}' is not allowed; it has 2 stages, the job has 3"
+    line = here.refused("simulate", "--schedule", path, *TIMES, "--microbatches", 3)
+    assert line.endswith("it has 2 microbatches, the job has 3")
+    line = here.refused("simulate", "--schedule", path)
+    assert line.startswith("--backward-ms: None is not allowed; it has to be given")
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("", "in it, schedule: '' is not allowed; the first line starts with 'schedule'"),
+        ("{", "it is not JSON: "),
+        ("{}", "in it, stages: None is not allowed; a list per stage of ops such as 'F3'"),
+        ('{"stages": []}', "in it, stages: [] is not allowed; at least 1 stage"),
+        ('{"stages": [[1]]}', "in it, stages: [[1]] is not allowed; a list per stage"),
+        ('{"stages": [["F0", "Q0"]]}', "in it, op: 'Q0' is not allowed; an op reads like F3"),
+        ('{"stages": [["F0", "SF0", "B0"]]}', "in it, op: 'SF0' is not allowed; a schedule holds"),
+        ('{"stages": [["F0", "B0"]], "chunks": 0}', "in it, chunks: 0 is not allowed; a whole"),
+        ('{"stages": [["F0", "B0"]], "microbatches": "1"}', "in it, microbatches: '1' is not all"),
+        ("schedule {}\n0: F0 B0\n", "in it, schedule: 'schedule {}' is not allowed; the first"),
+        (b"\xff\xfe\x00", "it is no text"),
+    ],
+)
+def test_files_that_are_no_schedule(here, tmp_path, content, line):
+    path = written(tmp_path, content)
+    said = here.refused("simulate", "--schedule", path, *TIMES)
+    assert said.startswith(f"--schedule: '{path}' is not allowed; {line}")
+
+
+def test_files_that_are_not_there(here, tmp_path):
+    line = here.refused("simulate", "--schedule", tmp_path, *TIMES)
+    assert "it cannot be read: Is a directory" in line
+
+
+@pytest.mark.parametrize(
+    ("content", "budget", "line"),
+    [
+        ('{"stages": [["F0", "F1", "B0"]]}', "9", "stage 0 runs F of microbatch 1; it has to run"),
+        ('{"stages": [["F0", "B0", "B0"]]}', "9", "B0 stands 2 times on stage 0"),
+        ('{"stages": [["B0", "F0"], ["F0", "B0"]]}', "9", "deadlock under eager sends: "),
+        (GOOD, "1", "stage 0 holds 2 microbatches' activations, its budget is 1"),
+    ],
+)
+def test_schedules_that_cannot_run(here, tmp_path, content, budget, line):
+    path = written(tmp_path, content)
+    words = ("--schedule", path, *TIMES, "--activation-budget", budget)
+    assert here.failed("simulate", *words).startswith(line)
+
+
+def test_draws_are_the_same_for_the_same_seed(here):
+    def drawn(*words):
+        return here.json("simulate", *SMALL, "--policy", "1f1b", *words)["draws"]
+
+    words = ("--jitter", 0.5, "--draws", 50)
+    assert drawn(*words) == drawn(*words, "--seed", 0) != drawn(*words, "--seed", 1)
+    assert drawn("--jitter", 0.5)["count"] == 200
+    assert drawn("--jitter", 0.5, "--draws", 0) is None
+
+
+def test_draws_spread_around_the_time_without_jitter(here):
+    words = (*SMALL, "--policy", "1f1b", "--draws", 400)
+    quiet = here.json("simulate", *words, "--jitter", 0.001)["draws"]
+    loud = here.json("simulate", *words, "--jitter", 0.8)["draws"]
+    exact = 1e3 * make_plan(JOB, "1f1b").predicted
+    assert quiet["mean_ms"] == pytest.approx(exact, rel=1e-3)
+    assert loud["median_ms"] < loud["p90_ms"] < loud["p99_ms"] <= loud["worst_ms"]
+    assert loud["worst_ms"] > exact > 0
+    # Two links of 20 ms, which a round trip takes: the mean of 1F1B grows with the mean delay.
+    assert loud["mean_ms"] == pytest.approx(exact, rel=0.1)
+
+
+def test_draws_need_jitter(here):
+    line = here.refused("simulate", *SMALL, "--draws", 10)
+    assert line == "--draws: 10 is not allowed; 0, as no link has jitter (see --jitter)"
+    assert here.refused("simulate", *SMALL, "--draws", -1).startswith("--draws: -1 is not allowed")
