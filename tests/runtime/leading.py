@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from runtime.pipeline import PATIENCE, on_threads, schedule
 from telemetry.records import record
@@ -32,6 +33,37 @@ class Run:
     ran: list[list[Schedule]] = field(default_factory=list)
 
 
+class Watched(Controller):
+    """A Controller that tells the test when it has dealt with an iteration."""
+
+    def __init__(self, *args: Any) -> None:
+        self._moved = threading.Condition()
+        self._weighed = -1
+        super().__init__(*args)
+
+    def _weigh(self, iteration: int, reports: Sequence[dict[str, Any]]) -> None:
+        super()._weigh(iteration, reports)
+        with self._moved:
+            self._weighed = iteration
+            self._moved.notify_all()
+
+    def _take_ack(self, number: int, stage: int, ok: bool) -> None:
+        super()._take_ack(number, stage, ok)
+        with self._moved:
+            self._moved.notify_all()
+
+    def settle(self, iteration: int, votes: bool) -> None:
+        """Wait until `iteration` is weighed and, with `votes`, what it proposed is decided."""
+
+        def settled() -> bool:
+            proposal = self._proposal
+            decided = proposal is None or proposal.verdict is not None
+            return self._weighed >= iteration and (decided or not votes)
+
+        with self._moved:
+            assert self._moved.wait_for(settled, PATIENCE), f"iteration {iteration} not weighed"
+
+
 def drive(
     path: Path,
     delays: Delays,
@@ -42,12 +74,16 @@ def drive(
     seed: int = 0,
     pause: float = 0.002,
     control: LoopbackNetwork | None = None,
+    paced: bool = False,
     at: Callable[[int, int], None] = lambda stage, iteration: None,
     channels: Mapping[int, type[Channel]] | None = None,
 ) -> Run:
     """`at(stage, iteration)` is called by every stage between the start and the report.
 
-    All have begun an iteration before any reports it, as a pipeline brings it about.
+    All have begun an iteration before any reports it, as a pipeline brings it about. `paced`: an
+    iteration is over when the leader has weighed it and, unless `channels` hold them back, the
+    votes on its proposal are in, as when iterations take long; else it takes about `pause` seconds,
+    whatever the control threads do.
     """
     network = control or LoopbackNetwork()
     start = schedule(stock_warmup(stages, count), count)
@@ -62,7 +98,7 @@ def drive(
         made = {peer: channel(transport, peer) for peer in peers}
         estimator = Estimator(count, ["one"] * stages, None, 1000) if stage == 0 else None
         log = DecisionLog(path if stage == 0 else None)
-        controller = Controller(stage, start, made, estimator, ReplanRule(), log, PATIENCE)
+        controller = Watched(stage, start, made, estimator, ReplanRule(), log, PATIENCE)
         if estimator is not None:
             leaders.append(controller)
         ran = []
@@ -70,14 +106,20 @@ def drive(
             for iteration in range(iterations):
                 ran.append(controller.begin(iteration))
                 at(stage, iteration)
-                time.sleep(rng.uniform(0.0, pause))
+                if not paced:
+                    time.sleep(rng.uniform(0.0, pause))
                 barrier.wait(PATIENCE)
                 now = delays(iteration)
                 sources = {s: now.get((s, stage), 1e-4) for s in (stage - 1, stage + 1)}
                 sources = {s: d for s, d in sources.items() if 0 <= s < stages}
                 costs = {"forward": FORWARD, "backward": BACKWARD, "count": count}
                 controller.report(record(stage, iteration, sources, **costs))
-                time.sleep(rng.uniform(0.0, pause))
+                if not paced:
+                    time.sleep(rng.uniform(0.0, pause))
+                    continue
+                if controller.leads:
+                    controller.settle(iteration, votes=channels is None)
+                barrier.wait(PATIENCE)
         except BaseException:
             barrier.abort()
             raise

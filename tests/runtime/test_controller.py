@@ -45,6 +45,7 @@ def test_one_replan_in_and_one_out(tmp_path, stages, rendezvous):
         stages=stages,
         seed=seed,
         control=LoopbackNetwork(rendezvous),
+        paced=True,
     )
     for ran in run.ran:
         assert ran == run.ran[0]
@@ -94,7 +95,7 @@ def test_decisions_in_a_row_are_all_measured(tmp_path):
 
 def test_slow_from_the_start_is_planned_for(tmp_path):
     path = tmp_path / "decisions.jsonl"
-    run = drive(path, lambda _: SLOW, iterations=30)
+    run = drive(path, lambda _: SLOW, iterations=30, paced=True)
     assert len(warmups(run.ran[0])) == 2
     (row,) = committed(path)
     assert "1->2 takes 40 ms, from the start" in row["why"]
@@ -103,7 +104,7 @@ def test_slow_from_the_start_is_planned_for(tmp_path):
 
 def test_healthy_links_change_nothing(tmp_path):
     path = tmp_path / "decisions.jsonl"
-    run = drive(path, lambda _: {}, iterations=20)
+    run = drive(path, lambda _: {}, iterations=20, paced=True)
     assert warmups(run.ran[0]) == [STOCK]
     assert run.leader.log.decisions == []
     assert len(run.leader.delays) == 19  # iteration 0 does not count
@@ -124,7 +125,7 @@ def test_late_answers_abort_the_swap_and_it_is_tried_again(tmp_path):
         if iteration == 20:
             go_on.set()
 
-    run = drive(path, lambda i: SLOW if i >= 6 else {}, 50, at=at, channels={2: Deaf})
+    run = drive(path, lambda i: SLOW if i >= 6 else {}, 50, at=at, channels={2: Deaf}, paced=True)
     for ran in run.ran:
         assert ran == run.ran[0]
     assert len(warmups(run.ran[0])) == 2
@@ -167,7 +168,7 @@ def follows_a_leader_that_dies(seat):
         answer = channel.receive(PATIENCE)
         seat.meet()
         seat.say(answer)
-        seat.meet()
+        threading.Event().wait(PATIENCE)  # killed here, and not with a lock that others need
     start = schedule((2, 1), 4)
     channels = {0: Channel(seat.transport, 0)}
     follower = Controller(1, start, channels, None, ReplanRule(), DecisionLog(None), PATIENCE)
