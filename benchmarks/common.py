@@ -1,4 +1,4 @@
-"""What the benchmarks share: repeated runs, a table, and a JSON file."""
+"""What the benchmarks share: jobs, repeated runs, and where the results go."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from megatron_adaptra.cli.output import Table, show_table
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 
 
@@ -32,24 +30,21 @@ def median_ms(function: Callable[[], object], runs: int) -> float:
     return median(times)
 
 
+def save(path: str | Path, runs: int, rows: Sequence[dict[str, Any]]) -> None:
+    """The results, with the machine they were taken on."""
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    data = {**machine, "runs": runs, "rows": rows}
+    Path(path).write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
 def main(what: str, rows: Callable[[int], Sequence[dict[str, Any]]]) -> None:
-    """Print the rows, and write them to `--json FILE` with the machine they were taken on."""
+    """Print the rows, and write them to `--json FILE`."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="median of (default: 5)")
     parser.add_argument("--json", metavar="FILE", help="write the results there, too")
     args = parser.parse_args()
     done = rows(args.runs)
-    table = Table(title=f"{what}, median of {args.runs}")
-    for name in done[0]:
-        table.add_column(name)
-    for row in done:
-        table.add_row(*(f"{x:.2f}" if isinstance(x, float) else str(x) for x in row.values()))
-    Console().print(table)
+    cells = [[f"{x:.2f}" if isinstance(x, float) else str(x) for x in r.values()] for r in done]
+    show_table(Table(f"{what}, median of {args.runs}", list(done[0]), cells))
     if args.json:
-        data = {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "runs": args.runs,
-            "rows": done,
-        }
-        Path(args.json).write_text(json.dumps(data, indent=1) + "\n")
+        save(args.json, args.runs, done)
