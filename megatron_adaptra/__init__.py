@@ -4,6 +4,8 @@ In a script of one's own, after Megatron's groups have been made:
 
     import megatron_adaptra
     megatron_adaptra.activate()
+
+In Megatron's own training program `register` does it all, from `--adaptra` flags: see run.py.
 """
 
 from __future__ import annotations
@@ -30,3 +32,10 @@ def activate(config: AdaptraConfig | None = None, **settings: Any) -> Activation
     if config is None:
         config = AdaptraConfig.from_mapping(settings, "activate()")
     return switch_on(config)
+
+
+def register() -> None:
+    """Add `--adaptra` flags to Megatron's parser; see `adapter.plugin.register`."""
+    from megatron_adaptra.adapter.plugin import register as put_in
+
+    put_in()

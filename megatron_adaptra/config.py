@@ -14,7 +14,7 @@ import yaml
 
 from megatron_adaptra.errors import BadInput
 
-ENGINES = ("native", "executor")
+ENGINES = ("native", "executor", "stock")
 LONGEST = 1e9  # seconds that a wait can last
 
 
@@ -31,7 +31,8 @@ class AdaptraConfig:
 
     engine: str = _setting(
         "native",
-        "native: Megatron's own schedule with our communicator; executor: our own loop over ops",
+        "native: Megatron's own schedule with our communicator; executor: our own loop over ops; "
+        "stock: Megatron as it is, to compare with (emulated links are slow for it too)",
         choices=ENGINES,
     )
     emulate_link: list[str] = _setting(
@@ -50,6 +51,9 @@ class AdaptraConfig:
         600.0, "seconds without a message after which a rank gives its neighbour up", metavar="S"
     )
     log: str = _setting("", "file for the decisions, one JSON line each", metavar="FILE")
+    strict: bool = _setting(
+        False, "end with an error where this Megatron does not fit, instead of training as stock"
+    )
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -66,6 +70,8 @@ class AdaptraConfig:
             raise BadInput("emulate_link", rules, "a list of rules such as [2-3:40ms@10..]")
         if not isinstance(self.log, str):
             raise BadInput("log", self.log, "the name of a file")
+        if not isinstance(self.strict, bool):
+            raise BadInput("strict", self.strict, "true or false")
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str) -> AdaptraConfig:
@@ -87,6 +93,11 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     group = parser.add_argument_group("adaptra", "pipeline schedules that adapt to slow links")
     group.add_argument("--adaptra", action="store_true", help="switch the plugin on")
     group.add_argument(
+        "--adaptra-dry-run",
+        action="store_true",
+        help="say what would be patched, the engine, and the plan for this shape; then leave",
+    )
+    group.add_argument(
         "--adaptra-config", metavar="FILE", help="YAML file with these settings; flags win"
     )
     for f in fields(AdaptraConfig):
@@ -100,6 +111,8 @@ def _argument(f: Field[Any]) -> dict[str, Any]:
     extra = {k: v for k, v in f.metadata.items() if k != "help"}
     if isinstance(default, list):
         return {"action": "append", "help": f.metadata["help"], **extra}
+    if isinstance(default, bool):
+        return {"action": "store_true", "help": f.metadata["help"], **extra}
     shown = "none" if default in ("", math.inf) else default
     return {"type": type(default), "help": f"{f.metadata['help']} (default: {shown})", **extra}
 

@@ -60,7 +60,8 @@ def test_every_setting_has_a_flag():
     flags = {f.name: f"--adaptra-{f.name.replace('_', '-')}" for f in fields(AdaptraConfig)}
     for name, flag in flags.items():
         value = {"engine": "executor", "emulate_link": "0-1:1ms", "log": "a"}.get(name, "7")
-        assert getattr(config(flag, value), name) != getattr(AdaptraConfig(), name)
+        words = [flag] if name == "strict" else [flag, value]
+        assert getattr(config(*words), name) != getattr(AdaptraConfig(), name)
 
 
 def test_shipped_file_loads(request):
@@ -88,7 +89,7 @@ def test_unknown_key_names_the_nearest(file, key, words):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("engine: fast", "engine: 'fast' is not allowed; one of native, executor"),
+        ("engine: fast", "engine: 'fast' is not allowed; one of native, executor, stock"),
         ("timeout: 0", "timeout: 0 is not allowed; a number of at least 1"),
         ("timeout: 10s", "timeout: '10s'"),
         ("timeout: yes", "timeout: True"),
@@ -100,6 +101,7 @@ def test_unknown_key_names_the_nearest(file, key, words):
         ("emulate_link: 2-3:40ms", "a list of rules"),
         ("emulate_link: [3]", "a list of rules"),
         ("log: 5", "log: 5"),
+        ("strict: 1", "strict: 1 is not allowed; true or false"),
     ],
 )
 def test_bad_value_is_refused(file, line, words):

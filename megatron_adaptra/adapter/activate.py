@@ -11,7 +11,7 @@ from megatron_adaptra.adapter.profiles import profile, verify
 from megatron_adaptra.config import AdaptraConfig
 
 # Every module that binds the name; training.py imports it by name, so the core's is not enough.
-_BINDINGS = (
+BINDINGS = (
     "megatron.core.pipeline_parallel.schedules",
     "megatron.core.pipeline_parallel",
     "megatron.training.training",
@@ -39,8 +39,9 @@ def activate(config: AdaptraConfig | None = None) -> Activation:
     """
     row = profile()  # looks at the version before anything of Megatron is imported
     from megatron.core.pipeline_parallel import schedules
+    from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
-    verify(schedules)
+    verify(schedules, P2PCommunicator, row)
     if hasattr(schedules.get_forward_backward_func, "adaptra"):
         raise RuntimeError("megatron_adaptra is active already; undo() the first activation")
     from megatron_adaptra.adapter.session import Session
@@ -61,7 +62,7 @@ def activate(config: AdaptraConfig | None = None) -> Activation:
 
     get_forward_backward_func.adaptra = True  # type: ignore[attr-defined]
     originals = {}
-    for name in _BINDINGS:
+    for name in BINDINGS:
         module = sys.modules.get(name)
         if module is not None and getattr(module, _NAME, None) is original:
             originals[module] = original

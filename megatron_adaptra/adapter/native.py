@@ -7,6 +7,8 @@ against it: a Megatron that runs another order is found out at the first op.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
@@ -40,28 +42,45 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
         return self._mailbox.stage
 
     def recv_forward(self, tensor_shapes: Any, is_first_stage: bool) -> Any:
-        return self._receive(Kind.F, tensor_shapes, is_first_stage)
+        with self._timed("forward-recv", is_first_stage):
+            return self._receive(Kind.F, tensor_shapes, is_first_stage)
 
     def recv_backward(self, tensor_shapes: Any, is_last_stage: bool) -> Any:
-        return self._receive(Kind.B, tensor_shapes, is_last_stage)
+        with self._timed("backward-recv", is_last_stage):
+            return self._receive(Kind.B, tensor_shapes, is_last_stage)
 
     def send_forward(self, output_tensors: Any, is_last_stage: bool) -> None:
-        self._send(Kind.F, output_tensors)
+        with self._timed("forward-send", is_last_stage):
+            self._send(Kind.F, output_tensors)
 
     def send_backward(self, input_tensor_grads: Any, is_first_stage: bool) -> None:
-        self._send(Kind.B, input_tensor_grads)
+        with self._timed("backward-send", is_first_stage):
+            self._send(Kind.B, input_tensor_grads)
 
     def send_forward_recv_backward(
         self, output_tensors: Any, tensor_shapes: Any, is_last_stage: bool
     ) -> Any:
-        self._send(Kind.F, output_tensors)
-        return self._receive(Kind.B, tensor_shapes, is_last_stage)
+        with self._timed("forward-send-backward-recv", is_last_stage):
+            self._send(Kind.F, output_tensors)
+            return self._receive(Kind.B, tensor_shapes, is_last_stage)
 
     def send_backward_recv_forward(
         self, input_tensor_grads: Any, tensor_shapes: Any, is_first_stage: bool
     ) -> Any:
-        self._send(Kind.B, input_tensor_grads)
-        return self._receive(Kind.F, tensor_shapes, is_first_stage)
+        with self._timed("backward-send-forward-recv", is_first_stage):
+            self._send(Kind.B, input_tensor_grads)
+            return self._receive(Kind.F, tensor_shapes, is_first_stage)
+
+    @contextlib.contextmanager
+    def _timed(self, name: str, at_end: bool) -> Iterator[None]:
+        """Megatron's timer of this name, which its own communicator keeps for every message."""
+        timers = None if at_end else self.config.timers
+        if timers is None:
+            yield
+            return
+        timers(name, log_level=2).start()
+        yield
+        timers(name).stop()
 
     def _receive(self, kind: Kind, shapes: Any, at_end: bool) -> Any:
         """Up to the next compute op: post what stands before it, take what it needs."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import ast
+import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -33,7 +35,7 @@ _PROFILES = (
     Profile(Version("0.14"), depth="pp_group", groups="grad_finalize_pgs"),
 )
 # What the seams bind, by keyword; a release that lacks one of these is refused.
-_EXPECTED = {
+EXPECTED = {
     "forward_step": {
         "forward_step_func", "data_iterator", "model", "num_microbatches", "input_tensor",
         "forward_data_store", "config", "cp_group_size", "current_microbatch", "is_last_stage",
@@ -41,22 +43,39 @@ _EXPECTED = {
     "backward_step": {"input_tensor", "output_tensor", "output_tensor_grad", "config"},
     "forward_backward_pipelining_without_interleaving": {"p2p_communicator", "num_microbatches"},
 }  # fmt: skip
+EXPECTED_METHODS = {  # of P2PCommunicator
+    "__init__": {"pp_group", "config"},
+    "recv_forward": {"tensor_shapes", "is_first_stage"},
+    "recv_backward": {"tensor_shapes", "is_last_stage"},
+    "send_forward": {"output_tensors", "is_last_stage"},
+    "send_backward": {"input_tensor_grads", "is_first_stage"},
+    "send_forward_recv_backward": {"output_tensors", "tensor_shapes", "is_last_stage"},
+    "send_backward_recv_forward": {"input_tensor_grads", "tensor_shapes", "is_first_stage"},
+}
+NEWEST = Version("0.19")  # what is newer gets the native engine, if its seams match
 
 
 def installed_version() -> Version:
-    """The release of megatron-core, read without importing it."""
-    try:
-        return Version(importlib.metadata.version("megatron-core"))
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    try:  # a checkout on the path has no metadata
-        from megatron.core.package_info import __version__
+    """The release of the megatron-core that gets imported, read without importing it.
 
-        return Version(__version__)
-    except ImportError:
-        raise UnsupportedMegatron(
-            f"megatron-core is not installed; install one of {SUPPORTED}"
-        ) from None
+    A checkout on the path counts before an installed wheel, as it does for Python.
+    """
+    spec = importlib.util.find_spec("megatron")
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        info = Path(folder) / "core" / "package_info.py"
+        if info.is_file():
+            return _version_in(info.read_text())
+    raise UnsupportedMegatron(f"megatron-core is not installed; install one of {SUPPORTED}")
+
+
+def _version_in(source: str) -> Version:
+    """MAJOR to PRE_RELEASE, as package_info.py of every release assigns them."""
+    parts = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            parts[ast.unparse(node.targets[0])] = node.value.value
+    release = ".".join(str(parts[name]) for name in ("MAJOR", "MINOR", "PATCH"))
+    return Version(release + str(parts.get("PRE_RELEASE", "")))
 
 
 def profile() -> Profile:
@@ -71,17 +90,29 @@ def profile() -> Profile:
     )
 
 
-def verify(schedules: Any) -> None:
-    """Compare the live signatures with what the seams bind; raises UnsupportedMegatron."""
-    for name, expected in _EXPECTED.items():
-        function = getattr(schedules, name, None)
-        have = set(inspect.signature(function).parameters) if function else set()
-        missing = sorted(expected - have)
-        if missing:
-            raise UnsupportedMegatron(
-                f"megatron-core {installed_version()}: {name} has no parameter {missing[0]!r}; "
-                f"supported are {SUPPORTED}"
-            )
+def is_known() -> bool:
+    """Whether the installed release belongs to a line that the tests have seen."""
+    version = installed_version()
+    return Version(f"{version.major}.{version.minor}") <= NEWEST
+
+
+def verify(schedules: Any, communicator: type, row: Profile) -> None:
+    """Compare the live code with what the seams bind; raises UnsupportedMegatron."""
+    for holder, table in ((schedules, EXPECTED), (communicator, EXPECTED_METHODS)):
+        for name, expected in table.items():
+            function = getattr(holder, name, None)
+            have = set(inspect.signature(function).parameters) if function else set()
+            _need(not expected - have, f"{name} has no parameter {sorted(expected - have)}")
+    # Where the warmup comes from is the one thing bound that no signature tells.
+    code = inspect.getsource(schedules.forward_backward_pipelining_without_interleaving)
+    _need(row.depth in code, f"the 1F1B schedule does not read its warmup from {row.depth}")
+
+
+def _need(fits: bool, what: str) -> None:
+    if not fits:
+        raise UnsupportedMegatron(
+            f"megatron-core {installed_version()}: {what}; supported are {SUPPORTED}"
+        )
 
 
 def call(function: Callable[..., Any], **arguments: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import socket
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,21 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import schedules
 
-from megatron_adaptra.adapter import handlers
+from megatron_adaptra.adapter import handlers, stock
+from megatron_adaptra.adapter.block import Block, gather, machine
 from megatron_adaptra.adapter.native import AdaptraCommunicator
-from megatron_adaptra.adapter.profiles import Profile, call
+from megatron_adaptra.adapter.profiles import (
+    NEWEST,
+    Profile,
+    call,
+    installed_version,
+    is_known,
+)
 from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.base import warmup_line
-from megatron_adaptra.plan.one_f_one_b import stock_warmup
+from megatron_adaptra.plan.one_f_one_b import first_schedule
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, ReplanRule
 from megatron_adaptra.runtime.decisions import DecisionLog
@@ -51,9 +57,12 @@ class Session:
         self.records: list[IterationRecord] = []
         self.keep_records: Container[int] = ()  # iterations whose records are kept, for timelines
         self.iteration = 0
+        self.resumed: dict[str, Any] | None = None  # the plan of a checkpoint, see state()
+        self.announce = False  # say decisions aloud
+        self.block: Block | None = None
         rules = load_rules(config.emulate_link, self.stages)
         self.emulator = LinkEmulator(self.stage, rules) if rules else None
-        self.notebook = StoreNotebook(_machine())
+        self.notebook = StoreNotebook(machine())
         self.watchdog = Watchdog(self.stage, self.ranks, self.notebook)
         self.probe = Probe(self.stage)
         self.controller: Controller | None = None
@@ -63,12 +72,14 @@ class Session:
         self._microbatches = 0
         self._told: set[str] = set()
 
-    def forward_backward(self, stock: Any, arguments: dict[str, Any]) -> Any:
-        """One call of Megatron's forward_backward function; `stock` is the one we stand in for."""
-        reason = self._not_ours(stock, arguments)
+    def forward_backward(self, function: Any, arguments: dict[str, Any]) -> Any:
+        """One call of Megatron's forward_backward function, the `function` that we stand in for."""
+        reason = self._not_ours(function, arguments)
         if reason:
             self._tell(f"stock schedule: {reason}")
-            return stock(**arguments)
+            return function(**arguments)
+        if self.config.engine == "stock":
+            return self._run_stock(function, arguments)
         if self.controller is None:
             self._open(arguments)
         assert self.controller is not None
@@ -79,7 +90,7 @@ class Session:
             self.emulator.iteration = self.iteration
         self.mailbox.begin(self.iteration, self._message(arguments))
         self.probe.begin(self.iteration)
-        result = self._run(stock, arguments, self._program(schedule))
+        result = self._run(function, arguments, self._program(schedule))
         self.mailbox.finish()
         self.probe.pipeline_ends()
         record = self.probe.record
@@ -103,7 +114,7 @@ class Session:
             transport.close()
         self._transports = []
 
-    def _run(self, stock: Any, arguments: dict[str, Any], program: Program) -> Any:
+    def _run(self, function: Any, arguments: dict[str, Any], program: Program) -> Any:
         assert self.mailbox is not None
         line = program.order[self.stage]
         groups = arguments.get(self.profile.groups) or _default_groups()
@@ -118,19 +129,31 @@ class Session:
             self.mailbox,
         )
         ours = {"p2p_communicator": communicator, self.profile.groups: groups}
-        return stock(**{**arguments, **ours})
+        return function(**{**arguments, **ours})
+
+    def _run_stock(self, function: Any, arguments: dict[str, Any]) -> Any:
+        """Megatron as it is, over links that are as slow as ours would be."""
+        with contextlib.ExitStack() as stack:
+            if self.emulator is not None:
+                self.emulator.iteration = self.iteration
+                stack.enter_context(stock.emulated_sends(self.emulator, self.ranks))
+            result = function(**arguments)
+        self.iteration += 1
+        return result
 
     def _engine(self, arguments: dict[str, Any]) -> str:
         if self.config.engine == "executor":
             reason = handlers.unsupported(_config_of(arguments))
+            if not is_known():
+                reason = f"megatron-core {installed_version()}, newer than {NEWEST}"
             if not reason:
                 return "executor"
             self._tell(f"native engine: the executor does not support {reason}")
         return "native"
 
-    def _not_ours(self, stock: Any, arguments: dict[str, Any]) -> str:
+    def _not_ours(self, function: Any, arguments: dict[str, Any]) -> str:
         """Why this call is left to Megatron, or an empty string."""
-        if stock is not schedules.forward_backward_pipelining_without_interleaving:
+        if function is not schedules.forward_backward_pipelining_without_interleaving:
             return "not the 1F1B schedule (interleaved, or one stage)"
         if arguments.get("forward_only"):
             return "evaluation"
@@ -139,6 +162,8 @@ class Session:
             return "variable sequence lengths"
         if getattr(config, "mtp_standalone", False):
             return "stand-alone multi-token prediction"
+        if arguments.get("p2p_communicator") is not None:
+            return "a communicator of the caller's own"
         if arguments.get("adjust_tensor_shapes_fn") is not None:
             return "adjusted tensor shapes"
         count = arguments["num_microbatches"]
@@ -154,48 +179,92 @@ class Session:
         neighbours = [link for s in range(self.stages - 1) for link in ((s, s + 1), (s + 1, s))]
         out, into = open_lanes(self.ranks, neighbours, "pipeline", backend)
         pipeline = TorchTransport(out, into, self.emulator, device)
-        star = [link for s in range(1, self.stages) for link in ((0, s), (s, 0))]
-        control = TorchTransport(*open_lanes(self.ranks, star, "control"))
+        block = self.block = gather(self.resumed)
+        self.notebook.meet()
+        star = [link for m in range(1, len(block.members)) for link in ((0, m), (m, 0))]
+        control = TorchTransport(*open_lanes(block.members, star, "control", who="member"))
         self._transports = [pipeline, control]
         self.mailbox = Mailbox(self.stage, pipeline, self.probe, self.watchdog, self.config.timeout)
-        schedule = self._first_schedule(count)
-        hosts, cores = self._machines(device)
+        schedule = first_schedule(self.stages, count, self.config.activation_budget)
+        resumed = None
+        if block.resumed is not None and self._fits(block.resumed):
+            resumed = Schedule.parse(block.resumed["schedule"])
+        hosts, cores = self._machines(device, block)
         # An emulated link delays messages, not the word that a receive is posted.
         rendezvous = pipeline.traits.rendezvous and self.emulator is None
         rule = ReplanRule(self.config.min_gain, sends="rendezvous" if rendezvous else "eager")
         estimator = None
-        if self.stage == 0:
+        if block.me == 0:
             nbytes = self._message(arguments)().nbytes
             budget = self.config.activation_budget
             estimator = Estimator(count, hosts, cores, nbytes, budget, rendezvous)
+            if resumed is not None:
+                estimator.resume(block.resumed["delays"])
+        channels = {
+            peer: Channel(control, peer)
+            for peer in (range(1, len(block.members)) if block.me == 0 else [0])
+        }
+        # Megatron's own writers are on the last rank of all.
+        last = dist.get_world_size() - 1
+        watcher = block.members.index(last) if last in block.members and block.me == 0 else None
+        self.controller = Controller(
+            self.stage, schedule, channels, estimator, rule, self._log(block), self.config.timeout,
+            resumed=resumed, first=self.iteration, reports=block.leads(self.ranks),
+            watcher=watcher or None, announce=self.announce and block.members[0] == 0,
+        )  # fmt: skip
+
+    def _log(self, block: Block) -> DecisionLog:
+        path = Path(self.config.log) if self.config.log and block.me == 0 else None
         replica = mpu.get_data_parallel_rank()
-        path = Path(self.config.log) if self.config.log else None
         if path is not None and replica:
             path = path.with_suffix(f".replica{replica}{path.suffix}")
-        log = DecisionLog(path if self.stage == 0 else None)
-        peers = range(1, self.stages) if self.stage == 0 else [0]
-        channels = {peer: Channel(control, peer) for peer in peers}
-        self.controller = Controller(
-            self.stage, schedule, channels, estimator, rule, log, self.config.timeout
-        )
+        return DecisionLog(path)
 
-    def _first_schedule(self, count: int) -> Schedule:
-        """1F1B, as far as the activation budget allows it."""
+    def state(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps, on the rank that leads; None on others and before training."""
+        if self.controller is None or self.controller.estimator is None:
+            return None
+        schedule = self.controller.ballot.schedule
+        return {"schedule": schedule.text(), "delays": self.controller.estimator.state()}
+
+    def in_short(self) -> str:
+        """This moment's plan, for a log line; the same on every rank of the block."""
+        if self.controller is None:
+            return "stock"
+        return f"warmup {','.join(map(str, self.controller.ballot.schedule.warmup))}"
+
+    def scalars(self) -> dict[str, float]:
+        """For charts of the training; delays are known on the leader and on the last rank."""
+        if self.controller is None:
+            return {}
+        status, schedule = self.controller.status, self.controller.ballot.schedule
+        found = {f"adaptra/warmup/stage-{i}": float(d) for i, d in enumerate(schedule.warmup)}
+        for link, seconds in status.get("delays", {}).items():
+            found[f"adaptra/delay-ms/{link.replace('>', '-to-')}"] = 1e3 * seconds
+        for name in ("predicted", "lower_bound"):
+            if name in status:
+                found[f"adaptra/{name.replace('_', '-')}-ms"] = 1e3 * status[name]
+        if "replans" in status:
+            found["adaptra/replans"] = float(status["replans"])
+        return found
+
+    def _fits(self, state: dict[str, Any]) -> bool:
+        """Whether a checkpoint's plan is for this shape; a job may go on with another one."""
+        schedule = Schedule.parse(state["schedule"])
+        check(lower(schedule))
+        shape = self.stages, self._microbatches
         budget = self.config.activation_budget
-        depths = [int(min(depth, budget)) for depth in stock_warmup(self.stages, count)]
-        order = tuple(warmup_line(depth, count) for depth in depths)
-        return Schedule(order, count, policy="1f1b", why="1F1B, as Megatron runs it")
+        fits = (schedule.stages, schedule.microbatches) == shape and max(schedule.warmup) <= budget
+        if not fits:
+            self._tell("the checkpoint's plan does not fit this job; starting from 1F1B")
+        return fits
 
-    def _machines(self, device: torch.device) -> tuple[list[str], float | None]:
+    def _machines(self, device: torch.device, block: Block) -> tuple[list[str], float | None]:
         """Stage by stage the machine's identity, and the cores this pipeline can count on."""
-        mine = _machine()
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
-        self.notebook.meet()
-        hosts = [everyone[rank] for rank in self.ranks]
+        hosts = [block.hosts[rank] for rank in self.ranks]
         if device.type == "cuda" or len(set(hosts)) > 1:
             return hosts, None
-        cores = len(os.sched_getaffinity(0)) * self.stages / everyone.count(mine)
+        cores = len(os.sched_getaffinity(0)) * self.stages / block.hosts.count(hosts[0])
         return hosts, cores if cores < self.stages else None
 
     def _program(self, schedule: Schedule) -> Program:
@@ -224,13 +293,6 @@ class Session:
 def _config_of(arguments: dict[str, Any]) -> Any:
     model = arguments["model"]
     return schedules.get_model_config(model[0] if isinstance(model, list) else model)
-
-
-def _machine() -> str:
-    """The same for two processes exactly if they share a kernel, and so a monotonic clock."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return socket.gethostname()
 
 
 def _default_groups() -> Any:

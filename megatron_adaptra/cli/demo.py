@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from megatron_adaptra.config import ENGINES
-from megatron_adaptra.demo.options import ENVIRONMENT, PRECISIONS, DemoOptions
+from megatron_adaptra.demo.options import DEMO_ENGINES, ENVIRONMENT, PRECISIONS, DemoOptions
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.units import parse_seconds
 
@@ -116,7 +115,7 @@ def add_links(group: Any) -> None:
 def add_run(group: Any) -> None:
     group.add_argument(
         "--engine",
-        choices=ENGINES,
+        choices=DEMO_ENGINES,
         default=_DEFAULTS.engine,
         help="native: Megatron's own schedule; executor: our loop over ops (default: native)",
     )

@@ -17,13 +17,17 @@ from megatron_adaptra import __version__
 from megatron_adaptra.errors import AdaptraError, BadInput
 
 # Each is a module here with `add_parser(subparsers)`, which sets `run`: (args) -> exit status.
-COMMANDS = ("plan", "compare", "simulate", "draw", "reproduce", "demo")
+COMMANDS = ("plan", "compare", "simulate", "draw", "reproduce", "demo", "run")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. argparse itself exits for --help and for misuse."""
     words = sys.argv[1:] if argv is None else list(argv)
     named = next((word for word in words if not word.startswith("-")), None)
+    if named == "run" and words[0] == "run":  # what follows belongs to torchrun and the script
+        from megatron_adaptra.run import launch
+
+        return launch(words[1:])
     # Help, and the message for a command that does not exist, need all of them.
     parser = _parser([named] if named in COMMANDS else COMMANDS)
     args = parser.parse_args(words)

@@ -6,12 +6,13 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from megatron_adaptra.config import ENGINES, AdaptraConfig, load_yaml
+from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.emulate import parse_link
 from megatron_adaptra.transport.scenario import load_rules
 
 PRECISIONS = ("fp32", "bf16")
+DEMO_ENGINES = ("native", "executor")  # stock is the other arm
 LAUNCHED = (
     "ADAPTRA_LAUNCHED"  # set for the ranks by the launcher; without it rank 0 talks to people
 )
@@ -72,7 +73,7 @@ class DemoOptions:
             raise BadInput("--hidden", self.hidden, "a multiple of the 4 attention heads")
         if not 0 <= self.dropout < 1:
             raise BadInput("--dropout", self.dropout, "from 0 up to, not including, 1")
-        for name, allowed in (("engine", ENGINES), ("precision", PRECISIONS)):
+        for name, allowed in (("engine", DEMO_ENGINES), ("precision", PRECISIONS)):
             if getattr(self, name) not in allowed:
                 raise BadInput(_flag(name), getattr(self, name), f"one of {', '.join(allowed)}")
         if self.activation_budget and self.activation_budget < 1:

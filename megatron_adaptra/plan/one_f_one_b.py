@@ -5,6 +5,8 @@ Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training" (ICM
 
 from __future__ import annotations
 
+import math
+
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
@@ -22,9 +24,14 @@ def refuse_chunks(conditions: Conditions, policy: str) -> None:
         raise BadInput("chunks", conditions.chunks, allowed)
 
 
+def first_schedule(stages: int, microbatches: int, budget: float) -> Schedule:
+    """What a job starts with: 1F1B, as far as `budget` microbatches in flight allow it."""
+    depths = (int(min(depth, budget)) for depth in stock_warmup(stages, microbatches))
+    order = tuple(warmup_line(depth, microbatches) for depth in depths)
+    return Schedule(order, microbatches, policy="1f1b", why="1F1B, as Megatron runs it")
+
+
 @planner("1f1b")
 def one_f_one_b(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
     refuse_chunks(conditions, "1f1b")
-    count = conditions.microbatches
-    order = tuple(warmup_line(d, count) for d in stock_warmup(conditions.stages, count))
-    return Schedule(order, count, policy="1f1b", why="1F1B, as Megatron runs it")
+    return first_schedule(conditions.stages, conditions.microbatches, math.inf)

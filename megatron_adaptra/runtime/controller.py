@@ -1,8 +1,9 @@
 """The replan loop: stages report, the leader estimates and plans, all swap together.
 
-Stage 0 leads its pipeline. Reports and verdicts travel on channels of their own, handled by
-threads, and the leader plans in a thread of its own; the training thread only looks, at an
-iteration boundary, which plan is in force.
+A stage 0 leads. The others are the stages of its pipeline, which report, and ranks that have to run
+the same order because they meet these in collectives (tensor parallel ones), which follow. Reports
+and verdicts travel on channels of their own, handled by threads, and the leader plans in a thread
+of its own; the training thread only looks, at an iteration boundary, which plan is in force.
 """
 
 from __future__ import annotations
@@ -46,9 +47,12 @@ class ReplanRule:
 
 
 class Controller:
-    """One stage's part in the loop. The leader has an Estimator, the others have none.
+    """One rank's part in the loop. The leader has an Estimator, the others have none.
 
-    `schedule` is the one to start with, and to come back to when no link is slow.
+    `schedule` is the one to come back to when no link is slow, and to start with unless `resumed`
+    from a checkpoint is another. `first`: the first iteration of this process. `reports`: whether
+    this rank is of the leader's own pipeline. `watcher`: the channel to whoever shows the leader's
+    status. `announce`: the leader says its decisions aloud.
     """
 
     def __init__(
@@ -60,10 +64,18 @@ class Controller:
         rule: ReplanRule,
         log: DecisionLog,
         timeout: float = 60.0,
+        *,
+        resumed: Schedule | None = None,
+        first: int = 0,
+        reports: bool = True,
+        watcher: int | None = None,
+        announce: bool = False,
     ) -> None:
         self.stage, self.estimator, self.rule, self.log = stage, estimator, rule, log
-        self.ballot = Ballot(schedule)
-        self._start = schedule
+        self.ballot = Ballot(resumed or schedule)
+        self._start, self._first, self._reporting = schedule, first, reports
+        self._watcher, self._announce = watcher, announce
+        self.status: dict[str, Any] = {}  # leader and watcher: see _tell_watcher
         self.delays: list[dict[str, float]] = []  # leader: per iteration, seconds per link
         self._channels, self._timeout = dict(channels), timeout
         self._proposal: Proposal | None = None  # leader: the one under way, ...
@@ -105,6 +117,8 @@ class Controller:
 
     def report(self, record: IterationRecord) -> None:
         """Called by the training thread when the pipeline part of an iteration is over."""
+        if not self._reporting:
+            return
         message = {"kind": "report", **record.report(), **self._previous()}
         self._last = record
         if self.leads:
@@ -152,6 +166,8 @@ class Controller:
                     channel.send(self._consider(message))
                 elif message["kind"] == "verdict":
                     self.ballot.decide(message["number"], message["commit"])
+                elif message["kind"] == "status":
+                    self.status = message["status"]
                 elif message["kind"] == "bye":
                     if not self.leads:
                         channel.send({"kind": "bye"})
@@ -195,13 +211,29 @@ class Controller:
             if len(row) == stages:
                 del self._reports[report["iteration"]]
                 self._weigh(report["iteration"], [row[s] for s in range(stages)])
+                self._tell_watcher(report["iteration"])
+
+    def _tell_watcher(self, iteration: int) -> None:
+        """What charts of the training show: `delays` in seconds per link, and of the last decision
+        the predicted seconds of an iteration and their lower bound."""
+        committed = [d for d in self.log.decisions if d.committed]
+        self.status = {
+            "iteration": iteration, "delays": dict(self.delays[-1]) if self.delays else {},
+            "replans": len(committed),
+        }  # fmt: skip
+        if committed:
+            last = committed[-1]
+            self.status["predicted"] = last.predicted_ms / 1e3
+            self.status["lower_bound"] = last.lower_bound_ms / 1e3
+        if self._watcher is not None:
+            self._channels[self._watcher].send({"kind": "status", "status": self.status})
 
     def _weigh(self, iteration: int, reports: Sequence[dict[str, Any]]) -> None:
         """All reports of an iteration are in: is it time for another plan?"""
         assert self.estimator is not None
         seconds = reports[0]["seconds"]
         self._record_outcome(iteration, seconds)
-        if iteration == 0:
+        if iteration == self._first:
             return  # allocators and caches warm up
         changed = self.estimator.update(reports)
         self.delays.append(self.estimator.delays())
@@ -287,6 +319,8 @@ class Controller:
                 self._proposed.committed = True
                 self._awaited.append(self._proposed)
                 self._settle_in = SETTLE
+                if self._announce:
+                    say(_sentence(self._proposed))
             else:  # the reason still stands: try again, with more time for the answers
                 self._changed = {**self._changed, **self._reason}
                 self._settle_in = min(2 * self._settle_in, LONGEST_SETTLE)
@@ -324,6 +358,14 @@ def _worth(plan: Plan, current: Plan, min_gain: float, eased: bool) -> bool:
         return True
     lighter = sum(plan.peak_in_flight) < sum(current.peak_in_flight)
     return eased and lighter and plan.predicted <= current.predicted * (1 + min_gain)
+
+
+def _sentence(decision: Decision) -> str:
+    """A decision in force, for the log of the training."""
+    return (  # Megatron's log counts from one
+        f"from iteration {decision.iteration + 1} on, {decision.why}; an iteration is expected to "
+        f"take {decision.predicted_ms:.4g} ms, without {decision.predicted_without_ms:.4g}"
+    )
 
 
 def _why(

@@ -89,6 +89,12 @@ class DelayChart:
         self._average = self._learn(stage_seconds)
         self._recent.clear()
 
+    def resume(self, level: float) -> None:
+        """Start from a delay that is planned for already; the spread is learned anew."""
+        self._calm = [level]
+        self.level = self.estimate = self._average = level
+        self._spread = max(0.05 * level, 1e-6)
+
     def _material(self, change: float, stage_seconds: float) -> bool:
         assert self.level is not None
         return change >= max(RELATIVE * self.level, ABSOLUTE * stage_seconds, self.floor)

@@ -99,6 +99,16 @@ class Estimator:
             if chart.level is not None:
                 chart.accept(self.stage_seconds())
 
+    def state(self) -> dict[str, float]:
+        """What is planned for, to go on from after a restart: seconds per link."""
+        return {f"{a}>{b}": c.level for (a, b), c in self.charts.items() if c.level is not None}
+
+    def resume(self, state: Mapping[str, float]) -> None:
+        """Take the delays of `state()` for those that the plan in force is made for."""
+        for (a, b), chart in self.charts.items():
+            if f"{a}>{b}" in state:
+                chart.resume(state[f"{a}>{b}"])
+
     def learn(self, predicted: float, measured: float) -> None:
         """Take note of how far off the model was for an iteration, uncorrected, in seconds."""
         if predicted > 0:

@@ -305,12 +305,17 @@ class _Inbox:
 
 
 def open_lanes(
-    ranks: Sequence[int], links: Sequence[tuple[int, int]], name: str, backend: str = "gloo"
+    ranks: Sequence[int],
+    links: Sequence[tuple[int, int]],
+    name: str,
+    backend: str = "gloo",
+    who: str = "stage",
 ) -> tuple[dict[int, Lane], dict[int, Lane]]:
     """One group per directed link (source stage, target stage) of the pipeline on `ranks`.
 
     Returns the lanes out of and into this rank, by peer stage. The groups are made by their two
-    members alone, over the default store; `name` keeps two sets of lanes apart.
+    members alone, over the default store; `name` keeps two sets of lanes apart. `who`: what errors
+    call an index of `ranks`.
     """
     me = dist.get_rank()
     store = dist.distributed_c10d._get_default_store()
@@ -323,7 +328,7 @@ def open_lanes(
         mine = pair.index(me)
         prefix = dist.PrefixStore(f"adaptra/{name}/{pair[0]}>{pair[1]}", store)
         peer = target if mine == 0 else source
-        lane = Lane(_group(backend, prefix, mine), 1 - mine, f"stage {peer} (rank {ranks[peer]})")
+        lane = Lane(_group(backend, prefix, mine), 1 - mine, f"{who} {peer} (rank {ranks[peer]})")
         (outgoing if mine == 0 else incoming)[peer] = lane
     return outgoing, incoming
 

@@ -27,19 +27,23 @@ Delays = Callable[[int], Mapping[tuple[int, int], float]]  # iteration -> link -
 
 @dataclass
 class Run:
-    """`ran[stage][i]` is the schedule of iteration i; `leader` is closed."""
+    """`ran[stage][i]` is the schedule of iteration i; `leader` is closed.
+
+    `told`: the last status that the watcher has got.
+    """
 
     leader: Controller
     ran: list[list[Schedule]] = field(default_factory=list)
+    told: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Watched(Controller):
     """A Controller that tells the test when it has dealt with an iteration."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._moved = threading.Condition()
         self._weighed = -1
-        super().__init__(*args)
+        super().__init__(*args, **kwargs)
 
     def _weigh(self, iteration: int, reports: Sequence[dict[str, Any]]) -> None:
         super()._weigh(iteration, reports)
@@ -75,6 +79,9 @@ def drive(
     pause: float = 0.002,
     control: LoopbackNetwork | None = None,
     paced: bool = False,
+    followers: int = 0,
+    resumed: Schedule | None = None,
+    watcher: int | None = None,
     at: Callable[[int, int], None] = lambda stage, iteration: None,
     channels: Mapping[int, type[Channel]] | None = None,
 ) -> Run:
@@ -83,24 +90,34 @@ def drive(
     All have begun an iteration before any reports it, as a pipeline brings it about. `paced`: an
     iteration is over when the leader has weighed it and, unless `channels` hold them back, the
     votes on its proposal are in, as when iterations take long; else it takes about `pause` seconds,
-    whatever the control threads do.
+    whatever the control threads do. `followers`: ranks beyond the pipeline that run its order;
+    `resumed`: the plan of a checkpoint, made for links of 40 ms.
     """
+    members = stages + followers
     network = control or LoopbackNetwork()
     start = schedule(stock_warmup(stages, count), count)
-    barrier = threading.Barrier(stages)
+    barrier = threading.Barrier(members)
     leaders: list[Controller] = []
+    watchers: list[Controller] = []
 
     def body(stage: int) -> list[Schedule]:
         rng = random.Random(seed * 100 + stage)
         transport = network.open(stage)
         channel = (channels or {}).get(stage, Channel)
-        peers = range(1, stages) if stage == 0 else [0]
+        peers = range(1, members) if stage == 0 else [0]
         made = {peer: channel(transport, peer) for peer in peers}
         estimator = Estimator(count, ["one"] * stages, None, 1000) if stage == 0 else None
         log = DecisionLog(path if stage == 0 else None)
-        controller = Watched(stage, start, made, estimator, ReplanRule(), log, PATIENCE)
+        if estimator is not None and resumed is not None:
+            estimator.resume({f"{a}>{b}": 0.04 for a, b in estimator.charts})
+        controller = Watched(
+            stage, start, made, estimator, ReplanRule(), log, PATIENCE, resumed=resumed,
+            reports=stage < stages, watcher=watcher if stage == 0 else None,
+        )  # fmt: skip
         if estimator is not None:
             leaders.append(controller)
+        if stage == watcher:
+            watchers.append(controller)
         ran = []
         try:
             for iteration in range(iterations):
@@ -127,9 +144,9 @@ def drive(
         transport.close()
         return ran
 
-    ran = on_threads(stages, body)
+    ran = on_threads(members, body)
     network.close()
-    return Run(leaders[0], ran)
+    return Run(leaders[0], ran, [controller.status for controller in watchers])
 
 
 def warmups(ran: Sequence[Schedule]) -> list[tuple[int, ...]]:

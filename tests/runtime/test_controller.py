@@ -111,6 +111,38 @@ def test_healthy_links_change_nothing(tmp_path):
     assert set(run.leader.delays[0]) == {"0>1", "1>0", "1>2", "2>1"}
 
 
+def test_ranks_beyond_the_pipeline_run_its_order(tmp_path):
+    """Tensor-parallel ranks meet those of the leader's pipeline inside every op."""
+    path = tmp_path / "decisions.jsonl"
+    slow = {(1, 2): 0.05, (2, 1): 0.05}
+    run = drive(path, lambda i: slow if i >= 6 else {}, 20, followers=3, watcher=4, paced=True)
+    assert len(run.ran) == 6
+    for ran in run.ran:
+        assert ran == run.ran[0]
+    assert len(warmups(run.ran[0])) == 2
+    (told,) = run.told
+    assert told["replans"] == 1
+    assert told["delays"]["1>2"] == pytest.approx(0.05, rel=0.1)
+    assert told["predicted"] * 1e3 == pytest.approx(committed(path)[0]["predicted_ms"])
+
+
+def test_a_plan_of_a_checkpoint_is_in_force_at_once_and_stays(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    deep = schedule((8, 8, 1), 8)
+    slow = dict.fromkeys(((0, 1), (1, 0), (1, 2), (2, 1)), 0.04)
+    run = drive(path, lambda _: slow, 20, resumed=deep, paced=True)
+    assert {one for ran in run.ran for one in ran} == {deep}
+    assert run.leader.log.decisions == []
+
+
+def test_a_plan_of_a_checkpoint_is_left_when_the_links_have_healed(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    deep = schedule((8, 8, 1), 8)
+    run = drive(path, lambda _: {}, 20, resumed=deep, paced=True)
+    assert warmups(run.ran[0]) == [deep.warmup, STOCK]
+    assert "back to 1F1B" in committed(path)[0]["why"]
+
+
 def test_late_answers_abort_the_swap_and_it_is_tried_again(tmp_path):
     """Stage 2 reads no message before iteration 20: nobody swaps before, everybody after."""
     path, go_on = tmp_path / "decisions.jsonl", threading.Event()
