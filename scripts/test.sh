@@ -33,9 +33,10 @@ if [ "${ADAPTRA_TEST_NEWEST:-1}" = 1 ]; then
     fi
   done
   if [ -n "$newest" ]; then
-    echo "== the seams and the demo on the newest megatron-core ($("$newest" --version))"
+    echo "== the newest megatron-core, with Megatron's own training program ($("$newest" --version))"
     make_venv "$venv-newest" demo,dev "$newest"
-    "$venv-newest/bin/python" -m pytest tests/adapter/test_demo.py tests/adapter/test_seams.py
+    "$venv-newest/bin/python" -m pytest tests/adapter/test_pretrain.py tests/launch/test_models.py \
+      tests/adapter/test_demo.py tests/adapter/test_seams.py
   else
     echo "adaptra: no Python 3.12 here: the newest megatron-core line was NOT tested" >&2
   fi

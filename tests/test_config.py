@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import runpy
 from dataclasses import fields
 from pathlib import Path
 
@@ -141,3 +142,9 @@ def test_flags_are_the_reviewed_ones():
         kind = getattr(action.type, "__name__", type(action).__name__.strip("_"))
         lines.append(f"{action.option_strings[0]} {kind}{choices}")
     assert "\n".join(lines) + "\n" == GOLDEN.read_text()
+
+
+def test_the_flags_page_is_made_from_the_flags(request):
+    root = request.config.rootpath
+    names: dict[str, object] = runpy.run_path(str(root / "scripts" / "write_flags_page.py"))
+    assert names["PAGE"].read_text() == names["page"](), "run scripts/write_flags_page.py"

@@ -34,9 +34,11 @@ def test_activate_and_undo_in_ones_own_script() -> None:
 
 @pytest.mark.parametrize("version", ["0.12.0", "0.13.1"])
 def test_an_old_megatron_core_is_refused_with_one_line(version: str, tmp_path: Path) -> None:
-    metadata = tmp_path / f"megatron_core-{version}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Name: megatron-core\nVersion: {version}\n")
+    core = tmp_path / "megatron" / "core"
+    core.mkdir(parents=True)
+    (core.parent / "__init__.py").touch()
+    numbers = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
+    (core / "package_info.py").write_text("".join(f"{name} = {n}\n" for name, n in numbers))
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-m", "megatron_adaptra", "demo", "--out", str(tmp_path / "out")],

@@ -1,0 +1,83 @@
+"""Our flags beside anybody's parser: what is taken, what is refused, and how early."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from running import ENVIRONMENT
+
+from megatron_adaptra.adapter import flags
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.errors import AdaptraError, BadInput
+
+
+def test_without_adaptra_there_are_no_settings():
+    assert flags.read(["--lr", "1e-3"]) is None
+    assert flags.read(["--adaptra-engine", "executor", "--lr", "1e-3"]) is None
+
+
+def test_settings_are_read_among_other_flags():
+    words = ["--lr", "1e-3", "--adaptra", "--adaptra-engine=executor", "--train-iters", "7"]
+    assert flags.read(words) == AdaptraConfig(engine="executor")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--adaptra-engin", "native"], "unknown flag --adaptra-engin; did you mean --adaptra-eng"),
+        (["--adaptra-zzz"], "unknown flag --adaptra-zzz"),
+        (["--adaptra", "--adaptra-engine", "fast"], "invalid choice: 'fast'"),
+        (["--adaptra", "--adaptra-timeout", "soon"], "invalid float value: 'soon'"),
+        (["--adaptra", "--adaptra-timeout", "0"], "timeout: 0.0 is not allowed"),
+        (["--adaptra-engine", "fast"], "invalid choice: 'fast'"),
+        (["--adaptra-log"], "--adaptra-log: expected one argument"),
+    ],
+)
+def test_what_is_misspelt_is_refused_in_one_line(words, said):
+    with pytest.raises(AdaptraError) as error:
+        flags.read(words)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_users_own_flags_and_ours_stand_in_one_parser():
+    def users(parser):
+        parser.add_argument("--mine", type=int)
+        return parser
+
+    for provider in (users, None):
+        parser = flags.with_ours(provider)(argparse.ArgumentParser())
+        args = parser.parse_args(["--adaptra", *(["--mine", "3"] if provider else [])])
+        assert args.adaptra
+        assert getattr(args, "mine", 3) == 3
+
+
+def test_settings_of_megatron_that_do_not_go_with_us_are_refused():
+    flags.refuse(SimpleNamespace(adaptra=True, inprocess_restart=False))
+    with pytest.raises(BadInput, match=r"--inprocess-restart.*leave out --adaptra"):
+        flags.refuse(SimpleNamespace(adaptra=True, inprocess_restart=True))
+    with pytest.raises(BadInput, match="--yaml-cfg"):
+        flags.refuse(SimpleNamespace(yaml_cfg="job.yaml"))
+
+
+def test_register_loads_neither_torch_nor_megatron_and_comes_first():
+    code = """
+import sys, types, megatron_adaptra
+megatron_adaptra.register(); megatron_adaptra.register()
+late = {"torch", "megatron", "megatron_adaptra.runtime.controller"} & set(sys.modules)
+assert not late, late
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=ENVIRONMENT)
+    code = """
+import sys, types, megatron_adaptra
+sys.modules["megatron.training.training"] = types.ModuleType("megatron.training.training")
+megatron_adaptra.register()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=ENVIRONMENT
+    )
+    assert "before anything imports megatron.training.training" in done.stderr
