@@ -54,10 +54,13 @@ class GPTShape:
     seed: int = 1234
 
 
-def initialize(stages: int) -> None:
-    """Megatron's process groups, over the default group that torchrun's variables describe."""
+def initialize(stages: int, timeout: float) -> None:
+    """Megatron's process groups, over the default group that torchrun's variables describe.
+
+    `timeout`: seconds after which a message of Megatron's own pipeline is given up.
+    """
     mpu.initialize_model_parallel(
-        pipeline_model_parallel_size=stages, distributed_timeout_minutes=1
+        pipeline_model_parallel_size=stages, distributed_timeout_minutes=timeout / 60
     )
 
 

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -93,7 +94,8 @@ class _Demo:
         if self.rank == 0:
             gpt.write_dataset(text, self.out / "data")
         dist.barrier()
-        gpt.initialize(options.stages)
+        gpt.initialize(options.stages, options.timeout)
+        self.meeting = dist.new_group(backend="gloo")
         samples = options.iterations * options.microbatches * options.data_parallel
         dataset = gpt.build_dataset(self.out / "data" / "text", self.shape, samples)
         self.arms = {name: gpt.Arm.build(self.shape, dataset) for name in ("stock", "adaptra")}
@@ -128,13 +130,24 @@ class _Demo:
             order = ("stock", "adaptra") if first // turn % 2 == 0 else ("adaptra", "stock")
             iterations = range(first, min(first + turn, self.options.iterations))
             for name in order:
-                self.session.watchdog.phase = f"the barrier before iteration {first} of {name}"
-                self.dist.barrier()
+                self._meet(f"the barrier before iteration {first} of {name}")
                 for iteration in iterations:
                     self._iteration(name, iteration)
             for iteration in iterations:
                 self._progress(iteration)
         self._finish()
+
+    def _meet(self, phase: str) -> None:
+        """A barrier. Rank 0 hears from each of the others and can say who is missing; let it."""
+        watchdog, patience = self.session.watchdog, self.options.timeout
+        watchdog.phase = phase
+        limit = timedelta(seconds=patience if self.rank == 0 else 1.5 * patience)
+        try:
+            self.dist.monitored_barrier(self.meeting, limit, wait_all_ranks=True)
+        except RuntimeError as error:
+            missing = re.search(r"Ranks? ([\d, ]+?) failed to pass", str(error))
+            who = missing[1] if missing else "0"
+            raise PeerLost(watchdog.describe(f": no word from rank {who}")) from error
 
     def _iteration(self, name: str, iteration: int) -> None:
         arm, watchdog = self.arms[name], self.session.watchdog

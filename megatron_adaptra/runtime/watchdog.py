@@ -60,13 +60,10 @@ class Watchdog:
     def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
         """The error to raise when a wait has failed; tells the other ranks."""
         reason = str(error).partition(": ")[2] or str(error)
-        return PeerLost(self._last_words(f": {reason}"))
+        return PeerLost(self.describe(f": {reason}"))
 
-    def describe(self) -> str:
-        """What this rank was doing and what befell it, for its last words."""
-        return self._last_words("")
-
-    def _last_words(self, reason: str) -> str:
+    def describe(self, reason: str = "") -> str:
+        """What this rank was doing and what befell it, for its last words; tells the others."""
         own = f"{self.name(self.stage)} {self._doing()}{reason}"
         first = self.notebook.read()
         if first:  # whoever noticed first saw the culprit, the rest may see each other go
