@@ -65,6 +65,12 @@ def test_every_setting_has_a_flag():
         assert getattr(config(*words), name) != getattr(AdaptraConfig(), name)
 
 
+def test_help_can_be_shown():
+    """A bare % in a help text breaks argparse only when somebody asks for help."""
+    text = parser().format_help()
+    assert "--adaptra-engine {native,executor,stock}" in text
+
+
 def test_shipped_file_loads(request):
     path = request.config.rootpath / "configs" / "minimal.yaml"
     assert config("--adaptra-config", str(path)).log == "adaptra-decisions.jsonl"

@@ -60,6 +60,7 @@ class Session:
         self.resumed: dict[str, Any] | None = None  # the plan of a checkpoint, see state()
         self.announce = False  # say decisions aloud
         self.block: Block | None = None
+        self.log = DecisionLog(None)
         rules = load_rules(config.emulate_link, self.stages)
         self.emulator = LinkEmulator(self.stage, rules) if rules else None
         self.notebook = StoreNotebook(machine())
@@ -80,11 +81,13 @@ class Session:
             return function(**arguments)
         if self.config.engine == "stock":
             return self._run_stock(function, arguments)
-        if self.controller is None:
-            self._open(arguments)
-        assert self.controller is not None
+        if self.mailbox is None:
+            self._open()
         assert self.mailbox is not None
         self.iteration_done()
+        if arguments["num_microbatches"] != self._microbatches:
+            self._start(arguments)
+        assert self.controller is not None
         schedule = self.controller.begin(self.iteration)
         if self.emulator is not None:
             self.emulator.iteration = self.iteration
@@ -166,14 +169,10 @@ class Session:
             return "a communicator of the caller's own"
         if arguments.get("adjust_tensor_shapes_fn") is not None:
             return "adjusted tensor shapes"
-        count = arguments["num_microbatches"]
-        if self._microbatches and count != self._microbatches:
-            return f"{count} microbatches instead of {self._microbatches}"
         return ""
 
-    def _open(self, arguments: dict[str, Any]) -> None:
-        """Connect to the neighbours and to the leader. Every stage of the pipeline is here."""
-        count = self._microbatches = arguments["num_microbatches"]
+    def _open(self) -> None:
+        """Connect to the neighbours and to the leader. Every rank is here."""
         device = torch.device(torch.cuda.current_device())
         backend = "nccl" if device.type == "cuda" else "gloo"
         neighbours = [link for s in range(self.stages - 1) for link in ((s, s + 1), (s + 1, s))]
@@ -185,40 +184,52 @@ class Session:
         control = TorchTransport(*open_lanes(block.members, star, "control", who="member"))
         self._transports = [pipeline, control]
         self.mailbox = Mailbox(self.stage, pipeline, self.probe, self.watchdog, self.config.timeout)
-        schedule = first_schedule(self.stages, count, self.config.activation_budget)
-        resumed = None
-        if block.resumed is not None and self._fits(block.resumed):
-            resumed = Schedule.parse(block.resumed["schedule"])
-        hosts, cores = self._machines(device, block)
+        self.log = DecisionLog(self._log_file() if block.me == 0 else None)
+
+    def _start(self, arguments: dict[str, Any]) -> None:
+        """Begin with 1F1B, or a checkpoint's plan, for this number of microbatches.
+
+        Megatron changes it while a batch size ramps up, on all ranks in the same iteration.
+        """
+        if self.controller is not None:
+            self.controller.close()
+        block, (pipeline, control) = self.block, self._transports
+        assert block is not None
+        count = self._microbatches = arguments["num_microbatches"]
         # An emulated link delays messages, not the word that a receive is posted.
         rendezvous = pipeline.traits.rendezvous and self.emulator is None
-        rule = ReplanRule(self.config.min_gain, sends="rendezvous" if rendezvous else "eager")
-        estimator = None
+        resumed = estimator = None
+        if block.resumed is not None and self._fits(block.resumed):
+            resumed = Schedule.parse(block.resumed["schedule"])
         if block.me == 0:
-            nbytes = self._message(arguments)().nbytes
-            budget = self.config.activation_budget
+            nbytes, budget = self._message(arguments)().nbytes, self.config.activation_budget
+            hosts, cores = self._machines(pipeline.device, block)
             estimator = Estimator(count, hosts, cores, nbytes, budget, rendezvous)
             if resumed is not None:
                 estimator.resume(block.resumed["delays"])
-        channels = {
-            peer: Channel(control, peer)
-            for peer in (range(1, len(block.members)) if block.me == 0 else [0])
-        }
+        peers = range(1, len(block.members)) if block.me == 0 else [0]
         # Megatron's own writers are on the last rank of all.
         last = dist.get_world_size() - 1
-        watcher = block.members.index(last) if last in block.members and block.me == 0 else None
         self.controller = Controller(
-            self.stage, schedule, channels, estimator, rule, self._log(block), self.config.timeout,
-            resumed=resumed, first=self.iteration, reports=block.leads(self.ranks),
-            watcher=watcher or None, announce=self.announce and block.members[0] == 0,
-        )  # fmt: skip
+            self.stage,
+            first_schedule(self.stages, count, self.config.activation_budget),
+            {peer: Channel(control, peer) for peer in peers},
+            estimator,
+            ReplanRule(self.config.min_gain, sends="rendezvous" if rendezvous else "eager"),
+            self.log,
+            self.config.timeout,
+            resumed=resumed,
+            first=self.iteration,
+            reports=block.leads(self.ranks),
+            watcher=block.members.index(last) if last in block.members[1:] else None,
+            announce=self.announce and block.members[0] == 0,
+        )
 
-    def _log(self, block: Block) -> DecisionLog:
-        path = Path(self.config.log) if self.config.log and block.me == 0 else None
-        replica = mpu.get_data_parallel_rank()
-        if path is not None and replica:
-            path = path.with_suffix(f".replica{replica}{path.suffix}")
-        return DecisionLog(path)
+    def _log_file(self) -> Path | None:
+        path, replica = Path(self.config.log), mpu.get_data_parallel_rank()
+        if not self.config.log or not replica:
+            return path if self.config.log else None
+        return path.with_suffix(f".replica{replica}{path.suffix}")
 
     def state(self) -> dict[str, Any] | None:
         """What a checkpoint keeps, on the rank that leads; None on others and before training."""
