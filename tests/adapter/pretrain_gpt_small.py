@@ -1,0 +1,101 @@
+"""A training script as a user writes one, for the megatron.training of megatron-core's wheels.
+
+It knows nothing of the plugin. It has a flag of its own, and serves both forms of `pretrain`: up to
+0.17 it parses the flags itself, from 0.18 on it gets them parsed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+import torch
+from megatron.core import mpu
+from megatron.core.datasets import helpers_cpp  # noqa: F401  # else Megatron has to compile it
+from megatron.core.datasets import utils as dataset_utils
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset
+from megatron.core.enums import ModelType
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+from megatron.training import arguments, get_args, pretrain, print_rank_0
+
+KEYS = ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
+
+
+def flags(parser: ArgumentParser) -> ArgumentParser:
+    parser.add_argument_group("user").add_argument("--user-flag", default="", help="the user's own")
+    return parser
+
+
+def model(pre_process: bool = True, post_process: bool = True, **_: Any) -> GPTModel:
+    args = get_args()
+    return GPTModel(
+        config=arguments.core_transformer_config_from_args(args),
+        transformer_layer_spec=get_gpt_layer_local_spec(),
+        vocab_size=getattr(args, "padded_vocab_size", None) or args.vocab_size + 1,
+        max_sequence_length=args.max_position_embeddings,
+        pre_process=pre_process,
+        post_process=post_process,
+        share_embeddings_and_output_weights=True,
+    )
+
+
+def datasets(counts: list[int], **_: Any) -> Any:
+    args = get_args()
+    config = GPTDatasetConfig(
+        random_seed=args.seed,
+        sequence_length=args.seq_length,
+        split=args.split,
+        tokenizer=build_tokenizer(args),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    )
+    builder = BlendedMegatronDatasetBuilder(MockGPTDataset, counts, lambda: True, config)
+    return builder.build()
+
+
+datasets.is_distributed = True  # type: ignore[attr-defined]  # every rank builds its own
+
+
+def forward_step(batches: Any, part: Any, *_: Any) -> Any:
+    batch = dict.fromkeys(KEYS)
+    if mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage():
+        batch = next(batches)
+    tokens, positions, mask, labels, weights = (batch.get(key) for key in KEYS)
+    output = part(tokens, positions, mask, labels=labels)
+
+    def loss(losses: torch.Tensor) -> Any:
+        total = torch.sum(losses.float().view(-1) * weights.view(-1))
+        count = weights.sum().to(torch.int)
+        pair = torch.cat([total.detach().clone().view(1), count.view(1)])
+        return total, count, {"lm loss": pair}
+
+    return output, loss
+
+
+if __name__ == "__main__":
+    # Megatron runs `make` at start; a wheel has the compiled module, but not the Makefile.
+    dataset_utils.compile_helpers = lambda: None
+    common = {
+        "train_valid_test_dataset_provider": datasets,
+        "model_provider": model,
+        "model_type": ModelType.encoder_or_decoder,
+        "forward_step_func": forward_step,
+    }
+    if "extra_args_provider" in inspect.signature(pretrain).parameters:
+        pretrain(**common, extra_args_provider=flags)
+    else:
+        from megatron.training.argument_utils import pretrain_cfg_container_from_args
+
+        given = arguments.parse_and_validate_args(extra_args_provider=flags)
+        pretrain(pretrain_cfg_container_from_args(given), **common)
+    print_rank_0(f"user flag: {get_args().user_flag}")
+    if os.environ.get("ADAPTRA_TEST_MODULES"):
+        found = sorted(name for name in sys.modules if name.startswith("megatron_adaptra"))
+        print_rank_0(f"modules: {' '.join(found)}")
