@@ -27,6 +27,7 @@ class Plugin:
     def __init__(self) -> None:
         self.config: AdaptraConfig | None = None
         self.activation: Any = None
+        self.release_signal: Callable[[], None] = lambda: None
         self.missing: list[str] = []  # functions of Megatron's that were to be wrapped
 
     @property
@@ -95,6 +96,7 @@ class Plugin:
             self._train_as_stock(error)
             return
         self.session.announce = True
+        self.release_signal = self.session.watchdog.end_on_signal()
 
     def _train_as_stock(self, error: UnsupportedMegatron) -> None:
         assert self.config is not None
@@ -105,9 +107,12 @@ class Plugin:
         self.config = None
 
     def train_step(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+        if self.session is None:
+            return wrapped(*args, **kwargs)
+        place = f"iteration {self.session.iteration}, outside the pipeline's messages"
+        self.session.watchdog.phase = place
         result = wrapped(*args, **kwargs)
-        if self.session is not None:
-            self.session.iteration_done()
+        self.session.iteration_done()
         return result
 
     def training_log(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
@@ -129,9 +134,15 @@ class Plugin:
         """Whatever ends training, its own exit conditions included, ends the plugin too."""
         try:
             return wrapped(*args, **kwargs)
+        except Exception as error:
+            # At once: closing takes time, and torchrun's SIGTERM may come before the traceback.
+            if self.session is not None and (words := self.session.watchdog.last_words(error)):
+                say(words)
+            raise
         finally:
             activation, self.activation = self.activation, None
             if activation is not None:
+                self.release_signal()
                 activation.undo()
 
 

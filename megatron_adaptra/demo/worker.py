@@ -50,12 +50,10 @@ def main(options: DemoOptions) -> int:
     demo = _Demo(options)
     try:
         demo.run()
-    except PeerLost as error:
-        _end(str(error))
-    except RuntimeError as error:  # gloo's word for a peer that died during a collective
-        if "peer" not in str(error) and "timed out" not in str(error).lower():
+    except (PeerLost, RuntimeError) as error:
+        if not (words := demo.session.watchdog.last_words(error)):
             raise
-        _end(demo.session.watchdog.describe())
+        _end(words)
     dist.barrier()
     demo.activation.undo()
     dist.destroy_process_group()

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Kind, Op
@@ -80,23 +80,47 @@ class Watchdog:
         way = "to" if op.kind in (Kind.SEND_F, Kind.SEND_B) else "from"
         return f"waited {time.monotonic() - since:.1f} s for {op} {way} {self.name(peer)}"
 
-    def end_on_signal(self, signum: int = signal.SIGTERM) -> None:
+    def end_on_signal(self, signum: int = signal.SIGTERM) -> Callable[[], None]:
         """On SIGTERM say what was waited for and exit, even while blocked inside a library.
 
         Python runs signal handlers between bytecodes only; the wake-up descriptor works always.
+        A handler of somebody else's keeps the signal. The returned function puts things back.
         """
+        ours = threading.current_thread() is threading.main_thread()
+        if not ours or signal.getsignal(signum) is not signal.SIG_DFL:
+            return lambda: None
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(read, True)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        signal.signal(signum, lambda *_: None)
+        before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+        def handler(*_: object) -> None:
+            pass
 
         def run() -> None:
-            while signum not in os.read(read, 64):
-                pass
-            say(f"ended by signal {signum}: {self.describe()}")
-            os._exit(128 + signum)
+            while caught := os.read(read, 64):
+                if signum in caught and signal.getsignal(signum) is handler:
+                    say(f"ended by signal {signum}: {self.describe()}")
+                    os._exit(128 + signum)
+            os.close(read)
 
+        def undo() -> None:
+            if signal.getsignal(signum) is handler:
+                signal.signal(signum, signal.SIG_DFL)
+            signal.set_wakeup_fd(before)
+            os.close(write)
+
+        signal.signal(signum, handler)
         threading.Thread(target=run, name="adaptra-watchdog", daemon=True).start()
+        return undo
+
+    def last_words(self, error: BaseException) -> str:
+        """What to say when `error` ends training because a peer is gone; else an empty string."""
+        if isinstance(error, PeerLost):
+            return str(error)
+        text = str(error).lower()  # gloo's word for a peer that died during a collective
+        if isinstance(error, RuntimeError) and ("peer" in text or "timed out" in text):
+            return self.describe()
+        return ""
 
 
 def say(text: str) -> None:

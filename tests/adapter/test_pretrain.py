@@ -314,7 +314,7 @@ def test_a_killed_rank_is_named_and_all_end(folder: Path) -> None:
             time.sleep(0.1)  # there is no event for the end of a process that is not ours
         assert left == {}
     words = re.findall(r"adaptra: .*", text)
-    assert any("rank 2" in line for line in words), text[-3000:]
+    assert any("died: rank 2" in line for line in words), text[-3000:]
 
 
 def test_a_megatron_that_does_not_fit_trains_as_stock_with_one_warning(folder: Path) -> None:

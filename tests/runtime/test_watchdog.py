@@ -101,6 +101,27 @@ def test_sigterm_ends_a_blocked_process_with_its_last_words(block):
     assert words.count(b"\n") == 1
 
 
+def test_the_signal_is_given_back_and_a_handler_of_the_users_keeps_it():
+    taken = []
+    give_back = Watchdog(0, [0]).end_on_signal(signal.SIGUSR1)
+    assert callable(signal.getsignal(signal.SIGUSR1))
+    give_back()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert signal.set_wakeup_fd(-1) == -1
+    for before in (True, False):  # the user's handler is there first, or comes after ours
+        try:
+            if before:
+                signal.signal(signal.SIGUSR1, lambda signum, _: taken.append(signum))
+            give_back = Watchdog(0, [0]).end_on_signal(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, lambda signum, _: taken.append(signum))
+            signal.raise_signal(signal.SIGUSR1)
+            give_back()
+            signal.raise_signal(signal.SIGUSR1)
+        finally:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert taken == 4 * [signal.SIGUSR1]
+
+
 def blocked_in_gloo(seat, path):
     """Rank 0 waits in gloo itself, with the interpreter's main thread."""
     if seat.rank == 0:
