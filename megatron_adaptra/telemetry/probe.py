@@ -58,17 +58,28 @@ class IterationRecord:
 
         The median, not the mean: one late wake-up of this process is not a slow link.
         """
-        return median(stamps.delay for s, _, stamps in self.messages if s == source)
+        return median(stamps.delay for stamps in self._awaited(source))
 
     def transit(self, source: int) -> float:
-        """Median seconds from sent, on the sender's clock, to there, on this one."""
-        return median(
-            stamps.completed - stamps.sent for s, _, stamps in self.messages if s == source
-        )
+        """Least seconds from sent, on the sender's clock, to there, on this one.
+
+        The least: with two clocks nobody knows which messages have waited for their receive.
+        """
+        return min(t.completed - t.sent for s, _, t in self.messages if s == source)
 
     def ahead(self, source: int) -> float:
         """Median seconds that a receive stood posted before its message was sent."""
-        return median(max(0.0, t.sent - t.posted) for s, _, t in self.messages if s == source)
+        return median(max(0.0, t.sent - t.posted) for t in self._awaited(source))
+
+    def _awaited(self, source: int) -> list[Stamps]:
+        """Stamps of the messages that were sent after their receive had been posted; all if none.
+
+        What is sent earlier has crossed the link by then, or waits for a word: when it is there
+        says more about this stage than about the link. A stage that runs all forwards before the
+        first backward has a few messages only that it awaits.
+        """
+        stamps = [stamps for s, _, stamps in self.messages if s == source]
+        return [t for t in stamps if t.posted <= t.sent] or stamps
 
     @property
     def last_op_end(self) -> float:

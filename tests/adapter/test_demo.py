@@ -49,9 +49,10 @@ def test_losses_and_parameters_equal_stock_bit_for_bit(name: str, tmp_path: Path
         assert max(done["arms"]["adaptra"]["peak_in_flight"]) <= 5
 
 
-def test_a_slow_link_is_found_hidden_and_forgotten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", ["1-2", "2-3"])
+def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) -> None:
     """One replan into the delay, one out of it, none while healthy, and time is won."""
-    done = summary(tmp_path, "--iterations", "33", "--delay", "60ms")
+    done = summary(tmp_path, "--iterations", "33", "--delay", "60ms", "--slow-link", link)
     first, second = done["replans"]
     onset, end = done["config"]["from_iteration"], done["config"]["to_iteration"]
     assert onset < first["iteration"] < end < second["iteration"]

@@ -36,6 +36,18 @@ def test_delay_is_a_median():
     assert r.delay(0) == pytest.approx(1.1)
 
 
+def test_what_was_sent_before_its_receive_was_posted_says_nothing_of_the_link():
+    """After equally deep warmups most messages have long arrived when their receive is posted."""
+    r = IterationRecord(1, 0)
+    r.messages.append((0, Op(F, 0), Stamps(sent=10.0, posted=9.0, completed=14.0)))
+    for i in range(1, 12):
+        r.messages.append((0, Op(F, i), Stamps(sent=10.0 + i, posted=30.0, completed=30.1)))
+    assert r.delay(0) == r.transit(0) == pytest.approx(4.0)
+    assert r.ahead(0) == pytest.approx(1.0)
+    r.messages = r.messages[1:]  # nothing better is known
+    assert r.delay(0) == pytest.approx(0.1)
+
+
 def test_wall_is_a_median_and_cpu_a_mean():
     r = IterationRecord(0, 0)
     for i, (wall, cpu) in enumerate([(1, 1), (1, 1), (9, 4)]):
