@@ -25,6 +25,14 @@ def parse_rate(text: str, field: str = "bandwidth") -> float:
     return _parse(text, field, _BYTES_PER_SECOND, "a rate such as 10MB/s or 1Gbit/s")
 
 
+def parse_share(text: str, field: str = "share") -> float:
+    """`0.1%` -> 0.001; from 0 up to, not including, 100%. Raises BadInput."""
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*%", str(text).strip())
+    if match is None or not float(match[1]) < 100:
+        raise BadInput(field, text, "a share such as 0.1%, below 100%")
+    return float(match[1]) / 100
+
+
 def _parse(text: str, field: str, units: dict[str, float], allowed: str) -> float:
     match = _NUMBER.fullmatch(str(text).strip())
     if match is None or match[2] not in units:

@@ -108,6 +108,11 @@ def add_links(group: Any) -> None:
         "YAML; may be repeated",
     )
     group.add_argument(
+        "--netlab",
+        action="store_true",
+        help="really slow links between one host per rank, by adaptra netlab; needs root",
+    )
+    group.add_argument(
         "--no-emulation", action="store_true", help="emulate nothing: the network itself is slow"
     )
 

@@ -17,7 +17,7 @@ from megatron_adaptra import __version__
 from megatron_adaptra.errors import AdaptraError, BadInput
 
 # Each is a module here with `add_parser(subparsers)`, which sets `run`: (args) -> exit status.
-COMMANDS = ("plan", "compare", "simulate", "draw", "reproduce", "demo", "run")
+COMMANDS = ("plan", "compare", "simulate", "draw", "reproduce", "demo", "netlab", "run")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,9 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from megatron_adaptra.run import launch
 
         return launch(words[1:])
+    # What a command runs is not ours to parse.
+    words, ran = _until(words, "--") if named == "netlab" else (words, [])
     # Help, and the message for a command that does not exist, need all of them.
     parser = _parser([named] if named in COMMANDS else COMMANDS)
     args = parser.parse_args(words)
+    args.command = ran
     try:
         status = int(args.run(args))
         sys.stdout.flush()
@@ -44,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 1)
     except KeyboardInterrupt:
         return 130
+
+
+def _until(words: list[str], mark: str) -> tuple[list[str], list[str]]:
+    at = words.index(mark) if mark in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 class _Parser(argparse.ArgumentParser):

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.demo.options import ENVIRONMENT, LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.runtime.watchdog import die_with_parent
 
 _LAST_WORDS = "adaptra: "
@@ -44,13 +45,42 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
     out.mkdir(parents=True, exist_ok=True)
     for stale in ("summary.json", "decisions.jsonl", "timeline.json", "report.html", "report.png"):
         out.joinpath(stale).unlink(missing_ok=True)
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(options.world),
-        "--module", "megatron_adaptra.demo.worker", options.dump(),
-    ]  # fmt: skip
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1", LAUNCHED: "1", **os.environ}
     words: list[str] = []
+    with out.joinpath("ranks.log").open("w") as log:
+
+        def hear(line: str) -> int | None:
+            """The iteration that a line of progress reports; all others go to the log."""
+            if line.startswith(PROGRESS):
+                step = json.loads(line[len(PROGRESS) :])
+                on_progress(step)
+                return int(step["iteration"])
+            log.write(line)
+            log.flush()
+            if line.startswith(_LAST_WORDS) and line not in words:
+                words.append(line)
+            return None
+
+        status = (_in_lab if options.netlab else _with_torchrun)(options, environment, hear)
+    if status or not out.joinpath("summary.json").exists():
+        said = "\n".join(word.removeprefix(_LAST_WORDS).rstrip() for word in words)
+        raise AdaptraError(
+            f"{said or f'the ranks ended with status {status}'}\n"
+            f"(all that the ranks printed: {out / 'ranks.log'})"
+        )
+    summary: dict[str, Any] = json.loads(out.joinpath("summary.json").read_text())
+    return summary
+
+
+Hear = Callable[[str], int | None]
+_WORKER = "megatron_adaptra.demo.worker"
+
+
+def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], hear: Hear) -> int:
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        "--nproc-per-node", str(options.world), "--module", _WORKER, options.dump(),
+    ]  # fmt: skip
     process = subprocess.Popen(
         command,
         env=environment,
@@ -70,15 +100,8 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
     before = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         assert process.stdout is not None
-        with out.joinpath("ranks.log").open("w") as log:
-            for line in process.stdout:
-                if line.startswith(PROGRESS):
-                    on_progress(json.loads(line[len(PROGRESS) :]))
-                    continue
-                log.write(line)
-                log.flush()
-                if line.startswith(_LAST_WORDS) and line not in words:
-                    words.append(line)
+        for line in process.stdout:
+            hear(line)
         status = process.wait()
     finally:
         for number, handler in before.items():
@@ -86,14 +109,20 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
         _end(process)
     if terminated.is_set():
         raise AdaptraError("interrupted; all ranks have ended")
-    if status or not out.joinpath("summary.json").exists():
-        said = "\n".join(word.removeprefix(_LAST_WORDS).rstrip() for word in words)
-        raise AdaptraError(
-            f"{said or f'the ranks ended with status {status}'}\n"
-            f"(all that the ranks printed: {out / 'ranks.log'})"
-        )
-    summary: dict[str, Any] = json.loads(out.joinpath("summary.json").read_text())
-    return summary
+    return status
+
+
+def _in_lab(options: DemoOptions, environment: Mapping[str, str], hear: Hear) -> int:
+    """One rank per host of a laboratory; its links change when the iterations say so."""
+    command = [sys.executable, "-m", _WORKER, options.dump()]
+    with Lab(options.world, options.host_rules, options.seed) as lab:
+
+        def on_line(_: int, line: bytes) -> None:
+            iteration = hear(line.decode(errors="replace") + "\n")
+            if iteration is not None:
+                lab.iteration = iteration + 1
+
+        return max(lab.run(command, environment, on_line))
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.transport.emulate import parse_link
+from megatron_adaptra.transport.rules import LinkRule, parse_link
 from megatron_adaptra.transport.scenario import load_rules
 
 PRECISIONS = ("fp32", "bf16")
@@ -31,6 +31,7 @@ class DemoOptions:
     """`layers` 0: one per stage; `slow_links` empty: the last link; times are seconds.
 
     `emulate_link`: rules or scenario files instead of `slow_links`, `delay` and the two iterations.
+    `netlab`: one host per rank, joined by links that are really slow, instead of emulated ones.
     `settings`: a YAML file of AdaptraConfig. `from_iteration` and `to_iteration` -1: a third and
     two thirds of the run.
     """
@@ -56,6 +57,7 @@ class DemoOptions:
     text: str = ""
     out: str = "adaptra-demo"
     emulate: bool = True
+    netlab: bool = False
     timeout: float = 25.0
 
     def __post_init__(self) -> None:
@@ -83,7 +85,7 @@ class DemoOptions:
         self._check_config()
         if self.emulate_link:
             rules = load_rules(self.emulate_link, self.stages)
-            self.from_iteration = max(1, min(rule.first for rule in rules))
+            self.from_iteration = max(1, int(min(rule.first for rule in rules)))
             self.to_iteration = int(min(max(rule.end for rule in rules), self.iterations))
             self.slow_links = sorted({f"{rule.source}>{rule.target}" for rule in rules})
         if self.from_iteration < 0:
@@ -113,7 +115,7 @@ class DemoOptions:
     @property
     def rules(self) -> list[str]:
         """The emulated links, in the syntax of `--adaptra-emulate-link`."""
-        if not self.emulate:
+        if not self.emulate or self.netlab:
             return []
         if self.emulate_link:
             return self.emulate_link
@@ -121,9 +123,19 @@ class DemoOptions:
         return [f"{link}:{1e6 * self.delay:.0f}us{span}" for link in self.slow_links]
 
     @property
+    def host_rules(self) -> list[LinkRule]:
+        """The laboratory's links. Host r has rank r: a stage's replicas are neighbours."""
+        replicas = self.data_parallel
+        return [
+            replace(rule, source=rule.source * replicas + i, target=rule.target * replicas + i)
+            for rule in load_rules(replace(self, netlab=False).rules, self.stages)
+            for i in range(replicas)
+        ]
+
+    @property
     def phases(self) -> dict[str, tuple[int, int]]:
         """Name -> first iteration and the one after the last."""
-        if not self.emulate:
+        if not self.emulate and not self.netlab:
             return {"measured": (self.iterations // 2, self.iterations)}
         a, b = self.from_iteration, self.to_iteration
         phases = {"healthy": (0, a), "slow": (a, b), "recovered": (b, self.iterations)}

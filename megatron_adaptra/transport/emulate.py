@@ -11,72 +11,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.units import parse_rate, parse_seconds
-
-SYNTAX = "a rule such as 2-3:40ms@10.. (both ways) or 2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20"
-_RULE = re.compile(r"(\d+)([->])(\d+):([^@]+)(?:@(\d+)\.\.(\d*))?")
-
-
-@dataclass(frozen=True)
-class LinkRule:
-    """One directed link, slow from iteration `first` up to, not including, `end`; seconds."""
-
-    source: int
-    target: int
-    delay: float
-    first: int = 0
-    end: float = math.inf
-    jitter: float = 0.0  # standard deviation
-    bandwidth: float = math.inf
-
-    def active(self, iteration: int) -> bool:
-        return self.first <= iteration < self.end
-
-
-def parse_link(text: str, stages: int, field: str = "link") -> list[tuple[int, int]]:
-    """`2-3` -> both directions, `2>3` -> one. Raises BadInput unless the stages are neighbours."""
-    match = re.fullmatch(r"(\d+)([->])(\d+)", str(text).strip())
-    if match is None:
-        raise BadInput(field, text, "a link such as 2-3 (both ways) or 2>3 (one way)")
-    a, b = int(match[1]), int(match[3])
-    if abs(a - b) != 1 or max(a, b) >= stages:
-        links = ", ".join(f"{i}-{i + 1}" for i in range(stages - 1)) or "none"
-        raise BadInput(field, text, f"no such link; {stages} stages have the links {links}")
-    return [(a, b), (b, a)] if match[2] == "-" else [(a, b)]
-
-
-def parse_rules(text: str, stages: int, field: str = "--adaptra-emulate-link") -> list[LinkRule]:
-    """The rules of one `LINK:DELAY[,jitter=..][,bandwidth=..][@FROM..[TO]]`. Raises BadInput."""
-    match = _RULE.fullmatch(text.strip())
-    if match is None:
-        raise BadInput(field, text, SYNTAX)
-    a, arrow, b, what, first, end = match.groups()
-    delay, *options = what.split(",")
-    values = {}
-    for option in options:
-        key, _, value = option.partition("=")
-        if key not in ("jitter", "bandwidth"):
-            raise BadInput(field, text, f"{key!r} is unknown; {SYNTAX}")
-        parse = parse_seconds if key == "jitter" else parse_rate
-        values[key] = parse(value, f"{field} {key}")
-        if key == "bandwidth" and not values[key]:
-            raise BadInput(f"{field} {key}", value, "a rate above 0")
-    seconds, begin, stop = parse_seconds(delay, field), int(first or 0), float(end or math.inf)
-    if begin >= stop:
-        raise BadInput(field, text, f"it ends before it begins; {SYNTAX}")
-    return [
-        LinkRule(source, target, seconds, begin, stop, **values)
-        for source, target in parse_link(f"{a}{arrow}{b}", stages, field)
-    ]
+from megatron_adaptra.transport.rules import LinkRule
 
 
 class LinkEmulator:

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_adaptra.config import load_yaml, refuse_unknown
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.transport.emulate import LinkRule, parse_rules
+from megatron_adaptra.transport.rules import FIELD, LinkRule, parse_rules
 
-_KEYS = ("link", "delay", "from", "to", "jitter", "bandwidth")
+_KEYS = ("link", "delay", "from", "to", "jitter", "bandwidth", "loss")
 
 
-def load_rules(rules: Sequence[str], stages: int) -> list[LinkRule]:
-    """Rules as text (`2-3:40ms@10..`) or as names of scenario files. Raises BadInput."""
-    out: list[LinkRule] = []
+def load_rules(rules: Sequence[str], stages: int, network: bool = False) -> list[LinkRule]:
+    """Rules as text (`2-3:40ms@10..`) or as names of scenario files. Raises BadInput.
+
+    `network`: of a laboratory, where any two hosts have a link, packets can be lost, and rules may
+    be in force for seconds instead of iterations.
+    """
+    out = []
+    for text, field in _expand(rules):
+        for rule in parse_rules(text, stages, field, anywhere=network):
+            if not network and (rule.loss or rule.timed):
+                raise BadInput(field, text, "loss and seconds need a network: see adaptra netlab")
+            out.append(rule)
+    return out
+
+
+def hosts_in(rules: Sequence[str]) -> int:
+    """As many hosts as the rules' links need."""
+    links = [re.findall(r"\d+", text.partition(":")[0]) for text, _ in _expand(rules)]
+    return 1 + max((int(end) for link in links for end in link), default=0)
+
+
+def _expand(rules: Sequence[str]) -> list[tuple[str, str]]:
+    """The rules' texts, and what errors call each."""
+    out = []
     for rule in rules:
         if rule.endswith((".yaml", ".yml")):
-            for text in _scenario(Path(rule)):
-                out += parse_rules(text, stages, rule)
+            out += [(text, rule) for text in _scenario(Path(rule))]
         else:
-            out += parse_rules(rule, stages)
+            out.append((rule, FIELD))
     return out
 
 
@@ -37,7 +58,7 @@ def _scenario(path: Path) -> list[str]:
         if not isinstance(entry, dict) or not {"link", "delay"} <= entry.keys():
             raise BadInput(f"links in {path}", entry, "each has a link and a delay")
         text = f"{entry['link']}:{entry['delay']}"
-        for key in ("jitter", "bandwidth"):
+        for key in ("jitter", "bandwidth", "loss"):
             text += f",{key}={entry[key]}" if entry.get(key) is not None else ""
         first, end = (entry.get(key) for key in ("from", "to"))
         texts.append(f"{text}@{first or 0}..{'' if end is None else end}")

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.transport.base import Transport
-from megatron_adaptra.transport.emulate import LinkEmulator, parse_rules
+from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.loopback import LoopbackNetwork
+from megatron_adaptra.transport.rules import parse_rules
 from megatron_adaptra.transport.torch_p2p import TorchTransport, open_lanes
 
 KINDS = ("eager", "rendezvous", "torch")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from transport.ranks import PATIENCE, threads, until
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.transport.emulate import LinkEmulator, LinkRule, parse_link, parse_rules
+from megatron_adaptra.transport.emulate import LinkEmulator
+from megatron_adaptra.transport.rules import LinkRule, parse_link, parse_rules
 from megatron_adaptra.transport.scenario import load_rules
 
 SCENARIO = "configs/scenarios/slow_link.yaml"

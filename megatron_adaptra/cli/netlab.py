@@ -1,0 +1,135 @@
+"""`adaptra netlab`: several hosts on this machine, joined by links that are really slow."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.netlab.lab import Lab
+from megatron_adaptra.netlab.measure import Measured
+from megatron_adaptra.transport.rules import SYNTAX
+from megatron_adaptra.transport.scenario import hosts_in, load_rules
+
+_EXAMPLE = """example: stock Megatron-LM, one rank per host, 40 ms each way between hosts 2 and 3
+  adaptra netlab run --hosts 4 --link 2-3:40ms -- torchrun pretrain_gpt.py <its flags>
+
+Each host is a network namespace with the address 10.77.0.<index + 1>. A command finds RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT, HOST_INDEX, HOST_IP, GLOO_SOCKET_IFNAME and the variables that
+torchrun takes its node's rank and rendezvous from; {index} and {ip} in its words are replaced.
+Needs root and /dev/net/tun; the kernel's netem is not needed. Nothing is left behind."""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "netlab",
+        help="run a command on several hosts of a slow network, all on this machine",
+        description="Run a command on every host of a laboratory: network namespaces of this "
+        "machine, joined by links with delay, jitter, rate and loss of your choice.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("do", choices=("run", "measure"), help="run a command, or only measure")
+    parser.add_argument("scenario", nargs="*", metavar="SCENARIO", help="YAML file of links")
+    parser.add_argument(
+        "--link", action="append", default=[], metavar="RULE", help=SYNTAX.replace("%", "%%")
+    )
+    parser.add_argument("--hosts", type=int, metavar="N", help="(default: what the links need)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of jitter and loss")
+    parser.add_argument("--timeout", type=float, default=math.inf, metavar="SECONDS",
+        help="end the command then (default: never)")  # fmt: skip
+    parser.add_argument("--no-measure", action="store_true", help="do not measure the links first")
+    parser.add_argument("--json", metavar="FILE", help="write what was measured there")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.do == "run" and not args.command:
+        raise BadInput("COMMAND", "", "adaptra netlab run ... -- COMMAND ARGUMENTS")
+    texts = [*args.link, *args.scenario]
+    hosts = args.hosts or max(2, hosts_in(texts))
+    rules = load_rules(texts, hosts, network=True)
+    console = Console(stderr=True)
+    status, measured = 0, []
+    with Lab(hosts, rules, args.seed) as lab:
+        if rules and not args.no_measure:
+            measured = lab.measure()
+            console.print(_table(measured))
+            for each in measured:
+                if each.fault:
+                    link = f"{each.rule.source}>{each.rule.target}"
+                    console.print(f"adaptra: this machine does not keep link {link}: {each.fault}")
+        if args.do == "run":
+            statuses = lab.run(args.command, os.environ, _show, args.timeout)
+            traffic = lab.traffic
+            console.print(
+                f"adaptra: {traffic.packets} packets, {traffic.bytes / 1e6:.1f} MB, "
+                f"{traffic.lost} lost; 99 % of {traffic.held} held ones left less than "
+                f"{traffic.late_ms(0.99)} ms late"
+            )
+            for index, ended in enumerate(statuses):
+                if ended:
+                    console.print(f"adaptra: the command ended with {ended} on host {index}")
+            status = max(statuses)
+        elif any(each.fault for each in measured):
+            status = 1
+        if args.json:
+            with open(args.json, "w") as file:
+                json.dump(_plain(measured, lab), file, indent=1)
+    return status
+
+
+def _show(host: int, line: bytes) -> None:
+    sys.stdout.buffer.write(b"[%d] %s\n" % (host, line))
+    sys.stdout.buffer.flush()
+
+
+def _table(measured: Sequence[Measured]) -> Table:
+    table = Table(title="links, asked / measured", title_justify="left", box=None)
+    for head in ("link", "delay ms", "jitter ms", "rate MB/s", "loss %"):
+        table.add_column(head, justify="left" if head == "link" else "right")
+    for m in measured:
+        rule = m.rule
+        rate = "-"
+        if math.isfinite(rule.bandwidth):
+            rate = f"{rule.bandwidth / 1e6:g} / {m.bandwidth / 1e6:.1f}"
+        table.add_row(
+            f"{rule.source}>{rule.target}",
+            f"{1e3 * rule.delay:g} / {1e3 * m.delay:.1f}",
+            f"{1e3 * rule.jitter:g} / {1e3 * m.jitter:.1f}",
+            rate,
+            f"{100 * rule.loss:g} / {100 * m.loss:.1f}",
+        )
+    return table
+
+
+def _plain(measured: Sequence[Measured], lab: Lab) -> dict[str, Any]:
+    def number(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return {
+        "links": [
+            {
+                "link": f"{m.rule.source}>{m.rule.target}",
+                "asked": {
+                    k: number(getattr(m.rule, k)) for k in ("delay", "jitter", "bandwidth", "loss")
+                },
+                "measured": {
+                    k: number(getattr(m, k)) for k in ("delay", "jitter", "bandwidth", "loss")
+                },
+                "fault": m.fault,
+            }
+            for m in measured
+        ],
+        "packets": lab.traffic.packets,
+        "bytes": lab.traffic.bytes,
+        "lost": lab.traffic.lost,
+    }

@@ -1,0 +1,1 @@
+"""Several hosts on one machine, with slow links between them: namespaces joined by a relay."""

@@ -1,0 +1,225 @@
+"""The laboratory: hosts, the relay between them, and a command that runs on each."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.netlab import host, measure
+from megatron_adaptra.netlab.relay import Link, Relay, Traffic, address
+from megatron_adaptra.transport.rules import LinkRule
+
+MOST_HOSTS = 64
+PATIENCE = 60.0  # seconds the other hosts get once the command has failed on one
+GRACE = 20.0  # seconds between SIGTERM and SIGKILL
+PORT = 29500
+_LOOK = 0.01  # seconds between two looks at which rules are in force
+_ITERATION = re.compile(rb"\biteration +(\d+)[/:, ]")  # Megatron's log line, and our progress
+
+
+class Lab:
+    """A context manager. Raises AdaptraError where the machine does not allow a laboratory.
+
+    `rules`: links that are slow for some iterations, read from what the command prints, or some
+    seconds of its run. The first rule that fits is in force.
+    """
+
+    def __init__(self, hosts: int, rules: Sequence[LinkRule], seed: int = 0) -> None:
+        if not 2 <= hosts <= MOST_HOSTS:
+            raise BadInput("--hosts", hosts, f"2 to {MOST_HOSTS}")
+        self.rules = tuple(rules)
+        self._count, self._seed = hosts, seed
+        self._hosts: list[host.Host] = []
+        self.iteration = 0  # the one under way
+        self._began = 0.0
+        self._shaped = (-1, 0.0)  # for which iteration, and until when
+        self._interrupted = 0
+
+    def __enter__(self) -> Lab:
+        if os.geteuid() != 0:
+            raise AdaptraError("the laboratory makes network namespaces: run it as root")
+        try:
+            for index in range(self._count):
+                self._hosts.append(host.start(index, measure.tasks))
+            self._relay = Relay([h.device for h in self._hosts], self._seed)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._relay.close()
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._relay.traffic
+
+    def measure(self) -> list[measure.Measured]:
+        """Each rule on its own, with nothing else on the network."""
+        results = []
+        for rule in dict.fromkeys(replace(r, first=0, timed=False) for r in self.rules):
+            self._relay.shape({(rule.source, rule.target): rule})
+            source, target = self._hosts[rule.source], self._hosts[rule.target]
+            rounds = []
+            for send, collect in measure.orders(rule):
+                source.tell(**send)
+                target.tell(**collect)
+                answers = self._answers(source, target)
+                rounds.append(answers[target.index]["seen"])
+            results.append(measure.judge(rule, rounds))
+        self._relay.shape({})
+        return results
+
+    def _answers(self, *hosts: host.Host) -> dict[int, dict[str, Any]]:
+        heard: dict[int, dict[str, Any] | None] = {}
+        for each in hosts:
+
+            def ready(each: host.Host = each) -> None:
+                heard[each.index] = each.hear()
+
+            self._relay.watch(each.control.fileno(), ready)
+        done = self._relay.run(lambda: len(heard) == len(hosts), 30.0)
+        for each in hosts:
+            self._relay.unwatch(each.control.fileno())
+        answers = {index: answer for index, answer in heard.items() if answer is not None}
+        if not done or len(answers) < len(hosts):
+            raise AdaptraError("a host of the laboratory has not answered in 30 s")
+        return answers
+
+    def run(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        on_line: Callable[[int, bytes], None],
+        limit: float = 7 * 86400.0,
+    ) -> list[int]:
+        """Run the command on every host; the exit statuses. `on_line(host, line)` gets its output.
+
+        In words of the command {index} and {ip} are replaced. Its variables are those that torchrun
+        reads (one rank per host) and those of a rank by itself. SIGTERM and SIGINT end all.
+        """
+        self._began = time.monotonic()
+        rest = {each.index: b"" for each in self._hosts}
+
+        def read(each: host.Host) -> bool:
+            data = os.read(each.output, 65536)
+            *lines, rest[each.index] = (rest[each.index] + data).split(b"\n")
+            for line in lines:
+                if found := _ITERATION.search(line):
+                    self.iteration = max(self.iteration, int(found[1]))
+                on_line(each.index, line)
+            if not data:
+                self._relay.unwatch(each.output)
+                if rest[each.index]:
+                    on_line(each.index, rest[each.index])
+                    rest[each.index] = b""
+            return bool(data)
+
+        pidfds = []
+        for each in self._hosts:
+            index, ip = str(each.index), address(each.index)
+            words = [w.replace("{index}", index).replace("{ip}", ip) for w in command]
+            variables = {**environment, **self._variables(each.index)}
+            pidfds.append(os.pidfd_open(each.pid))
+            self._relay.watch(each.output, partial(read, each))
+            self._relay.watch(pidfds[-1], self._reaper(each, pidfds[-1]))
+            each.tell(task="run", command=words, environment=variables)
+        before = {s: signal.signal(s, self._interrupt) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self._carry(time.monotonic() + limit)
+            if any(each.status is None for each in self._hosts):
+                self._stop(GRACE)
+            for each in self._hosts:
+                os.set_blocking(each.output, False)
+                while self._left(each, read):
+                    pass
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for fd in pidfds:
+                self._relay.unwatch(fd)
+                os.close(fd)
+            for each in self._hosts:
+                self._relay.unwatch(each.output)
+        if self._interrupted:
+            raise AdaptraError("interrupted; the command was ended on all hosts")
+        return [each.wait() for each in self._hosts]
+
+    @staticmethod
+    def _left(each: host.Host, read: Callable[[host.Host], bool]) -> bool:
+        try:
+            return read(each)
+        except BlockingIOError:
+            return False
+
+    def _variables(self, index: int) -> dict[str, str]:
+        master, world = address(0), str(len(self._hosts))
+        return {
+            "HOST_INDEX": str(index), "HOST_IP": address(index),
+            "GLOO_SOCKET_IFNAME": host.INTERFACE, "NCCL_SOCKET_IFNAME": host.INTERFACE,
+            "RANK": str(index), "WORLD_SIZE": world, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": master, "MASTER_PORT": str(PORT),
+            "PET_NNODES": world, "PET_NODE_RANK": str(index), "PET_NPROC_PER_NODE": "1",
+            "PET_MASTER_ADDR": master, "PET_MASTER_PORT": str(PORT),
+        }  # fmt: skip
+
+    def _reaper(self, each: host.Host, pidfd: int) -> Callable[[], None]:
+        def reap() -> None:
+            each.wait()
+            self._relay.unwatch(pidfd)
+
+        return reap
+
+    def _carry(self, deadline: float) -> None:
+        """Until the command has ended everywhere, or has failed somewhere long enough ago."""
+        failed_at = 0.0
+
+        def ended() -> bool:
+            nonlocal failed_at
+            now = time.monotonic()
+            self._shape(now)
+            if not failed_at and any(h.status for h in self._hosts):
+                failed_at = now
+            late = now > deadline or (failed_at and now > failed_at + PATIENCE)
+            everywhere = all(h.status is not None for h in self._hosts)
+            return bool(everywhere or late or self._interrupted)
+
+        self._relay.run(ended, float("inf"))
+
+    def _shape(self, now: float) -> None:
+        iteration, until = self._shaped
+        if iteration == self.iteration and now < until:
+            return
+        self._shaped = (self.iteration, now + _LOOK)
+        seconds = now - self._began
+        rules: dict[Link, LinkRule] = {}
+        for rule in self.rules:
+            if rule.active(self.iteration, seconds):
+                rules.setdefault((rule.source, rule.target), rule)
+        self._relay.shape(rules)
+
+    def _interrupt(self, signum: int, _: object) -> None:
+        self._interrupted = signum
+
+    def _stop(self, grace: float) -> None:
+        for each in self._hosts:
+            each.end(signal.SIGTERM)
+        self._relay.run(lambda: all(h.status is not None for h in self._hosts), grace)
+        for each in self._hosts:
+            each.end(signal.SIGKILL)
+
+    def _end(self) -> None:
+        for each in self._hosts:
+            each.end(signal.SIGKILL)
+        for each in self._hosts:
+            each.wait()
+            each.close()
+        self._hosts = []

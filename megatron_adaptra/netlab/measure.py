@@ -1,0 +1,113 @@
+"""What the links of a laboratory really do, seen by packets that cross them.
+
+All hosts share one clock, so one way is measured, not half of a round trip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median, pstdev
+from typing import Any
+
+from megatron_adaptra.netlab.relay import QUEUE, address
+from megatron_adaptra.transport.rules import LinkRule
+
+PINGS = 40
+_GAP = 0.004  # seconds between two of them
+_PORT = 7077
+_BULK = 8000  # bytes of a packet that measures bandwidth
+_BULK_SECONDS = 0.25
+_MOST_BULK = 4e6  # bytes
+_HEAD = struct.Struct("<d")
+_SOCKET_BUFFER = 33  # SO_RCVBUFFORCE: root may exceed the system's limit
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A directed link: what was asked of it, and what was got. Seconds, bytes/s, share."""
+
+    rule: LinkRule
+    delay: float
+    jitter: float
+    loss: float
+    bandwidth: float
+
+    @property
+    def fault(self) -> str:
+        """Why this is not what was asked, or an empty string."""
+        rule = self.rule
+        if math.isinf(self.delay):
+            return "no packet came through"
+        noise = 3 * rule.jitter / math.sqrt(PINGS)
+        if abs(self.delay - rule.delay) > max(1e-3, 0.05 * rule.delay) + noise:
+            return f"asked {1e3 * rule.delay:g} ms, got {1e3 * self.delay:.1f} ms"
+        if math.isfinite(rule.bandwidth) and not 0.9 < self.bandwidth / rule.bandwidth < 1.1:
+            return f"asked {rule.bandwidth / 1e6:g} MB/s, got {self.bandwidth / 1e6:.1f} MB/s"
+        return ""
+
+
+def tasks(host: int) -> Mapping[str, Any]:
+    """What a host does for a measurement: send packets, and collect those that come."""
+    box = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    box.bind((address(host), _PORT))
+    with contextlib.suppress(OSError):
+        box.setsockopt(socket.SOL_SOCKET, _SOCKET_BUFFER, int(2 * _MOST_BULK))
+
+    def send(order: Mapping[str, Any]) -> dict[str, Any]:
+        to, nbytes = (address(order["target"]), _PORT), order["bytes"]
+        for _ in range(order["count"]):
+            box.sendto(_HEAD.pack(time.monotonic()).ljust(nbytes, b"\0"), to)
+            if order["gap"]:
+                time.sleep(order["gap"])
+        return {}
+
+    def collect(order: Mapping[str, Any]) -> dict[str, Any]:
+        """Sent and arrived, in seconds, of each packet; ends when none has come for a while."""
+        seen: list[tuple[float, float]] = []
+        box.settimeout(order["patience"])
+        with contextlib.suppress(TimeoutError):
+            while len(seen) < order["count"]:
+                data = box.recv(65536)
+                seen.append((_HEAD.unpack_from(data)[0], time.monotonic()))
+        return {"seen": seen}
+
+    return {"send": send, "collect": collect}
+
+
+def orders(rule: LinkRule) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What to tell the rule's source and target, round by round."""
+    patience = 0.5 + 2 * rule.delay + 6 * rule.jitter
+    rounds = [(PINGS, 64, _GAP)]
+    if math.isfinite(rule.bandwidth):
+        volume = min(_MOST_BULK, rule.bandwidth * min(_BULK_SECONDS, 0.8 * QUEUE))
+        rounds.append((max(8, round(volume / _BULK)), _BULK, 0.0))
+    return [
+        (
+            {"task": "send", "target": rule.target, "count": n, "bytes": size, "gap": gap},
+            {"task": "collect", "count": n, "patience": patience},
+        )
+        for n, size, gap in rounds
+    ]
+
+
+def judge(rule: LinkRule, rounds: list[list[tuple[float, float]]]) -> Measured:
+    """From what the target has seen of each round."""
+    pings = [arrived - sent for sent, arrived in rounds[0]]
+    bandwidth = math.inf
+    if len(rounds) > 1 and len(rounds[1]) > 1:
+        first, last = rounds[1][0][1], rounds[1][-1][1]
+        packet = _BULK + 28  # with the heads of IP and UDP
+        bandwidth = (len(rounds[1]) - 1) * packet / max(1e-9, last - first)
+    return Measured(
+        rule,
+        delay=median(pings) if pings else math.inf,
+        jitter=pstdev(pings) if pings else 0.0,
+        loss=1 - len(pings) / PINGS,
+        bandwidth=bandwidth,
+    )

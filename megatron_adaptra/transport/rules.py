@@ -1,0 +1,95 @@
+"""Slow links as text, for the emulator and for the laboratory: which, how slow, and when."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.units import parse_rate, parse_seconds, parse_share
+
+FIELD = "--adaptra-emulate-link"  # where rules come from in a training
+SYNTAX = (
+    "a rule such as 2-3:40ms@10.. (both ways), 2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20 "
+    "(iterations) or, of a network, 2-3:40ms,loss=0.1%@5s..30s"
+)
+_LINK = re.compile(r"(\d+)([->])(\d+)")
+_RULE = re.compile(r"(\d+[->]\d+):([^@]+)(?:@([\d.]+)(s?)\.\.(?:([\d.]+)\4)?)?")
+
+
+@dataclass(frozen=True)
+class LinkRule:
+    """One directed link, slow from `first` up to, not including, `end`.
+
+    These count iterations, or seconds if `timed`. `delay`, `jitter` (standard deviation): seconds;
+    `bandwidth`: bytes per second; `loss`: share of packets.
+    """
+
+    source: int
+    target: int
+    delay: float
+    first: float = 0
+    end: float = math.inf
+    jitter: float = 0.0
+    bandwidth: float = math.inf
+    loss: float = 0.0
+    timed: bool = False
+
+    def active(self, iteration: int, seconds: float = 0.0) -> bool:
+        return self.first <= (seconds if self.timed else iteration) < self.end
+
+
+def parse_link(
+    text: str, stages: int, field: str = "link", anywhere: bool = False
+) -> list[tuple[int, int]]:
+    """`2-3` -> both directions, `2>3` -> one. Raises BadInput for a link that does not exist.
+
+    Stages have links to their neighbours, hosts (`anywhere`) to all others.
+    """
+    match = _LINK.fullmatch(str(text).strip())
+    if match is None:
+        raise BadInput(field, text, "a link such as 2-3 (both ways) or 2>3 (one way)")
+    a, b = int(match[1]), int(match[3])
+    if anywhere and (a == b or max(a, b) >= stages):
+        raise BadInput(field, text, f"no such link; the hosts are 0 to {stages - 1}")
+    if not anywhere and (abs(a - b) != 1 or max(a, b) >= stages):
+        links = ", ".join(f"{i}-{i + 1}" for i in range(stages - 1)) or "none"
+        raise BadInput(field, text, f"no such link; {stages} stages have the links {links}")
+    return [(a, b), (b, a)] if match[2] == "-" else [(a, b)]
+
+
+def parse_rules(
+    text: str, stages: int, field: str = FIELD, anywhere: bool = False
+) -> list[LinkRule]:
+    """The rules of one `LINK:DELAY[,jitter=..][,bandwidth=..][,loss=..][@FROM..[TO]]`.
+
+    Raises BadInput.
+    """
+    match = _RULE.fullmatch(text.strip())
+    if match is None:
+        raise BadInput(field, text, SYNTAX)
+    link, what, first, unit, end = match.groups()
+    delay, *options = what.split(",")
+    values: dict[str, float] = {}
+    parsers = {"jitter": parse_seconds, "bandwidth": parse_rate, "loss": parse_share}
+    for option in options:
+        key, _, value = option.partition("=")
+        if key not in parsers:
+            raise BadInput(field, text, f"{key!r} is unknown; {SYNTAX}")
+        values[key] = parsers[key](value, f"{field} {key}")
+        if key == "bandwidth" and not values[key]:
+            raise BadInput(f"{field} {key}", value, "a rate above 0")
+    seconds, timed = parse_seconds(delay, field), bool(unit)
+    try:
+        begin, stop = float(first or 0), float(end or math.inf)
+    except ValueError:
+        raise BadInput(field, text, SYNTAX) from None
+    if begin >= stop:
+        raise BadInput(field, text, f"it ends before it begins; {SYNTAX}")
+    if not timed and begin % 1:
+        raise BadInput(field, text, "an iteration is a whole number; seconds end with s")
+    return [
+        LinkRule(source, target, seconds, begin, stop, timed=timed, **values)
+        for source, target in parse_link(link, stages, field, anywhere)
+    ]
