@@ -14,6 +14,8 @@ import yaml
 
 from megatron_adaptra.errors import BadInput
 
+POSTING = ("ahead", "needed")
+TAILS = ("auto", "on", "off")
 ENGINES = ("native", "executor", "stock")
 LONGEST = 1e9  # seconds that a wait can last
 
@@ -47,6 +49,18 @@ class AdaptraConfig:
     min_gain: float = _setting(
         0.15, "share of an iteration that a new plan has to save before it is adopted", metavar="X"
     )
+    tail: str = _setting(
+        "auto",
+        "small collectives of an iteration's end that cross stages: exchanged directly, in one "
+        "delay, where that is faster (auto), always (on), or never (off)",
+        choices=TAILS,
+    )
+    receives: str = _setting(
+        "ahead",
+        "when receives are posted: as far ahead as the plan and the budget ask, or when needed, as "
+        "Megatron does, for comparison",
+        choices=POSTING,
+    )
     timeout: float = _setting(
         600.0, "seconds without a message after which a rank gives its neighbour up", metavar="S"
     )
@@ -58,6 +72,12 @@ class AdaptraConfig:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise BadInput("engine", self.engine, f"one of {', '.join(ENGINES)}")
+        if isinstance(self.tail, bool):  # YAML's word for on and off
+            object.__setattr__(self, "tail", "on" if self.tail else "off")
+        if self.tail not in TAILS:
+            raise BadInput("tail", self.tail, f"one of {', '.join(TAILS)}")
+        if self.receives not in POSTING:
+            raise BadInput("receives", self.receives, f"one of {', '.join(POSTING)}")
         for name, least in (("activation_budget", 1.0), ("min_gain", 0.0), ("timeout", 1.0)):
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)

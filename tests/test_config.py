@@ -57,10 +57,19 @@ def test_flag_equal_to_the_default_beats_the_file(file):
     assert config("--adaptra-config", path, "--adaptra-engine", "native").engine == "native"
 
 
+@pytest.mark.parametrize("word", ["on", "off", "auto"])
+def test_yaml_means_words_by_on_and_off(file, word):
+    assert config("--adaptra-config", file(f"tail: {word}\n")).tail == word
+
+
 def test_every_setting_has_a_flag():
     flags = {f.name: f"--adaptra-{f.name.replace('_', '-')}" for f in fields(AdaptraConfig)}
     for name, flag in flags.items():
-        value = {"engine": "executor", "emulate_link": "0-1:1ms", "log": "a"}.get(name, "7")
+        others = {
+            "engine": "executor", "emulate_link": "0-1:1ms", "log": "a", "tail": "off",
+            "receives": "needed",
+        }  # fmt: skip
+        value = others.get(name, "7")
         words = [flag] if name == "strict" else [flag, value]
         assert getattr(config(*words), name) != getattr(AdaptraConfig(), name)
 
@@ -97,6 +106,8 @@ def test_unknown_key_names_the_nearest(file, key, words):
     ("line", "words"),
     [
         ("engine: fast", "engine: 'fast' is not allowed; one of native, executor, stock"),
+        ("tail: maybe", "tail: 'maybe' is not allowed; one of auto, on, off"),
+        ("receives: late", "receives: 'late' is not allowed; one of ahead, needed"),
         ("timeout: 0", "timeout: 0 is not allowed; a number of at least 1"),
         ("timeout: 10s", "timeout: '10s'"),
         ("timeout: yes", "timeout: True"),

@@ -18,12 +18,13 @@ class Block:
     """The pipelines of one data-parallel replica: one per tensor- and context-parallel rank.
 
     All of them run the order that `members[0]`, a first stage, decides for its own pipeline.
-    `hosts[rank]`: the identity of each rank's machine. `resumed`: what the leader brought from a
-    checkpoint, if anything. Ranks are global ones.
+    `hosts[rank]`: the identity of each rank's machine; `stages[rank]`: its stage.
+    `resumed`: what the leader brought from a checkpoint, if anything. Ranks are global ones.
     """
 
     members: tuple[int, ...]
     hosts: tuple[str, ...]
+    stages: tuple[int, ...]
     resumed: Any
 
     @property
@@ -38,12 +39,13 @@ class Block:
 
 def gather(resumed: Any) -> Block:
     """Learn where everybody is; a collective over all ranks."""
-    mine = (_key(), machine(), resumed)
+    mine = (_key(), machine(), mpu.get_pipeline_model_parallel_rank(), resumed)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    members = tuple(rank for rank, (key, _, _) in enumerate(everyone) if key == mine[0])
-    hosts = tuple(host for _, host, _ in everyone)
-    return Block(members, hosts, everyone[members[0]][2])
+    members = tuple(rank for rank, (key, *_) in enumerate(everyone) if key == mine[0])
+    hosts = tuple(host for _, host, _, _ in everyone)
+    stages = tuple(stage for _, _, stage, _ in everyone)
+    return Block(members, hosts, stages, everyone[members[0]][3])
 
 
 def _key() -> int:

@@ -12,6 +12,7 @@ from megatron_adaptra.errors import UnsupportedMegatron
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import evaluate
 from megatron_adaptra.plan.one_f_one_b import first_schedule
+from megatron_adaptra.runtime.tail import FUNCTIONS
 from megatron_adaptra.view.ascii import ascii_schedule
 
 WIDEST = 200  # columns of a drawing that people still read
@@ -49,6 +50,8 @@ def _lines(args: Any, config: AdaptraConfig) -> list[str]:
     out += [
         f"  would wrap       {module}.{name}" for module, names in WRAPPED.items() for name in names
     ]
+    if config.tail != "off":
+        out += [f"  would look at    torch.distributed.{name}" for name in FUNCTIONS]
     return out + _plan(args, config)
 
 

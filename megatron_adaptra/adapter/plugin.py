@@ -27,7 +27,7 @@ class Plugin:
     def __init__(self) -> None:
         self.config: AdaptraConfig | None = None
         self.activation: Any = None
-        self.release_signal: Callable[[], None] = lambda: None
+        self._undo: list[Callable[[], None]] = []  # beside the activation
         self.missing: list[str] = []  # functions of Megatron's that were to be wrapped
 
     @property
@@ -81,9 +81,10 @@ class Plugin:
         self._activate()
         result = wrapped(*args, **kwargs)
         if self.session is not None:
-            from megatron_adaptra.adapter import checkpoint
+            from megatron_adaptra.adapter import checkpoint, verdicts
 
             checkpoint.resume(self.session)
+            self._undo.append(verdicts.announce(result[1], self.session))
         return result
 
     def _activate(self) -> None:
@@ -96,7 +97,7 @@ class Plugin:
             self._train_as_stock(error)
             return
         self.session.announce = True
-        self.release_signal = self.session.watchdog.end_on_signal()
+        self._undo.append(self.session.watchdog.end_on_signal())
 
     def _train_as_stock(self, error: UnsupportedMegatron) -> None:
         assert self.config is not None
@@ -142,7 +143,8 @@ class Plugin:
         finally:
             activation, self.activation = self.activation, None
             if activation is not None:
-                self.release_signal()
+                while self._undo:
+                    self._undo.pop()()
                 activation.undo()
 
 

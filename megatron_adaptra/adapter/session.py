@@ -34,6 +34,7 @@ from megatron_adaptra.runtime.controller import Controller, ReplanRule
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.store import StoreNotebook
+from megatron_adaptra.runtime.tail import Tail
 from megatron_adaptra.runtime.watchdog import Watchdog, say
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import IterationRecord, Probe
@@ -68,6 +69,7 @@ class Session:
         self.probe = Probe(self.stage)
         self.controller: Controller | None = None
         self.mailbox: Mailbox | None = None
+        self.tail: Tail | None = None
         self._transports: list[TorchTransport] = []
         self._lowered: tuple[Schedule, Program] | None = None
         self._microbatches = 0
@@ -113,6 +115,9 @@ class Session:
             self.mailbox.close()
         if self.controller is not None:
             self.controller.close()
+        if self.tail is not None:
+            self.tail.undo()
+            self.tail = None
         for transport in self._transports:
             transport.close()
         self._transports = []
@@ -185,6 +190,10 @@ class Session:
         self._transports = [pipeline, control]
         self.mailbox = Mailbox(self.stage, pipeline, self.probe, self.watchdog, self.config.timeout)
         self.log = DecisionLog(self._log_file() if block.me == 0 else None)
+        if self.config.tail != "off":
+            timeout, watchdog = self.config.timeout, self.watchdog
+            self.tail = Tail(block.stages, self.config.tail, timeout, watchdog)
+            self.tail.install()
 
     def _start(self, arguments: dict[str, Any]) -> None:
         """Begin with 1F1B, or a checkpoint's plan, for this number of microbatches.
@@ -280,7 +289,8 @@ class Session:
 
     def _program(self, schedule: Schedule) -> Program:
         if self._lowered is None or self._lowered[0] is not schedule:
-            self._lowered = schedule, lower(schedule)
+            ahead = 0 if self.config.receives == "needed" else None
+            self._lowered = schedule, lower(schedule, ahead)
         return self._lowered[1]
 
     def _message(self, arguments: dict[str, Any]) -> Callable[[], torch.Tensor]:

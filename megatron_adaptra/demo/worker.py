@@ -123,7 +123,7 @@ class _Demo:
     def run(self) -> None:
         gc.collect()
         gc.freeze()  # what start-up made stays: collections during iterations get short
-        turn = 1 if self.options.emulate else TURN
+        turn = 1 if self.options.rules else TURN
         for first in range(0, self.options.iterations, turn):
             order = ("stock", "adaptra") if first // turn % 2 == 0 else ("adaptra", "stock")
             iterations = range(first, min(first + turn, self.options.iterations))
@@ -150,6 +150,8 @@ class _Demo:
     def _iteration(self, name: str, iteration: int) -> None:
         arm, watchdog = self.arms[name], self.session.watchdog
         watchdog.phase = f"iteration {iteration} of {name}, outside the pipeline's messages"
+        if self.session.tail is not None:
+            self.session.tail.active = name == "adaptra"
         begin = time.perf_counter()
         arm.begin()
         if name == "stock":

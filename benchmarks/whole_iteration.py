@@ -1,0 +1,210 @@
+"""What each part of the plugin gains over a really slow network: whole iterations of Megatron.
+
+Every row is a training of its own, one rank per host of a laboratory (`adaptra netlab`): stock
+Megatron; a deeper warmup with receives posted when needed, as Megatron does; receives posted ahead;
+and the small collectives of the iteration's end exchanged directly. Saved parameters and optimizer
+states are compared by SHA-256. scripts/bench_whole_iteration.sh is its front.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from megatron_adaptra.cli.output import Table, show_table
+from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.netlab.lab import Lab
+from megatron_adaptra.transport.rules import LinkRule
+from megatron_adaptra.transport.scenario import load_rules
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from megatron_lm_process import DIGESTS  # noqa: E402
+from megatron_lm_rows import FLAGS  # noqa: E402
+
+# What is added to Megatron's command line, row by row.
+ROWS: dict[str, tuple[str, ...]] = {
+    "stock": (),
+    "warmup": ("--adaptra", "--adaptra-receives", "needed", "--adaptra-tail", "off"),
+    "posted": ("--adaptra", "--adaptra-tail", "off"),
+    "tail": ("--adaptra",),
+}
+_LINE = re.compile(rb"iteration +(\d+)/.*elapsed time per iteration \(ms\): ([\d.]+)")
+LOGGED = 3  # iterations per line: a logged one has barriers of its own
+
+
+class Arm:
+    """One training, and what is known of it."""
+
+    def __init__(self, name: str, options: argparse.Namespace, work: Path) -> None:
+        self.name, self.options = name, options
+        self.folder = work / name
+        self.folder.mkdir()
+        self.milliseconds: list[float] = []
+        self.said: list[bytes] = []
+
+    def run(self, rules: Sequence[LinkRule]) -> None:
+        o = self.options
+        command = [sys.executable, "-m", "megatron_adaptra.run", str(o.script)]
+        command += [*_flags(o), "--save", str(self.folder / "checkpoint"), *ROWS[self.name]]
+        if self.name != "stock":
+            command += ["--adaptra-log", str(self.folder / "decisions.jsonl")]
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": str(ROOT),
+        }  # fmt: skip
+        with Lab(o.stages, rules, o.seed) as lab:
+            statuses = lab.run(command, environment, self._hear, o.timeout)
+        if any(statuses):
+            words = b"\n".join(self.said[-30:]).decode(errors="replace")
+            raise AdaptraError(f"{self.name}: the ranks ended with {statuses}\n{words}")
+
+    def _hear(self, _: int, line: bytes) -> None:
+        self.said.append(line)
+        if found := _LINE.search(line):
+            self.milliseconds.append(float(found[2]))
+
+    @property
+    def median_ms(self) -> float:
+        """Of the last half: by then a slow link has been found, and planned for."""
+        return median(self.milliseconds[len(self.milliseconds) // 2 :])
+
+    @property
+    def predicted_ms(self) -> float | None:
+        """Of the plan in force at the end."""
+        path = self.folder / "decisions.jsonl"
+        if not path.exists():
+            return None
+        decisions = [json.loads(line) for line in path.read_text().splitlines()]
+        committed = [d["predicted_ms"] for d in decisions if d["committed"]]
+        return float(committed[-1]) if committed else None
+
+
+def _flags(options: argparse.Namespace) -> list[str]:
+    flags = list(FLAGS)
+    at = flags.index("--log-interval")
+    del flags[at : at + 2]
+    sizes = {
+        "--log-interval": LOGGED,
+        "--pipeline-model-parallel-size": options.stages,
+        "--num-layers": options.stages,
+        "--global-batch-size": options.microbatches,
+        "--train-iters": options.iterations,
+        "--save-interval": options.iterations,
+    }
+    return [*flags, *(str(word) for item in sizes.items() for word in item)]
+
+
+def digests(arms: Sequence[Arm], checkout: Path) -> list[dict[str, str]]:
+    command = [
+        sys.executable,
+        DIGESTS,
+        str(checkout),
+        *(str(a.folder / "checkpoint") for a in arms),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    found: list[dict[str, str]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def row(arm: Arm, stock: Arm, identical: bool) -> dict[str, Any]:
+    return {
+        "name": arm.name,
+        "iteration_ms": round(arm.median_ms, 1),
+        "ratio_to_stock": round(stock.median_ms / arm.median_ms, 2),
+        "predicted_ms": None if arm.predicted_ms is None else round(arm.predicted_ms, 1),
+        "identical": identical,
+    }
+
+
+def rules_of(options: argparse.Namespace) -> list[str]:
+    if options.delay in ("0", "0ms", "0s"):
+        return []
+    more = f",jitter={options.jitter}" if options.jitter else ""
+    more += f",loss={options.loss}" if options.loss else ""
+    return [f"{link}:{options.delay}{more}" for link in options.link.split(",")]
+
+
+def measure(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
+    rules = load_rules(rules_of(options), options.stages, network=True)
+    with Lab(options.stages, rules, options.seed) as lab:
+        for link in lab.measure():
+            if link.fault:
+                print(f"this machine does not keep a link: {link.fault}", file=sys.stderr)
+    arms = []
+    for name in options.rows:
+        print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
+        arms.append(Arm(name, options, work))
+        arms[-1].run(rules)
+        print(f"{arms[-1].median_ms:.0f} ms", file=sys.stderr, flush=True)
+    import importlib.util
+
+    spec = importlib.util.find_spec("megatron.core")
+    found = Path(spec.origin).parents[2] if spec is not None and spec.origin else ROOT
+    checkout = options.script.parent if (options.script.parent / "megatron").is_dir() else found
+    states = digests(arms, checkout)
+    return [row(a, arms[0], s == states[0]) for a, s in zip(arms, states, strict=True)]
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench_whole_iteration.sh", description=__doc__.split("\n\n")[0]
+    )
+    add = parser.add_argument
+    add("--stages", type=int, default=4, help="pipeline stages, one host each (default: 4)")
+    add("--microbatches", type=int, default=12, help="per iteration (default: 12)")
+    add("--link", default="2-3", help="slow links, both ways: 2-3 or 0-1,2-3 (default: 2-3)")
+    add("--delay", default="40ms", help="each way; 0 for a healthy network (default: 40ms)")
+    add("--jitter", default="", help="standard deviation, such as 8ms")
+    add("--loss", default="", help="share of packets, such as 0.1%%")
+    add("--iterations", type=int, default=30, help="per row (default: 30)")
+    add("--rows", default=",".join(ROWS), help=f"of {', '.join(ROWS)}; the first is compared with")
+    add("--script", type=Path, default=ROOT / "tests/adapter/pretrain_gpt_small.py",
+        help="training script, such as a checkout's pretrain_gpt.py (default: a small one, which "
+        "needs megatron-core 0.17 or newer)")  # fmt: skip
+    add("--seed", type=int, default=0, help="of jitter and loss")
+    add("--timeout", type=float, default=600.0, help="seconds per row (default: 600)")
+    add("--json", type=Path, metavar="FILE", help="write the rows there")
+    options = parser.parse_args(argv)
+    options.rows = options.rows.split(",")
+    for name in options.rows:
+        if name not in ROWS:
+            parser.error(f"--rows {name}: known are {', '.join(ROWS)}")
+    if options.iterations < 4 * LOGGED:
+        parser.error(f"--iterations {options.iterations}: at least {4 * LOGGED}")
+    if not options.script.is_file():
+        parser.error(f"--script {options.script}: there is no such file")
+    options.script = options.script.resolve()
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    with tempfile.TemporaryDirectory(prefix="adaptra-bench-") as work:
+        try:
+            rows = measure(options, Path(work))
+        except AdaptraError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    cells = [["-" if value is None else str(value) for value in r.values()] for r in rows]
+    what = f"{', '.join(rules_of(options)) or 'healthy network'}: {options.stages} stages, "
+    show_table(Table(f"{what}{options.microbatches} microbatches", list(rows[0]), cells))
+    if options.json:
+        settings = {k: str(v) for k, v in vars(options).items() if k != "json"}
+        options.json.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
+    return 0 if all(r["identical"] for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
