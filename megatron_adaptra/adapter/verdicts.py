@@ -22,6 +22,8 @@ def announce(optimizer: Any, session: Any) -> Callable[[], None]:
     """Make `optimizer.step` announce what Megatron is going to reduce; returns the undoing."""
     from megatron.training import get_args
 
+    if optimizer is None:  # nothing is trained
+        return lambda: None
     step, zeros = optimizer.step, bool(get_args().log_num_zeros_in_grad)
 
     @functools.wraps(step)
