@@ -9,9 +9,8 @@ states are compared by SHA-256. scripts/bench_whole_iteration.sh is its front.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
-import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -29,8 +28,8 @@ from megatron_adaptra.transport.scenario import load_rules
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from megatron_lm_process import DIGESTS  # noqa: E402
-from megatron_lm_rows import FLAGS  # noqa: E402
+from megatron_lm_process import DIGESTS, ENVIRONMENT  # noqa: E402
+from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 
 # What is added to Megatron's command line, row by row.
 ROWS: dict[str, tuple[str, ...]] = {
@@ -39,7 +38,6 @@ ROWS: dict[str, tuple[str, ...]] = {
     "posted": ("--adaptra", "--adaptra-tail", "off"),
     "tail": ("--adaptra",),
 }
-_LINE = re.compile(rb"iteration +(\d+)/.*elapsed time per iteration \(ms\): ([\d.]+)")
 LOGGED = 3  # iterations per line: a logged one has barriers of its own
 
 
@@ -59,19 +57,15 @@ class Arm:
         command += [*_flags(o), "--save", str(self.folder / "checkpoint"), *ROWS[self.name]]
         if self.name != "stock":
             command += ["--adaptra-log", str(self.folder / "decisions.jsonl")]
-        environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
-            "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONPATH": str(ROOT),
-        }  # fmt: skip
         with Lab(o.stages, rules, o.seed) as lab:
-            statuses = lab.run(command, environment, self._hear, o.timeout)
+            statuses = lab.run(command, ENVIRONMENT, self._hear, o.timeout)
         if any(statuses):
             words = b"\n".join(self.said[-30:]).decode(errors="replace")
             raise AdaptraError(f"{self.name}: the ranks ended with {statuses}\n{words}")
 
     def _hear(self, _: int, line: bytes) -> None:
         self.said.append(line)
-        if found := _LINE.search(line):
+        if found := LINE.search(line.decode(errors="replace")):
             self.milliseconds.append(float(found[2]))
 
     @property
@@ -91,9 +85,6 @@ class Arm:
 
 
 def _flags(options: argparse.Namespace) -> list[str]:
-    flags = list(FLAGS)
-    at = flags.index("--log-interval")
-    del flags[at : at + 2]
     sizes = {
         "--log-interval": LOGGED,
         "--pipeline-model-parallel-size": options.stages,
@@ -102,7 +93,7 @@ def _flags(options: argparse.Namespace) -> list[str]:
         "--train-iters": options.iterations,
         "--save-interval": options.iterations,
     }
-    return [*flags, *(str(word) for item in sizes.items() for word in item)]
+    return [*FLAGS, *(str(word) for item in sizes.items() for word in item)]
 
 
 def digests(arms: Sequence[Arm], checkout: Path) -> list[dict[str, str]]:
@@ -112,8 +103,7 @@ def digests(arms: Sequence[Arm], checkout: Path) -> list[dict[str, str]]:
         str(checkout),
         *(str(a.folder / "checkpoint") for a in arms),
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
     found: list[dict[str, str]] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
@@ -148,8 +138,6 @@ def measure(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
         arms.append(Arm(name, options, work))
         arms[-1].run(rules)
         print(f"{arms[-1].median_ms:.0f} ms", file=sys.stderr, flush=True)
-    import importlib.util
-
     spec = importlib.util.find_spec("megatron.core")
     found = Path(spec.origin).parents[2] if spec is not None and spec.origin else ROOT
     checkout = options.script.parent if (options.script.parent / "megatron").is_dir() else found

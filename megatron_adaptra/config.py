@@ -70,14 +70,12 @@ class AdaptraConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise BadInput("engine", self.engine, f"one of {', '.join(ENGINES)}")
         if isinstance(self.tail, bool):  # YAML's word for on and off
             object.__setattr__(self, "tail", "on" if self.tail else "off")
-        if self.tail not in TAILS:
-            raise BadInput("tail", self.tail, f"one of {', '.join(TAILS)}")
-        if self.receives not in POSTING:
-            raise BadInput("receives", self.receives, f"one of {', '.join(POSTING)}")
+        for f in fields(self):
+            choices = f.metadata.get("choices")
+            if choices and getattr(self, f.name) not in choices:
+                raise BadInput(f.name, getattr(self, f.name), f"one of {', '.join(choices)}")
         for name, least in (("activation_budget", 1.0), ("min_gain", 0.0), ("timeout", 1.0)):
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)

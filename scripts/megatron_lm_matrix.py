@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from make_patches import release
 from megatron_lm_process import DIGESTS, ROOT, become_subreaper, build_helpers, execute
 from megatron_lm_rows import (
     FLAGS,
@@ -32,7 +33,6 @@ from megatron_lm_rows import (
     notes,
     plugin_faults,
     pythons_for,
-    release_of,
     rows,
 )
 
@@ -42,7 +42,7 @@ class Checkout:
 
     def __init__(self, path: Path, pythons: dict[str, str], work: Path, options: Any) -> None:
         self.path, self.options, self.work = path, options, work
-        self.release = release_of(path)
+        self.release = release(path)[:2]
         self.version = ".".join(map(str, self.release))
         fits = pythons_for(self.release)
         self.python = next((pythons[v] for v in fits if v in pythons), "")

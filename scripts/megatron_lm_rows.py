@@ -145,13 +145,5 @@ def notes(text: str) -> list[str]:
     return [*said, *dict.fromkeys([*plans[:1], *plans[-1:]])]
 
 
-def release_of(checkout: Path) -> tuple[int, int]:
-    source = (checkout / "megatron/core/package_info.py").read_text()
-    major, minor = (re.search(rf"^{x} *= *(\d+)", source, re.M) for x in ("MAJOR", "MINOR"))
-    assert major, "package_info.py has no MAJOR"
-    assert minor, "package_info.py has no MINOR"
-    return int(major[1]), int(minor[1])
-
-
 def pythons_for(release: tuple[int, int]) -> tuple[str, ...]:
     return ("3.12",) if release >= (0, 17) else ("3.11", "3.10")

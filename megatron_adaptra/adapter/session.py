@@ -207,9 +207,7 @@ class Session:
         count = self._microbatches = arguments["num_microbatches"]
         # An emulated link delays messages, not the word that a receive is posted.
         rendezvous = pipeline.traits.rendezvous and self.emulator is None
-        resumed = estimator = None
-        if block.resumed is not None and self._fits(block.resumed):
-            resumed = Schedule.parse(block.resumed["schedule"])
+        resumed, estimator = self._resumed(block), None
         if block.me == 0:
             nbytes, budget = self._message(arguments)().nbytes, self.config.activation_budget
             hosts, cores = self._machines(pipeline.device, block)
@@ -268,16 +266,18 @@ class Session:
             found["adaptra/replans"] = float(status["replans"])
         return found
 
-    def _fits(self, state: dict[str, Any]) -> bool:
-        """Whether a checkpoint's plan is for this shape; a job may go on with another one."""
-        schedule = Schedule.parse(state["schedule"])
+    def _resumed(self, block: Block) -> Schedule | None:
+        """A checkpoint's plan, if it is for this shape; a job may go on with another one."""
+        if block.resumed is None:
+            return None
+        schedule = Schedule.parse(block.resumed["schedule"])
         check(lower(schedule))
         shape = self.stages, self._microbatches
         budget = self.config.activation_budget
-        fits = (schedule.stages, schedule.microbatches) == shape and max(schedule.warmup) <= budget
-        if not fits:
-            self._tell("the checkpoint's plan does not fit this job; starting from 1F1B")
-        return fits
+        if (schedule.stages, schedule.microbatches) == shape and max(schedule.warmup) <= budget:
+            return schedule
+        self._tell("the checkpoint's plan does not fit this job; starting from 1F1B")
+        return None
 
     def _machines(self, device: torch.device, block: Block) -> tuple[list[str], float | None]:
         """Stage by stage the machine's identity, and the cores this pipeline can count on."""

@@ -112,19 +112,17 @@ def _table(measured: Sequence[Measured]) -> Table:
 
 
 def _plain(measured: Sequence[Measured], lab: Lab) -> dict[str, Any]:
-    def number(value: float) -> float | None:
-        return value if math.isfinite(value) else None
+    def figures(of: Any) -> dict[str, float | None]:
+        """Of a rule or of a measurement: their fields have the same names."""
+        values = {k: getattr(of, k) for k in ("delay", "jitter", "bandwidth", "loss")}
+        return {k: value if math.isfinite(value) else None for k, value in values.items()}
 
     return {
         "links": [
             {
                 "link": f"{m.rule.source}>{m.rule.target}",
-                "asked": {
-                    k: number(getattr(m.rule, k)) for k in ("delay", "jitter", "bandwidth", "loss")
-                },
-                "measured": {
-                    k: number(getattr(m, k)) for k in ("delay", "jitter", "bandwidth", "loss")
-                },
+                "asked": figures(m.rule),
+                "measured": figures(m),
                 "fault": m.fault,
             }
             for m in measured

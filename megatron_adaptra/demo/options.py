@@ -115,7 +115,11 @@ class DemoOptions:
     @property
     def rules(self) -> list[str]:
         """The emulated links, in the syntax of `--adaptra-emulate-link`."""
-        if not self.emulate or self.netlab:
+        return [] if self.netlab else self._slow
+
+    @property
+    def _slow(self) -> list[str]:
+        if not self.emulate:
             return []
         if self.emulate_link:
             return self.emulate_link
@@ -128,7 +132,7 @@ class DemoOptions:
         replicas = self.data_parallel
         return [
             replace(rule, source=rule.source * replicas + i, target=rule.target * replicas + i)
-            for rule in load_rules(replace(self, netlab=False).rules, self.stages)
+            for rule in load_rules(self._slow, self.stages)
             for i in range(replicas)
         ]
 

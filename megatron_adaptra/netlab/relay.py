@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from megatron_adaptra.transport.rules import LinkRule
 
 Link = tuple[int, int]
-NETWORK = (10, 77, 0)
+NETWORK = bytes((10, 77, 0))
 MTU = 60_000  # few packets, for every one costs a system call on each side
 QUEUE = 1.0  # seconds of traffic that a rate-limited link queues before it drops
 _BATCH = 64  # packets read from one device in a row
@@ -118,7 +118,7 @@ class Relay:
                 self._take(source, packet)
 
     def _take(self, source: int, packet: bytes) -> None:
-        ours = len(packet) >= 20 and packet[0] >> 4 == 4 and tuple(packet[16:19]) == NETWORK
+        ours = len(packet) >= 20 and packet[0] >> 4 == 4 and packet[16:19] == NETWORK
         target = packet[19] - 1 if ours else -1
         if not 0 <= target < len(self._devices):
             return  # IPv6 neighbour discovery, multicast

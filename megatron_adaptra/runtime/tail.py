@@ -95,9 +95,8 @@ class Tail:
         ways = [(self._way("all_reduce", tensor, op, group), tensor) for tensor, op in values]
         for way in self._ways.values():
             way.kept.clear()
-        for members in {self._spanning.get(group, ())} - {()}:
-            known = [(way, tensor) for way, tensor in ways if way is not None and way.proven]
-            self._announced[members] = known
+        known = [(way, tensor) for way, tensor in ways if way is not None and way.proven]
+        self._announced[self._members(group)] = known
 
     # What stands in for torch's functions; the arguments are theirs.
 

@@ -13,35 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from living import living
 from running import ENVIRONMENT, demo
 
 from megatron_adaptra.runtime.watchdog import die_with_parent
 
-WORKER = "megatron_adaptra.demo.worker"
-
 
 def ranks(out: Path) -> dict[int, int]:
     """Rank -> process of the demo that writes to `out`."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            command = (entry / "cmdline").read_text()
-            if WORKER in command and str(out) in command and "torch.distributed.run" not in command:
-                environment = (entry / "environ").read_text().split("\0")
-                rank = next(v for v in environment if v.startswith("RANK="))
-                found[int(rank[5:])] = int(entry.name)
-    return found
-
-
-def processes(out: Path) -> list[int]:
-    """All living processes that have to do with `out`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if str(out) in (entry / "cmdline").read_text() and state != "Z":
-                found.append(int(entry.name))
-    return found
+    return {int(rank): pid for pid, rank in living(str(out)).items() if rank}
 
 
 @contextlib.contextmanager
@@ -67,7 +47,7 @@ def training(out: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 def until_gone(out: Path, seconds: float) -> list[int]:
     deadline = time.monotonic() + seconds
-    while (left := processes(out)) and time.monotonic() < deadline:
+    while (left := list(living(str(out)))) and time.monotonic() < deadline:
         time.sleep(0.1)  # there is no event for the end of a process that is not ours
     return left
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from living import living
 from packaging.version import Version
 from running import ENVIRONMENT
 
@@ -117,20 +118,6 @@ def train(folder: Path, stages: int, *flags: str, iterations: int = 20) -> Done:
     return done
 
 
-def processes(folder: Path) -> dict[int, str]:
-    """Living processes of a training, and their ranks (empty for torchrun)."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            words = (entry / "cmdline").read_text().split("\0")
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if str(folder) in words and state != "Z":
-                variables = (entry / "environ").read_text().split("\0")
-                ranks = [v[5:] for v in variables if v.startswith("RANK=")]
-                found[int(entry.name)] = "".join(ranks)
-    return found
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pretrain")
@@ -196,7 +183,7 @@ def test_exit_interval_ends_with_0_and_leaves_no_process(folder: Path) -> None:
     ours = train(folder / "two", 2, "--exit-interval", "7", "--adaptra")
     assert len(ours.plans) == len(ours.printed) == 7
     assert ours.printed == plain.printed
-    assert processes(folder / "two") == {}
+    assert living(str(folder / "two")) == {}
 
 
 def test_without_the_flag_nothing_of_the_plugin_runs(stock: Done, adapted: Done) -> None:
@@ -297,7 +284,7 @@ def training(out: Path, *flags: str) -> Iterator[Callable[[], str]]:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
             process.communicate(timeout=60)
-        for left in processes(out):
+        for left in living(str(out)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(left, signal.SIGKILL)
         process.wait(10)
@@ -306,11 +293,11 @@ def training(out: Path, *flags: str) -> Iterator[Callable[[], str]]:
 def test_a_killed_rank_is_named_and_all_end(folder: Path) -> None:
     out = folder / "killed"
     with training(out, "--adaptra") as ended:
-        victim = next(pid for pid, rank in processes(out).items() if rank == "2")
+        victim = next(pid for pid, rank in living(str(out)).items() if rank == "2")
         os.kill(victim, signal.SIGKILL)
         text = ended()
         deadline = time.monotonic() + 30
-        while (left := processes(out)) and time.monotonic() < deadline:
+        while (left := living(str(out))) and time.monotonic() < deadline:
             time.sleep(0.1)  # there is no event for the end of a process that is not ours
         assert left == {}
     words = re.findall(r"adaptra: .*", text)

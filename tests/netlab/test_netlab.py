@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from living import living
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.netlab.lab import Lab
@@ -188,17 +189,6 @@ def test_words_and_variables_of_a_host():
     ]
 
 
-def marked(mark: str) -> list[int]:
-    """Processes whose command line has the mark."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if mark in (entry / "cmdline").read_text() and state != "Z":
-                found.append(int(entry.name))
-    return found
-
-
 def namespaces() -> set[str]:
     found = set()
     for entry in Path("/proc").iterdir():
@@ -234,13 +224,13 @@ def test_nothing_is_left_behind(signum):
     with running(mark) as process:
         inside = namespaces() - before
         assert len(inside) == 3
-        assert len(marked(mark)) >= 4
+        assert len(living(mark)) >= 4
         process.send_signal(signum)
         process.wait(60)
     deadline = time.monotonic() + 20
-    while (marked(mark) or namespaces() & inside) and time.monotonic() < deadline:
+    while (living(mark) or namespaces() & inside) and time.monotonic() < deadline:
         time.sleep(0.05)  # the kernel ends orphans, which is no event for us
-    assert marked(mark) == []
+    assert living(mark) == {}
     assert not namespaces() & inside
     assert not list(Path("/sys/class/net").glob("tun*"))
 
