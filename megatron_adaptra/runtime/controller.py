@@ -244,7 +244,11 @@ class Controller:
             self.estimator.learn(predicted, seconds)
         for link in changed:
             self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
-        if not self._changed or self._proposal is not None:
+        if self._proposal is not None:
+            return
+        if not self._changed:
+            if iteration % LEARN == 0 and self.estimator.settled:
+                self._reconsider(iteration)
             return
         began = time.perf_counter()
         conditions = self.estimator.conditions()
@@ -256,17 +260,44 @@ class Controller:
         plan = self._choose(conditions)
         if not _worth(plan, current, self.rule.min_gain, eased):
             return
-        planning = time.perf_counter() - began
-        swap = self.ballot.iteration + self._settle_in
-        number = len(self.log.decisions)
-        if not self._propose(number, swap, plan.schedule):
+        why = _why(before, now, current, plan, back=plan.schedule is self._start)
+        if self._decide(iteration, why, plan, current, conditions, time.perf_counter() - began):
+            self._reason = before
+        else:
             self._changed = before
+
+    def _reconsider(self, iteration: int) -> None:
+        """Whether the plan in force is still needed: it was made from a few hasty samples."""
+        assert self.estimator is not None
+        if self.ballot.schedule.order == self._start.order:
             return
-        self._reason = before
+        began = time.perf_counter()
+        conditions = self.estimator.conditions()
+        current = evaluate(self.ballot.schedule, conditions, self.rule.sends)
+        start = evaluate(self._start, conditions, self.rule.sends)
+        # Half the gain that brings a plan in: what is just worth it does not go to and fro.
+        if start.predicted <= current.predicted * (1 + self.rule.min_gain / 2):
+            self._reason = {}
+            why = f"a deeper warmup gains too little now: back to 1F1B ({_warmups(current, start)})"
+            self._decide(iteration, why, start, current, conditions, time.perf_counter() - began)
+
+    def _decide(
+        self,
+        iteration: int,
+        why: str,
+        plan: Plan,
+        current: Plan,
+        conditions: Conditions,
+        planning: float,
+    ) -> bool:
+        """Propose the plan, and log why; False when training has reached the swap meanwhile."""
+        swap = self.ballot.iteration + self._settle_in
+        if not self._propose(len(self.log.decisions), swap, plan.schedule):
+            return False
         self._proposed = Decision(
             iteration=swap,
             detected=iteration,
-            why=_why(before, now, current, plan, back=plan.schedule is self._start),
+            why=why,
             warmup_before=list(self.ballot.schedule.warmup),
             warmup_after=list(plan.schedule.warmup),
             predicted_ms=1e3 * plan.predicted,
@@ -278,6 +309,7 @@ class Controller:
             conditions=conditions.to_json(),
         )
         self.log.add(self._proposed)
+        return True
 
     def _choose(self, conditions: Conditions) -> Plan:
         """The policy's plan where it is clearly faster, else the first: memory is precious."""
@@ -381,6 +413,10 @@ def _why(
         + (f"before {1e3 * old:.3g} ms" if old else "from the start")
         for (a, b), old in before.items()
     )
-    old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))
     what = "back to 1F1B" if back else "a deeper warmup hides it"
-    return f"link {links}: {what} (warmup {old} -> {new})"
+    return f"link {links}: {what} ({_warmups(current, plan)})"
+
+
+def _warmups(current: Plan, plan: Plan) -> str:
+    old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))
+    return f"warmup {old} -> {new}"

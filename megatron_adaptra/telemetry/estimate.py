@@ -54,7 +54,9 @@ class Estimator:
             self._ops[report["stage"]].append((seconds["F"] * scale, seconds["B"] * scale))
             if report["stage"] == 0 and report.get("tail") is not None:
                 self._tails.append(report["tail"])
-        delays, transits = _by_link(reports, "delay"), _by_link(reports, "transit")
+        # Where processes wait for a core, many a message does; a slow link delays all of them.
+        delays = _by_link(reports, "delay" if self.cores is None else "swift")
+        transits = _by_link(reports, "transit")
         ahead = _by_link(reports, "ahead")
         stage_seconds = self.stage_seconds()
         return [
@@ -98,6 +100,11 @@ class Estimator:
         for chart in self.charts.values():
             if chart.level is not None:
                 chart.accept(self.stage_seconds())
+
+    @property
+    def settled(self) -> bool:
+        """Whether of every link it is known what is normal."""
+        return all(chart.level is not None for chart in self.charts.values())
 
     def state(self) -> dict[str, float]:
         """What is planned for, to go on from after a restart: seconds per link."""

@@ -48,17 +48,19 @@ class IterationRecord:
             "cpu": {k.value: _mean(self.ops, k, "cpu") for k in (Kind.F, Kind.B)},
             "overhead": self.cpu / compute if compute > 0 else 1.0,
             "delay": {source: self.delay(source) for source in sources},
+            "swift": {source: self.delay(source, 0.25) for source in sources},
             "transit": {source: self.transit(source) for source in sources},
             "ahead": {source: self.ahead(source) for source in sources},
             "waited": sum(stamps.exposed for _, _, stamps in self.messages),
         }
 
-    def delay(self, source: int) -> float:
-        """Median seconds that messages from a stage were on their way.
+    def delay(self, source: int, share: float = 0.5) -> float:
+        """Seconds within which that share of the messages from a stage arrived: the median.
 
         The median, not the mean: one late wake-up of this process is not a slow link.
         """
-        return median(stamps.delay for stamps in self._awaited(source))
+        delays = sorted(stamps.delay for stamps in self._awaited(source))
+        return median(delays) if share == 0.5 else delays[int(share * len(delays))]
 
     def transit(self, source: int) -> float:
         """Least seconds from sent, on the sender's clock, to there, on this one.

@@ -70,6 +70,21 @@ def test_one_replan_in_and_one_out(tmp_path, stages, rendezvous):
     assert "back to 1F1B" in out["why"]
 
 
+@pytest.mark.parametrize("eases", [0.75, 0.85])
+def test_a_link_that_eases_little_by_little_gives_the_memory_back(tmp_path, eases):
+    """No single step is a change that matters, yet in the end nothing is slow."""
+
+    def delays(i):
+        seconds = 0.0 if i < 6 else 0.04 if i < 14 else 0.02 * eases ** max(0, i - 20)
+        return {(1, 2): seconds, (2, 1): seconds}
+
+    path = tmp_path / "decisions.jsonl"
+    run = drive(path, delays, iterations=50, paced=True)
+    assert len(warmups(run.ran[0])) > 2
+    assert run.ran[0][-1].warmup == STOCK
+    assert "a deeper warmup gains too little now: back to 1F1B" in committed(path)[-1]["why"]
+
+
 def test_decisions_in_a_row_are_all_measured(tmp_path):
     """Several links change in turns, faster than an outcome takes to be known."""
     seed = random.randrange(2**32)
@@ -128,7 +143,7 @@ def test_ranks_beyond_the_pipeline_run_its_order(tmp_path):
 
 def test_a_plan_of_a_checkpoint_is_in_force_at_once_and_stays(tmp_path):
     path = tmp_path / "decisions.jsonl"
-    deep = schedule((8, 8, 1), 8)
+    deep = schedule((8, 5, 1), 8)
     slow = dict.fromkeys(((0, 1), (1, 0), (1, 2), (2, 1)), 0.04)
     run = drive(path, lambda _: slow, 20, resumed=deep, paced=True)
     assert {one for ran in run.ran for one in ran} == {deep}

@@ -59,6 +59,21 @@ def test_shared_cores_count_cpu_seconds_and_the_rest_of_the_process():
     assert c.backward_input == pytest.approx((10 * MS / 2 * 1.25,) * 3)
 
 
+def test_where_cores_are_shared_a_wait_for_one_is_not_a_slow_link():
+    """Half the messages waited 9 ms for a core; on a slow link every one would have waited."""
+    alone, shared = estimator(), estimator(cores=2.0)
+    for i in range(6):
+        mixed = [record(s, i, {s - 1: 0.1 * MS} if s else {}) for s in range(3)]
+        for r in mixed[1:]:
+            r.messages += record(r.stage, i, {r.stage - 1: 9 * MS}).messages[:7]
+            r.messages = r.messages[-14:]
+        got = [{**r.report(), "tail": 0.0} for r in mixed]
+        alone.update(got)
+        shared.update(got)
+    assert alone.conditions().link(0, 1).delay > 4 * MS
+    assert shared.conditions().link(0, 1).delay == pytest.approx(0.1 * MS)
+
+
 def test_stage_seconds_with_and_without_shared_cores():
     alone, shared = estimator(), estimator(cores=0.5)
     assert alone.stage_seconds() == 0.0

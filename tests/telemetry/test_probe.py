@@ -34,6 +34,7 @@ def test_delay_is_a_median():
     for i, delay in enumerate([1.0, 1.1, 90.0]):
         r.messages.append((0, Op(F, i), Stamps(10.0, 9.0, 10.0 + delay)))
     assert r.delay(0) == pytest.approx(1.1)
+    assert r.report()["swift"] == {0: pytest.approx(1.0)}
 
 
 def test_what_was_sent_before_its_receive_was_posted_says_nothing_of_the_link():
