@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,11 @@ class Arm:
             command += ["--adaptra-log", str(self.folder / "decisions.jsonl")]
         with Lab(o.stages, rules, o.seed) as lab:
             statuses = lab.run(command, ENVIRONMENT, self._hear, o.timeout)
+        if o.logs is not None:
+            o.logs.mkdir(parents=True, exist_ok=True)
+            (o.logs / f"{self.name}.log").write_bytes(b"\n".join(self.said) + b"\n")
+            if (decisions := self.folder / "decisions.jsonl").exists():
+                shutil.copy(decisions, o.logs / f"{self.name}.decisions.jsonl")
         if any(statuses):
             words = b"\n".join(self.said[-30:]).decode(errors="replace")
             raise AdaptraError(f"{self.name}: the ranks ended with {statuses}\n{words}")
@@ -74,14 +80,13 @@ class Arm:
         return median(self.milliseconds[len(self.milliseconds) // 2 :])
 
     @property
-    def predicted_ms(self) -> float | None:
-        """Of the plan in force at the end."""
+    def decision(self) -> dict[str, Any] | None:
+        """What put the plan in force that is there at the end."""
         path = self.folder / "decisions.jsonl"
         if not path.exists():
             return None
         decisions = [json.loads(line) for line in path.read_text().splitlines()]
-        committed = [d["predicted_ms"] for d in decisions if d["committed"]]
-        return float(committed[-1]) if committed else None
+        return next((d for d in reversed(decisions) if d["committed"]), None)
 
 
 def _flags(options: argparse.Namespace) -> list[str]:
@@ -108,12 +113,16 @@ def digests(arms: Sequence[Arm], checkout: Path) -> list[dict[str, str]]:
     return found
 
 
-def row(arm: Arm, stock: Arm, identical: bool) -> dict[str, Any]:
+def row(arm: Arm, arms: Sequence[Arm], identical: bool) -> dict[str, Any]:
+    """Without a decision an arm runs as stock does, for which the others have a prediction."""
+    known = [other.decision for other in arms if other.decision is not None]
+    mine = arm.decision
+    predicted = mine["predicted_ms"] if mine else known[-1]["stock_ms"] if known else None
     return {
         "name": arm.name,
         "iteration_ms": round(arm.median_ms, 1),
-        "ratio_to_stock": round(stock.median_ms / arm.median_ms, 2),
-        "predicted_ms": None if arm.predicted_ms is None else round(arm.predicted_ms, 1),
+        "ratio_to_stock": round(arms[0].median_ms / arm.median_ms, 2),
+        "predicted_ms": None if predicted is None else round(predicted, 1),
         "identical": identical,
     }
 
@@ -142,7 +151,7 @@ def measure(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     found = Path(spec.origin).parents[2] if spec is not None and spec.origin else ROOT
     checkout = options.script.parent if (options.script.parent / "megatron").is_dir() else found
     states = digests(arms, checkout)
-    return [row(a, arms[0], s == states[0]) for a, s in zip(arms, states, strict=True)]
+    return [row(a, arms, s == states[0]) for a, s in zip(arms, states, strict=True)]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -164,6 +173,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of jitter and loss")
     add("--timeout", type=float, default=600.0, help="seconds per row (default: 600)")
     add("--json", type=Path, metavar="FILE", help="write the rows there")
+    add("--logs", type=Path, metavar="FOLDER", help="keep there what each row said and decided")
     options = parser.parse_args(argv)
     options.rows = options.rows.split(",")
     for name in options.rows:

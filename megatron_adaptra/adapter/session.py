@@ -108,7 +108,7 @@ class Session:
     def iteration_done(self) -> None:
         """The optimizer step is over. Without this call the next iteration's start counts."""
         if self.probe.record.ops and not self.probe.record.end:
-            self.probe.iteration_ends()
+            self.probe.iteration_ends(self.tail.take_journal() if self.tail is not None else ())
 
     def close(self) -> None:
         if self.mailbox is not None:
@@ -211,7 +211,8 @@ class Session:
         if block.me == 0:
             nbytes, budget = self._message(arguments)().nbytes, self.config.activation_budget
             hosts, cores = self._machines(pipeline.device, block)
-            estimator = Estimator(count, hosts, cores, nbytes, budget, rendezvous)
+            really = self.emulator is None
+            estimator = Estimator(count, hosts, cores, nbytes, budget, rendezvous, really)
             if resumed is not None:
                 estimator.resume(block.resumed["delays"])
         peers = range(1, len(block.members)) if block.me == 0 else [0]
@@ -222,7 +223,11 @@ class Session:
             first_schedule(self.stages, count, self.config.activation_budget),
             {peer: Channel(control, peer) for peer in peers},
             estimator,
-            ReplanRule(self.config.min_gain, sends="rendezvous" if rendezvous else "eager"),
+            ReplanRule(
+                self.config.min_gain,
+                sends="rendezvous" if rendezvous else "eager",
+                ahead=self._ahead,
+            ),
             self.log,
             self.config.timeout,
             resumed=resumed,
@@ -289,9 +294,12 @@ class Session:
 
     def _program(self, schedule: Schedule) -> Program:
         if self._lowered is None or self._lowered[0] is not schedule:
-            ahead = 0 if self.config.receives == "needed" else None
-            self._lowered = schedule, lower(schedule, ahead)
+            self._lowered = schedule, lower(schedule, self._ahead)
         return self._lowered[1]
+
+    @property
+    def _ahead(self) -> int | None:
+        return 0 if self.config.receives == "needed" else None
 
     def _message(self, arguments: dict[str, Any]) -> Callable[[], torch.Tensor]:
         """What makes empty tensors of a message's shape: (sequence, microbatch, hidden)."""

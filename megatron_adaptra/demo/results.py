@@ -11,13 +11,10 @@ from typing import Any
 
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan import make_plan
 from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.runtime.decisions import Decision
-from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.probe import IterationRecord, merge
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.html import report_html
@@ -97,7 +94,7 @@ def _arm_reports(
 ) -> list[ArmReport]:
     """Both arms, each with its measured and its predicted timeline of the same iteration."""
     measured = {name: _typical(shown, name, iteration_ms[name]) for name in iteration_ms}
-    sends, estimator = controller.rule.sends, controller.estimator
+    estimator = controller.estimator
     assert estimator is not None
     last = shown[0].records["adaptra"][-1].iteration
     before = [d for d in decisions if d.iteration <= last]
@@ -107,11 +104,9 @@ def _arm_reports(
     else:
         conditions = estimator.conditions()
         schedule = controller.ballot.schedule
-    # Megatron posts a receive when it needs the message; eager sends do not mind.
-    stock = lower(make_plan(conditions, "1f1b", sends).schedule, ahead=0)
     predicted = {
-        "stock": simulate(stock, conditions, sends),
-        "adaptra": simulate(lower(schedule), conditions, sends),
+        "stock": before[-1].stock if before else controller.stock(),
+        "adaptra": controller.rule.evaluate(schedule, conditions).timeline,
     }
     return [
         ArmReport(name, iteration_ms[name], measured[name], predicted[name])

@@ -31,7 +31,8 @@ class Conditions:
 
     `cores`: compute slots that the stages of this pipeline share when they run on one machine's
     CPUs; None where every stage has a device of its own. `tail`: seconds from the end of the
-    pipeline to the end of the optimizer step. `activation_budget`: microbatches in flight per
+    pipeline to the end of the optimizer step, of which `exchanges` are those in which the stages
+    wait for each other, one by one. `activation_budget`: microbatches in flight per
     stage, infinite where there is no limit. `chunks`: model chunks per device, of equal cost.
     `split`: whether a backward may run as two halves; `recompute`: whether single microbatches may
     be recomputed. Raises BadInput.
@@ -45,6 +46,7 @@ class Conditions:
     message_bytes: float = 0.0
     activation_budget: tuple[float, ...] = ()
     tail: float = 0.0
+    exchanges: tuple[float, ...] = ()
     cores: float | None = None
     chunks: int = 1
     split: bool = True
@@ -79,6 +81,9 @@ class Conditions:
                 raise BadInput(f"link {source}>{target}", tuple(link), allowed)
         if self.cores is not None and not 0 < self.cores < math.inf:
             raise BadInput("cores", self.cores, "a finite number above 0, or none")
+        if not all(x >= 0 for x in self.exchanges) or sum(self.exchanges) > self.tail * (1 + 1e-9):
+            allowed = f"numbers of at least 0 that are within the tail, {self.tail}, together"
+            raise BadInput("exchanges", list(self.exchanges), allowed)
         for name in ("tail", "message_bytes"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadInput(name, getattr(self, name), "a finite number of at least 0")
@@ -86,6 +91,11 @@ class Conditions:
     @property
     def stages(self) -> int:
         return len(self.forward)
+
+    @property
+    def work_of_tail(self) -> float:
+        """Seconds of the tail in which no stage waits for another."""
+        return max(0.0, self.tail - sum(self.exchanges))
 
     @property
     def shared(self) -> bool:
@@ -126,6 +136,7 @@ class Conditions:
             "message_bytes": self.message_bytes,
             "activation_budget": [_none(b) for b in self.activation_budget],
             "tail": self.tail,
+            "exchanges": list(self.exchanges),
             "cores": self.cores,
             "chunks": self.chunks,
             "split": self.split,
@@ -149,6 +160,7 @@ class Conditions:
             message_bytes=data["message_bytes"],
             activation_budget=tuple(_inf(b) for b in data["activation_budget"]),
             tail=data["tail"],
+            exchanges=tuple(data.get("exchanges", ())),
             cores=data["cores"],
             chunks=data["chunks"],
             split=data["split"],

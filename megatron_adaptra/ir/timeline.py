@@ -42,6 +42,12 @@ class Timeline:
         return max(s.end for s in self.spans) - min(s.start for s in self.spans)
 
     @property
+    def pipeline(self) -> float:
+        """Seconds from the first start to the end of the last op that computes."""
+        ends = [s.end for s in self.spans if s.op.kind.computes]
+        return max(ends) - min(s.start for s in self.spans) if ends else 0.0
+
+    @property
     def iteration(self) -> float:
         """Seconds as the first stage sees them: it starts the pipeline and is the last to end.
 

@@ -70,6 +70,7 @@ def make_plan(
     policy: str = "adaptive",
     sends: str = "eager",
     time_limit: float | None = None,
+    ahead: int | None = None,
 ) -> Plan:
     """Plan with `policy`; the same conditions give the same bytes. Raises BadInput.
 
@@ -78,12 +79,14 @@ def make_plan(
     """
     if policy not in PLANNERS:
         raise BadInput("policy", policy, f"one of {', '.join(sorted(PLANNERS))}")
-    return evaluate(PLANNERS[policy](conditions, sends, time_limit), conditions, sends)
+    return evaluate(PLANNERS[policy](conditions, sends, time_limit), conditions, sends, ahead)
 
 
-def evaluate(schedule: Schedule, conditions: Conditions, sends: str = "eager") -> Plan:
-    """A Plan for a schedule that is already there."""
-    program = lower(schedule)
+def evaluate(
+    schedule: Schedule, conditions: Conditions, sends: str = "eager", ahead: int | None = None
+) -> Plan:
+    """A Plan for a schedule that is already there. `ahead`: see `lower`."""
+    program = lower(schedule, ahead)
     timeline = simulate(program, conditions, sends)
     bound = lower_bound(conditions)
     peaks = tuple(peak_in_flight(line, schedule.chunks) for line in schedule.order)

@@ -19,12 +19,15 @@ from typing import Any
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, evaluate, make_plan
 from megatron_adaptra.runtime.agreement import Ballot, Proposal, pack, unpack
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog
 from megatron_adaptra.runtime.watchdog import say
+from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import IterationRecord
 
@@ -39,11 +42,18 @@ Link = tuple[int, int]
 
 @dataclass(frozen=True)
 class ReplanRule:
-    """`min_gain`: the share of an iteration that a new plan has to save."""
+    """`min_gain`: the share of an iteration that a new plan has to save. `ahead`: see `lower`."""
 
     min_gain: float = 0.15
     policy: str = "warmup"
     sends: str = "rendezvous"
+    ahead: int | None = None
+
+    def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
+        return evaluate(schedule, conditions, self.sends, self.ahead)
+
+    def make_plan(self, conditions: Conditions) -> Plan:
+        return make_plan(conditions, self.policy, self.sends, ahead=self.ahead)
 
 
 class Controller:
@@ -151,7 +161,7 @@ class Controller:
         last = self._last
         if last is None or not last.end:
             return {"tail": None, "seconds": None}
-        return {"tail": last.end - last.last_op_end, "seconds": last.end - last.begin}
+        return {"tail": last.tail, "seconds": last.end - last.begin}
 
     def _listen(self, channel: Channel) -> None:
         """The control thread of one channel."""
@@ -240,7 +250,7 @@ class Controller:
         ran = self._ran.pop(iteration - 1, None)
         if ran is not None and seconds is not None and iteration % LEARN == 0:
             plain = self.estimator.conditions(corrected=False)
-            predicted = evaluate(ran, plain, self.rule.sends).predicted
+            predicted = self.rule.evaluate(ran, plain).predicted
             self.estimator.learn(predicted, seconds)
         for link in changed:
             self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
@@ -256,7 +266,7 @@ class Controller:
         now = {link: conditions.link(*link).delay for link in before}
         eased = any(now[link] < before[link] for link in before)
         self.estimator.accept()
-        current = evaluate(self.ballot.schedule, conditions, self.rule.sends)
+        current = self.rule.evaluate(self.ballot.schedule, conditions)
         plan = self._choose(conditions)
         if not _worth(plan, current, self.rule.min_gain, eased):
             return
@@ -273,8 +283,8 @@ class Controller:
             return
         began = time.perf_counter()
         conditions = self.estimator.conditions()
-        current = evaluate(self.ballot.schedule, conditions, self.rule.sends)
-        start = evaluate(self._start, conditions, self.rule.sends)
+        current = self.rule.evaluate(self.ballot.schedule, conditions)
+        start = self.rule.evaluate(self._start, conditions)
         # Half the gain that brings a plan in: what is just worth it does not go to and fro.
         if start.predicted <= current.predicted * (1 + self.rule.min_gain / 2):
             self._reason = {}
@@ -302,6 +312,7 @@ class Controller:
             warmup_after=list(plan.schedule.warmup),
             predicted_ms=1e3 * plan.predicted,
             predicted_without_ms=1e3 * current.predicted,
+            stock=self.stock(),
             lower_bound_ms=1e3 * plan.lower_bound,
             planning_ms=1e3 * planning,
             digest=plan.schedule.digest(),
@@ -313,10 +324,17 @@ class Controller:
 
     def _choose(self, conditions: Conditions) -> Plan:
         """The policy's plan where it is clearly faster, else the first: memory is precious."""
-        start = evaluate(self._start, conditions, self.rule.sends)
-        plan = make_plan(conditions, self.rule.policy, self.rule.sends)
+        start = self.rule.evaluate(self._start, conditions)
+        plan = self.rule.make_plan(conditions)
         gains = plan.predicted <= start.predicted * (1 - self.rule.min_gain)
         return plan if gains else start
+
+    def stock(self) -> Timeline:
+        """What unchanged Megatron would do now: it posts a receive when it needs the message."""
+        assert self.estimator is not None
+        conditions = self.estimator.conditions(native=True)
+        schedule = make_plan(conditions, "1f1b", self.rule.sends).schedule
+        return simulate(lower(schedule, 0), conditions, self.rule.sends)
 
     def _propose(self, number: int, swap: int, schedule: Schedule) -> bool:
         """Ask all stages; False when training has reached the swap while we planned."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from megatron_adaptra.ir.timeline import Timeline
 
 
 @dataclass
@@ -20,6 +22,7 @@ class Decision:
     warmup_after: list[int]
     predicted_ms: float
     predicted_without_ms: float
+    stock: Timeline  # what unchanged Megatron would do under the same conditions
     lower_bound_ms: float
     planning_ms: float
     digest: str
@@ -30,9 +33,9 @@ class Decision:
     samples: list[float] = field(default_factory=list, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        data = asdict(self)
-        del data["samples"]
-        return data
+        skipped = ("stock", "samples")
+        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
+        return {**data, "stock_ms": 1e3 * self.stock.makespan}
 
 
 class DecisionLog:

@@ -25,6 +25,7 @@ from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.runtime.exchange import Exchange
 from megatron_adaptra.runtime.reduction import KNOWN, Native, Orders, orders_of
 from megatron_adaptra.runtime.watchdog import Watchdog, say
+from megatron_adaptra.telemetry.probe import Crossing
 
 SMALL = 1024  # bytes that every member may have to say to every other
 PAIR = 64 << 20  # the same for two members, such as the two ends of a tied embedding
@@ -51,6 +52,12 @@ class Tail:
         self._spanning: dict[Any, tuple[int, ...]] = {}
         self._announced: dict[tuple[int, ...], list[tuple[_Way, torch.Tensor]]] = {}
         self._ways: dict[Any, _Way] = {}
+        self._journal: list[Crossing] = []
+
+    def take_journal(self) -> list[Crossing]:
+        """What has crossed stages since the last call."""
+        journal, self._journal = self._journal, []
+        return journal
 
     def install(self) -> None:
         """Raises RuntimeError if another Tail is installed."""
@@ -113,9 +120,11 @@ class Tail:
             native(tensor, op=op, group=group)
 
         if not way.kept:
-            way.run(tensor, plain, self._announced.pop(self._members(group), []))
+            self._run(way, tensor, plain, self._announced.pop(self._members(group), []))
         else:
+            now = time.monotonic()
             way.give_kept(tensor)
+            self._journal.append(Crossing(way.name, now, time.monotonic(), way.native_cost, 0.0))
         return None
 
     def _broadcast(
@@ -129,7 +138,7 @@ class Tail:
             way = self._way("broadcast", tensor, src, group)
         if way is None:
             return native(tensor, src, group=group, async_op=async_op, **rest)
-        return way.run(tensor, lambda t: native(t, src, group=group))
+        return self._run(way, tensor, lambda t: native(t, src, group=group))
 
     def _barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
         native = self._native["barrier"]
@@ -137,7 +146,19 @@ class Tail:
         way = None if async_op else self._way("barrier", nothing, None, group)
         if way is None:
             return native(group=group, async_op=async_op, device_ids=device_ids)
-        return way.run(nothing, lambda _: native(group=group))
+        return self._run(way, nothing, lambda _: native(group=group))
+
+    def _run(
+        self,
+        way: _Way,
+        tensor: torch.Tensor,
+        native: Native,
+        announced: Sequence[tuple[_Way, torch.Tensor]] = (),
+    ) -> None:
+        start = time.monotonic()
+        way.run(tensor, native, announced)
+        direct = way.direct_cost or -1.0
+        self._journal.append(Crossing(way.name, start, time.monotonic(), way.native_cost, direct))
 
     def _way(self, name: str, tensor: torch.Tensor, detail: Any, group: Any) -> _Way | None:
         """Where this call goes if it crosses stages and is small enough."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import count
+from itertools import accumulate, count, pairwise
 
 from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS
@@ -45,9 +45,12 @@ def simulate(program: Program, conditions: Conditions, sends: str = "eager") -> 
     spans: list[Span] = []
     messages: list[Message] = []
     end = Clock(lines, conditions, rendezvous, spans, messages).run()
-    if conditions.tail:
-        tail = end + conditions.tail
-        spans += [Span(stage, Op(Kind.TAIL, 0), end, tail) for stage in range(program.stages)]
+    ends = list(accumulate(conditions.exchanges, initial=end + conditions.work_of_tail))
+    parts = [(Op(Kind.TAIL, 0), end, ends[0])]
+    parts += [(Op(Kind.EXCHANGE, i), *pair) for i, pair in enumerate(pairwise(ends))]
+    for op, start, stop in parts:
+        if stop > start:
+            spans += [Span(stage, op, start, stop) for stage in range(program.stages)]
     return Timeline(tuple(spans), tuple(messages), "predicted")
 
 

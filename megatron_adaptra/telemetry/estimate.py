@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.telemetry.detect import DelayChart
+from megatron_adaptra.telemetry.tails import TailModel
 
 Link = tuple[int, int]
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
@@ -23,6 +24,7 @@ class Estimator:
     machines only the round trip is known, and its halves are taken for equal. `cores`: see
     Conditions; where given, an op's cost is CPU time, else its wall time. `rendezvous`: whether a
     message waits until the word that its receive is posted has come back to the sender.
+    `everything`: whether slow links delay the tail's exchanges, too; emulated ones do not.
     """
 
     def __init__(
@@ -33,16 +35,18 @@ class Estimator:
         message_bytes: int,
         budget: float = math.inf,
         rendezvous: bool = False,
+        everything: bool = True,
     ) -> None:
         self.microbatches, self.hosts, self.cores = microbatches, tuple(hosts), cores
         self.message_bytes, self.budget, self.rendezvous = message_bytes, budget, rendezvous
+        self.everything = everything
         stages = len(hosts)
         pairs = [(s, s + 1) for s in range(stages - 1)]
         # A message that waits for a core to be handled looks like one that is still on its way.
         floor = 0.0 if cores is None else TIME_SLICE
         self.charts = {link: DelayChart(floor) for a, b in pairs for link in ((a, b), (b, a))}
         self._ops: list[deque[tuple[float, float]]] = [deque(maxlen=WINDOW) for _ in range(stages)]
-        self._tails: deque[float] = deque(maxlen=WINDOW)
+        self._tails = TailModel()
         self._ratios: deque[float] = deque(maxlen=WINDOW)
 
     def update(self, reports: Sequence[Mapping[str, Any]]) -> list[Link]:
@@ -53,7 +57,7 @@ class Estimator:
             seconds = report[clock]
             self._ops[report["stage"]].append((seconds["F"] * scale, seconds["B"] * scale))
             if report["stage"] == 0 and report.get("tail") is not None:
-                self._tails.append(report["tail"])
+                self._tails.update(report["tail"])
         # Where processes wait for a core, many a message does; a slow link delays all of them.
         delays = _by_link(reports, "delay" if self.cores is None else "swift")
         transits = _by_link(reports, "transit")
@@ -129,8 +133,12 @@ class Estimator:
     def delays(self) -> dict[str, float]:
         return {f"{a}>{b}": chart.estimate for (a, b), chart in self.charts.items()}
 
-    def conditions(self, corrected: bool = True) -> Conditions:
+    def conditions(self, corrected: bool = True, native: bool = False) -> Conditions:
+        """What to plan for. `native`: with the tail as it is in stock Megatron."""
         scale = self.correction if corrected else 1.0
+        slowest = max((c.estimate for c in self.charts.values()), default=0.0)
+        delay = slowest if self.everything else 0.0
+        exchanges = (self._tails.native if native else self._tails.exchanges)(delay)
         ops = [tuple(scale * s for s in _median(window)) for window in self._ops]
         return Conditions(
             microbatches=self.microbatches,
@@ -141,7 +149,8 @@ class Estimator:
             links={link: LinkState(chart.estimate) for link, chart in self.charts.items()},
             message_bytes=float(self.message_bytes),
             activation_budget=(self.budget,) * len(ops),
-            tail=median(self._tails) if self._tails else 0.0,
+            tail=self._tails.work + sum(exchanges),
+            exchanges=exchanges,
             cores=self.cores,
             split=False,  # neither seam runs the halves of a backward apart
         )

@@ -22,6 +22,20 @@ class OpTime(NamedTuple):
     cpu: float
 
 
+class Crossing(NamedTuple):
+    """An operation of the tail that stages do together; seconds on the monotonic clock.
+
+    `backend` and `direct`: what it costs, as last measured, through torch's backend and through an
+    exchange of ours; negative where that is not known.
+    """
+
+    name: str
+    start: float
+    end: float
+    backend: float
+    direct: float
+
+
 @dataclass
 class IterationRecord:
     """`cpu` is what the whole process spent between the first op and the last one."""
@@ -33,6 +47,7 @@ class IterationRecord:
     cpu: float = 0.0
     ops: list[OpTime] = field(default_factory=list)
     messages: list[tuple[int, Op, Stamps]] = field(default_factory=list)  # source, op, stamps
+    crossings: Sequence[Crossing] = ()
 
     def report(self) -> dict[str, Any]:
         """The small message to the leader: seconds, per source stage where there is one.
@@ -84,6 +99,12 @@ class IterationRecord:
         return [t for t in stamps if t.posted <= t.sent] or stamps
 
     @property
+    def tail(self) -> dict[str, Any]:
+        """Seconds of the tail, and of each crossing in it: taken, backend's, direct."""
+        crossings = [(c.end - c.start, c.backend, c.direct) for c in self.crossings]
+        return {"seconds": self.end - self.last_op_end, "crossings": crossings}
+
+    @property
     def last_op_end(self) -> float:
         return self.ops[-1].end if self.ops else self.begin
 
@@ -113,8 +134,9 @@ class Probe:
     def pipeline_ends(self) -> None:
         self.record.cpu = time.process_time() - self._process
 
-    def iteration_ends(self) -> None:
+    def iteration_ends(self, crossings: Sequence[Crossing] = ()) -> None:
         self.record.end = time.monotonic()
+        self.record.crossings = [c for c in crossings if c.start >= self.record.last_op_end]
 
 
 def merge(records: Sequence[IterationRecord], name: str) -> Timeline:
@@ -124,13 +146,24 @@ def merge(records: Sequence[IterationRecord], name: str) -> Timeline:
     finish = max(r.last_op_end for r in records)
     for r in records:
         spans += [Span(r.stage, o.op, o.start - zero, o.end - zero) for o in r.ops]
-        if r.end > finish:
-            spans.append(Span(r.stage, Op(Kind.TAIL, 0), finish - zero, r.end - zero))
+        spans += [Span(r.stage, op, a - zero, b - zero) for op, a, b in _tail_of(r, finish)]
         messages += [
             Message(source, r.stage, op, s.sent - zero, s.completed - zero)
             for source, op, s in r.messages
         ]
     return Timeline(tuple(spans), tuple(messages), name)
+
+
+def _tail_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, float]]:
+    """A stage's tail as ops: exchanges, numbered, and what is between them."""
+    parts: list[tuple[Op, float, float]] = []
+    now = begin
+    for i, crossing in enumerate(record.crossings):
+        start = max(now, crossing.start)
+        parts += [(Op(Kind.TAIL, i), now, start), (Op(Kind.EXCHANGE, i), start, crossing.end)]
+        now = max(now, crossing.end)
+    parts.append((Op(Kind.TAIL, len(record.crossings)), now, record.end))
+    return [(op, a, b) for op, a, b in parts if b > a]
 
 
 def _mean(ops: Sequence[OpTime], kind: Kind, clock: str) -> float:

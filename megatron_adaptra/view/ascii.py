@@ -10,7 +10,15 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.view.axis import ms, number, ticks
 from megatron_adaptra.view.theme import OP_TEXT, op_fill, op_name
 
-FILL = {Kind.F: "-", Kind.B: "=", Kind.I: "~", Kind.W: "+", Kind.R: "*", Kind.TAIL: "#"}
+FILL = {
+    Kind.F: "-",
+    Kind.B: "=",
+    Kind.I: "~",
+    Kind.W: "+",
+    Kind.R: "*",
+    Kind.TAIL: "#",
+    Kind.EXCHANGE: "x",
+}
 IDLE, MORE = ".", ">"
 LEAST_WIDTH = 32
 
@@ -102,7 +110,7 @@ def _box(op: Op, size: int) -> str:
     """The longest text that fits; a small letter is short for a later chunk."""
     letter = op.kind.value[:1]
     words = [str(op), letter]
-    if op.kind is Kind.TAIL:
+    if op.kind in (Kind.TAIL, Kind.EXCHANGE):
         words = [letter]
     elif op.chunk:
         words[1:] = [f"{letter.lower()}{op.microbatch}", letter.lower()]

@@ -16,6 +16,7 @@ OP_FILL = {
     Kind.W: "#7fc8b4",
     Kind.R: "#bda6dc",
     Kind.TAIL: "#c3c8d0",
+    Kind.EXCHANGE: "#e3a3bd",
 }
 OP_NAME = {
     Kind.F: "forward",
@@ -24,6 +25,7 @@ OP_NAME = {
     Kind.W: "weight gradient",
     Kind.R: "recompute",
     Kind.TAIL: "tail and optimizer",
+    Kind.EXCHANGE: "exchange between stages",
 }
 OP_TEXT = "#1d2733"
 MESSAGE = "#cb4d7b"

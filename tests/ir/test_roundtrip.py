@@ -91,7 +91,7 @@ def test_a_lowered_program_reads_back(seed):
         'schedule {"microbatches": 1}\n',
         'program {"microbatches": 1, "chunks": 1, "policy": "", "why": ""}\n',
         'schedule {"microbatches": 1, "chunks": 1, "policy": "", "why": ""}\n1: F0 B0\n',
-        'schedule {"microbatches": 1, "chunks": 1, "policy": "", "why": ""}\n0: F0 X0\n',
+        'schedule {"microbatches": 1, "chunks": 1, "policy": "", "why": ""}\n0: F0 Q0\n',
     ],
 )
 def test_what_is_no_schedule_is_refused(text):

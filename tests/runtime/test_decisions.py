@@ -5,6 +5,8 @@ import threading
 
 from runtime.pipeline import PATIENCE
 
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.timeline import Span, Timeline
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog
 
 
@@ -17,6 +19,7 @@ def decision(number: int) -> Decision:
         warmup_after=[6, 4, 1],
         predicted_ms=100.0,
         predicted_without_ms=200.0,
+        stock=Timeline((Span(0, Op(Kind.F, 0), 0.0, 0.25),)),
         lower_bound_ms=90.0,
         planning_ms=1.0,
         digest="d",
@@ -36,7 +39,8 @@ def test_lines_are_the_decisions(tmp_path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["detected"] for row in rows] == [0, 1]
     assert rows[0]["measured_ms"] is None
-    assert "samples" not in rows[0]
+    assert rows[0]["stock_ms"] == 250.0
+    assert not {"samples", "stock"} & rows[0].keys()
     first.measured_ms, first.committed = 42.0, True
     log.write()
     rows = [json.loads(line) for line in path.read_text().splitlines()]

@@ -172,6 +172,13 @@ def test_the_tail_follows_the_last_op_on_every_stage():
     assert timeline.busy(1) == 6
 
 
+def test_exchanges_are_ops_at_the_end_of_the_tail():
+    timeline = simulate(lower(TWO), job(2, 2, tail=4.0, exchanges=(1.0, 2.0)))
+    ends = [(str(s.op), s.start, s.end) for s in timeline.spans if s.stage == 1][-3:]
+    assert ends == [("T0", 9, 10), ("X0", 10, 11), ("X1", 11, 13)]
+    assert (timeline.makespan, timeline.pipeline) == (13, 9)
+
+
 def test_split_backward_sends_the_gradient_early():
     s = schedule("F0 F1 I0 W0 I1 W1", "F0 I0 F1 I1 W0 W1", count=2)
     timeline = simulate(lower(s), job(2, 2))

@@ -22,7 +22,10 @@ def reports(iteration, delays, **more):
     out = []
     for stage in range(3):
         sources = {s: delays.get((s, stage), 0.0) for s in (stage - 1, stage + 1) if 0 <= s < 3}
-        one = {**record(stage, iteration, sources, **more).report(), "tail": 0.005}
+        one = {
+            **record(stage, iteration, sources, **more).report(),
+            "tail": {"seconds": 0.005, "crossings": []},
+        }
         out.append(json.loads(json.dumps(one)) if stage else one)
     return out
 
@@ -67,7 +70,7 @@ def test_where_cores_are_shared_a_wait_for_one_is_not_a_slow_link():
         for r in mixed[1:]:
             r.messages += record(r.stage, i, {r.stage - 1: 9 * MS}).messages[:7]
             r.messages = r.messages[-14:]
-        got = [{**r.report(), "tail": 0.0} for r in mixed]
+        got = [{**r.report(), "tail": None} for r in mixed]
         alone.update(got)
         shared.update(got)
     assert alone.conditions().link(0, 1).delay > 4 * MS

@@ -9,7 +9,7 @@ from telemetry.records import record
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.telemetry.probe import IterationRecord, OpTime, Probe, merge
+from megatron_adaptra.telemetry.probe import Crossing, IterationRecord, OpTime, Probe, merge
 from megatron_adaptra.transport.base import Stamps
 
 MS = 1e-3
@@ -136,3 +136,18 @@ def test_merge_without_ends_has_no_tail():
     timeline = merge([r], "open")
     assert all(span.op.kind is not Kind.TAIL for span in timeline.spans)
     assert timeline.busy(0) == pytest.approx(4 * 30 * MS)
+
+
+def test_a_tail_is_drawn_with_its_exchanges():
+    r = record(0, 0, {}, count=1, begin=0.0, tail=0.0)
+    end = r.last_op_end
+    r.end = end + 10 * MS
+    r.crossings = [
+        Crossing("all_reduce", end + 1 * MS, end + 4 * MS, 9 * MS, 3 * MS),
+        Crossing("all_reduce", end + 4 * MS, end + 6 * MS, 9 * MS, 2 * MS),
+    ]
+    assert r.tail["seconds"] == pytest.approx(10 * MS)
+    assert [taken for taken, _, _ in r.tail["crossings"]] == pytest.approx([3 * MS, 2 * MS])
+    line = [s for s in merge([r], "measured").spans if s.start >= end - 1e-9]
+    assert [str(s.op) for s in line] == ["T0", "X0", "X1", "T2"]
+    assert [s.end - s.start for s in line] == pytest.approx([1 * MS, 3 * MS, 2 * MS, 4 * MS])
