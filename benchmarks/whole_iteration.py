@@ -2,8 +2,8 @@
 
 Every row is a training of its own, one rank per host of a laboratory (`adaptra netlab`): stock
 Megatron; a deeper warmup with receives posted when needed, as Megatron does; receives posted ahead;
-and the small collectives of the iteration's end exchanged directly. Saved parameters and optimizer
-states are compared by SHA-256. scripts/bench_whole_iteration.sh is its front.
+the small collectives of the iteration's end exchanged directly; and the optimizer's step taken
+before its verdict is there. Saved parameters and optimizer states are compared by SHA-256. scripts/bench_whole_iteration.sh is its front.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "warmup": ("--adaptra", "--adaptra-receives", "needed", "--adaptra-tail", "off"),
     "posted": ("--adaptra", "--adaptra-tail", "off"),
     "tail": ("--adaptra",),
+    "post-validate": ("--adaptra", "--adaptra-post-validate"),
 }
 LOGGED = 3  # iterations per line: a logged one has barriers of its own
 

@@ -79,8 +79,10 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
             yield
             return
         timers(name, log_level=2).start()
-        yield
-        timers(name).stop()
+        try:
+            yield
+        finally:
+            timers(name).stop()
 
     def _receive(self, kind: Kind, shapes: Any, at_end: bool) -> Any:
         """Up to the next compute op: post what stands before it, take what it needs."""

@@ -63,6 +63,8 @@ class Plugin:
 
         assert self.config is not None
         flags.refuse(args)
+        if self.config.post_validate:
+            flags.refuse_post_validation(args)
         profile()
         if self.missing:
             self._train_as_stock(UnsupportedMegatron(f"{self.missing[0]} does not exist"))
@@ -81,9 +83,11 @@ class Plugin:
         self._activate()
         result = wrapped(*args, **kwargs)
         if self.session is not None:
-            from megatron_adaptra.adapter import checkpoint, verdicts
+            from megatron_adaptra.adapter import checkpoint, postvalidation, verdicts
 
             checkpoint.resume(self.session)
+            if self.config.post_validate:
+                self._undo.append(postvalidation.attach(self.session, result))
             self._undo.append(verdicts.announce(result[1], self.session))
         return result
 
@@ -124,6 +128,8 @@ class Plugin:
         return reports.training_log(self.session, wrapped, args, kwargs)
 
     def save_checkpoint(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+        if self.session is not None:
+            self.session.settle()
         result = wrapped(*args, **kwargs)
         if self.session is not None:
             from megatron_adaptra.adapter import checkpoint
@@ -134,7 +140,10 @@ class Plugin:
     def pretrain(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         """Whatever ends training, its own exit conditions included, ends the plugin too."""
         try:
-            return wrapped(*args, **kwargs)
+            result = wrapped(*args, **kwargs)
+            if self.session is not None:
+                self.session.settle()
+            return result
         except Exception as error:
             # At once: closing takes time, and torchrun's SIGTERM may come before the traceback.
             if self.session is not None and (words := self.session.watchdog.last_words(error)):

@@ -17,6 +17,7 @@ from megatron.core.pipeline_parallel import schedules
 from megatron_adaptra.adapter import handlers, stock
 from megatron_adaptra.adapter.block import Block, gather, machine
 from megatron_adaptra.adapter.native import AdaptraCommunicator
+from megatron_adaptra.adapter.postvalidation import PostValidation
 from megatron_adaptra.adapter.profiles import (
     NEWEST,
     Profile,
@@ -24,8 +25,10 @@ from megatron_adaptra.adapter.profiles import (
     installed_version,
     is_known,
 )
+from megatron_adaptra.adapter.restart import run_on_trust
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.check import check
+from megatron_adaptra.ir.gate import gate_of
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.one_f_one_b import first_schedule
@@ -70,6 +73,7 @@ class Session:
         self.controller: Controller | None = None
         self.mailbox: Mailbox | None = None
         self.tail: Tail | None = None
+        self.post: PostValidation | None = None
         self._transports: list[TorchTransport] = []
         self._lowered: tuple[Schedule, Program] | None = None
         self._microbatches = 0
@@ -79,6 +83,7 @@ class Session:
         """One call of Megatron's forward_backward function, the `function` that we stand in for."""
         reason = self._not_ours(function, arguments)
         if reason:
+            self.settle()
             self._tell(f"stock schedule: {reason}")
             return function(**arguments)
         if self.config.engine == "stock":
@@ -95,7 +100,14 @@ class Session:
             self.emulator.iteration = self.iteration
         self.mailbox.begin(self.iteration, self._message(arguments))
         self.probe.begin(self.iteration)
-        result = self._run(function, arguments, self._program(schedule))
+        program = self._program(schedule)
+        if self.post is not None and self.post.pending:
+            result = run_on_trust(
+                self.post, self.mailbox, gate_of(program, self.stage), arguments,
+                lambda given: self._run(function, given, program),
+            )  # fmt: skip
+        else:
+            result = self._run(function, arguments, program)
         self.mailbox.finish()
         self.probe.pipeline_ends()
         record = self.probe.record
@@ -104,6 +116,11 @@ class Session:
             self.records.append(record)
         self.iteration += 1
         return result
+
+    def settle(self) -> None:
+        """Parameters are needed as they should be: for a checkpoint, an evaluation, the end."""
+        if self.post is not None:
+            self.post.settle()
 
     def iteration_done(self) -> None:
         """The optimizer step is over. Without this call the next iteration's start counts."""

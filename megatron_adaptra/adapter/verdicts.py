@@ -24,11 +24,14 @@ def announce(optimizer: Any, session: Any) -> Callable[[], None]:
 
     if optimizer is None:  # nothing is trained
         return lambda: None
+    before = vars(optimizer).get("step")
     step, zeros = optimizer.step, bool(get_args().log_num_zeros_in_grad)
 
     @functools.wraps(step)
     def stepped(*args: Any, **kwargs: Any) -> Any:
         result = step(*args, **kwargs)
+        if session.post is not None and session.post.combined:
+            return result  # it has told the others already
         if session.tail is not None and isinstance(result, tuple) and len(result) == 3:
             values = [_NONE if value is None else float(value) for value in result[1 : 2 + zeros]]
             tensors = [torch.tensor([value], dtype=torch.float32) for value in values]
@@ -39,6 +42,8 @@ def announce(optimizer: Any, session: Any) -> Callable[[], None]:
     def undo() -> None:
         if vars(optimizer).get("step") is stepped:
             del optimizer.step
+            if before is not None:
+                optimizer.step = before
 
     optimizer.step = stepped
     return undo

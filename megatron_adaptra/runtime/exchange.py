@@ -39,6 +39,7 @@ class Exchange:
         self.me = group.rank()
         self._peers = [i for i in range(len(names)) if i != self.me]
         self._first_tag, self._number = channel * _RING, 0
+        self._told = torch.empty(0, dtype=torch.uint8)
         size = _HEAD.size + nbytes
         self._outgoing: list[tuple[torch.Tensor, list[tuple[int, dist.Work | str]]]] = [
             (torch.empty(size, dtype=torch.uint8), []) for _ in range(_AHEAD + 1)
@@ -55,6 +56,11 @@ class Exchange:
 
         Raises PeerLost, with the member's name, for one from which nothing comes in time.
         """
+        self.tell(payload)
+        return self.hear()
+
+    def tell(self, payload: torch.Tensor) -> None:
+        """The first half of a swap, which waits for nobody; `hear` is the other."""
         number = self._number
         self._number += 1
         frame, sends = self._outgoing[number % len(self._outgoing)]
@@ -65,7 +71,12 @@ class Exchange:
         frame[_HEAD.size : end] = payload
         tag = self._tag(number)
         sends[:] = [(peer, self._try(self._group.send, frame, peer, tag)) for peer in self._peers]
-        values = [payload] * len(self._names)
+        self._told = payload
+
+    def hear(self) -> list[torch.Tensor]:
+        """What each member told; waits for all of them."""
+        number = self._number - 1
+        values = [self._told] * len(self._names)
         for peer in self._peers:
             buffer, work = self._posted[peer].popleft()
             self._await(work, peer, f"send exchange {number}")

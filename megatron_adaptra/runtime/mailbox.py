@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.ir.gate import Gate
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
@@ -34,6 +35,7 @@ class Mailbox:
         self._posted: dict[tuple[Kind, int], tuple[Work, torch.Tensor]] = {}
         self._sent: list[tuple[Op, int, Work]] = []
         self._sent_before: list[tuple[Op, int, Work]] = []
+        self.gate: tuple[Op, Callable[[], None]] | None = None  # an op, and what comes before it
 
     def begin(self, iteration: int, new: Callable[[], torch.Tensor]) -> None:
         """Start an iteration; `new()` makes an empty tensor for one message."""
@@ -50,6 +52,9 @@ class Mailbox:
 
     def take(self, op: Op) -> torch.Tensor:
         """What `op` needs from its neighbour; waits for it."""
+        if self.gate is not None and op == self.gate[0]:
+            passes, self.gate = self.gate[1], None
+            passes()
         kind = _POST_OF[op.kind]
         source = self.stage - 1 if kind is Kind.POST_F else self.stage + 1
         work, buffer = self._posted.pop((kind, op.microbatch))
@@ -63,6 +68,18 @@ class Mailbox:
         target = self.stage + 1 if op.kind is Kind.SEND_F else self.stage - 1
         work = self.transport.isend(tensor, target, self._tag(op.microbatch))
         self._sent.append((op, target, work))
+
+    def begin_anew(self, gate: Gate) -> None:
+        """Drop what the iteration has sent and received so far: it has not got past the gate."""
+        for op in gate.owed:
+            self.send(op, self._new())
+        for op in gate.void:
+            if (op.kind, op.microbatch) not in self._posted:
+                self.post(op)
+            work, _ = self._posted.pop((op.kind, op.microbatch))
+            source = self.stage - 1 if op.kind is Kind.POST_F else self.stage + 1
+            self._wait(work, op, source, self.timeout)
+        self.probe.begin_anew()
 
     def finish(self) -> None:
         """End the iteration. Sends are waited for one iteration late: by then they are done."""

@@ -50,9 +50,11 @@ class Tail:
         self._native: dict[str, Any] = {}
         self._groups: dict[tuple[int, ...], Any] = {}
         self._spanning: dict[Any, tuple[int, ...]] = {}
-        self._announced: dict[tuple[int, ...], list[tuple[_Way, torch.Tensor]]] = {}
-        self._ways: dict[Any, _Way] = {}
+        self._announced: dict[tuple[int, ...], list[tuple[Way, torch.Tensor]]] = {}
+        self._ways: dict[Any, Way] = {}
         self._journal: list[Crossing] = []
+        # Asked before an all-reduce that crosses stages; True if it has taken care of the tensor.
+        self.before: Callable[[Way, torch.Tensor], bool] | None = None
 
     def take_journal(self) -> list[Crossing]:
         """What has crossed stages since the last call."""
@@ -115,6 +117,8 @@ class Tail:
         way = self._way("all_reduce", tensor, op, group) if known else None
         if way is None:
             return native(tensor, op=op, group=group, async_op=async_op)
+        if self.before is not None and self.before(way, tensor):
+            return None
 
         def plain(tensor: torch.Tensor) -> None:
             native(tensor, op=op, group=group)
@@ -150,17 +154,17 @@ class Tail:
 
     def _run(
         self,
-        way: _Way,
+        way: Way,
         tensor: torch.Tensor,
         native: Native,
-        announced: Sequence[tuple[_Way, torch.Tensor]] = (),
+        announced: Sequence[tuple[Way, torch.Tensor]] = (),
     ) -> None:
         start = time.monotonic()
         way.run(tensor, native, announced)
         direct = way.direct_cost or -1.0
         self._journal.append(Crossing(way.name, start, time.monotonic(), way.native_cost, direct))
 
-    def _way(self, name: str, tensor: torch.Tensor, detail: Any, group: Any) -> _Way | None:
+    def _way(self, name: str, tensor: torch.Tensor, detail: Any, group: Any) -> Way | None:
         """Where this call goes if it crosses stages and is small enough."""
         # A checkpoint's threads have an order of their own.
         if not self.active or threading.current_thread() is not threading.main_thread():
@@ -178,7 +182,7 @@ class Tail:
             def connect() -> Exchange:
                 return self._open(members, nbytes + _COSTS.size + SLACK)
 
-            way = self._ways[key] = _Way(name, len(members), op, source, connect, self._auto)
+            way = self._ways[key] = Way(name, members, op, source, connect, self._auto)
         return way
 
     def _members(self, group: Any) -> tuple[int, ...]:
@@ -187,6 +191,10 @@ class Tail:
         if group not in self._spanning:
             self._spanning[group] = self._look_up(group)
         return self._spanning[group]
+
+    def open_exchange(self, way: Way, nbytes: int) -> Exchange:
+        """One more between the ranks of a way. Collective."""
+        return self._open(way.members, nbytes)
 
     def _look_up(self, group: Any) -> tuple[int, ...]:
         if group == dist.GroupMember.NON_GROUP_MEMBER:
@@ -213,24 +221,25 @@ class Tail:
         return Exchange(group, names, nbytes, self._timeout, channel)
 
 
-class _Way:
+class Way:
     """One operation of one group, the same one every iteration.
 
-    `op`: of a reduction; without one everybody gets what member `source` has.
+    `members`: global ranks. `op`: of a reduction; without one everybody gets what member `source`
+    has.
     """
 
     def __init__(
         self,
         name: str,
-        size: int,
+        members: tuple[int, ...],
         op: dist.ReduceOp | None,
         source: int,
         connect: Callable[[], Exchange],
         auto: bool,
     ) -> None:
-        self.name, self.size, self.auto = name, size, auto
+        self.name, self.members, self.size, self.auto = name, members, len(members), auto
         self.direct = False
-        self._op, self._source, self._connect = op, source, connect
+        self.op, self._source, self._connect = op, source, connect
         self.kept: deque[tuple[torch.Tensor, torch.Tensor]] = deque()  # announced, and its result
         self._calls = 0
         self._exchange: Exchange | None = None
@@ -265,7 +274,7 @@ class _Way:
         self,
         tensor: torch.Tensor,
         native: Native,
-        announced: Sequence[tuple[_Way, torch.Tensor]] = (),
+        announced: Sequence[tuple[Way, torch.Tensor]] = (),
     ) -> None:
         """Do what `native(tensor)` does, this way or that way."""
         self._calls += 1
@@ -289,8 +298,8 @@ class _Way:
         """Collective: find the backend's order, and make sure that all have found the same."""
         exchange = self._connect()
         verdict = b"fine"
-        if self._op is not None:
-            self._orders = orders_of(native, self._op, tensor, exchange.me, self.size)
+        if self.op is not None:
+            self._orders = orders_of(native, self.op, tensor, exchange.me, self.size)
             verdict = self._orders.digest() if self._orders is not None else b"none"
         said = exchange.swap(torch.frombuffer(bytearray(verdict), dtype=torch.uint8))
         self.direct = verdict != b"none" and all(bytes(s.tolist()) == verdict for s in said)
@@ -302,7 +311,7 @@ class _Way:
                 "stays with the backend: no order of ours gives its result"
             )
 
-    def _tell(self, mine: Sequence[torch.Tensor], ways: Sequence[_Way]) -> list[torch.Tensor]:
+    def _tell(self, mine: Sequence[torch.Tensor], ways: Sequence[Way]) -> list[torch.Tensor]:
         """Every value's result, by one exchange; agree on the way to take from now on."""
         assert self._exchange is not None
         costs = bytearray(_COSTS.pack(self.native_cost, self.direct_cost))
@@ -321,10 +330,10 @@ class _Way:
 
     def result(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """From what each member has."""
-        if self._op is None:
+        if self.op is None:
             return values[self._source]
         assert self._orders is not None
-        return self._orders.reduce(self._op, values)
+        return self._orders.reduce(self.op, values)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
