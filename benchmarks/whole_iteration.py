@@ -3,7 +3,8 @@
 Every row is a training of its own, one rank per host of a laboratory (`adaptra netlab`): stock
 Megatron; a deeper warmup with receives posted when needed, as Megatron does; receives posted ahead;
 the small collectives of the iteration's end exchanged directly; and the optimizer's step taken
-before its verdict is there. Saved parameters and optimizer states are compared by SHA-256. scripts/bench_whole_iteration.sh is its front.
+before its verdict is there. Saved parameters and optimizer states are compared by SHA-256.
+scripts/bench_whole_iteration.sh is its front.
 """
 
 from __future__ import annotations

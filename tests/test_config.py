@@ -65,13 +65,14 @@ def test_yaml_means_words_by_on_and_off(file, word):
 def test_every_setting_has_a_flag():
     flags = {f.name: f"--adaptra-{f.name.replace('_', '-')}" for f in fields(AdaptraConfig)}
     for name, flag in flags.items():
+        if isinstance(getattr(AdaptraConfig(), name), bool):
+            assert getattr(config(flag), name)
+            continue
         others = {
             "engine": "executor", "emulate_link": "0-1:1ms", "log": "a", "tail": "off",
             "receives": "needed",
         }  # fmt: skip
-        value = others.get(name, "7")
-        words = [flag] if name == "strict" else [flag, value]
-        assert getattr(config(*words), name) != getattr(AdaptraConfig(), name)
+        assert getattr(config(flag, others.get(name, "7")), name) != getattr(AdaptraConfig(), name)
 
 
 def test_help_can_be_shown():
@@ -106,6 +107,8 @@ def test_unknown_key_names_the_nearest(file, key, words):
     ("line", "words"),
     [
         ("engine: fast", "engine: 'fast' is not allowed; one of native, executor, stock"),
+        ("post_validate: 2", "post_validate: 2 is not allowed; true or false"),
+        ("post_validate: true\ntail: off", "post_validate: True is not allowed; a tail that"),
         ("tail: maybe", "tail: 'maybe' is not allowed; one of auto, on, off"),
         ("receives: late", "receives: 'late' is not allowed; one of ahead, needed"),
         ("timeout: 0", "timeout: 0 is not allowed; a number of at least 1"),

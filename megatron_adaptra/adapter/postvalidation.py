@@ -149,6 +149,7 @@ class PostValidation:
 
         def note(way: Way, _: torch.Tensor) -> bool:
             self._seen.append(way)
+            way.absorbed = True
             return False
 
         tail.before = note
@@ -249,13 +250,25 @@ class PostValidation:
     def _agreed(self, native: Any) -> Any:
         @functools.wraps(native)
         def agreed(value: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.combined:
-                return native(value, *args, **kwargs)
+            tail = self._tail()
+            if not self.combined or tail is None:
+                return self._absorbed(tail, lambda: native(value, *args, **kwargs))
             if value is None or isinstance(value, bool):
                 return value
             return torch.as_tensor(value, dtype=torch.float32).item()  # with Megatron's rounding
 
         return agreed
+
+    @staticmethod
+    def _absorbed(tail: Tail | None, native: Callable[[], Any]) -> Any:
+        """Once there are verdicts, this will not take time of its own."""
+        if tail is None:
+            return native()
+        tail.absorbing = True
+        try:
+            return native()
+        finally:
+            tail.absorbing = False
 
     def _put(self, owner: Any, name: str, value: Any) -> None:
         own = vars(owner)

@@ -34,7 +34,8 @@ def run_on_trust(
     except Restart:
         if timers is not None:  # Megatron has started this one, and will do so again
             timers("forward-backward", log_level=1).stop()
-        mailbox.begin_anew(gate)
+        mailbox.drop(gate.messages)
+        mailbox.probe.begin_anew()
         batches.rewind()
         randomness.restore()
     return run(given)

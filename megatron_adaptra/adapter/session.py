@@ -28,7 +28,7 @@ from megatron_adaptra.adapter.profiles import (
 from megatron_adaptra.adapter.restart import run_on_trust
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.gate import gate_of
+from megatron_adaptra.ir.gate import first_messages, first_posts, gate_of
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.one_f_one_b import first_schedule
@@ -75,7 +75,9 @@ class Session:
         self.tail: Tail | None = None
         self.post: PostValidation | None = None
         self._transports: list[TorchTransport] = []
-        self._lowered: tuple[Schedule, Program] | None = None
+        self._lowered: Schedule | None = None  # what the program is for
+        self._program: Program | None = None
+        self._begun = False  # the iteration to come has its program, and first receives posted
         self._microbatches = 0
         self._told: set[str] = set()
 
@@ -94,13 +96,13 @@ class Session:
         self.iteration_done()
         if arguments["num_microbatches"] != self._microbatches:
             self._start(arguments)
+        program = self._program if self._begun else self._begin(arguments)
+        assert program is not None
         assert self.controller is not None
-        schedule = self.controller.begin(self.iteration)
+        self._begun = False
         if self.emulator is not None:
             self.emulator.iteration = self.iteration
-        self.mailbox.begin(self.iteration, self._message(arguments))
         self.probe.begin(self.iteration)
-        program = self._program(schedule)
         if self.post is not None and self.post.pending:
             result = run_on_trust(
                 self.post, self.mailbox, gate_of(program, self.stage), arguments,
@@ -115,7 +117,25 @@ class Session:
         if self.iteration in self.keep_records:
             self.records.append(record)
         self.iteration += 1
+        # Before the tail: the word that a receive stands posted takes as long as a message.
+        self._post_first(self._begin(arguments))
         return result
+
+    def _begin(self, arguments: dict[str, Any]) -> Program:
+        """The boundary between two iterations: the program of the one to come."""
+        assert self.controller is not None
+        assert self.mailbox is not None
+        schedule = self.controller.begin(self.iteration)
+        self.mailbox.begin(self.iteration, self._message(arguments))
+        if self._program is None or self._lowered is not schedule:
+            self._lowered, self._program = schedule, lower(schedule, self._ahead)
+        self._begun = True
+        return self._program
+
+    def _post_first(self, program: Program) -> None:
+        assert self.mailbox is not None
+        for op in first_posts(program, self.stage):
+            self.mailbox.post(op)
 
     def settle(self) -> None:
         """Parameters are needed as they should be: for a checkpoint, an evaluation, the end."""
@@ -219,6 +239,9 @@ class Session:
         """
         if self.controller is not None:
             self.controller.close()
+        if self._begun and self.mailbox is not None and self._program is not None:
+            self.mailbox.drop(first_messages(self._program, self.stage))
+            self._begun = False
         block, (pipeline, control) = self.block, self._transports
         assert block is not None
         count = self._microbatches = arguments["num_microbatches"]
@@ -308,11 +331,6 @@ class Session:
             return hosts, None
         cores = len(os.sched_getaffinity(0)) * self.stages / block.hosts.count(hosts[0])
         return hosts, cores if cores < self.stages else None
-
-    def _program(self, schedule: Schedule) -> Program:
-        if self._lowered is None or self._lowered[0] is not schedule:
-            self._lowered = schedule, lower(schedule, self._ahead)
-        return self._lowered[1]
 
     @property
     def _ahead(self) -> int | None:

@@ -7,59 +7,71 @@ program tells both ends of a link which were sent and which receives stand poste
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import NamedTuple
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
 
 _BACKWARD = frozenset({Kind.B, Kind.I})
+_POSTS = frozenset({Kind.POST_F, Kind.POST_B})
 
 
-@dataclass(frozen=True)
-class Gate:
-    """One stage's. `op`: the first one that waits for the verdict: a stage's first backward, on the
-    last stage, which computes losses, its first forward. `owed`: sends of anything, for receives
-    that stand posted at the neighbours. `void`: receives, by their posts, whose messages have to be
-    taken and forgotten."""
+class Void(NamedTuple):
+    """What one stage does to clear its links. `owed`: sends of anything, for receives that stand
+    posted at the neighbours; then `void`: receives, named by their posts, whose messages are
+    forgotten."""
 
-    op: Op
     owed: tuple[Op, ...]
     void: tuple[Op, ...]
 
 
+class Gate(NamedTuple):
+    """One stage's. `op` is the first one that waits for the verdict: the first backward, and on the
+    last stage, which computes losses, the first forward."""
+
+    op: Op
+    messages: Void
+
+
 def gate_of(program: Program, stage: int) -> Gate:
-    """The gate of a stage of a program without chunks."""
-    here = _Begun(program, stage)
-    owed: set[Op] = set()
-    void = here.posted
-    if stage > 0:
-        before = _Begun(program, stage - 1)
-        void |= {Op(Kind.POST_F, m) for m in before.sent}
-        owed |= {Op(Kind.SEND_B, op.microbatch) for op in before.posted if op.kind is Kind.POST_B}
-    if stage < program.stages - 1:
-        posted = _Begun(program, stage + 1).posted
-        asked = {op.microbatch for op in posted if op.kind is Kind.POST_F}
-        owed |= {Op(Kind.SEND_F, m) for m in asked - here.sent}
-    void -= {Op(Kind.POST_F, m) for m in here.taken}
-    return Gate(here.op, tuple(sorted(owed)), tuple(sorted(void)))
+    """The gate of a stage of a program without chunks, and the messages of what stands before."""
+    order = program.order
+    begun = [line[: _gate(line, i == len(order) - 1)] for i, line in enumerate(order)]
+    line = order[stage]
+    return Gate(line[_gate(line, stage == len(order) - 1)], _messages(begun, stage))
 
 
-class _Begun:
-    """What a stage has done when it stands at its gate."""
+def first_posts(program: Program, stage: int) -> Sequence[Op]:
+    """The receives that a stage posts before anything else."""
+    return tuple(takewhile(lambda op: op.kind in _POSTS, program.order[stage]))
 
-    def __init__(self, program: Program, stage: int) -> None:
-        last = stage == program.stages - 1
-        self.posted: set[Op] = set()
-        self.sent: set[int] = set()
-        self.taken: set[int] = set()
-        for op in program.order[stage]:
-            if op.kind in _BACKWARD or (last and op.kind is Kind.F):
-                self.op = op
-                return
-            if op.kind in (Kind.POST_F, Kind.POST_B):
-                self.posted.add(op)
-            elif op.kind is Kind.SEND_F:
-                self.sent.add(op.microbatch)
-            elif op.kind is Kind.F:
-                self.taken.add(op.microbatch)
-        raise AssertionError(f"stage {stage} computes nothing")  # no program is like that
+
+def first_messages(program: Program, stage: int) -> Void:
+    """The messages of an iteration that has got no further than its first posts."""
+    return _messages([first_posts(program, s) for s in range(program.stages)], stage)
+
+
+def _gate(line: Sequence[Op], last: bool) -> int:
+    """The gate's place in a stage's line."""
+    return next(
+        i for i, op in enumerate(line) if op.kind in _BACKWARD or (last and op.kind is Kind.F)
+    )
+
+
+def _messages(begun: Sequence[Sequence[Op]], stage: int) -> Void:
+    """`begun[s]`: what stage s has done. Nobody has run a backward."""
+
+    def found(of: int, kind: Kind) -> set[int]:
+        inside = 0 <= of < len(begun)
+        return {op.microbatch for op in begun[of] if op.kind is kind} if inside else set()
+
+    taken = found(stage, Kind.F) if stage else set()
+    owed = [Op(Kind.SEND_B, m) for m in sorted(found(stage - 1, Kind.POST_B))]
+    asked = found(stage + 1, Kind.POST_F) - found(stage, Kind.SEND_F)
+    owed += [Op(Kind.SEND_F, m) for m in sorted(asked)]
+    coming = found(stage, Kind.POST_F) | found(stage - 1, Kind.SEND_F)
+    void = [Op(Kind.POST_B, m) for m in sorted(found(stage, Kind.POST_B))]
+    void += [Op(Kind.POST_F, m) for m in sorted(coming - taken)]
+    return Void(tuple(owed), tuple(void))

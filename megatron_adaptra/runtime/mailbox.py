@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.ir.gate import Gate
+from megatron_adaptra.ir.gate import Void
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
@@ -42,7 +42,10 @@ class Mailbox:
         self._iteration, self._new = iteration, new
 
     def post(self, op: Op) -> None:
-        """Hand the transport a buffer for the message that PF3 or PB3 announces."""
+        """Hand the transport a buffer for the message that PF3 or PB3 announces, unless one is
+        there already."""
+        if (op.kind, op.microbatch) in self._posted:
+            return
         source = self.stage - 1 if op.kind is Kind.POST_F else self.stage + 1
         buffer = self._new()
         self._posted[op.kind, op.microbatch] = (
@@ -69,17 +72,15 @@ class Mailbox:
         work = self.transport.isend(tensor, target, self._tag(op.microbatch))
         self._sent.append((op, target, work))
 
-    def begin_anew(self, gate: Gate) -> None:
-        """Drop what the iteration has sent and received so far: it has not got past the gate."""
-        for op in gate.owed:
+    def drop(self, messages: Void) -> None:
+        """Clear the links of an attempt: all receives that stand posted get something."""
+        for op in messages.owed:
             self.send(op, self._new())
-        for op in gate.void:
-            if (op.kind, op.microbatch) not in self._posted:
-                self.post(op)
+        for op in messages.void:
+            self.post(op)
             work, _ = self._posted.pop((op.kind, op.microbatch))
             source = self.stage - 1 if op.kind is Kind.POST_F else self.stage + 1
             self._wait(work, op, source, self.timeout)
-        self.probe.begin_anew()
 
     def finish(self) -> None:
         """End the iteration. Sends are waited for one iteration late: by then they are done."""

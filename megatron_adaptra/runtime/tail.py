@@ -53,6 +53,7 @@ class Tail:
         self._announced: dict[tuple[int, ...], list[tuple[Way, torch.Tensor]]] = {}
         self._ways: dict[Any, Way] = {}
         self._journal: list[Crossing] = []
+        self.absorbing = False  # see Way.absorbed
         # Asked before an all-reduce that crosses stages; True if it has taken care of the tensor.
         self.before: Callable[[Way, torch.Tensor], bool] | None = None
 
@@ -161,7 +162,8 @@ class Tail:
     ) -> None:
         start = time.monotonic()
         way.run(tensor, native, announced)
-        direct = way.direct_cost or -1.0
+        way.absorbed |= self.absorbing
+        direct = 0.0 if way.absorbed else way.direct_cost or -1.0
         self._journal.append(Crossing(way.name, start, time.monotonic(), way.native_cost, direct))
 
     def _way(self, name: str, tensor: torch.Tensor, detail: Any, group: Any) -> Way | None:
@@ -239,6 +241,7 @@ class Way:
     ) -> None:
         self.name, self.members, self.size, self.auto = name, members, len(members), auto
         self.direct = False
+        self.absorbed = False  # will take no time of its own, once another exchange serves it
         self.op, self._source, self._connect = op, source, connect
         self.kept: deque[tuple[torch.Tensor, torch.Tensor]] = deque()  # announced, and its result
         self._calls = 0

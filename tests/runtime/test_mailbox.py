@@ -4,9 +4,19 @@ import random
 
 import pytest
 import torch
-from runtime.pipeline import PATIENCE, Stage, depths, on_threads, reference, schedule
+from runtime.pipeline import (
+    PATIENCE,
+    SHAPE,
+    Stage,
+    depths,
+    gradients,
+    on_threads,
+    reference,
+    schedule,
+)
 
 from megatron_adaptra.errors import PeerLost, ScheduleError
+from megatron_adaptra.ir.gate import first_posts, gate_of
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import parse_line
@@ -126,4 +136,47 @@ def test_close_waits_for_the_last_sends():
     box.close()
     assert work.done()
     assert got.tolist() == [1.0, 1.0]
+    network.close()
+
+
+@pytest.mark.parametrize("rendezvous", [False, True])
+def test_an_iteration_that_is_begun_anew_is_as_if_it_had_not_been_begun(rendezvous):
+    """All stages get to their gates, each in its own time, clear their links and run again."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    network = LoopbackNetwork(rendezvous, {(0, 1): 0.01, (2, 1): 0.01})
+    warmups = [rng.choice(depths(STAGES, COUNT)) for _ in range(6)]
+    programs = [lower(schedule(warmup, COUNT)) for warmup in warmups]
+    refused = [rng.random() < 0.7 for _ in programs]
+
+    class Refused(Exception):
+        pass
+
+    def refuse():
+        raise Refused
+
+    def body(rank):
+        stage = Stage(rank, STAGES, network.open(rank))
+        for program, again in zip(programs, refused, strict=True):
+            gate = gate_of(program, rank)
+            stage.mailbox.begin(stage.iteration + 1, lambda: torch.full(SHAPE, float("nan")))
+            for op in first_posts(program, rank):  # as a session does before the tail
+                stage.mailbox.post(op)
+            if again:
+                stage.mailbox.gate = (gate.op, refuse)
+                with pytest.raises(Refused):
+                    stage.run(program)
+                stage.mailbox.drop(gate.messages)
+                stage.probe.begin_anew()
+                stage.iteration -= 1
+            record = stage.run(program)
+            assert len(record.ops) == 2 * COUNT
+        stage.mailbox.close()
+        return gradients(stage.layer)
+
+    got = on_threads(STAGES, body)
+    wanted = reference(STAGES, COUNT, len(programs))
+    for stage in range(STAGES):
+        assert all(map(torch.equal, got[stage], wanted[stage])), stage
     network.close()
