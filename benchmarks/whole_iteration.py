@@ -47,9 +47,9 @@ LOGGED = 3  # iterations per line: a logged one has barriers of its own
 class Arm:
     """One training, and what is known of it."""
 
-    def __init__(self, name: str, options: argparse.Namespace, work: Path) -> None:
+    def __init__(self, name: str, options: argparse.Namespace, work: Path, turn: int) -> None:
         self.name, self.options = name, options
-        self.folder = work / name
+        self.folder = work / f"{name}-{turn}"
         self.folder.mkdir()
         self.milliseconds: list[float] = []
         self.said: list[bytes] = []
@@ -64,9 +64,10 @@ class Arm:
             statuses = lab.run(command, ENVIRONMENT, self._hear, o.timeout)
         if o.logs is not None:
             o.logs.mkdir(parents=True, exist_ok=True)
-            (o.logs / f"{self.name}.log").write_bytes(b"\n".join(self.said) + b"\n")
+            log = o.logs / self.folder.name
+            log.with_suffix(".log").write_bytes(b"\n".join(self.said) + b"\n")
             if (decisions := self.folder / "decisions.jsonl").exists():
-                shutil.copy(decisions, o.logs / f"{self.name}.decisions.jsonl")
+                shutil.copy(decisions, log.with_suffix(".decisions.jsonl"))
         if any(statuses):
             words = b"\n".join(self.said[-30:]).decode(errors="replace")
             raise AdaptraError(f"{self.name}: the ranks ended with {statuses}\n{words}")
@@ -115,17 +116,21 @@ def digests(arms: Sequence[Arm], checkout: Path) -> list[dict[str, str]]:
     return found
 
 
-def row(arm: Arm, arms: Sequence[Arm], identical: bool) -> dict[str, Any]:
-    """Without a decision an arm runs as stock does, for which the others have a prediction."""
-    known = [other.decision for other in arms if other.decision is not None]
-    mine = arm.decision
-    predicted = mine["predicted_ms"] if mine else known[-1]["stock_ms"] if known else None
+def row(
+    turns: Sequence[Arm], stock: Sequence[Arm], known: Sequence[Arm], same: bool
+) -> dict[str, Any]:
+    """`turns`: the same row, again and again, after `stock`'s. Without a decision an arm runs as
+    stock does, for which the others have a prediction."""
+    decisions = [arm.decision for arm in known if arm.decision is not None]
+    mine = turns[-1].decision
+    predicted = mine["predicted_ms"] if mine else decisions[-1]["stock_ms"] if decisions else None
+    ratios = [s.median_ms / arm.median_ms for s, arm in zip(stock, turns, strict=True)]
     return {
-        "name": arm.name,
-        "iteration_ms": round(arm.median_ms, 1),
-        "ratio_to_stock": round(arms[0].median_ms / arm.median_ms, 2),
+        "name": turns[0].name,
+        "iteration_ms": round(median(arm.median_ms for arm in turns), 1),
+        "ratio_to_stock": round(median(ratios), 3 if len(ratios) > 1 else 2),
         "predicted_ms": None if predicted is None else round(predicted, 1),
-        "identical": identical,
+        "identical": same,
     }
 
 
@@ -143,17 +148,22 @@ def measure(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
         for link in lab.measure():
             if link.fault:
                 print(f"this machine does not keep a link: {link.fault}", file=sys.stderr)
-    arms = []
-    for name in options.rows:
-        print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
-        arms.append(Arm(name, options, work))
-        arms[-1].run(rules)
-        print(f"{arms[-1].median_ms:.0f} ms", file=sys.stderr, flush=True)
+    arms: list[Arm] = []
+    for turn in range(options.pairs):
+        for name in options.rows if turn % 2 == 0 else reversed(options.rows):
+            print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
+            arms.append(Arm(name, options, work, turn))
+            arms[-1].run(rules)
+            print(f"{arms[-1].median_ms:.0f} ms", file=sys.stderr, flush=True)
     spec = importlib.util.find_spec("megatron.core")
     found = Path(spec.origin).parents[2] if spec is not None and spec.origin else ROOT
     checkout = options.script.parent if (options.script.parent / "megatron").is_dir() else found
-    states = digests(arms, checkout)
-    return [row(a, arms, s == states[0]) for a, s in zip(arms, states, strict=True)]
+    states = dict(zip(arms, digests(arms, checkout), strict=True))
+    turns = {name: [arm for arm in arms if arm.name == name] for name in options.rows}
+    return [
+        row(own, turns[options.rows[0]], arms, all(states[a] == states[arms[0]] for a in own))
+        for own in turns.values()
+    ]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -168,6 +178,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--jitter", default="", help="standard deviation, such as 8ms")
     add("--loss", default="", help="share of packets, such as 0.1%%")
     add("--iterations", type=int, default=30, help="per row (default: 30)")
+    add("--pairs", type=int, default=1, metavar="N",
+        help="run all rows N times in turns; ratios are medians of turns (default: 1)")  # fmt: skip
     add("--rows", default=",".join(ROWS), help=f"of {', '.join(ROWS)}; the first is compared with")
     add("--script", type=Path, default=ROOT / "tests/adapter/pretrain_gpt_small.py",
         help="training script, such as a checkout's pretrain_gpt.py (default: a small one, which "
@@ -183,6 +195,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--rows {name}: known are {', '.join(ROWS)}")
     if options.iterations < 4 * LOGGED:
         parser.error(f"--iterations {options.iterations}: at least {4 * LOGGED}")
+    if options.pairs < 1:
+        parser.error(f"--pairs {options.pairs}: at least 1")
     if not options.script.is_file():
         parser.error(f"--script {options.script}: there is no such file")
     options.script = options.script.resolve()

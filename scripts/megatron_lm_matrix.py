@@ -22,7 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from make_patches import release
-from megatron_lm_process import DIGESTS, ROOT, become_subreaper, build_helpers, execute
+from megatron_lm_process import (
+    DIGESTS,
+    ROOT,
+    become_subreaper,
+    build_helpers,
+    execute,
+    execute_in_netlab,
+)
 from megatron_lm_rows import (
     FLAGS,
     ROWS,
@@ -63,13 +70,16 @@ class Checkout:
         shape, options = SHAPES[run.shape], self.options
         done = Outcome(folder / "log", folder / "checkpoint")
         ranks = shape.pipeline * shape.tensor * shape.data
-        command = [self.python, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(ranks)]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command = [self.python, *([] if run.network else launcher)]
         command += [] if run.patched else ["-m", "megatron_adaptra.run"]
         command += [str(script), *FLAGS, *shape.words(self.release, options.microbatches)]
         command += ["--train-iters", str(options.iterations), "--save", str(done.checkpoint)]
         command += ["--save-interval", str(options.iterations), *run.plugin]
-        done.status = execute(command, done.log, folder, options.timeout)
+        if run.network:
+            done.status = execute_in_netlab(command, done.log, ranks, run.network, options.timeout)
+        else:
+            done.status = execute(command, done.log, folder, options.timeout)
         done.read()
         self.outcomes[run] = done
         return done
@@ -91,7 +101,8 @@ class Checkout:
 
     def results(self) -> list[dict[str, Any]]:
         """All rows, or the one line that says why this checkout cannot be tried."""
-        wanted = rows(self.options.only, self.options.slow_link.split(","), self.options.delay)
+        o = self.options
+        wanted = rows(o.only, o.slow_link.split(","), o.delay, o.netlab)
         if self.why_not:
             print(
                 f"{self.path.name}: left out, it {self.why_not}: --python X.Y=...", file=sys.stderr
@@ -218,6 +229,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="write all results there")
     add("--keep", type=Path, metavar="DIR", help="keep logs and checkpoints there")
     add("--no-patch", action="store_true", help="leave out the row `patched`")
+    add("--netlab", action="store_true", help="really slow links in the row `slow`; needs root")
     add("--python", action="append", default=[], metavar="X.Y=PYTHON",
         help="the Python for checkouts that need X.Y (default: this one)")  # fmt: skip
     options = parser.parse_args(argv)

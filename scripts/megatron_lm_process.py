@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGESTS = str(Path(__file__).resolve())  # this file as a command
@@ -55,6 +55,27 @@ ENVIRONMENT = {
     **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
 }  # fmt: skip
+
+
+def execute_in_netlab(
+    command: Sequence[str], log: Path, ranks: int, rule: str, timeout: float
+) -> int | str:
+    """Run one rank on each host of a laboratory (`adaptra netlab`) with that slow link."""
+    from megatron_adaptra.errors import AdaptraError
+    from megatron_adaptra.netlab.lab import Lab
+    from megatron_adaptra.transport.scenario import load_rules
+
+    with log.open("wb") as out:
+        try:
+            with Lab(ranks, load_rules([rule], ranks, network=True)) as lab:
+                statuses = lab.run(command, ENVIRONMENT, lambda _, line: _write(out, line), timeout)
+        except AdaptraError as error:
+            return str(error)
+    return next((status for status in statuses if status), 0)
+
+
+def _write(out: BinaryIO, line: bytes) -> None:
+    out.write(line + b"\n")
 
 
 def execute(

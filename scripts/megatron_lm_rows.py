@@ -65,11 +65,12 @@ ROWS = (*SHAPES, "slow", "executor", "patched")
 
 @dataclass(frozen=True)
 class Run:
-    """One training. `script` is a pretrain_gpt.py; a patched one runs without our launcher."""
+    """One training. A patched pretrain_gpt.py runs without our launcher."""
 
     shape: str
     plugin: tuple[str, ...] = ()
     patched: bool = False
+    network: str = ""  # a really slow link of a laboratory, instead of an emulated one
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,18 @@ class Outcome:
         return "\n".join(f"    {x[:300]}" for x in (telling[-6:] or lines[-6:]))
 
 
-def rows(only: Sequence[str], links: Sequence[str], delay: str) -> list[Row]:
+def rows(only: Sequence[str], links: Sequence[str], delay: str, netlab: bool) -> list[Row]:
     found = []
     for name in only:
         if name in SHAPES:
             found.append(Row(name, Run(name), Run(name, ON)))
         elif name == "slow":
             for link in links:
+                if netlab:
+                    rule = f"{link}:{delay}"
+                    pair = Run("pp4", network=rule), Run("pp4", ON, network=rule)
+                    found.append(Row(f"pp4 netlab {link}", *pair, LEAST_RATIO))
+                    continue
                 slow = (*ON, "--adaptra-emulate-link", f"{link}:{delay}")
                 stock = Run("pp4", (*slow, "--adaptra-engine", "stock"))
                 found.append(Row(f"pp4 slow {link}", stock, Run("pp4", slow), LEAST_RATIO))

@@ -36,7 +36,8 @@ if [ "${ADAPTRA_TEST_NEWEST:-1}" = 1 ]; then
     echo "== the newest megatron-core, with Megatron's own training program ($("$newest" --version))"
     make_venv "$venv-newest" demo,dev "$newest"
     "$venv-newest/bin/python" -m pytest tests/adapter/test_pretrain.py \
-      tests/adapter/test_iteration_tail.py tests/launch/test_models.py \
+      tests/adapter/test_post_validation.py tests/adapter/test_iteration_tail.py \
+      tests/launch/test_models.py \
       tests/adapter/test_demo.py tests/adapter/test_seams.py
   else
     echo "adaptra: no Python 3.12 here: the newest megatron-core line was NOT tested" >&2

@@ -5,13 +5,14 @@ usage() {
   cat <<'END'
 scripts/test_megatron_lm.sh CHECKOUT... [--only pp2,pp4,pp4x2,pp2dp2,tp2pp2,slow,executor,patched]
     [--iterations 20] [--microbatches 12] [--delay 40ms] [--slow-link 2-3] [--timeout SECONDS]
-    [--json FILE] [--keep DIR] [--no-patch]
+    [--json FILE] [--keep DIR] [--no-patch] [--netlab]
 
 CHECKOUT is a Megatron-LM checkout of release 0.14 or newer; it is not modified. One Python
 environment per need is made next to this project: .venv-megatron-lm-3.11 for releases up to 0.16
 and .venv-megatron-lm-3.12 for newer ones, with torch for CPUs. ADAPTRA_VENV_311 and
 ADAPTRA_VENV_312 name environments that are used as they are.
-Needs g++ (Megatron compiles its index helpers). About five minutes per checkout on two idle cores.
+With --netlab the row "slow" crosses a really slow network (docs/netlab.md; as root), not an
+emulated link. Needs g++ (Megatron compiles its index helpers). About five minutes per checkout on two idle cores.
 Exit status: 0 if every run passed, 1 if not, 2 for bad input.
 END
 }
@@ -25,7 +26,7 @@ checkouts=() options=()
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage && exit ;;
-    --no-patch | --*=*) options+=("$1") ;;
+    --no-patch | --netlab | --*=*) options+=("$1") ;;
     --only | --iterations | --microbatches | --delay | --slow-link | --timeout | --json | --keep)
       [ $# -gt 1 ] || die "$1 needs a value"
       options+=("$1" "$2") && shift

@@ -19,13 +19,17 @@ class Span(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The output of `op` left `source` and was there for `target`, in seconds."""
+    """The output of `op` left `source` and was there for `target`, in seconds.
+
+    `posted`: when the receiver was ready for it, where that was measured.
+    """
 
     source: int
     target: int
     op: Op
     sent: float
     arrived: float
+    posted: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,14 @@ class Timeline:
         return {
             "name": self.name,
             "spans": [[s.stage, str(s.op), s.start, s.end] for s in self.spans],
-            "messages": [[m.source, m.target, str(m.op), m.sent, m.arrived] for m in self.messages],
+            "messages": [[m.source, m.target, str(m.op), *m[3:]] for m in self.messages],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Timeline:
         return cls(
             tuple(Span(s, Op.parse(op), a, b) for s, op, a, b in data["spans"]),
-            tuple(Message(s, t, Op.parse(op), a, b) for s, t, op, a, b in data["messages"]),
+            tuple(Message(s, t, Op.parse(op), *times) for s, t, op, *times in data["messages"]),
             data["name"],
         )
 

@@ -153,7 +153,10 @@ def merge(records: Sequence[IterationRecord], name: str) -> Timeline:
         spans += [Span(r.stage, o.op, o.start - zero, o.end - zero) for o in r.ops]
         spans += [Span(r.stage, op, a - zero, b - zero) for op, a, b in _tail_of(r, finish)]
         messages += [
-            Message(source, r.stage, op, s.sent - zero, s.completed - zero)
+            # The first receives are posted in the iteration before.
+            Message(
+                source, r.stage, op, s.sent - zero, s.completed - zero, max(0.0, s.posted - zero)
+            )
             for source, op, s in r.messages
         ]
     return Timeline(tuple(spans), tuple(messages), name)

@@ -2,7 +2,8 @@
 
 One process per timeline, one thread per stage. Each message is an arrow from the op that made it
 to the op that used it, and a bar on an asynchronous track of its directed link, since several
-messages can be under way on one link at once.
+messages can be under way on one link at once. Where it was measured, another such track shows how
+long each receive stood posted: the bars above each other are the depth of posting.
 """
 
 from __future__ import annotations
@@ -65,9 +66,17 @@ def _flight(pid: int, identity: str, message: Message) -> list[Event]:
         "pid": pid,
         "tid": 0,
     }
+    bars = [(link, message.sent)]
+    if message.posted is not None:
+        name = f"receives posted, {message.source} to {message.target}"
+        bars.append(({**link, "name": name, "cat": "posted"}, message.posted))
     return [
-        {**link, "ph": "b", "ts": _us(message.sent), "args": {"op": str(message.op)}},
-        {**link, "ph": "e", "ts": _us(message.arrived)},
+        event
+        for bar, begin in bars
+        for event in (
+            {**bar, "ph": "b", "ts": _us(begin), "args": {"op": str(message.op)}},
+            {**bar, "ph": "e", "ts": _us(message.arrived)},
+        )
     ]
 
 

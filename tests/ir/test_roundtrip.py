@@ -22,7 +22,9 @@ def through_json(data):
 
 spans = st.lists(st.builds(Span, st.integers(0, 9), ops, seconds, seconds)).map(tuple)
 messages = st.lists(
-    st.builds(Message, st.integers(0, 9), st.integers(0, 9), ops, seconds, seconds)
+    st.builds(
+        Message, st.integers(0, 9), st.integers(0, 9), ops, seconds, seconds, st.none() | seconds
+    )
 ).map(tuple)
 links = st.dictionaries(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.integers(0, 9))
 programs = st.builds(

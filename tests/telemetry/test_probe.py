@@ -112,7 +112,7 @@ def test_merge_makes_the_measured_timeline():
     first, second = IterationRecord(0, 3, begin=50.0), IterationRecord(1, 3, begin=50.5)
     first.ops = [OpTime(Op(F, 0), 50.0, 51.0, 1.0), OpTime(Op(B, 0), 55.0, 57.0, 2.0)]
     second.ops = [OpTime(Op(F, 0), 52.0, 53.0, 1.0), OpTime(Op(B, 0), 53.0, 54.0, 2.0)]
-    first.messages = [(1, Op(B, 0), Stamps(54.0, 50.0, 55.0, 51.0))]
+    first.messages = [(1, Op(B, 0), Stamps(54.0, 49.0, 55.0, 51.0))]  # posted the iteration before
     second.messages = [(0, Op(F, 0), Stamps(51.0, 50.5, 52.0, 50.5))]
     first.end, second.end = 60.0, 58.5
     tail = Op(Kind.TAIL, 0)
@@ -125,7 +125,7 @@ def test_merge_makes_the_measured_timeline():
             Span(1, Op(B, 0), 3.0, 4.0),
             Span(1, tail, 7.0, 8.5),  # the tail begins when the whole pipeline has finished
         ),
-        (Message(1, 0, Op(B, 0), 4.0, 5.0), Message(0, 1, Op(F, 0), 1.0, 2.0)),
+        (Message(1, 0, Op(B, 0), 4.0, 5.0, 0.0), Message(0, 1, Op(F, 0), 1.0, 2.0, 0.5)),
         "measured",
     )
 

@@ -79,3 +79,11 @@ def test_message_wraps_to_the_next_chunk() -> None:
 def test_message_without_its_ops_has_no_arrow() -> None:
     timeline = Timeline((), (Message(0, 1, Op(Kind.F, 0), 0.0, 1.0),))
     assert [e["ph"] for e in chrome_trace({"a": timeline})["traceEvents"]] == ["M", "M", "b", "e"]
+
+
+def test_receives_that_stand_posted_have_a_track() -> None:
+    messages = [Message(0, 1, Op(Kind.F, i), 1.0 + i, 2.0 + i, 0.5) for i in range(3)]
+    events = chrome_trace({"a": Timeline((), tuple(messages))})["traceEvents"]
+    track = [e for e in events if e["name"] == "receives posted, 0 to 1"]
+    assert [e["ts"] for e in track if e["ph"] == "b"] == [5e5] * 3  # one above the other
+    assert [e["ts"] for e in track if e["ph"] == "e"] == [2e6, 3e6, 4e6]
