@@ -128,6 +128,8 @@ class Session:
         schedule = self.controller.begin(self.iteration)
         self.mailbox.begin(self.iteration, self._message(arguments))
         if self._program is None or self._lowered is not schedule:
+            if self.tail is not None and self._program is not None and self.block is not None:
+                self.tail.try_again(self.block.members)
             self._lowered, self._program = schedule, lower(schedule, self._ahead)
         self._begun = True
         return self._program

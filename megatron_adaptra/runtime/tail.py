@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -95,6 +95,13 @@ class Tail:
             way.name: (way.native_cost, way.direct_cost, way.direct) for way in self._ways.values()
         }
 
+    def try_again(self, ranks: Collection[int]) -> None:
+        """Links have changed: measure both ways anew. Call it on all of these ranks before the same
+        call; operations that others take part in are left alone."""
+        for way in self._ways.values():
+            if set(way.members) <= set(ranks):
+                way.try_again()
+
     def announce(self, values: Sequence[tuple[torch.Tensor, dist.ReduceOp]], group: Any) -> None:
         """All-reduces that will follow over the group, in any order: one exchange serves them all.
 
@@ -129,7 +136,7 @@ class Tail:
         else:
             now = time.monotonic()
             way.give_kept(tensor)
-            self._journal.append(Crossing(way.name, now, time.monotonic(), way.native_cost, 0.0))
+            self._journal.append(Crossing(way.title, now, time.monotonic(), way.last[0], 0.0))
         return None
 
     def _broadcast(
@@ -163,8 +170,10 @@ class Tail:
         start = time.monotonic()
         way.run(tensor, native, announced)
         way.absorbed |= self.absorbing
-        direct = 0.0 if way.absorbed else way.direct_cost or -1.0
-        self._journal.append(Crossing(way.name, start, time.monotonic(), way.native_cost, direct))
+        backend, direct = way.last
+        self._journal.append(
+            Crossing(way.title, start, time.monotonic(), backend, 0.0 if way.absorbed else direct)
+        )
 
     def _way(self, name: str, tensor: torch.Tensor, detail: Any, group: Any) -> Way | None:
         """Where this call goes if it crosses stages and is small enough."""
@@ -184,7 +193,9 @@ class Tail:
             def connect() -> Exchange:
                 return self._open(members, nbytes + _COSTS.size + SLACK)
 
+            number = len(self._ways)
             way = self._ways[key] = Way(name, members, op, source, connect, self._auto)
+            way.title = f"{name} {number}"
         return way
 
     def _members(self, group: Any) -> tuple[int, ...]:
@@ -239,12 +250,14 @@ class Way:
         connect: Callable[[], Exchange],
         auto: bool,
     ) -> None:
+        self.title = name  # which no other has
         self.name, self.members, self.size, self.auto = name, members, len(members), auto
         self.direct = False
         self.absorbed = False  # will take no time of its own, once another exchange serves it
         self.op, self._source, self._connect = op, source, connect
         self.kept: deque[tuple[torch.Tensor, torch.Tensor]] = deque()  # announced, and its result
         self._calls = 0
+        self._again = False
         self._exchange: Exchange | None = None
         self._orders: Orders | None = None
         self._native_costs: deque[float] = deque(maxlen=3)
@@ -259,8 +272,21 @@ class Way:
         return median(self._direct_costs) if self._direct_costs else 0.0
 
     @property
+    def last(self) -> tuple[float, float]:
+        """What it took last time, through the backend and through the exchange; -1: never."""
+        costs = self._native_costs, self._direct_costs
+        backend, direct = (times[-1] if times else -1.0 for times in costs)
+        return backend, direct
+
+    @property
     def proven(self) -> bool:
         return self._exchange is not None
+
+    def try_again(self) -> None:
+        """What was measured says nothing any more; the other way's turn."""
+        self._native_costs.clear()
+        self._direct_costs.clear()
+        self._again = True
 
     def give_kept(self, tensor: torch.Tensor) -> None:
         """What an exchange has brought already. Raises AdaptraError for another value than was
@@ -283,7 +309,8 @@ class Way:
         self._calls += 1
         if self._calls == FIRST:
             self._prove(tensor, native)
-        other = self.auto and self._calls % TRY == 0
+        other = self.auto and (self._calls % TRY == 0 or self._again)
+        self._again = False
         began = time.perf_counter()
         if self._exchange is None or self.direct == other:
             native(tensor)

@@ -25,6 +25,7 @@ class OpTime(NamedTuple):
 class Crossing(NamedTuple):
     """An operation of the tail that stages do together; seconds on the monotonic clock.
 
+    `name`: the same one in every iteration.
     `backend` and `direct`: what it costs, as last measured, through torch's backend and through an
     exchange of ours; negative where that is not known.
     """
@@ -63,19 +64,29 @@ class IterationRecord:
             "cpu": {k.value: _mean(self.ops, k, "cpu") for k in (Kind.F, Kind.B)},
             "overhead": self.cpu / compute if compute > 0 else 1.0,
             "delay": {source: self.delay(source) for source in sources},
-            "swift": {source: self.delay(source, 0.25) for source in sources},
+            "swift": {source: self.swift(source) for source in sources},
             "transit": {source: self.transit(source) for source in sources},
             "ahead": {source: self.ahead(source) for source in sources},
             "waited": sum(stamps.exposed for _, _, stamps in self.messages),
         }
 
-    def delay(self, source: int, share: float = 0.5) -> float:
-        """Seconds within which that share of the messages from a stage arrived: the median.
+    def delay(self, source: int) -> float:
+        """Median seconds that messages from a stage were on their way.
 
         The median, not the mean: one late wake-up of this process is not a slow link.
         """
-        delays = sorted(stamps.delay for stamps in self._awaited(source))
-        return median(delays) if share == 0.5 else delays[int(share * len(delays))]
+        return median(stamps.delay for stamps in self._awaited(source))
+
+    def swift(self, source: int) -> float:
+        """The same where processes wait for a core, which a message then seems to do as well.
+
+        The lower quartile: a slow link delays all messages. Also of those alone that compute was
+        waiting for: nothing else ran in this process when they came.
+        """
+        awaited = self._awaited(source)
+        wanted = [t for t in awaited if 0 < t.wanted <= t.completed]
+        quartiles = (sorted(t.delay for t in some) for some in (awaited, wanted) if some)
+        return min(delays[len(delays) // 4] for delays in quartiles)
 
     def transit(self, source: int) -> float:
         """Least seconds from sent, on the sender's clock, to there, on this one.
@@ -100,8 +111,8 @@ class IterationRecord:
 
     @property
     def tail(self) -> dict[str, Any]:
-        """Seconds of the tail, and of each crossing in it: taken, backend's, direct."""
-        crossings = [(c.end - c.start, c.backend, c.direct) for c in self.crossings]
+        """Seconds of the tail, and each crossing in it: name, seconds taken, backend's, direct."""
+        crossings = [(c.name, c.end - c.start, c.backend, c.direct) for c in self.crossings]
         return {"seconds": self.end - self.last_op_end, "crossings": crossings}
 
     @property

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has a longer tail
 PASSES = 4  # delays of a backend's small all-reduce: there and back, each after a word (measured)
-STALE = 1.1  # an exchange over a link of that delay may be measured a little short of it
+NEAR = 1.1  # an exchange over a link of that delay may be measured a little short of it
 KEEP = 1.25  # an exchange of ours is in use while it costs less than so many times the backend
 
 
@@ -20,13 +20,15 @@ class TailModel:
 
     def __init__(self) -> None:
         self._work: deque[float] = deque(maxlen=WINDOW)
-        self._crossings: deque[list[tuple[float, float]]] = deque(maxlen=WINDOW)
+        self._done: deque[list[str]] = deque(maxlen=WINDOW)  # the crossings of an iteration
+        self._costs: dict[str, tuple[float, float]] = {}  # backend's and direct, as known now
 
     def update(self, tail: Mapping[str, Any]) -> None:
         """`tail`: as an IterationRecord has it."""
         crossings = tail["crossings"]
-        self._work.append(max(0.0, tail["seconds"] - sum(taken for taken, _, _ in crossings)))
-        self._crossings.append([(backend, direct) for _, backend, direct in crossings])
+        self._work.append(max(0.0, tail["seconds"] - sum(taken for _, taken, _, _ in crossings)))
+        self._done.append([name for name, *_ in crossings])
+        self._costs.update({name: (backend, direct) for name, _, backend, direct in crossings})
 
     @property
     def work(self) -> float:
@@ -38,27 +40,38 @@ class TailModel:
 
         As many as the iterations had on average, each of the mean length.
         """
-        return self._mean([[_settled(*one, delay) for one in row] for row in self._crossings])
+        rows = []
+        for row in self._done:
+            seconds = [_settled(*self._costs[name], delay) for name in row]
+            if row and _untried(*self._costs[row[0]], delay):
+                # The first stage is the last to get there: what the others say is there by then.
+                seconds[0] -= delay
+            rows.append(seconds)
+        return _mean(rows)
 
     def native(self, delay: float) -> tuple[float, ...]:
         """The same through the backend alone, as stock Megatron does it."""
-        return self._mean([[_native(*one, delay) for one in row] for row in self._crossings])
+        return _mean([[_native(*self._costs[name], delay) for name in row] for row in self._done])
 
-    @staticmethod
-    def _mean(rows: list[list[float]]) -> tuple[float, ...]:
-        seconds = [one for row in rows for one in row if one > 0]
-        if not seconds:
-            return ()
-        count = max(1, round(len(seconds) / len(rows)))
-        return (sum(seconds) / len(rows) / count,) * count
+
+# A way that has not been taken since a link got slow is known by what the other one takes.
 
 
 def _native(backend: float, direct: float, delay: float) -> float:
-    """The backend may not have been tried since a link got slow, but then the exchange tells."""
-    return PASSES * delay if backend < delay <= STALE * direct else backend
+    return PASSES * delay if backend < delay <= NEAR * direct else backend
+
+
+def _untried(backend: float, direct: float, delay: float) -> bool:
+    return direct < 0 or 0 < direct < delay <= backend / 2
 
 
 def _settled(backend: float, direct: float, delay: float) -> float:
     """An exchange that has not been tried yet takes one delay."""
-    expected = direct if direct >= 0 else delay
+    expected = delay if _untried(backend, direct, delay) else direct
     return backend if 0 < backend * KEEP < expected else expected
+
+
+def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    count = round(sum(one > 0 for row in rows for one in row) / max(1, len(rows)))
+    total = sum(max(0.0, one) for row in rows for one in row) / max(1, len(rows))
+    return (total / max(1, count),) * max(1, count) if total else ()
