@@ -26,6 +26,7 @@ from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.transport.rules import LinkRule
 from megatron_adaptra.transport.scenario import load_rules
+from megatron_adaptra.view.theme import ADAPTRA, BOUND, STOCK
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -166,6 +167,35 @@ def measure(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
     ]
 
 
+def plot(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
+    """A bar per row, and what was predicted."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 0.5 * len(rows) + 1.2), dpi=150)
+    times = [r["iteration_ms"] for r in rows]
+    colors = [STOCK] + [ADAPTRA] * (len(rows) - 1)
+    axes.barh(range(len(rows)), times, color=colors, height=0.6)
+    for i, r in enumerate(rows):
+        x = max(r["iteration_ms"], r["predicted_ms"] or 0.0) + 0.015 * max(times)
+        words = f"{r['iteration_ms']:.0f} ms   {r['ratio_to_stock']:.2f} x"
+        axes.text(x, i, words, va="center", fontsize=9)
+    known = [(r["predicted_ms"], i) for i, r in enumerate(rows) if r["predicted_ms"]]
+    if known:
+        axes.plot(*zip(*known, strict=True), "|", ms=16, mew=2, color=BOUND, label="predicted")
+        axes.legend(frameon=False, fontsize=9, loc="lower right")
+    axes.set_yticks(range(len(rows)), [r["name"] for r in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.25 * max(times))
+    axes.set_xlabel("ms per iteration", fontsize=9)
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench_whole_iteration.sh", description=__doc__.split("\n\n")[0]
@@ -186,6 +216,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "needs megatron-core 0.17 or newer)")  # fmt: skip
     add("--seed", type=int, default=0, help="of jitter and loss")
     add("--timeout", type=float, default=600.0, help="seconds per row (default: 600)")
+    add("--plot", type=Path, metavar="FILE", help="draw the rows there, a PNG or SVG")
     add("--json", type=Path, metavar="FILE", help="write the rows there")
     add("--logs", type=Path, metavar="FOLDER", help="keep there what each row said and decided")
     options = parser.parse_args(argv)
@@ -213,7 +244,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
     cells = [["-" if value is None else str(value) for value in r.values()] for r in rows]
     what = f"{', '.join(rules_of(options)) or 'healthy network'}: {options.stages} stages, "
-    show_table(Table(f"{what}{options.microbatches} microbatches", list(rows[0]), cells))
+    title = f"{what}{options.microbatches} microbatches"
+    if options.plot:
+        plot(rows, title, options.plot)
+    show_table(Table(title, list(rows[0]), cells))
     if options.json:
         settings = {k: str(v) for k, v in vars(options).items() if k != "json"}
         options.json.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")

@@ -103,6 +103,7 @@ class PostValidation:
         """What Megatron calls: success, gradient norm, zeros, as far as they are known here."""
         tail = self._tail()
         if tail is None or not tail.active:
+            self.combined = False
             return self._step()
         if not self._ready(tail):
             return self._learn(tail)
@@ -115,6 +116,7 @@ class PostValidation:
         try:
             result = self._step()
         except _Overflow:
+            stop_timer(self._optimizer.config.timers, "optimizer-clip-main-grad")
             self._copy.overflow()  # this stage has found none, and made its loss scale believe so
             result = (False, None, None)
         finally:
@@ -280,6 +282,13 @@ class PostValidation:
 
         setattr(owner, name, value)
         self._undo.append(back)
+
+
+def stop_timer(timers: Any, name: str) -> None:
+    """Megatron's timer of this name, which it has started and was not let stop."""
+    timer: Any = getattr(timers, "_timers", {}).get(name)
+    if getattr(timer, "_started", False):
+        timer.stop()
 
 
 def attach(session: Any, result: Sequence[Any]) -> Callable[[], None]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from megatron.core import tensor_parallel
 
-from megatron_adaptra.adapter.postvalidation import PostValidation, Restart
+from megatron_adaptra.adapter.postvalidation import PostValidation, Restart, stop_timer
 from megatron_adaptra.ir.gate import Gate
 from megatron_adaptra.runtime.mailbox import Mailbox
 
@@ -20,7 +20,6 @@ def run_on_trust(
 ) -> Any:
     """Run an iteration of which the parameters may turn out to be wrong up to its gate."""
     batches, randomness = _Batches(arguments["data_iterator"]), _Randomness()
-    timers = _config_of(arguments).timers
 
     def verdict() -> None:
         if not post.settle():
@@ -32,8 +31,7 @@ def run_on_trust(
     try:
         return run(given)
     except Restart:
-        if timers is not None:  # Megatron has started this one, and will do so again
-            timers("forward-backward", log_level=1).stop()
+        stop_timer(_config_of(arguments).timers, "forward-backward")
         mailbox.drop(gate.messages)
         mailbox.probe.begin_anew()
         batches.rewind()
