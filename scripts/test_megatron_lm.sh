@@ -12,7 +12,8 @@ environment per need is made next to this project: .venv-megatron-lm-3.11 for re
 and .venv-megatron-lm-3.12 for newer ones, with torch for CPUs. ADAPTRA_VENV_311 and
 ADAPTRA_VENV_312 name environments that are used as they are.
 With --netlab the row "slow" crosses a really slow network (docs/netlab.md; as root), not an
-emulated link. Needs g++ (Megatron compiles its index helpers). About five minutes per checkout on two idle cores.
+emulated link. Needs g++ (Megatron compiles its index helpers). About five minutes per checkout on
+two idle cores.
 Exit status: 0 if every run passed, 1 if not, 2 for bad input.
 END
 }

@@ -16,7 +16,12 @@ Run = Callable[[dict[str, Any]], Any]  # Megatron's arguments -> what its schedu
 
 
 def run_on_trust(
-    post: PostValidation, mailbox: Mailbox, gate: Gate, arguments: dict[str, Any], run: Run
+    post: PostValidation,
+    mailbox: Mailbox,
+    gate: Gate,
+    arguments: dict[str, Any],
+    timers: Any,
+    run: Run,
 ) -> Any:
     """Run an iteration of which the parameters may turn out to be wrong up to its gate."""
     batches, randomness = _Batches(arguments["data_iterator"]), _Randomness()
@@ -31,17 +36,12 @@ def run_on_trust(
     try:
         return run(given)
     except Restart:
-        stop_timer(_config_of(arguments).timers, "forward-backward")
+        stop_timer(timers, "forward-backward")
         mailbox.drop(gate.messages)
         mailbox.probe.begin_anew()
         batches.rewind()
         randomness.restore()
     return run(given)
-
-
-def _config_of(arguments: dict[str, Any]) -> Any:
-    model = arguments["model"]
-    return (model[0] if isinstance(model, list) else model).config
 
 
 class _Randomness:

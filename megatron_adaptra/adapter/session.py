@@ -106,6 +106,7 @@ class Session:
         if self.post is not None and self.post.pending:
             result = run_on_trust(
                 self.post, self.mailbox, gate_of(program, self.stage), arguments,
+                _config_of(arguments).timers,
                 lambda given: self._run(function, given, program),
             )  # fmt: skip
         else:

@@ -7,7 +7,7 @@ program tells both ends of a link which were sent and which receives stand poste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -37,10 +37,9 @@ class Gate(NamedTuple):
 
 def gate_of(program: Program, stage: int) -> Gate:
     """The gate of a stage of a program without chunks, and the messages of what stands before."""
-    order = program.order
-    begun = [line[: _gate(line, i == len(order) - 1)] for i, line in enumerate(order)]
-    line = order[stage]
-    return Gate(line[_gate(line, stage == len(order) - 1)], _messages(begun, stage))
+    gates = {s: _gate(program, s) for s in _near(program, stage)}
+    begun = {s: program.order[s][:at] for s, at in gates.items()}
+    return Gate(program.order[stage][gates[stage]], _messages(begun, stage))
 
 
 def first_posts(program: Program, stage: int) -> Sequence[Op]:
@@ -50,22 +49,25 @@ def first_posts(program: Program, stage: int) -> Sequence[Op]:
 
 def first_messages(program: Program, stage: int) -> Void:
     """The messages of an iteration that has got no further than its first posts."""
-    return _messages([first_posts(program, s) for s in range(program.stages)], stage)
+    return _messages({s: first_posts(program, s) for s in _near(program, stage)}, stage)
 
 
-def _gate(line: Sequence[Op], last: bool) -> int:
+def _near(program: Program, stage: int) -> range:
+    """The stage and its neighbours."""
+    return range(max(0, stage - 1), min(program.stages, stage + 2))
+
+
+def _gate(program: Program, stage: int) -> int:
     """The gate's place in a stage's line."""
-    return next(
-        i for i, op in enumerate(line) if op.kind in _BACKWARD or (last and op.kind is Kind.F)
-    )
+    held = _BACKWARD | {Kind.F} if stage == program.stages - 1 else _BACKWARD
+    return next(i for i, op in enumerate(program.order[stage]) if op.kind in held)
 
 
-def _messages(begun: Sequence[Sequence[Op]], stage: int) -> Void:
+def _messages(begun: Mapping[int, Sequence[Op]], stage: int) -> Void:
     """`begun[s]`: what stage s has done. Nobody has run a backward."""
 
     def found(of: int, kind: Kind) -> set[int]:
-        inside = 0 <= of < len(begun)
-        return {op.microbatch for op in begun[of] if op.kind is kind} if inside else set()
+        return {op.microbatch for op in begun.get(of, ()) if op.kind is kind}
 
     taken = found(stage, Kind.F) if stage else set()
     owed = [Op(Kind.SEND_B, m) for m in sorted(found(stage - 1, Kind.POST_B))]

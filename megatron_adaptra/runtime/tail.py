@@ -26,14 +26,12 @@ from megatron_adaptra.runtime.exchange import Exchange
 from megatron_adaptra.runtime.reduction import KNOWN, Native, Orders, orders_of
 from megatron_adaptra.runtime.watchdog import Watchdog, say
 from megatron_adaptra.telemetry.probe import Crossing
+from megatron_adaptra.telemetry.tails import KEEP
 
 SMALL = 1024  # bytes that every member may have to say to every other
 PAIR = 64 << 20  # the same for two members, such as the two ends of a tied embedding
 MOST_MEMBERS = 64
 FIRST = 3  # calls after which an operation is taken for one of every iteration
-# The exchange stays while it costs less than this share of what the backend costs: on a healthy
-# network the two take the same time, but everybody telling everybody is more work for the CPUs.
-MARGIN = 0.8
 MEASURED = 3  # calls whose median is what a way costs
 TRY = 16  # every so many calls the other way is measured
 SLACK = 64  # bytes of a message for what was announced; a digest fits, too
@@ -358,7 +356,7 @@ class Way:
         if self.auto:  # all see the same figures, and draw the same conclusion
             figures = [_COSTS.unpack(bytes(s[-_COSTS.size :].tolist())) for s in said]
             backend, direct = (max(column) for column in zip(*figures, strict=True))
-            self.direct = not (backend and direct) or direct < MARGIN * backend
+            self.direct = not (backend and direct) or direct < KEEP * backend
         results, at = [], 0
         for way, value, part in zip(ways, mine, parts, strict=True):
             end = at + part.numel()

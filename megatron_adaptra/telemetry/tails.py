@@ -9,7 +9,9 @@ from typing import Any
 WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has a longer tail
 PASSES = 4  # delays of a backend's small all-reduce: there and back, each after a word (measured)
 NEAR = 1.1  # an exchange over a link of that delay may be measured a little short of it
-KEEP = 0.8  # an exchange of ours is in use while it costs less than this share of the backend
+# An exchange of ours stays while it costs less than this share of what the backend costs: on a
+# healthy network they take the same time, but everybody telling everybody is more work for CPUs.
+KEEP = 0.8
 
 
 class TailModel:
