@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from megatron_adaptra.adapter.replace import put
+
 
 class OptimizerCopy:
     """Of one Megatron optimizer, chained ones included: parameters, their state, loss scale.
@@ -20,7 +22,7 @@ class OptimizerCopy:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self.optimizers = [o for o in _leaves(optimizer) if not getattr(o, "is_stub_optimizer", 0)]
+        self.optimizers = [o for o in leaves(optimizer) if not getattr(o, "is_stub_optimizer", 0)]
         self._whole = optimizer
         self._tensors: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
@@ -80,7 +82,7 @@ class OptimizerCopy:
         self.overflow()
         with contextlib.ExitStack() as stack:  # copies main parameters back into the model's
             for inner in self._inner():
-                stack.enter_context(_instead(inner, "step", lambda *_, **__: None))
+                stack.callback(put(inner, "step", lambda *_, **__: None))
             self._whole.step_with_ready_grads()
 
     def step_again(self, step: Any) -> Any:
@@ -92,7 +94,7 @@ class OptimizerCopy:
         self.restore()
         with contextlib.ExitStack() as stack:
             for optimizer in {id(o): o for o in (self._whole, *self.optimizers)}.values():
-                stack.enter_context(_instead(optimizer, "prepare_grads", lambda: False))
+                stack.callback(put(optimizer, "prepare_grads", lambda: False))
             result = step()
         for group, rate, decay in now:
             group["lr"] = rate
@@ -109,7 +111,7 @@ class OptimizerCopy:
         return list({id(s): s for s in found if s is not None}.values())
 
 
-def _leaves(optimizer: Any) -> list[Any]:
+def leaves(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
@@ -119,18 +121,3 @@ def _is_tensor(value: Any) -> bool:
 
 def _shape(tensor: torch.Tensor) -> Any:
     return tensor.shape, tensor.dtype, tensor.device
-
-
-@contextlib.contextmanager
-def _instead(owner: Any, name: str, function: Any) -> Iterator[None]:
-    """`function` for a method of one object, which may have a replacement of its own."""
-    missing = object()
-    before = vars(owner).get(name, missing)
-    setattr(owner, name, function)
-    try:
-        yield
-    finally:
-        if before is missing:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)

@@ -83,12 +83,10 @@ class Plugin:
         self._activate()
         result = wrapped(*args, **kwargs)
         if self.session is not None:
-            from megatron_adaptra.adapter import checkpoint, postvalidation, verdicts
+            from megatron_adaptra.adapter import checkpoint, whole_iteration
 
             checkpoint.resume(self.session)
-            if self.config.post_validate:
-                self._undo.append(postvalidation.attach(self.session, result))
-            self._undo.append(verdicts.announce(result[1], self.session))
+            self._undo.append(whole_iteration.attach(self.session, result))
         return result
 
     def _activate(self) -> None:
@@ -116,7 +114,12 @@ class Plugin:
             return wrapped(*args, **kwargs)
         place = f"iteration {self.session.iteration}, outside the pipeline's messages"
         self.session.watchdog.phase = place
-        result = wrapped(*args, **kwargs)
+        reruns = self.session.reruns
+
+        def run() -> Any:
+            return wrapped(*args, **kwargs)
+
+        result = run() if reruns is None else reruns.train(run)
         self.session.iteration_done()
         return result
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import struct
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,17 +25,13 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.adapter.optimizer_copy import OptimizerCopy
+from megatron_adaptra.adapter.replace import put
 from megatron_adaptra.runtime.exchange import Exchange
-from megatron_adaptra.runtime.tail import Tail, Way
+from megatron_adaptra.runtime.tail import Tail
 from megatron_adaptra.runtime.watchdog import say
+from megatron_adaptra.runtime.way import Way
 
 _WORD = struct.Struct("<B3x4s")  # overflow, the norm's share as it is in memory
-_TRAINING = "megatron.training.training"
-# What they agree on is part of the verdict, or the same on all stages.
-_AGREED = (
-    "logical_and_across_model_parallel_group",
-    "reduce_max_stat_across_model_parallel_group",
-)
 
 
 class Restart(Exception):
@@ -143,7 +138,7 @@ class PostValidation:
         if not (known and all(way.proven for way in self._seen)):
             return False
         self._norm = sums[0]
-        self._exchange = tail.open_exchange(sums[0], _WORD.size)
+        self._exchange = tail.open_exchange(sums[0].members, _WORD.size)
         return True
 
     def _learn(self, tail: Tail) -> Any:
@@ -221,7 +216,7 @@ class PostValidation:
     def _install(self, model: Sequence[Any]) -> None:
         optimizer, scheduler = self._optimizer, self._scheduler
         stepped = functools.wraps(self._step)(lambda *_, **__: self.step())
-        self._put(optimizer, "step", stepped)
+        self._undo.append(put(optimizer, "step", stepped))
         advance = scheduler.step
 
         @functools.wraps(advance)
@@ -229,13 +224,10 @@ class PostValidation:
             self._increment = increment
             return advance(increment=increment)
 
-        self._put(scheduler, "step", advanced)
+        self._undo.append(put(scheduler, "step", advanced))
         for chunk in model:
             for buffer in (*chunk.buffers, *getattr(chunk, "expert_parallel_buffers", ())):
-                self._put(buffer, "reset", self._later(buffer.reset))
-        training = sys.modules[_TRAINING]
-        for name in _AGREED:
-            self._put(training, name, self._agreed(getattr(training, name)))
+                self._undo.append(put(buffer, "reset", self._later(buffer.reset)))
 
     def _later(self, reset: Callable[[], None]) -> Callable[[], None]:
         """Gradients stay until nobody can want them any more."""
@@ -248,40 +240,6 @@ class PostValidation:
                 reset()
 
         return later
-
-    def _agreed(self, native: Any) -> Any:
-        @functools.wraps(native)
-        def agreed(value: Any, *args: Any, **kwargs: Any) -> Any:
-            tail = self._tail()
-            if not self.combined or tail is None:
-                return self._absorbed(tail, lambda: native(value, *args, **kwargs))
-            if value is None or isinstance(value, bool):
-                return value
-            return torch.as_tensor(value, dtype=torch.float32).item()  # with Megatron's rounding
-
-        return agreed
-
-    @staticmethod
-    def _absorbed(tail: Tail | None, native: Callable[[], Any]) -> Any:
-        """Once there are verdicts, this will not take time of its own."""
-        if tail is None:
-            return native()
-        tail.absorbing = True
-        try:
-            return native()
-        finally:
-            tail.absorbing = False
-
-    def _put(self, owner: Any, name: str, value: Any) -> None:
-        own = vars(owner)
-        before, was_there = own.get(name), name in own
-
-        def back() -> None:
-            if vars(owner).get(name) is value:
-                setattr(owner, name, before) if was_there else delattr(owner, name)
-
-        setattr(owner, name, value)
-        self._undo.append(back)
 
 
 def stop_timer(timers: Any, name: str) -> None:

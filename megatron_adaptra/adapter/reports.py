@@ -16,7 +16,7 @@ def training_log(session: Session, wrapped: Any, args: Any, kwargs: Any) -> Any:
     """Megatron's `training_log`, its line a little longer, and our scalars beside its own."""
     from megatron.training import training
 
-    with _longer_line(training, f" adaptra: {session.in_short()} |"):
+    with _longer_line(training, f" adaptra: {session.in_short()} |"), session.logging():
         result = wrapped(*args, **kwargs)
     iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments["iteration"]
     _write_scalars(session.scalars(), iteration)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from megatron_adaptra.adapter.profiles import (
     installed_version,
     is_known,
 )
+from megatron_adaptra.adapter.reruns import Reruns
 from megatron_adaptra.adapter.restart import run_on_trust
+from megatron_adaptra.adapter.verdicts import Verdicts
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.gate import first_messages, first_posts, gate_of
@@ -37,7 +39,7 @@ from megatron_adaptra.runtime.controller import Controller, ReplanRule
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.store import StoreNotebook
-from megatron_adaptra.runtime.tail import Tail
+from megatron_adaptra.runtime.tail import Later, Tail
 from megatron_adaptra.runtime.watchdog import Watchdog, say
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import IterationRecord, Probe
@@ -73,7 +75,10 @@ class Session:
         self.controller: Controller | None = None
         self.mailbox: Mailbox | None = None
         self.tail: Tail | None = None
+        self.later: list[Later] = []  # see Tail.later
         self.post: PostValidation | None = None
+        self.reruns: Reruns | None = None
+        self.verdicts: Verdicts | None = None
         self._transports: list[TorchTransport] = []
         self._lowered: Schedule | None = None  # what the program is for
         self._program: Program | None = None
@@ -139,6 +144,19 @@ class Session:
         assert self.mailbox is not None
         for op in first_posts(program, self.stage):
             self.mailbox.post(op)
+
+    @contextlib.contextmanager
+    def logging(self) -> Iterator[None]:
+        """Barriers of Megatron's log only line up its timers: nobody waits for a slow link there,
+        as soon as all ranks know that nobody does."""
+        if self.tail is None or self.verdicts is None:
+            yield
+            return
+        self.tail.barriers = not self.verdicts.known
+        try:
+            yield
+        finally:
+            self.tail.barriers = True
 
     def settle(self) -> None:
         """Parameters are needed as they should be: for a checkpoint, an evaluation, the end."""
@@ -233,6 +251,7 @@ class Session:
         if self.config.tail != "off":
             timeout, watchdog = self.config.timeout, self.watchdog
             self.tail = Tail(block.stages, self.config.tail, timeout, watchdog)
+            self.tail.later = self.later
             self.tail.install()
 
     def _start(self, arguments: dict[str, Any]) -> None:

@@ -27,8 +27,9 @@ from megatron_adaptra.runtime.agreement import Ballot, Proposal, pack, unpack
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog
 from megatron_adaptra.runtime.watchdog import say
+from megatron_adaptra.runtime.words import sentence, warmups, why_swap
 from megatron_adaptra.sim.clock import simulate
-from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.estimate import WINDOW, Estimator
 from megatron_adaptra.telemetry.probe import IterationRecord
 
 SETTLE = 2  # iterations between a proposal and its swap, doubled after one that was aborted
@@ -233,7 +234,7 @@ class Controller:
         }  # fmt: skip
         if committed:
             last = committed[-1]
-            self.status["predicted"] = last.predicted_ms / 1e3
+            self.status["predicted"] = (last.renewed_ms or last.predicted_ms) / 1e3
             self.status["lower_bound"] = last.lower_bound_ms / 1e3
         if self._watcher is not None:
             self._channels[self._watcher].send({"kind": "status", "status": self.status})
@@ -252,6 +253,7 @@ class Controller:
             plain = self.estimator.conditions(corrected=False)
             predicted = self.rule.evaluate(ran, plain).predicted
             self.estimator.learn(predicted, seconds)
+            self._renew(iteration, ran, predicted)
         for link in changed:
             self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
         if self._proposal is not None:
@@ -270,11 +272,20 @@ class Controller:
         plan = self._choose(conditions)
         if not _worth(plan, current, self.rule.min_gain, eased):
             return
-        why = _why(before, now, current, plan, back=plan.schedule is self._start)
+        why = why_swap(before, now, current, plan, back=plan.schedule is self._start)
         if self._decide(iteration, why, plan, current, conditions, time.perf_counter() - began):
             self._reason = before
         else:
             self._changed = before
+
+    def _renew(self, iteration: int, ran: Schedule, predicted: float) -> None:
+        committed = [d for d in self.log.decisions if d.committed]
+        last = committed[-1] if committed else None
+        if last is None or last.renewed_ms is not None or last.digest != ran.digest():
+            return
+        if iteration > last.iteration + WINDOW:
+            last.renewed_ms = 1e3 * predicted
+            self.log.write()
 
     def _reconsider(self, iteration: int) -> None:
         """Whether the plan in force is still needed: it was made from a few hasty samples."""
@@ -288,7 +299,7 @@ class Controller:
         # Half the gain that brings a plan in: what is just worth it does not go to and fro.
         if start.predicted <= current.predicted * (1 + self.rule.min_gain / 2):
             self._reason = {}
-            why = f"a deeper warmup gains too little now: back to 1F1B ({_warmups(current, start)})"
+            why = f"a deeper warmup gains too little now: back to 1F1B ({warmups(current, start)})"
             self._decide(iteration, why, start, current, conditions, time.perf_counter() - began)
 
     def _decide(
@@ -370,7 +381,7 @@ class Controller:
                 self._awaited.append(self._proposed)
                 self._settle_in = SETTLE
                 if self._announce:
-                    say(_sentence(self._proposed))
+                    say(sentence(self._proposed))
             else:  # the reason still stands: try again, with more time for the answers
                 self._changed = {**self._changed, **self._reason}
                 self._settle_in = min(2 * self._settle_in, LONGEST_SETTLE)
@@ -408,33 +419,3 @@ def _worth(plan: Plan, current: Plan, min_gain: float, eased: bool) -> bool:
         return True
     lighter = sum(plan.peak_in_flight) < sum(current.peak_in_flight)
     return eased and lighter and plan.predicted <= current.predicted * (1 + min_gain)
-
-
-def _sentence(decision: Decision) -> str:
-    """A decision in force, for the log of the training."""
-    return (  # Megatron's log counts from one
-        f"from iteration {decision.iteration + 1} on, {decision.why}; an iteration is expected to "
-        f"take {decision.predicted_ms:.4g} ms, without {decision.predicted_without_ms:.4g}"
-    )
-
-
-def _why(
-    before: Mapping[tuple[int, int], float],
-    now: Mapping[tuple[int, int], float],
-    current: Plan,
-    plan: Plan,
-    back: bool,
-) -> str:
-    """The decision in one sentence, for people."""
-    links = ", ".join(
-        f"{a}->{b} takes {1e3 * now[a, b]:.3g} ms, "
-        + (f"before {1e3 * old:.3g} ms" if old else "from the start")
-        for (a, b), old in before.items()
-    )
-    what = "back to 1F1B" if back else "a deeper warmup hides it"
-    return f"link {links}: {what} ({_warmups(current, plan)})"
-
-
-def _warmups(current: Plan, plan: Plan) -> str:
-    old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))
-    return f"warmup {old} -> {new}"

@@ -13,7 +13,11 @@ from megatron_adaptra.ir.timeline import Timeline
 
 @dataclass
 class Decision:
-    """Times are milliseconds, as in every report. `iteration` is the first one on the new plan."""
+    """Times are milliseconds, as in every report. `iteration` is the first one on the new plan.
+
+    `renewed_ms`: predicted again for the iterations to come, uncorrected, once all that the model
+    is fed with was measured under the plan. Ops take longer while a pipeline stalls.
+    """
 
     iteration: int
     detected: int
@@ -29,6 +33,7 @@ class Decision:
     plan: str
     conditions: dict[str, Any]
     committed: bool = False
+    renewed_ms: float | None = None
     measured_ms: float | None = None
     samples: list[float] = field(default_factory=list, repr=False)
 

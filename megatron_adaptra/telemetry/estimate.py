@@ -56,19 +56,26 @@ class Estimator:
             scale = 1.0 if self.cores is None else report["overhead"]
             seconds = report[clock]
             self._ops[report["stage"]].append((seconds["F"] * scale, seconds["B"] * scale))
-            if report["stage"] == 0 and report.get("tail") is not None:
-                self._tails.update(report["tail"])
         # Where processes wait for a core, many a message does; a slow link delays all of them.
         delays = _by_link(reports, "delay" if self.cores is None else "swift")
         transits = _by_link(reports, "transit")
         ahead = _by_link(reports, "ahead")
         stage_seconds = self.stage_seconds()
-        return [
+        changed = [
             link
             for link, chart in self.charts.items()
             if (delay := self._delay(link, delays, transits, ahead)) is not None
             and chart.update(max(0.0, delay), stage_seconds)
         ]
+        for report in reports:
+            if report["stage"] == 0 and report.get("tail") is not None:
+                self._tails.update(report["tail"], self._slowest)
+        return changed
+
+    @property
+    def _slowest(self) -> float:
+        """Seconds on the slowest link, as far as the tail's exchanges see it."""
+        return max((c.estimate for c in self.charts.values()), default=0.0) * self.everything
 
     def _delay(
         self,
@@ -136,9 +143,7 @@ class Estimator:
     def conditions(self, corrected: bool = True, native: bool = False) -> Conditions:
         """What to plan for. `native`: with the tail as it is in stock Megatron."""
         scale = self.correction if corrected else 1.0
-        slowest = max((c.estimate for c in self.charts.values()), default=0.0)
-        delay = slowest if self.everything else 0.0
-        exchanges = (self._tails.native if native else self._tails.exchanges)(delay)
+        exchanges = (self._tails.native if native else self._tails.exchanges)(self._slowest)
         ops = [tuple(scale * s for s in _median(window)) for window in self._ops]
         return Conditions(
             microbatches=self.microbatches,

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has a longer tail
 PASSES = 4  # delays of a backend's small all-reduce: there and back, each after a word (measured)
-NEAR = 1.1  # an exchange over a link of that delay may be measured a little short of it
 # An exchange of ours stays while it costs less than this share of what the backend costs: on a
 # healthy network they take the same time, but everybody telling everybody is more work for CPUs.
 KEEP = 0.8
+ONCE = 3  # times the median, and it is not the work of every iteration
+
+
+class _Cost(NamedTuple):
+    """What an operation took, negative if it was never done, and the slowest link's delay then."""
+
+    seconds: float = -1.0
+    delay: float = 0.0
 
 
 class TailModel:
@@ -23,19 +31,26 @@ class TailModel:
     def __init__(self) -> None:
         self._work: deque[float] = deque(maxlen=WINDOW)
         self._done: deque[list[str]] = deque(maxlen=WINDOW)  # the crossings of an iteration
-        self._costs: dict[str, tuple[float, float]] = {}  # backend's and direct, as known now
+        self._native: dict[str, _Cost] = {}
+        self._direct: dict[str, _Cost] = {}
 
-    def update(self, tail: Mapping[str, Any]) -> None:
-        """`tail`: as an IterationRecord has it."""
+    def update(self, tail: Mapping[str, Any], delay: float) -> None:
+        """`tail`: as an IterationRecord has it. `delay`: of the slowest link, seconds."""
         crossings = tail["crossings"]
         self._work.append(max(0.0, tail["seconds"] - sum(taken for _, taken, _, _ in crossings)))
         self._done.append([name for name, *_ in crossings])
-        self._costs.update({name: (backend, direct) for name, _, backend, direct in crossings})
+        for name, _, native, direct in crossings:
+            for costs, seconds in ((self._native, native), (self._direct, direct)):
+                known = costs.setdefault(name, _Cost())
+                if seconds >= 0 and seconds != known.seconds:
+                    costs[name] = _Cost(seconds, delay)
 
     @property
     def work(self) -> float:
-        """Seconds without any crossing; the mean, for only some iterations are logged."""
-        return sum(self._work) / len(self._work) if self._work else 0.0
+        """Seconds without any crossing; the mean, for only some iterations are logged, of those
+        that did not do something once."""
+        usual = [seconds for seconds in self._work if seconds <= ONCE * median(self._work)]
+        return sum(usual) / max(1, len(usual))
 
     def exchanges(self, delay: float) -> tuple[float, ...]:
         """Seconds of each crossing once the way it takes has settled, `delay` on the slowest link.
@@ -44,36 +59,31 @@ class TailModel:
         """
         rows = []
         for row in self._done:
-            seconds = [_settled(*self._costs[name], delay) for name in row]
-            if row and _untried(*self._costs[row[0]], delay):
-                # The first stage is the last to get there: what the others say is there by then.
-                seconds[0] -= delay
-            rows.append(seconds)
+            # The first stage is the last to get there: what the others say first is there by then.
+            awaited = [name for name in row if self._direct[name].seconds != 0.0]
+            rows.append([self._settled(n, delay, n in awaited[1:]) for n in row])
         return _mean(rows)
 
     def native(self, delay: float) -> tuple[float, ...]:
         """The same through the backend alone, as stock Megatron does it."""
-        return _mean([[_native(*self._costs[name], delay) for name in row] for row in self._done])
+        return _mean([[self._backend(name, delay) for name in row] for row in self._done])
 
+    def _backend(self, name: str, delay: float) -> float:
+        cost = self._native[name]
+        return max(0.0, cost.seconds + PASSES * (delay - cost.delay)) if cost.seconds >= 0 else 0.0
 
-# A way that has not been taken since a link got slow is known by what the other one takes.
-
-
-def _native(backend: float, direct: float, delay: float) -> float:
-    return PASSES * delay if backend < delay <= NEAR * direct else backend
-
-
-def _untried(backend: float, direct: float, delay: float) -> bool:
-    return direct < 0 or 0 < direct < delay <= backend / 2
-
-
-def _settled(backend: float, direct: float, delay: float) -> float:
-    """An exchange that has not been tried yet takes one delay."""
-    expected = delay if _untried(backend, direct, delay) else direct
-    return backend if 0 < backend * KEEP < expected else expected
+    def _settled(self, name: str, delay: float, waits: bool) -> float:
+        """An exchange takes one delay, or none for a stage that finds all values there; 0 seconds
+        are those of one that nobody waits for."""
+        cost, backend = self._direct[name], self._backend(name, delay)
+        if cost.seconds == 0.0:
+            return 0.0
+        more = delay - cost.delay if waits else 0.0
+        expected = max(0.0, max(0.0, cost.seconds) + more)
+        return backend if 0 < backend * KEEP < expected else expected
 
 
 def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
     count = round(sum(one > 0 for row in rows for one in row) / max(1, len(rows)))
-    total = sum(max(0.0, one) for row in rows for one in row) / max(1, len(rows))
+    total = sum(one for row in rows for one in row) / max(1, len(rows))
     return (total / max(1, count),) * max(1, count) if total else ()

@@ -21,6 +21,7 @@ from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.training import arguments, get_args, pretrain, print_rank_0
 
@@ -32,6 +33,8 @@ def flags(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument("--user-flag", default="", help="the user's own")
     text = "gradients of that stage and those before it overflow then"
     group.add_argument("--user-overflow", default="", metavar="STAGE:ITERATION,...", help=text)
+    text = "that stage finds something odd then, and wants to see it again"
+    group.add_argument("--user-doubt", default="", metavar="STAGE:ITERATION,...", help=text)
     return parser
 
 
@@ -75,6 +78,10 @@ def forward_step(batches: Any, part: Any, *_: Any) -> Any:
     now = f"{mpu.get_pipeline_model_parallel_rank()}:{get_args().curr_iteration + 1}"
     if now in get_args().user_overflow.split(",") and output.requires_grad:
         output.register_hook(lambda gradient: gradient * float("inf"))
+    if now in get_args().user_doubt.split(",") and output.requires_grad:
+        get_rerun_state_machine().validate_result(
+            result=output.detach().sum(), rejection_func=lambda _: True, message="odd", fatal=False
+        )
 
     def loss(losses: torch.Tensor) -> Any:
         total = torch.sum(losses.float().view(-1) * weights.view(-1))

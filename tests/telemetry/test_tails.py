@@ -7,12 +7,13 @@ from megatron_adaptra.telemetry.tails import TailModel
 MS = 1e-3
 
 
-def model(*rows):
-    """Each row: seconds of the tail, then (taken, backend, direct) of its crossings."""
+def model(*rows, delay=0.0):
+    """Each row: seconds of the tail, then (taken, backend, direct) of its crossings; `delay` on the
+    slowest link at the time."""
     made = TailModel()
     for seconds, *crossings in rows:
         named = [(f"all_reduce {i}", *crossing) for i, crossing in enumerate(crossings)]
-        made.update({"seconds": seconds, "crossings": named})
+        made.update({"seconds": seconds, "crossings": named}, delay)
     return made
 
 
@@ -29,8 +30,8 @@ def test_work_is_what_remains_without_the_crossings():
 def test_exchanges_that_were_never_tried_take_a_delay_but_for_the_first():
     """The stage that is the last to get there need not wait for the others."""
     crossing = (160 * MS, 160 * MS, -1.0)
-    assert model((200 * MS, crossing)).exchanges(30 * MS) == ()
-    made = model((400 * MS, crossing, crossing, crossing))
+    assert model((200 * MS, crossing), delay=30 * MS).exchanges(30 * MS) == ()
+    made = model((400 * MS, crossing, crossing, crossing), delay=30 * MS)
     assert made.exchanges(30 * MS) == pytest.approx((30 * MS, 30 * MS))
     assert made.native(30 * MS) == pytest.approx((160 * MS,) * 3)
 
@@ -41,26 +42,45 @@ def test_the_backend_serves_where_it_is_faster():
 
 
 def test_a_backend_that_was_measured_before_the_link_got_slow():
-    made = model((50 * MS, (41 * MS, 1 * MS, 41 * MS)))
-    assert made.native(40 * MS) == pytest.approx((160 * MS,))
+    made = model((5 * MS, (1 * MS, 1 * MS, 1 * MS)))
+    assert made.native(40 * MS) == pytest.approx((161 * MS,))
 
 
 def test_an_exchange_that_was_measured_before_the_link_got_slow():
-    """The backend was in use; what it takes now tells."""
-    made = model((330 * MS, (160 * MS, 160 * MS, 1 * MS), (160 * MS, 160 * MS, 1 * MS)))
+    """The backend is in use since, and tells what it takes now."""
+    made = model((5 * MS, (1 * MS, 1 * MS, 1 * MS), (1 * MS, 1 * MS, 1 * MS)))
+    slow = (160 * MS, 160 * MS, 1 * MS)
+    crossings = [(f"all_reduce {i}", *slow) for i in range(2)]
+    made.update({"seconds": 330 * MS, "crossings": crossings}, 40 * MS)
+    assert sum(made.exchanges(40 * MS)) == pytest.approx(42 * MS)
+    assert made.native(40 * MS) == pytest.approx((160 * MS, 160 * MS))
+    assert sum(made.exchanges(0.0)) <= 2 * MS
+
+
+def test_an_exchange_that_was_measured_over_a_slow_link_and_takes_less_is_not_in_doubt():
+    row = (50 * MS, (9 * MS, 160 * MS, 9 * MS), (41 * MS, 160 * MS, 41 * MS))
+    assert sum(model(row, delay=40 * MS).exchanges(40 * MS)) == pytest.approx(50 * MS)
+
+
+def test_what_nobody_waits_for_takes_no_time_and_is_not_the_first():
+    row = (50 * MS, (0.0, 160 * MS, 0.0), (0.0, 160 * MS, -1.0), (41 * MS, 160 * MS, -1.0))
+    made = model(row, delay=40 * MS)
     assert made.exchanges(40 * MS) == pytest.approx((40 * MS,))
-    assert made.exchanges(0.0) == pytest.approx((1 * MS, 1 * MS))
+    assert made.native(40 * MS) == pytest.approx((160 * MS,) * 3)
 
 
 def test_what_is_known_last_holds_for_all_iterations_of_the_window():
-    made = model((9 * MS, (1 * MS, 1 * MS, 1 * MS)), (50 * MS, (40 * MS, 160 * MS, 40 * MS)))
+    made = model((9 * MS, (1 * MS, 1 * MS, 1 * MS)))
+    made.update({"seconds": 50 * MS, "crossings": [("all_reduce 0", 40 * MS, 160 * MS, 40 * MS)]},
+                40 * MS)  # fmt: skip
     assert made.exchanges(40 * MS) == pytest.approx((40 * MS,))
 
 
 def test_what_came_along_with_another_exchange_is_free_for_us_and_not_for_stock():
     row = (50 * MS, (40 * MS, 160 * MS, 40 * MS), (0.0, 160 * MS, 0.0))
-    assert model(row, row).exchanges(40 * MS) == pytest.approx((40 * MS,))
-    assert model(row, row).native(40 * MS) == pytest.approx((160 * MS, 160 * MS))
+    made = model(row, row, delay=40 * MS)
+    assert made.exchanges(40 * MS) == pytest.approx((40 * MS,))
+    assert made.native(40 * MS) == pytest.approx((160 * MS, 160 * MS))
 
 
 def test_iterations_that_are_logged_count_by_their_share():
