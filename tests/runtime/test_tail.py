@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from itertools import islice
+import threading
+from itertools import islice, pairwise
 
 import pytest
 import torch
@@ -308,3 +309,91 @@ def left_alone(seat):
 
 def test_the_rest_goes_to_torch():
     assert everywhere(left_alone, ranks=4) == [{}] * 4
+
+
+class Odd(Exception):
+    pass
+
+
+def patient(seat):
+    """The last rank does not wait for the first one's share of a gradient, nor for a flag."""
+    group = dist.new_group([0, 2])
+    served = Tail(range(3), "on", PATIENCE, Watchdog(seat.rank, range(3)))
+    raised = []
+
+    def can_wait(way, tensor):
+        if tensor.numel() == 5000:
+            return (lambda: None) if seat.rank == 2 else None
+        if tensor.dtype != torch.int32:
+            return None
+        tensor.zero_()
+
+        def learn():
+            if tensor.item():
+                raise Odd
+
+        return learn
+
+    served.later = [can_wait]
+    served.install()
+    for step in range(FIRST + 6):
+        doubt = step == FIRST + 3 and seat.rank == 1
+        told_first = seat.rank == 2 and step >= FIRST
+        gradient = torch.full((5000,), float(seat.rank + step))
+        if seat.rank == 0 and step >= FIRST:
+            seat.meet()  # the last rank has gone on by then
+        if seat.rank != 1:
+            dist.all_reduce(gradient, group=group)
+        flag = torch.tensor([int(doubt)], dtype=torch.int32)
+        dist.all_reduce(flag)
+        if step >= FIRST:
+            assert flag.item() == 0
+            assert served.owes
+        if told_first:
+            assert gradient[0].item() == seat.rank + step
+            seat.meet()
+        if seat.rank == 1 and step >= FIRST:
+            seat.meet()
+        norm = torch.tensor([float(seat.rank)])
+        try:
+            dist.all_reduce(norm)
+        except Odd:
+            raised.append(step)
+        assert norm.item() == 3.0
+        assert not served.owes
+        if seat.rank != 1:
+            assert gradient.unique().tolist() == [2.0 + 2 * step]
+    served.undo()
+    return raised
+
+
+def test_what_can_wait_is_there_when_the_next_result_is():
+    assert everywhere(patient, ranks=3) == [[FIRST + 3]] * 3
+
+
+def seldom(seat):
+    """Which of 200 calls the backend has served, though it is much slower."""
+    calls, native, now = [], dist.all_reduce, 0
+
+    def slow(*args, **kwargs):
+        calls.append(now)
+        threading.Event().wait(0.02)  # a backend over a slow network
+        return native(*args, **kwargs)
+
+    dist.all_reduce = slow
+    served = Tail(range(2), "auto", PATIENCE, Watchdog(seat.rank, range(2)))
+    served.install()
+    for step in range(1, 201):
+        now = step
+        dist.all_reduce(torch.tensor([1.0]))
+    served.undo()
+    dist.all_reduce = native
+    return [call for call in calls if call > FIRST]
+
+
+def test_a_way_that_lost_is_tried_again_less_and_less_often():
+    tries = everywhere(seldom, ranks=2)
+    assert tries[0] == tries[1]
+    gaps = [b - a for a, b in pairwise(tries[0])]
+    assert len(gaps) >= 2
+    assert all(later == 2 * gap for gap, later in pairwise(gaps))
