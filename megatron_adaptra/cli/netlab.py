@@ -16,6 +16,7 @@ from rich.table import Table
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.measure import Measured
+from megatron_adaptra.netlab.shaper import SHAPERS
 from megatron_adaptra.transport.rules import SYNTAX
 from megatron_adaptra.transport.scenario import hosts_in, load_rules
 
@@ -25,7 +26,11 @@ _EXAMPLE = """example: stock Megatron-LM, one rank per host, 40 ms each way betw
 Each host is a network namespace with the address 10.77.0.<index + 1>. A command finds RANK,
 WORLD_SIZE, MASTER_ADDR, MASTER_PORT, HOST_INDEX, HOST_IP, GLOO_SOCKET_IFNAME and the variables that
 torchrun takes its node's rank and rendezvous from; {index} and {ip} in its words are replaced.
-Needs root and /dev/net/tun; the kernel's netem is not needed. Nothing is left behind."""
+Needs root, and either the kernel's netem with iproute2, or /dev/net/tun. Nothing is left behind."""
+SHAPED_BY = {
+    "netem": "links are shaped by the kernel's netem",
+    "relay": "links are shaped by a relay in user space",
+}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -43,7 +48,11 @@ def add_parser(subparsers: Any) -> None:
         "--link", action="append", default=[], metavar="RULE", help=SYNTAX.replace("%", "%%")
     )
     parser.add_argument("--hosts", type=int, metavar="N", help="(default: what the links need)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of jitter and loss")
+    parser.add_argument("--shaper", choices=SHAPERS, default="auto",
+        help="what slows links: the kernel's netem, or a relay in user space "
+        "(default: netem where the kernel and iproute2 can, else the relay)")  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, metavar="N",
+        help="of the relay's jitter and loss")  # fmt: skip
     parser.add_argument("--timeout", type=float, default=math.inf, metavar="SECONDS",
         help="end the command then (default: never)")  # fmt: skip
     parser.add_argument("--no-measure", action="store_true", help="do not measure the links first")
@@ -58,26 +67,37 @@ def run(args: argparse.Namespace) -> int:
     hosts = args.hosts or max(2, hosts_in(texts))
     rules = load_rules(texts, hosts, network=True)
     console = Console(stderr=True)
+
+    def say(text: str) -> None:
+        console.print(f"adaptra: {text}", soft_wrap=True, markup=False, highlight=False)
+
     status, measured = 0, []
-    with Lab(hosts, rules, args.seed) as lab:
+    with Lab(hosts, rules, args.seed, args.shaper) as lab:
+        why = f" (no netem: {lab.why})" if lab.why else ""
+        say(f"{hosts} hosts; {SHAPED_BY[lab.shaper]}{why}")
         if rules and not args.no_measure:
             measured = lab.measure()
             console.print(_table(measured))
             for each in measured:
                 if each.fault:
                     link = f"{each.rule.source}>{each.rule.target}"
-                    console.print(f"adaptra: this machine does not keep link {link}: {each.fault}")
+                    say(f"this machine does not keep link {link}: {each.fault}")
         if args.do == "run":
             statuses = lab.run(args.command, os.environ, _show, args.timeout)
             traffic = lab.traffic
-            console.print(
-                f"adaptra: {traffic.packets} packets, {traffic.bytes / 1e6:.1f} MB, "
-                f"{traffic.lost} lost; 99 % of {traffic.held} held ones left less than "
-                f"{traffic.late_ms(0.99)} ms late"
+            late = ""
+            if traffic.held:
+                late = (
+                    f"; 99 % of {traffic.held} held ones left less than "
+                    f"{traffic.late_ms(0.99)} ms late"
+                )
+            say(
+                f"{traffic.packets} packets, {traffic.bytes / 1e6:.1f} MB, "
+                f"{traffic.lost} lost{late}"
             )
             for index, ended in enumerate(statuses):
                 if ended:
-                    console.print(f"adaptra: the command ended with {ended} on host {index}")
+                    say(f"the command ended with {ended} on host {index}")
             status = max(statuses)
         elif any(each.fault for each in measured):
             status = 1
@@ -117,7 +137,9 @@ def _plain(measured: Sequence[Measured], lab: Lab) -> dict[str, Any]:
         values = {k: getattr(of, k) for k in ("delay", "jitter", "bandwidth", "loss")}
         return {k: value if math.isfinite(value) else None for k, value in values.items()}
 
+    traffic = lab.traffic
     return {
+        "shaper": lab.shaper,
         "links": [
             {
                 "link": f"{m.rule.source}>{m.rule.target}",
@@ -127,7 +149,7 @@ def _plain(measured: Sequence[Measured], lab: Lab) -> dict[str, Any]:
             }
             for m in measured
         ],
-        "packets": lab.traffic.packets,
-        "bytes": lab.traffic.bytes,
-        "lost": lab.traffic.lost,
+        "packets": traffic.packets,
+        "bytes": traffic.bytes,
+        "lost": traffic.lost,
     }

@@ -1,7 +1,8 @@
-"""The laboratory: hosts, the relay between them, and a command that runs on each."""
+"""The laboratory: hosts, the network between them, and a command that runs on each."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -12,8 +13,10 @@ from functools import partial
 from typing import Any
 
 from megatron_adaptra.errors import AdaptraError, BadInput
-from megatron_adaptra.netlab import host, measure
-from megatron_adaptra.netlab.relay import Link, Relay, Traffic, address
+from megatron_adaptra.netlab import host, measure, namespace
+from megatron_adaptra.netlab.loop import Loop
+from megatron_adaptra.netlab.network import INTERFACE, Link, Network, Traffic, address
+from megatron_adaptra.netlab.shaper import build, choose
 from megatron_adaptra.transport.rules import LinkRule
 
 MOST_HOSTS = 64
@@ -28,45 +31,63 @@ class Lab:
     """A context manager. Raises AdaptraError where the machine does not allow a laboratory.
 
     `rules`: links that are slow for some iterations, read from what the command prints, or some
-    seconds of its run. The first rule that fits is in force.
+    seconds of its run. The first rule that fits is in force. `shaper`: one of shaper.SHAPERS; which
+    one it came to be is in `shaper` then, and in `why` why it is not netem.
     """
 
-    def __init__(self, hosts: int, rules: Sequence[LinkRule], seed: int = 0) -> None:
+    def __init__(
+        self, hosts: int, rules: Sequence[LinkRule], seed: int = 0, shaper: str = "auto"
+    ) -> None:
         if not 2 <= hosts <= MOST_HOSTS:
             raise BadInput("--hosts", hosts, f"2 to {MOST_HOSTS}")
         self.rules = tuple(rules)
+        self.shaper, self.why = shaper, ""
         self._count, self._seed = hosts, seed
         self._hosts: list[host.Host] = []
         self.iteration = 0  # the one under way
         self._began = 0.0
         self._shaped = (-1, 0.0)  # for which iteration, and until when
-        self._interrupted = 0
+        self._interrupted = ""  # by what
 
     def __enter__(self) -> Lab:
         if os.geteuid() != 0:
             raise AdaptraError("the laboratory makes network namespaces: run it as root")
-        try:
+        self.shaper, self.why = choose(self.shaper)
+        with contextlib.ExitStack() as undo:
+            self._parent = _parent()
+            if self._parent is not None:
+                undo.callback(os.close, self._parent)
+            self._loop = Loop()
+            undo.callback(self._loop.close)
+            undo.callback(self._end)
             for index in range(self._count):
                 self._hosts.append(host.start(index, measure.tasks))
-            self._relay = Relay([h.device for h in self._hosts], self._seed)
-        except BaseException:
-            self._end()
-            raise
+            # Kept until the end: what a host has sent still arrives when its command has ended.
+            namespaces = []
+            for each in self._hosts:
+                namespaces.append(namespace.of(each.pid))
+                undo.callback(os.close, namespaces[-1])
+            pids, links = [h.pid for h in self._hosts], [(r.source, r.target) for r in self.rules]
+            self._network: Network = build(
+                self.shaper, namespaces, pids, links, self._loop, self._seed
+            )
+            undo.callback(self._network.close)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-        self._relay.close()
+        self._end()  # before their network
+        self._undo.close()
 
     @property
     def traffic(self) -> Traffic:
-        return self._relay.traffic
+        return self._network.traffic
 
     def measure(self) -> list[measure.Measured]:
         """Each rule on its own, with nothing else on the network."""
         results = []
         for rule in dict.fromkeys(replace(r, first=0, timed=False) for r in self.rules):
-            self._relay.shape({(rule.source, rule.target): rule})
+            self._network.shape({(rule.source, rule.target): rule})
             source, target = self._hosts[rule.source], self._hosts[rule.target]
             rounds = []
             for send, collect in measure.orders(rule):
@@ -75,7 +96,7 @@ class Lab:
                 answers = self._answers(source, target)
                 rounds.append(answers[target.index]["seen"])
             results.append(measure.judge(rule, rounds))
-        self._relay.shape({})
+        self._network.shape({})
         return results
 
     def _answers(self, *hosts: host.Host) -> dict[int, dict[str, Any]]:
@@ -85,10 +106,10 @@ class Lab:
             def ready(each: host.Host = each) -> None:
                 heard[each.index] = each.hear()
 
-            self._relay.watch(each.control.fileno(), ready)
-        done = self._relay.run(lambda: len(heard) == len(hosts), 30.0)
+            self._loop.watch(each.control.fileno(), ready)
+        done = self._loop.run(lambda: len(heard) == len(hosts), 30.0)
         for each in hosts:
-            self._relay.unwatch(each.control.fileno())
+            self._loop.unwatch(each.control.fileno())
         answers = {index: answer for index, answer in heard.items() if answer is not None}
         if not done or len(answers) < len(hosts):
             raise AdaptraError("a host of the laboratory has not answered in 30 s")
@@ -117,7 +138,7 @@ class Lab:
                     self.iteration = max(self.iteration, int(found[1]))
                 on_line(each.index, line)
             if not data:
-                self._relay.unwatch(each.output)
+                self._loop.unwatch(each.output)
                 if rest[each.index]:
                     on_line(each.index, rest[each.index])
                     rest[each.index] = b""
@@ -129,10 +150,12 @@ class Lab:
             words = [w.replace("{index}", index).replace("{ip}", ip) for w in command]
             variables = {**environment, **self._variables(each.index)}
             pidfds.append(os.pidfd_open(each.pid))
-            self._relay.watch(each.output, partial(read, each))
-            self._relay.watch(pidfds[-1], self._reaper(each, pidfds[-1]))
+            self._loop.watch(each.output, partial(read, each))
+            self._loop.watch(pidfds[-1], self._reaper(each, pidfds[-1]))
             each.tell(task="run", command=words, environment=variables)
         before = {s: signal.signal(s, self._interrupt) for s in (signal.SIGTERM, signal.SIGINT)}
+        if self._parent is not None:
+            self._loop.watch(self._parent, self._abandoned)
         try:
             self._carry(time.monotonic() + limit)
             if any(each.status is None for each in self._hosts):
@@ -144,13 +167,15 @@ class Lab:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            if self._parent is not None:
+                self._loop.unwatch(self._parent)
             for fd in pidfds:
-                self._relay.unwatch(fd)
+                self._loop.unwatch(fd)
                 os.close(fd)
             for each in self._hosts:
-                self._relay.unwatch(each.output)
+                self._loop.unwatch(each.output)
         if self._interrupted:
-            raise AdaptraError("interrupted; the command was ended on all hosts")
+            raise AdaptraError(f"{self._interrupted}; the command was ended on all hosts")
         return [each.wait() for each in self._hosts]
 
     @staticmethod
@@ -164,7 +189,7 @@ class Lab:
         master, world = address(0), str(len(self._hosts))
         return {
             "HOST_INDEX": str(index), "HOST_IP": address(index),
-            "GLOO_SOCKET_IFNAME": host.INTERFACE, "NCCL_SOCKET_IFNAME": host.INTERFACE,
+            "GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE,
             "RANK": str(index), "WORLD_SIZE": world, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": master, "MASTER_PORT": str(PORT),
             "PET_NNODES": world, "PET_NODE_RANK": str(index), "PET_NPROC_PER_NODE": "1",
@@ -174,7 +199,7 @@ class Lab:
     def _reaper(self, each: host.Host, pidfd: int) -> Callable[[], None]:
         def reap() -> None:
             each.wait()
-            self._relay.unwatch(pidfd)
+            self._loop.unwatch(pidfd)
 
         return reap
 
@@ -192,7 +217,7 @@ class Lab:
             everywhere = all(h.status is not None for h in self._hosts)
             return bool(everywhere or late or self._interrupted)
 
-        self._relay.run(ended, float("inf"))
+        self._loop.run(ended, float("inf"))
 
     def _shape(self, now: float) -> None:
         iteration, until = self._shaped
@@ -204,15 +229,20 @@ class Lab:
         for rule in self.rules:
             if rule.active(self.iteration, seconds):
                 rules.setdefault((rule.source, rule.target), rule)
-        self._relay.shape(rules)
+        self._network.shape(rules)
 
     def _interrupt(self, signum: int, _: object) -> None:
-        self._interrupted = signum
+        self._interrupted = f"interrupted by {signal.Signals(signum).name}"
+
+    def _abandoned(self) -> None:
+        assert self._parent is not None
+        self._loop.unwatch(self._parent)
+        self._interrupted = "what started the laboratory has ended (nohup lets it go on)"
 
     def _stop(self, grace: float) -> None:
         for each in self._hosts:
             each.end(signal.SIGTERM)
-        self._relay.run(lambda: all(h.status is not None for h in self._hosts), grace)
+        self._loop.run(lambda: all(h.status is not None for h in self._hosts), grace)
         for each in self._hosts:
             each.end(signal.SIGKILL)
 
@@ -223,3 +253,15 @@ class Lab:
             each.wait()
             each.close()
         self._hosts = []
+
+
+def _parent() -> int | None:
+    """A pidfd of the process that started us; None where we are to outlive it, as nohup asks.
+
+    Otherwise a killed script would leave the laboratory to run on, for hours perhaps.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return None
+    with contextlib.suppress(OSError):  # outside our process namespace
+        return os.pidfd_open(os.getppid())
+    return None

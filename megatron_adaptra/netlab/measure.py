@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median, pstdev
 from typing import Any
 
-from megatron_adaptra.netlab.relay import QUEUE, address
+from megatron_adaptra.netlab.network import QUEUE, address
 from megatron_adaptra.transport.rules import LinkRule
 
 PINGS = 40

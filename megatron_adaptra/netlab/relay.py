@@ -6,119 +6,85 @@ time has come; packets of one directed link keep their order, as they do on most
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import heapq
+import math
 import os
 import random
-import select
+import struct
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 
+from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.netlab.loop import Loop
+from megatron_adaptra.netlab.namespace import bring_up, entered
+from megatron_adaptra.netlab.network import INTERFACE, PREFIX, QUEUE, Link, Traffic, address
 from megatron_adaptra.transport.rules import LinkRule
 
-Link = tuple[int, int]
-NETWORK = bytes((10, 77, 0))
-MTU = 60_000  # few packets, for every one costs a system call on each side
-QUEUE = 1.0  # seconds of traffic that a rate-limited link queues before it drops
+_TUNSETIFF, _TUN_WITHOUT_HEADER = 0x400454CA, 0x0001 | 0x1000
 _BATCH = 64  # packets read from one device in a row
-_TICK = 0.05  # seconds between two looks at the time when nothing moves
-
-
-def address(host: int) -> str:
-    return ".".join(map(str, (*NETWORK, host + 1)))
-
-
-@dataclass
-class Traffic:
-    """What crossed, and how well the relay kept time."""
-
-    packets: int = 0
-    bytes: int = 0
-    lost: int = 0  # on purpose, by a full queue, or because the other end was gone
-    held: int = 0
-
-    def __post_init__(self) -> None:
-        self.late: Counter[int] = Counter()  # held packets by lateness in whole milliseconds
-
-    def late_ms(self, share: float) -> int:
-        """The lateness, in ms rounded up, that this share of the held packets kept to."""
-        left = share * sum(self.late.values())
-        for ms, count in sorted(self.late.items()):
-            left -= count
-            if left <= 0:
-                return ms + 1
-        return 0
 
 
 class Relay:
-    """One event loop over all devices. `devices[i]`: the TUN device of host i, non-blocking."""
+    """`namespaces[i]`: of host i. The packets move when the loop runs."""
 
-    def __init__(self, devices: Sequence[int], seed: int = 0) -> None:
+    def __init__(self, namespaces: Sequence[int], loop: Loop, seed: int = 0) -> None:
         self.traffic = Traffic()
-        self._devices = list(devices)
+        self._devices: list[int] = []
+        self._loop = loop
         self._rules: dict[Link, LinkRule] = {}
         self._heap: list[tuple[float, int, int, bytes]] = []
         self._count = 0
         self._free: dict[Link, float] = {}  # when a link has put out its last packet
         self._due: dict[Link, float] = {}
         self._random = random.Random(seed)
-        self._poll = select.epoll()
-        self._host = {fd: i for i, fd in enumerate(self._devices)}
-        self._watched: dict[int, Callable[[], object]] = {}
-        for fd in self._devices:
-            self._poll.register(fd, select.EPOLLIN)
+        try:
+            for host, namespace in enumerate(namespaces):
+                with entered(namespace):
+                    self._devices.append(_device(address(host)))
+        except OSError as error:
+            self.close()
+            raise AdaptraError(
+                f"the relay needs a TUN device on each host and did not get one: {error}"
+            ) from None
+        for host, fd in enumerate(self._devices):
+            loop.watch(fd, partial(self._read, host, fd))
+        loop.work = self._deliver
 
     def shape(self, rules: Mapping[Link, LinkRule]) -> None:
-        """The slow links from now on; packets that are held already keep their time."""
         self._rules = dict(rules)
 
-    def watch(self, fd: int, ready: Callable[[], object]) -> None:
-        """Call `ready` from the loop whenever this descriptor can be read or its peer is gone."""
-        self._watched[fd] = ready
-        self._poll.register(fd, select.EPOLLIN)
-
-    def unwatch(self, fd: int) -> None:
-        if self._watched.pop(fd, None) is not None:
-            self._poll.unregister(fd)
-
-    def run(self, until: Callable[[], bool], seconds: float) -> bool:
-        """Carry packets until `until()` or for so many seconds; whether `until` came true."""
-        end = time.monotonic() + seconds
-        while not until():
-            if time.monotonic() >= end:
-                return False
-            self._step()
-        return True
-
     def close(self) -> None:
-        self._poll.close()
+        for fd in self._devices:
+            self._loop.unwatch(fd)
+            os.close(fd)
+        self._devices = []
 
-    def _step(self) -> None:
+    def _deliver(self) -> float:
+        """Put out what is due; the seconds until the next packet is."""
         now = time.monotonic()
         heap = self._heap
         while heap and heap[0][0] <= now:
             due, _, target, packet = heapq.heappop(heap)
             self._put(target, packet)
             self.traffic.late[int(1e3 * (now - due))] += 1
-        wait = min(_TICK, max(0.0, heap[0][0] - now)) if heap else _TICK
-        for fd, _ in self._poll.poll(wait):
-            source = self._host.get(fd)
-            if source is None:
-                self._watched[fd]()
-                continue
-            for _ in range(_BATCH):
-                try:
-                    packet = os.read(fd, 65536)
-                except BlockingIOError:
-                    break
-                except OSError:  # the host is gone
-                    self._poll.unregister(fd)
-                    break
-                self._take(source, packet)
+        return max(0.0, heap[0][0] - now) if heap else math.inf
+
+    def _read(self, source: int, fd: int) -> None:
+        for _ in range(_BATCH):
+            try:
+                packet = os.read(fd, 65536)
+            except BlockingIOError:
+                break
+            except OSError:  # the host is gone
+                self._loop.unwatch(fd)
+                break
+            self._take(source, packet)
 
     def _take(self, source: int, packet: bytes) -> None:
-        ours = len(packet) >= 20 and packet[0] >> 4 == 4 and packet[16:19] == NETWORK
+        ours = len(packet) >= 20 and packet[0] >> 4 == 4 and packet[16:19] == PREFIX
         target = packet[19] - 1 if ours else -1
         if not 0 <= target < len(self._devices):
             return  # IPv6 neighbour discovery, multicast
@@ -150,3 +116,15 @@ class Relay:
             os.write(self._devices[target], packet)
         except OSError:  # a full queue, or a host that is gone
             self.traffic.lost += 1
+
+
+def _device(own: str) -> int:
+    """A TUN device that is up, with this address; the descriptor moves its packets."""
+    with contextlib.ExitStack() as undo:
+        fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        undo.callback(os.close, fd)
+        request = struct.pack("16sH22s", INTERFACE.encode(), _TUN_WITHOUT_HEADER, b"")
+        fcntl.ioctl(fd, _TUNSETIFF, request)
+        bring_up(INTERFACE, own)
+        undo.pop_all()
+    return fd

@@ -1,0 +1,223 @@
+"""Joins the hosts by a bridge in the kernel, and slows links by its `netem`.
+
+A veth pair leads from each host to the hub, a namespace with nothing but a bridge in it. On the
+hub's port to a host, packets are told apart by their sender; each slow link has a netem there. So
+senders feel nothing of a full queue, as on a real path, and one call of `tc` changes all links.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.netlab.namespace import bring_up, entered, new
+from megatron_adaptra.netlab.network import (
+    INTERFACE,
+    MTU,
+    QUEUE,
+    WAITING,
+    Link,
+    Traffic,
+    address,
+)
+from megatron_adaptra.transport.rules import LinkRule
+
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where a root shell may not look
+_PATIENCE = 30.0  # seconds for one call of ip or tc
+_UNLIMITED = 125e9  # bytes/s
+_ETHERNET = 14  # bytes of a packet's head that a relay of IP packets does not see
+# What a line asks of the kernel, by the first of these words in it.
+_PARTS = {
+    "netem": "sch_netem", "u32": "cls_u32", "police": "act_police", "htb": "sch_htb",
+    "bridge": "a bridge", "veth": "a veth pair",
+}  # fmt: skip
+# Packets, while QUEUE is seconds: dropping is the policer's part, see _police.
+_LIMIT = 1_000_000
+_FREE = LinkRule(0, 0, 0.0)  # asks for nothing
+
+
+class Netem:
+    """`namespaces[i]`: of host i, in which process `pids[i]` is; `links`: that may get slow."""
+
+    def __init__(
+        self, namespaces: Sequence[int], pids: Sequence[int], links: Sequence[Link]
+    ) -> None:
+        self._slots = {link: number for number, link in enumerate(dict.fromkeys(links), 1)}
+        self._rules = dict.fromkeys(self._slots, _FREE)
+        self._hub = new()
+        try:
+            devices = _bridge() + [line for i, p in enumerate(pids) for line in _wire(i, str(p))]
+            with entered(self._hub):
+                _batch("ip", devices)
+            for host, namespace in enumerate(namespaces):
+                with entered(namespace):
+                    # Without IPv6, as across the relay: no way around the rules.
+                    _batch("ip", [f"link set dev {INTERFACE} addrgenmode none"])
+                    bring_up(INTERFACE, address(host))
+            with entered(self._hub):
+                _batch("tc", _classes(self._slots))
+        except OSError as error:
+            os.close(self._hub)
+            raise AdaptraError(f"netem: a host's device cannot be set up: {error}") from None
+        except AdaptraError:
+            os.close(self._hub)
+            raise
+
+    @property
+    def traffic(self) -> Traffic:
+        with entered(self._hub):
+            ports = json.loads(_call("ip", "-s", "-j", "link", "show"))
+            queues = json.loads(_call("tc", "-s", "-j", "qdisc", "show"))
+        counts = [port["stats64"] for port in ports if port.get("master")]
+        packets = sum(count["rx"]["packets"] for count in counts)
+        return Traffic(
+            packets=packets,
+            bytes=sum(count["rx"]["bytes"] for count in counts) - _ETHERNET * packets,
+            lost=sum(count["tx"]["dropped"] for count in counts)
+            + sum(queue["drops"] for queue in queues if queue.get("root")),
+        )
+
+    def shape(self, rules: Mapping[Link, LinkRule]) -> None:
+        wanted = {link: rules.get(link, _FREE) for link in self._slots}
+        changed = {link for link, rule in wanted.items() if rule != self._rules[link]}
+        if not changed:
+            return
+        lines = []
+        for link in sorted(changed):
+            lines.append(f"qdisc change {_netem(link, wanted[link])}")
+            lines.append(f"actions replace {_police(self._slots[link], wanted[link])}")
+        with entered(self._hub):
+            _batch("tc", lines)
+        self._rules = wanted
+
+    def close(self) -> None:
+        """The kernel removes the hub, its ports and their other ends."""
+        os.close(self._hub)
+
+
+def probe() -> None:
+    """Raise AdaptraError, which says what is missing, unless all that a rule may ask is here."""
+    for program in ("ip", "tc"):
+        _find(program)
+    hub = new()
+    try:
+        with entered(hub):
+            _batch("ip", [*_bridge(), *_wire(0), *_wire(1)])
+            _batch("tc", _classes({(0, 1): 1}))
+            _batch("tc", [f"qdisc change {_netem((0, 1), LinkRule(0, 1, 1e-3, jitter=1e-4))}"])
+    finally:
+        os.close(hub)
+
+
+def _bridge() -> list[str]:
+    # Forwards at once and says nothing of its own.
+    return [
+        "link add name hub type bridge forward_delay 0 mcast_snooping 0",
+        "link set dev hub addrgenmode none up",
+    ]
+
+
+def _wire(host: int, pid: str = "") -> list[str]:
+    """The hub's port to a host, whose end is `eth0` where that process is, or stays here."""
+    port, end = f"port{host}", f"name {INTERFACE} netns {pid}" if pid else f"name end{host}"
+    size = f"mtu {MTU} txqueuelen {WAITING}"
+    return [
+        f"link add name {port} {size} type veth peer {end} mtu {MTU}",
+        f"link set dev {port} master hub addrgenmode none up",
+    ]
+
+
+def _classes(slots: Mapping[Link, int]) -> list[str]:
+    """One class of packets per link; the htb itself holds nothing back, it only tells them apart.
+
+    Of the kernel's classful queues htb alone takes this many classes, each with a queue that keeps
+    its packets for a while. Packets of no class pass it.
+    """
+    lines = [f"qdisc add dev port{t} root handle 1: htb" for t in sorted({t for _, t in slots})]
+    for (source, target), slot in slots.items():
+        port, at = f"dev port{target}", f"1:{source + 1:x}"
+        wide = f"rate {_UNLIMITED:.0f}bps burst 1mb cburst 1mb quantum {MTU}"
+        lines += [
+            f"class add {port} parent 1: classid {at} htb {wide}",
+            f"qdisc add {_netem((source, target), _FREE)}",
+            f"actions add {_police(slot, _FREE)}",
+            f"filter add {port} parent 1: protocol ip pref {source + 1} "
+            f"u32 match ip src {address(source)}/32 flowid {at} action police index {slot}",
+        ]
+    return lines
+
+
+def _netem(link: Link, rule: LinkRule) -> str:
+    """The rate also where none is asked for: only with one does netem keep packets in order."""
+    source, target = link
+    delay = f"delay {_us(rule.delay)}us"
+    if rule.jitter:  # which netem takes only on top of a delay
+        delay = f"delay {max(1, _us(rule.delay))}us {max(1, _us(rule.jitter))}us"
+        delay += " distribution normal"
+    loss = f" loss {100 * rule.loss:.6f}%" if rule.loss else ""
+    rate = f"rate {_rate(rule):.0f}bps -{_ETHERNET}"
+    at = f"dev port{target} parent 1:{source + 1:x} handle {0x100 + source:x}:"
+    return f"{at} netem limit {_LIMIT} {delay}{loss} {rate}"
+
+
+def _police(slot: int, rule: LinkRule) -> str:
+    """Drops what a queue of QUEUE seconds of traffic would: netem's own limit counts packets.
+
+    A bucket that fills at the link's rate and holds that much traffic is empty when such a queue
+    is full.
+    """
+    rate = _rate(rule)
+    bucket = min(max(MTU, rate * QUEUE), 4e9)  # which has 32 bits
+    return (
+        f"action police rate {rate:.0f}bps burst {bucket:.0f} mtu 65535 "
+        f"conform-exceed drop/ok index {slot}"
+    )
+
+
+def _rate(rule: LinkRule) -> float:
+    return max(1.0, rule.bandwidth) if math.isfinite(rule.bandwidth) else _UNLIMITED
+
+
+def _us(seconds: float) -> int:
+    return round(1e6 * seconds)
+
+
+def _batch(program: str, lines: Sequence[str]) -> None:
+    """Raises AdaptraError with the line that was refused."""
+    if lines:
+        _call(program, "-batch", "-", lines=lines)
+
+
+def _find(program: str) -> str:
+    if found := shutil.which(program, path=_PATH):
+        return found
+    raise AdaptraError(f"the program {program} is missing; the package iproute2 has it")
+
+
+def _call(program: str, *words: str, lines: Sequence[str] = ()) -> str:
+    text = "".join(f"{line}\n" for line in lines)
+    try:
+        done: Any = subprocess.run(
+            [_find(program), *words], input=text, capture_output=True, text=True, timeout=_PATIENCE,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise AdaptraError(f"{program} has not ended in {_PATIENCE:g} s") from None
+    if done.returncode == 0:
+        return str(done.stdout)
+    said = done.stderr.splitlines() or [f"status {done.returncode}"]
+    number = said[-1].rpartition(":")[2]  # of "Command failed -:5"
+    line = lines[int(number) - 1] if lines and number.isdigit() else " ".join(words)
+    for kernel in ("Error: ", "RTNETLINK answers: "):
+        if said[0].startswith(kernel):
+            part = next((part for word, part in _PARTS.items() if f" {word} " in line), line)
+            raise AdaptraError(
+                f"the kernel refuses {part}: {said[0].removeprefix(kernel).rstrip('.')}"
+            )
+    raise AdaptraError(f"{program} does not take {line!r}: {said[0]}")

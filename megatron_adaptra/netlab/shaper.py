@@ -1,0 +1,48 @@
+"""Which of the two ways joins the hosts: the kernel's netem, or our relay where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.netlab import netem
+from megatron_adaptra.netlab.loop import Loop
+from megatron_adaptra.netlab.netem import Netem
+from megatron_adaptra.netlab.network import Link, Network
+from megatron_adaptra.netlab.relay import Relay
+
+SHAPERS = ("auto", "netem", "relay")
+
+
+def choose(shaper: str) -> tuple[str, str]:
+    """`netem` or `relay`, and why it is not netem.
+
+    Raises AdaptraError where it has to be netem, but cannot.
+    """
+    if shaper not in SHAPERS:
+        raise BadInput("--shaper", shaper, ", ".join(SHAPERS))
+    if shaper == "relay":
+        return "relay", ""
+    try:
+        netem.probe()
+    except (AdaptraError, OSError) as error:
+        if shaper == "netem":
+            raise AdaptraError(
+                f"--shaper netem cannot be used here: {error}; --shaper relay works without netem"
+            ) from None
+        return "relay", str(error)
+    return "netem", ""
+
+
+def build(
+    shaper: str,
+    namespaces: Sequence[int],
+    pids: Sequence[int],
+    links: Sequence[Link],
+    loop: Loop,
+    seed: int,
+) -> Network:
+    """Join the hosts. `links`: those that may get slow. `seed`: of a relay's jitter and loss."""
+    if shaper == "netem":
+        return Netem(namespaces, pids, links)
+    return Relay(namespaces, loop, seed)

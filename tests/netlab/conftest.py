@@ -1,0 +1,22 @@
+"""Every test with a laboratory runs with both ways to slow links, where this machine has them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+from labs import lab
+
+
+@lru_cache
+def refusal(shaper: str) -> str:
+    """Why this machine has no such laboratory: root alone is not enough in a container, say."""
+    done = lab("run", "--shaper", shaper, "--hosts", "2", "--", "true")
+    return "" if done.returncode == 0 else done.stderr.strip() or f"status {done.returncode}"
+
+
+@pytest.fixture(params=["relay", "netem"])
+def shaper(request: pytest.FixtureRequest) -> str:
+    if reason := refusal(request.param):
+        pytest.skip(f"no laboratory with {request.param} here: {reason}")
+    return str(request.param)

@@ -1,0 +1,97 @@
+"""Laboratories of these tests, and what one of them could leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from living import living
+
+COMMAND = [sys.executable, "-m", "megatron_adaptra", "netlab"]
+
+
+def lab(*words: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+@contextlib.contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(process: subprocess.Popen[str], text: str, times: int) -> None:
+    """Until so many lines of what it prints have that in them."""
+    lines = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        times -= text in line
+        if times == 0:
+            return
+    raise AssertionError(f"{text!r} did not come: {''.join(lines)}")
+
+
+def namespaces(pids: set[int] | None = None) -> set[str]:
+    """Network namespaces of these processes, or of all: that they are in, or hold open."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or (pids is not None and int(entry.name) not in pids):
+            continue
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(entry / "ns/net"))
+            for fd in (entry / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    found.add(os.readlink(fd))
+    return {link for link in found if link.startswith("net:")}
+
+
+def listed(folder: str) -> set[str]:
+    return set(os.listdir(folder))
+
+
+class Remains:
+    """What a laboratory with this mark on its command line leaves behind. Made before it starts."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.segment = f"adaptra-{os.getpid()}-{abs(hash(mark))}"  # for the test to make
+        self._inside: set[str] = set()
+        self._devices = listed("/sys/class/net")
+
+    def see(self, hosts: int) -> dict[int, str]:
+        """Note the namespaces of the laboratory, which is up; its processes, see `living`."""
+        processes = living(self.mark)
+        self._inside = namespaces(set(processes)) - {os.readlink("/proc/self/ns/net")}
+        assert len(self._inside) >= hosts
+        return processes
+
+    def assert_none(self) -> None:
+        assert self._inside, "see() has not been called"
+        deadline = time.monotonic() + 30
+        while any(self._left().values()) and time.monotonic() < deadline:
+            time.sleep(0.05)  # the kernel ends orphans, which is no event for us
+        left = self._left()
+        assert not any(left.values()), left
+
+    def _left(self) -> dict[str, object]:
+        return {
+            "processes": living(self.mark),
+            "namespaces": namespaces() & self._inside,
+            "devices": listed("/sys/class/net") - self._devices,
+            "shared memory": {name for name in listed("/dev/shm") if self.segment in name},
+        }

@@ -1,0 +1,158 @@
+"""Whoever is killed, in the laboratory or around it: the rest ends, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from labs import COMMAND, Remains, lab, running, wait_for
+from living import living
+
+from megatron_adaptra.netlab import lab as laboratory
+from megatron_adaptra.netlab.lab import Lab
+
+# Each rank waits in gloo for a message that the other does not send.
+GLOO = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+print(f"joined {tensor.item():g}", flush=True)
+dist.recv(tensor, 1 - dist.get_rank())
+"""
+SLOW = ["--no-measure", "--link", "0-1:20ms"]
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> str:
+    return str(tmp_path)
+
+
+def rank(processes: dict[int, str], number: int, word: str = "") -> int:
+    """The process of that rank; with a word on its command line, where there are several."""
+    (found,) = (
+        pid for pid, of in processes.items()
+        if of == str(number) and word in Path(f"/proc/{pid}/cmdline").read_text()
+    )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_laboratory(shaper, signum, mark):
+    remains = Remains(mark)
+    # Processes that nobody waits for, too.
+    script = (
+        f"echo x > /dev/shm/{remains.segment}; "
+        "sleep 300 & setsid sh -c 'sleep 300; :' $0 & echo up; wait"
+    )
+    command = [*COMMAND, "run", "--shaper", shaper, "--hosts", "3", *SLOW]
+    with running([*command, "--", "sh", "-c", script, mark]) as process:
+        wait_for(process, "] up", 3)
+        assert len(remains.see(hosts=3)) > 9  # an init, a shell and its child on each
+        process.send_signal(signum)
+        process.wait(60)
+    remains.assert_none()
+
+
+def test_a_rank_while_another_waits_for_it(shaper, mark):
+    remains = Remains(mark)
+    command = [*COMMAND, "run", "--shaper", shaper, *SLOW, "--", sys.executable, "-c", GLOO, mark]
+    with running(command) as process:
+        wait_for(process, "joined 2", 2)
+        os.kill(rank(remains.see(hosts=2), 1), signal.SIGKILL)
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "ended with 1 on host 0" in said
+    assert "ended with 137 on host 1" in said
+    remains.assert_none()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_hosts_torchrun(shaper, host, mark, tmp_path):
+    remains = Remains(mark)
+    script = tmp_path / "rank.py"
+    script.write_text(GLOO)
+    command = [*COMMAND, "run", "--shaper", shaper, *SLOW, "--", sys.executable, "-m"]
+    with running([*command, "torch.distributed.run", str(script)]) as process:
+        wait_for(process, "joined 2", 2)
+        os.kill(rank(remains.see(hosts=2), host, "torch.distributed.run"), signal.SIGKILL)
+        said, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert f"ended with 137 on host {host}" in said
+    assert f"ended with 1 on host {1 - host}" in said
+    remains.assert_none()
+
+
+def test_the_shell_that_started_the_laboratory(shaper, mark):
+    remains = Remains(mark)
+    words = ["run", "--shaper", shaper, *SLOW, "--", "sh", "-c", "echo up; sleep 300", mark]
+    # A shell that waits, and has more to do.
+    with running(["sh", "-c", '"$@"; true', "sh", *COMMAND, *words]) as shell:
+        wait_for(shell, "] up", 2)
+        remains.see(hosts=2)
+        shell.kill()
+        said, _ = shell.communicate(timeout=60)  # which ends when the laboratory does
+    assert "nohup" in said
+    remains.assert_none()
+
+
+def test_nohup_lets_a_laboratory_go_on(shaper, tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    inside = f'echo up; test {{index}} = 1 || read word < {gate}; echo "went on: $word"'
+    words = ["run", "--shaper", shaper, "--hosts", "2", "--", "sh", "-c", inside]
+    with running(["sh", "-c", 'nohup "$@"; true', "sh", *COMMAND, *words]) as shell:
+        wait_for(shell, "] up", 2)
+        shell.kill()
+        shell.wait(60)
+        gate.write_text("later\n")
+        said, _ = shell.communicate(timeout=60)
+    assert "[0] went on: later" in said
+
+
+@pytest.mark.slow
+def test_the_demo_that_started_the_laboratory(mark):
+    pytest.importorskip("megatron.core")
+    if lab("run", "--hosts", "2", "--", "true").returncode:
+        pytest.skip("no laboratory here")
+    remains = Remains(mark)
+    demo = [
+        sys.executable, "-m", "megatron_adaptra", "demo", "--netlab", "--stages", "2",
+        "--microbatches", "2", "--hidden", "32", "--seq-length", "16", "--iterations", "1000",
+        "--out", mark,
+    ]  # fmt: skip
+    with running(demo) as process:
+        wait_for(process, "iteration 8:", 1)
+        processes = remains.see(hosts=2)
+        assert {"0", "1"} <= set(processes.values())
+        process.kill()
+    remains.assert_none()
+
+
+def test_a_host():
+    def end_it(host: int, line: bytes) -> None:
+        if b"up" in line and host == 1:
+            os.kill(network._hosts[1].pid, signal.SIGKILL)
+
+    with Lab(2, []) as network:
+        script = "echo up; test {index} = 0 || sleep 300"
+        statuses = network.run(["sh", "-c", script], os.environ, end_it)
+    assert statuses == [0, 128 + signal.SIGKILL]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("signal.SIG_DFL", signal.SIGTERM), ("signal.SIG_IGN", signal.SIGKILL)],
+)
+def test_a_rank_that_waits_for_ever_is_ended(end, status, monkeypatch, mark):
+    monkeypatch.setattr(laboratory, "PATIENCE", 0.5)
+    monkeypatch.setattr(laboratory, "GRACE", 0.5)
+    waiting = f"import signal; signal.signal(signal.SIGTERM, {end}); signal.pause()"
+    script = f'test {{index}} = 1 && kill -9 $$; exec "$0" -c "{waiting}" {mark}'
+    with Lab(2, []) as network:
+        statuses = network.run(["sh", "-c", script, sys.executable], os.environ, lambda *_: None)
+    assert statuses == [128 + status, 128 + signal.SIGKILL]
+    assert living(mark) == {}
