@@ -70,7 +70,7 @@ class Tail:
     def spare(self, crossings: Sequence[Crossing]) -> None:
         """Take note of operations that are not needed here, but that stock Megatron does."""
         now = time.monotonic()
-        self._journal += [Crossing(c.name, now, now, c.backend, 0.0) for c in crossings]
+        self._journal += [c._replace(start=now, end=now, direct=0.0) for c in crossings]
 
     def install(self) -> None:
         """Raises RuntimeError if another Tail is installed."""
@@ -148,7 +148,7 @@ class Tail:
         else:
             now = time.monotonic()
             way.give_kept(tensor)
-            self._journal.append(Crossing(way.title, now, time.monotonic(), way.last[0], 0.0))
+            self._note(way, now, 0.0)
         return None
 
     def settle(self) -> None:
@@ -157,7 +157,7 @@ class Tail:
         for way, _ in owed:
             start = time.monotonic()
             way.hear()
-            self._journal.append(Crossing(way.title, start, time.monotonic(), way.last[0], 0.0))
+            self._note(way, start, 0.0)
         for _, finish in owed:
             finish()
 
@@ -186,8 +186,7 @@ class Tail:
         if way is None:
             return native(group=group, async_op=async_op, device_ids=device_ids)
         if not self.barriers:
-            now = time.monotonic()
-            self._journal.append(Crossing(way.title, now, now, way.last[0], 0.0))
+            self._note(way, time.monotonic(), 0.0)
             return None
         return self._run(way, nothing, lambda _: native(group=group))
 
@@ -208,11 +207,13 @@ class Tail:
         if told:
             way.hear()
         way.absorbed |= self.absorbing
-        backend, direct = way.last
-        self._journal.append(
-            Crossing(way.title, start, time.monotonic(), backend, 0.0 if way.absorbed else direct)
-        )
+        self._note(way, start, 0.0 if way.absorbed else way.last[1])
         self.settle()
+
+    def _note(self, way: Way, start: float, direct: float) -> None:
+        stages = tuple(sorted({self._stage_of[rank] for rank in way.members}))
+        crossing = Crossing(way.title, start, time.monotonic(), way.last[0], direct, stages)
+        self._journal.append(crossing)
 
     def _way(self, name: str, tensor: torch.Tensor, detail: Any, group: Any) -> Way | None:
         """Where this call goes if it crosses stages and is small enough."""

@@ -69,13 +69,13 @@ class Estimator:
         ]
         for report in reports:
             if report["stage"] == 0 and report.get("tail") is not None:
-                self._tails.update(report["tail"], self._slowest)
+                self._tails.update(report["tail"], self._delays)
         return changed
 
     @property
-    def _slowest(self) -> float:
-        """Seconds on the slowest link, as far as the tail's exchanges see it."""
-        return max((c.estimate for c in self.charts.values()), default=0.0) * self.everything
+    def _delays(self) -> dict[Link, float]:
+        """Seconds per link, as far as the tail's exchanges see them."""
+        return {link: c.estimate * self.everything for link, c in self.charts.items()}
 
     def _delay(
         self,
@@ -143,7 +143,7 @@ class Estimator:
     def conditions(self, corrected: bool = True, native: bool = False) -> Conditions:
         """What to plan for. `native`: with the tail as it is in stock Megatron."""
         scale = self.correction if corrected else 1.0
-        exchanges = (self._tails.native if native else self._tails.exchanges)(self._slowest)
+        exchanges = (self._tails.native if native else self._tails.exchanges)(self._delays)
         ops = [tuple(scale * s for s in _median(window)) for window in self._ops]
         return Conditions(
             microbatches=self.microbatches,

@@ -27,7 +27,7 @@ class Crossing(NamedTuple):
 
     `name`: the same one in every iteration.
     `backend` and `direct`: what it costs, as last measured, through torch's backend and through an
-    exchange of ours; negative where that is not known.
+    exchange of ours; negative where that is not known. `stages`: who takes part; () is everybody.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Crossing(NamedTuple):
     end: float
     backend: float
     direct: float
+    stages: tuple[int, ...] = ()
 
 
 @dataclass
@@ -111,8 +112,9 @@ class IterationRecord:
 
     @property
     def tail(self) -> dict[str, Any]:
-        """Seconds of the tail, and each crossing in it: name, seconds taken, backend's, direct."""
-        crossings = [(c.name, c.end - c.start, c.backend, c.direct) for c in self.crossings]
+        """Seconds of the tail, and each crossing in it: name, seconds taken, backend's, direct, and
+        the stages that take part."""
+        crossings = [(c.name, c.end - c.start, *c[3:]) for c in self.crossings]
         return {"seconds": self.end - self.last_op_end, "crossings": crossings}
 
     @property

@@ -12,7 +12,11 @@ PASSES = 4  # delays of a backend's small all-reduce: there and back, each after
 # An exchange of ours stays while it costs less than this share of what the backend costs: on a
 # healthy network they take the same time, but everybody telling everybody is more work for CPUs.
 KEEP = 0.8
+SLOWER = 1.5  # times the delay, and what was measured over it says nothing any more
 ONCE = 3  # times the median, and it is not the work of every iteration
+
+
+Delays = Mapping[tuple[int, int], float]  # seconds per directed link
 
 
 class _Cost(NamedTuple):
@@ -20,6 +24,15 @@ class _Cost(NamedTuple):
 
     seconds: float = -1.0
     delay: float = 0.0
+
+    def over(self, delay: float, passes: int) -> float:
+        """What it takes over such a link, if it crosses it that often, one after the other.
+
+        A link is known to be slow some iterations after it is, so seconds may be those of now.
+        """
+        if delay > SLOWER * self.delay:
+            return max(self.seconds, passes * delay)
+        return max(0.0, self.seconds - passes * max(0.0, self.delay - delay))
 
 
 class TailModel:
@@ -33,13 +46,16 @@ class TailModel:
         self._done: deque[list[str]] = deque(maxlen=WINDOW)  # the crossings of an iteration
         self._native: dict[str, _Cost] = {}
         self._direct: dict[str, _Cost] = {}
+        self._stages: dict[str, frozenset[int]] = {}
 
-    def update(self, tail: Mapping[str, Any], delay: float) -> None:
-        """`tail`: as an IterationRecord has it. `delay`: of the slowest link, seconds."""
+    def update(self, tail: Mapping[str, Any], delays: Delays) -> None:
+        """`tail`: as an IterationRecord has it. `delays`: seconds per link."""
         crossings = tail["crossings"]
-        self._work.append(max(0.0, tail["seconds"] - sum(taken for _, taken, _, _ in crossings)))
+        self._work.append(max(0.0, tail["seconds"] - sum(taken for _, taken, *_ in crossings)))
         self._done.append([name for name, *_ in crossings])
-        for name, _, native, direct in crossings:
+        for name, _, native, direct, stages in crossings:
+            self._stages[name] = frozenset(stages)
+            delay = self._slowest(name, delays)
             for costs, seconds in ((self._native, native), (self._direct, direct)):
                 known = costs.setdefault(name, _Cost())
                 if seconds >= 0 and seconds != known.seconds:
@@ -52,8 +68,8 @@ class TailModel:
         usual = [seconds for seconds in self._work if seconds <= ONCE * median(self._work)]
         return sum(usual) / max(1, len(usual))
 
-    def exchanges(self, delay: float) -> tuple[float, ...]:
-        """Seconds of each crossing once the way it takes has settled, `delay` on the slowest link.
+    def exchanges(self, delays: Delays) -> tuple[float, ...]:
+        """Seconds of each crossing once the way it takes has settled, over links of such delays.
 
         As many as the iterations had on average, each of the mean length.
         """
@@ -61,25 +77,30 @@ class TailModel:
         for row in self._done:
             # The first stage is the last to get there: what the others say first is there by then.
             awaited = [name for name in row if self._direct[name].seconds != 0.0]
-            rows.append([self._settled(n, delay, n in awaited[1:]) for n in row])
+            rows.append([self._settled(n, delays, n in awaited[1:]) for n in row])
         return _mean(rows)
 
-    def native(self, delay: float) -> tuple[float, ...]:
+    def native(self, delays: Delays) -> tuple[float, ...]:
         """The same through the backend alone, as stock Megatron does it."""
-        return _mean([[self._backend(name, delay) for name in row] for row in self._done])
+        return _mean([[self._backend(name, delays) for name in row] for row in self._done])
 
-    def _backend(self, name: str, delay: float) -> float:
-        cost = self._native[name]
-        return max(0.0, cost.seconds + PASSES * (delay - cost.delay)) if cost.seconds >= 0 else 0.0
+    def _slowest(self, name: str, delays: Delays) -> float:
+        """Of the links between those who take part."""
+        stages = self._stages[name]
+        known = (d for link, d in delays.items() if not stages or stages.issuperset(link))
+        return max(known, default=0.0)
 
-    def _settled(self, name: str, delay: float, waits: bool) -> float:
+    def _backend(self, name: str, delays: Delays) -> float:
+        cost, delay = self._native[name], self._slowest(name, delays)
+        return cost.over(delay, PASSES) if cost.seconds >= 0 else 0.0
+
+    def _settled(self, name: str, delays: Delays, waits: bool) -> float:
         """An exchange takes one delay, or none for a stage that finds all values there; 0 seconds
         are those of one that nobody waits for."""
-        cost, backend = self._direct[name], self._backend(name, delay)
+        cost, backend = self._direct[name], self._backend(name, delays)
         if cost.seconds == 0.0:
             return 0.0
-        more = delay - cost.delay if waits else 0.0
-        expected = max(0.0, max(0.0, cost.seconds) + more)
+        expected = max(0.0, cost.over(self._slowest(name, delays), 1) if waits else cost.seconds)
         return backend if 0 < backend * KEEP < expected else expected
 
 

@@ -147,7 +147,7 @@ def test_a_tail_is_drawn_with_its_exchanges():
         Crossing("all_reduce", end + 4 * MS, end + 6 * MS, 9 * MS, 2 * MS),
     ]
     assert r.tail["seconds"] == pytest.approx(10 * MS)
-    assert [taken for _, taken, _, _ in r.tail["crossings"]] == pytest.approx([3 * MS, 2 * MS])
+    assert [taken for _, taken, *_ in r.tail["crossings"]] == pytest.approx([3 * MS, 2 * MS])
     line = [s for s in merge([r], "measured").spans if s.start >= end - 1e-9]
     assert [str(s.op) for s in line] == ["T0", "X0", "X1", "T2"]
     assert [s.end - s.start for s in line] == pytest.approx([1 * MS, 3 * MS, 2 * MS, 4 * MS])
