@@ -34,7 +34,7 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
         for picture, timeline in pictures
     ]
     tall = [r + 0.55 for r in rows] + [2.7] * bool(charts)
-    head, foot = 1.45, 0.35
+    head, foot = 1.6, 0.35
 
     def draw(figure: Any, height: float) -> None:
         _header(figure, report, height)

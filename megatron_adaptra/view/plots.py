@@ -81,9 +81,10 @@ def draw_gantt(
         axes.plot(times, [m.source + side, m.target - side], **style)
     end = timeline.iteration if end is None else end
     axes.axvline(1e3 * end, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
+    beside_title = seconds * (0.008 * len(title) + 0.03)
     axes.annotate(
         ms(end),
-        (1e3 * end, 1),
+        (1e3 * max(end, beside_title), 1),
         (0, 4),
         ("data", "axes fraction"),
         "offset points",
