@@ -92,6 +92,7 @@ class Controller:
         self._proposal: Proposal | None = None  # leader: the one under way, ...
         self._reason: dict[Link, float] = {}  # ... and the links it is for, with their old delay
         self._changed: dict[Link, float] = {}  # leader: the same for links not yet planned for
+        self._since = 0  # leader: the first iteration of the plan in force
         self._settle_in = SETTLE
         self._proposed: Decision | None = None
         self._awaited: list[Decision] = []  # leader: committed, the outcome not known
@@ -258,6 +259,9 @@ class Controller:
             self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
         if self._proposal is not None:
             return
+        if iteration < self._since:  # of the plan before: what really has changed shows again
+            self._changed = {}
+            return
         if not self._changed:
             if iteration % LEARN == 0 and self.estimator.settled:
                 self._reconsider(iteration)
@@ -379,6 +383,7 @@ class Controller:
                 assert self._proposed is not None
                 self._proposed.committed = True
                 self._awaited.append(self._proposed)
+                self._since, self._changed = proposal.swap, {}
                 self._settle_in = SETTLE
                 if self._announce:
                     say(sentence(self._proposed))

@@ -242,3 +242,34 @@ def test_leader_that_dies_before_its_verdict_holds_nobody():
 def test_close_ends_the_control_threads(tmp_path):
     drive(tmp_path / "d", lambda _: {}, iterations=3)
     assert threads() == []
+
+
+def test_what_a_plan_seems_to_do_to_links_goes_with_it(tmp_path):
+    """Cores that are shared delay messages under one plan and not under the next."""
+    slow = {(1, 2): 0.05, (2, 1): 0.05}
+    last = drive(tmp_path / "quiet.jsonl", lambda i: slow if i >= 6 else {}, 30, paced=True)
+    (quiet,) = committed(tmp_path / "quiet.jsonl")
+    between = range(quiet["detected"], quiet["iteration"])
+    seeming = {(0, 1): 0.2, (1, 0): 0.2}
+
+    def delays(i):
+        return (slow if i >= 6 else {}) | (seeming if i in between else {})
+
+    run = drive(tmp_path / "noisy.jsonl", delays, 30, paced=True)
+    (noisy,) = committed(tmp_path / "noisy.jsonl")
+    assert noisy["iteration"] == quiet["iteration"]
+    assert run.ran[0][-1] == last.ran[0][-1]
+
+
+def test_what_changes_while_a_plan_is_agreed_on_is_planned_for_afterwards(tmp_path):
+    slow, more = {(1, 2): 0.05, (2, 1): 0.05}, {(0, 1): 0.05, (1, 0): 0.05}
+    drive(tmp_path / "one.jsonl", lambda i: slow if i >= 6 else {}, 30, paced=True)
+    (one,) = committed(tmp_path / "one.jsonl")
+
+    def delays(i):
+        return (slow if i >= 6 else {}) | (more if i >= one["detected"] else {})
+
+    drive(tmp_path / "two.jsonl", delays, 30, paced=True)
+    first, second = committed(tmp_path / "two.jsonl")
+    assert first["iteration"] == one["iteration"]
+    assert second["detected"] - first["iteration"] <= 2
