@@ -104,5 +104,6 @@ if [ -n "$new" ]; then
   version=$("$folder/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || die "ADAPTRA_VENV_312: $folder has no bin/python"
   pythons+=(--python "$version=$folder/bin/python")
 fi
-# exec: a Ctrl-C or a SIGTERM reaches the one process that ends all others.
+# exec: a Ctrl-C or a SIGTERM reaches the one process that ends all others. The plugin need not be installed.
+export PYTHONPATH=$root
 exec "${pythons[1]#*=}" "$root/scripts/megatron_lm_matrix.py" "${checkouts[@]}" "${pythons[@]}" ${options[@]+"${options[@]}"}
