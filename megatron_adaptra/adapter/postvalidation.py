@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.adapter.optimizer_copy import OptimizerCopy
 from megatron_adaptra.adapter.replace import put
+from megatron_adaptra.adapter.timers import stopped_on
 from megatron_adaptra.runtime.exchange import Exchange
 from megatron_adaptra.runtime.tail import Tail
 from megatron_adaptra.runtime.watchdog import say
@@ -109,9 +110,9 @@ class PostValidation:
             self._copy.take()
         tail.before = self._answer
         try:
-            result = self._step()
+            with stopped_on(_Overflow, self._optimizer.config.timers):
+                result = self._step()
         except _Overflow:
-            stop_timer(self._optimizer.config.timers, "optimizer-clip-main-grad")
             self._copy.overflow()  # this stage has found none, and made its loss scale believe so
             result = (False, None, None)
         finally:
@@ -240,13 +241,6 @@ class PostValidation:
                 reset()
 
         return later
-
-
-def stop_timer(timers: Any, name: str) -> None:
-    """Megatron's timer of this name, which it has started and was not let stop."""
-    timer: Any = getattr(timers, "_timers", {}).get(name)
-    if getattr(timer, "_started", False):
-        timer.stop()
 
 
 def attach(session: Any, result: Sequence[Any]) -> Callable[[], None]:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.adapter.replace import put
+from megatron_adaptra.adapter.timers import stopped_on
 from megatron_adaptra.runtime.watchdog import say
 from megatron_adaptra.runtime.way import Way
 
@@ -56,13 +57,11 @@ class Reruns:
 
     def train(self, train_step: Callable[[], Any]) -> Any:
         """Megatron's `train_step`, once more if it turns out that somebody wants it."""
-        running = self._running()
         try:
-            return train_step()
+            with stopped_on(Rerun, self._timers):
+                return train_step()
         except Rerun:
             self._again += 1
-            for timer in self._running() - running:
-                timer.stop()
             # As it was when the question was put: it will be put again, and waited for.
             self._machine.state = self._module.RerunState.INITIAL_RUN
             self._trusting = False
@@ -77,8 +76,3 @@ class Reruns:
         finally:
             self._asking, self._trusting = False, True
         return again
-
-    def _running(self) -> set[Any]:
-        """Timers that have been started and not stopped."""
-        timers = getattr(self._timers, "_timers", {}).values()
-        return {timer for timer in timers if getattr(timer, "_started", False)}

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from megatron.core import tensor_parallel
 
-from megatron_adaptra.adapter.postvalidation import PostValidation, Restart, stop_timer
+from megatron_adaptra.adapter.postvalidation import PostValidation, Restart
+from megatron_adaptra.adapter.timers import stopped_on
 from megatron_adaptra.ir.gate import Gate
 from megatron_adaptra.runtime.mailbox import Mailbox
 
@@ -34,9 +35,9 @@ def run_on_trust(
     mailbox.gate = (gate.op, verdict)
     given = {**arguments, "data_iterator": batches.iterator}
     try:
-        return run(given)
+        with stopped_on(Restart, timers):
+            return run(given)
     except Restart:
-        stop_timer(timers, "forward-backward")
         mailbox.drop(gate.messages)
         mailbox.probe.begin_anew()
         batches.rewind()

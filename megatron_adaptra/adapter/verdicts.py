@@ -44,6 +44,7 @@ class Verdicts:
 
         self._session, self._zeros = session, bool(get_args().log_num_zeros_in_grad)
         self.known = False  # what the last step returned is the same everywhere
+        self._trusted = False  # for good: all have agreed before
         self._steps = 0
         self._exchange: Exchange | None = None
         self._spared: dict[str, list[Crossing]] = {}  # what agreeing has taken, by function
@@ -107,8 +108,6 @@ class Verdicts:
             self._exchange = tail.open_exchange(members, _WORD.size)
         if self._exchange is not None:
             self._exchange.tell(torch.frombuffer(bytearray(word), dtype=torch.uint8))
-
-    _trusted = False  # for good: all have agreed before
 
     def _agreed(self, name: str, native: Any) -> Any:
         @functools.wraps(native)

@@ -211,8 +211,7 @@ class Tail:
         self.settle()
 
     def _note(self, way: Way, start: float, direct: float) -> None:
-        stages = tuple(sorted({self._stage_of[rank] for rank in way.members}))
-        crossing = Crossing(way.title, start, time.monotonic(), way.last[0], direct, stages)
+        crossing = Crossing(way.title, start, time.monotonic(), way.last[0], direct, way.stages)
         self._journal.append(crossing)
 
     def _way(self, name: str, tensor: torch.Tensor, detail: Any, group: Any) -> Way | None:
@@ -236,6 +235,7 @@ class Tail:
             number = len(self._ways)
             way = self._ways[key] = Way(name, members, op, source, connect, self._auto)
             way.title = f"{name} {number}"
+            way.stages = tuple(sorted({self._stage_of[rank] for rank in members}))
         return way
 
     def members(self, group: Any) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ class Way:
         auto: bool,
     ) -> None:
         self.title = name  # which no other has
+        self.stages: tuple[int, ...] = ()  # of the members
         self.name, self.members, self.size, self.auto = name, members, len(members), auto
         self.direct = False
         self.absorbed = False  # will take no time of its own, once another exchange serves it
@@ -94,14 +95,9 @@ class Way:
             )
         tensor.copy_(result.view(tensor.shape))
 
-    def run(self, tensor: torch.Tensor, native: Native, announced: Announced = ()) -> None:
-        """Do what `native(tensor)` does, this way or that way."""
-        if self.tell(tensor, native, announced):
-            self.hear()
-
     def tell(self, tensor: torch.Tensor, native: Native, announced: Announced = ()) -> bool:
-        """The first half, which waits for nobody; `hear` is the other. False if there is none: the
-        backend has done it all."""
+        """The first half of what `native(tensor)` does, which waits for nobody; `hear` is the
+        other. False if there is none: the backend has done it all."""
         self._calls += 1
         if self._calls == FIRST:
             self._prove(tensor, native)
