@@ -8,15 +8,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.units import parse_bytes
 
 POSTING = ("ahead", "needed")
 TAILS = ("auto", "on", "off")
 ENGINES = ("native", "executor", "stock")
+POLICIES = ("adaptive", "1f1b", "zb-h1", "zb-h2", "interleaved")
+SPLITTING = ("zb-h1", "zb-h2")  # policies that run backwards in halves
+FREE = "free"  # an activation budget: what the device has left
 LONGEST = 1e9  # seconds that a wait can last
 
 
@@ -25,6 +29,43 @@ def _setting(default: Any, text: str, **extra: Any) -> Any:
     if isinstance(default, list):
         return field(default_factory=list, metadata=meta)
     return field(default=default, metadata=meta)
+
+
+class Budget(NamedTuple):
+    """What a stage may hold of activations: microbatches, bytes, or what its device has left."""
+
+    microbatches: float = math.inf
+    nbytes: float = math.inf
+    free: bool = False
+
+    @property
+    def in_bytes(self) -> bool:
+        return self.free or math.isfinite(self.nbytes)
+
+
+UNLIMITED = Budget()
+
+
+def parse_budget(text: str, field: str = "activation_budget") -> Budget:
+    """`12`, `20GiB`, `free` or `none`. Raises BadInput."""
+    allowed = "microbatches (a number of at least 1), bytes such as 20GiB, free or none"
+    text = str(text).strip()
+    if text in (FREE, "none"):
+        return Budget(free=text == FREE)
+    try:
+        count = float(text)
+    except ValueError:
+        nbytes = parse_bytes(text, field, allowed)
+        if not nbytes:
+            raise BadInput(field, text, allowed) from None
+        return Budget(nbytes=nbytes)
+    if not count >= 1:
+        raise BadInput(field, text, allowed)
+    return Budget(microbatches=count)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -37,14 +78,29 @@ class AdaptraConfig:
         "stock: Megatron as it is, to compare with (emulated links are slow for it too)",
         choices=ENGINES,
     )
+    policy: str = _setting(
+        "adaptive",
+        "adaptive: a plan for the links as they are (with the executor also of halves of "
+        "backwards); the others are fixed: 1f1b and interleaved as Megatron runs them, zb-h1 and "
+        "zb-h2 with the executor",
+        choices=POLICIES,
+    )
+    recompute: bool = _setting(
+        False,
+        "the executor may recompute forwards instead of keeping their activations: single "
+        "microbatches where an adaptive plan asks for it, all of them under a fixed policy",
+    )
     emulate_link: list[str] = _setting(
         [],
         "make a link slow for a trial, e.g. 2-3:40ms@10.. (both ways, from iteration 10 on) or "
         "2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20, or a scenario YAML; may be repeated",
         metavar="RULE",
     )
-    activation_budget: float = _setting(
-        math.inf, "microbatches whose activations a stage may hold", metavar="N"
+    activation_budget: str = _setting(
+        "none",
+        "what a stage may hold of activations: microbatches (12), bytes (20GiB), or free, what the "
+        "device has left after the first iterations",
+        metavar="N",
     )
     min_gain: float = _setting(
         0.15, "share of an iteration that a new plan has to save before it is adopted", metavar="X"
@@ -81,10 +137,14 @@ class AdaptraConfig:
             choices = f.metadata.get("choices")
             if choices and getattr(self, f.name) not in choices:
                 raise BadInput(f.name, getattr(self, f.name), f"one of {', '.join(choices)}")
-        for name, least in (("activation_budget", 1.0), ("min_gain", 0.0), ("timeout", 1.0)):
+        given: Any = self.activation_budget
+        if _is_number(given):
+            text = "none" if given == math.inf else f"{given:g}"
+            object.__setattr__(self, "activation_budget", text)
+        parse_budget(self.activation_budget)
+        for name, least in (("min_gain", 0.0), ("timeout", 1.0)):
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not value >= least:
+            if not _is_number(value) or not value >= least:
                 raise BadInput(name, value, f"a number of at least {least:g}")
         if self.timeout > LONGEST:
             raise BadInput("timeout", self.timeout, f"a number of at most {LONGEST:g}, in seconds")
@@ -93,11 +153,19 @@ class AdaptraConfig:
             raise BadInput("emulate_link", rules, "a list of rules such as [2-3:40ms@10..]")
         if not isinstance(self.log, str):
             raise BadInput("log", self.log, "the name of a file")
-        for name in ("strict", "post_validate"):
+        for name in ("strict", "post_validate", "recompute"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(name, getattr(self, name), "true or false")
         if self.post_validate and self.tail == "off":
             raise BadInput("post_validate", True, "a tail that is not off: use --adaptra-tail auto")
+        if self.engine == "native" and (self.policy in SPLITTING or self.recompute):
+            name = "policy" if self.policy in SPLITTING else "recompute"
+            raise BadInput(name, getattr(self, name), "with --adaptra-engine executor only")
+
+    @property
+    def budget(self) -> Budget:
+        """What `activation_budget` says; raises BadInput."""
+        return parse_budget(self.activation_budget)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str) -> AdaptraConfig:

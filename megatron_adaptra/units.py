@@ -1,4 +1,4 @@
-"""Durations and rates as people write them. Inside the code times are seconds, rates bytes/s."""
+"""Durations, rates and sizes as people write them. In the code: seconds, bytes/s, bytes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ _BYTES_PER_SECOND = {
     "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9,
     "bit/s": 0.125, "kbit/s": 125.0, "Mbit/s": 125e3, "Gbit/s": 125e6,
 }  # fmt: skip
+_BYTES = {
+    "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30,
+}  # fmt: skip
 
 
 def parse_seconds(text: str, field: str = "duration") -> float:
@@ -23,6 +26,13 @@ def parse_seconds(text: str, field: str = "duration") -> float:
 def parse_rate(text: str, field: str = "bandwidth") -> float:
     """`10MB/s` -> 1e7; also bit/s with k, M, G. Raises BadInput."""
     return _parse(text, field, _BYTES_PER_SECOND, "a rate such as 10MB/s or 1Gbit/s")
+
+
+def parse_bytes(
+    text: str, field: str = "size", allowed: str = "a size such as 20GiB or 500MB"
+) -> float:
+    """`20GiB` -> bytes; units B, kB, MB, GB, KiB, MiB, GiB. Raises BadInput."""
+    return _parse(text, field, _BYTES, allowed)
 
 
 def parse_share(text: str, field: str = "share") -> float:

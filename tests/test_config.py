@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_adaptra.config import AdaptraConfig, add_flags, load_yaml
+from megatron_adaptra.config import AdaptraConfig, Budget, add_flags, load_yaml
 from megatron_adaptra.errors import BadInput
 
 GOLDEN = Path(__file__).parent / "golden" / "flags.txt"
@@ -40,7 +40,7 @@ def file(tmp_path):
 
 def test_defaults():
     assert config() == AdaptraConfig()
-    assert AdaptraConfig().activation_budget == math.inf
+    assert AdaptraConfig().budget == Budget(math.inf, math.inf, free=False)
 
 
 def test_flags_beat_the_file_and_the_file_beats_defaults(file):
@@ -65,12 +65,13 @@ def test_yaml_means_words_by_on_and_off(file, word):
 def test_every_setting_has_a_flag():
     flags = {f.name: f"--adaptra-{f.name.replace('_', '-')}" for f in fields(AdaptraConfig)}
     for name, flag in flags.items():
+        with_it = ["--adaptra-engine", "executor"] if name == "recompute" else []
         if isinstance(getattr(AdaptraConfig(), name), bool):
-            assert getattr(config(flag), name)
+            assert getattr(config(flag, *with_it), name)
             continue
         others = {
             "engine": "executor", "emulate_link": "0-1:1ms", "log": "a", "tail": "off",
-            "receives": "needed",
+            "receives": "needed", "policy": "1f1b",
         }  # fmt: skip
         assert getattr(config(flag, others.get(name, "7")), name) != getattr(AdaptraConfig(), name)
 
@@ -92,7 +93,7 @@ def test_shipped_file_loads(request):
         ("time_out", "did you mean 'timeout'?"),
         ("activation-budget", "did you mean 'activation_budget'?"),
         ("emulate_links", "did you mean 'emulate_link'?"),
-        ("zzz", "known are engine, emulate_link"),
+        ("zzz", "known are engine, policy"),
         ("5", "known are"),
     ],
 )
@@ -117,8 +118,14 @@ def test_unknown_key_names_the_nearest(file, key, words):
         ("timeout: .inf", "at most 1e+09"),
         ("timeout: .nan", "timeout: nan"),
         ("min_gain: -0.1", "min_gain: -0.1 is not allowed; a number of at least 0"),
-        ("activation_budget: 0.5", "activation_budget: 0.5"),
-        ("activation_budget: null", "activation_budget: None"),
+        ("activation_budget: 0.5", "activation_budget: '0.5' is not allowed; microbatches"),
+        ("activation_budget: null", "activation_budget: 'None'"),
+        ("activation_budget: 0GiB", "activation_budget: '0GiB'"),
+        ("activation_budget: 5 apples", "bytes such as 20GiB, free or none"),
+        ("policy: zb", "policy: 'zb' is not allowed; one of adaptive, 1f1b, zb-h1"),
+        ("policy: zb-h1", "policy: 'zb-h1' is not allowed; with --adaptra-engine executor only"),
+        ("recompute: true", "recompute: True is not allowed; with --adaptra-engine executor"),
+        ("recompute: 1", "recompute: 1 is not allowed; true or false"),
         ("emulate_link: 2-3:40ms", "a list of rules"),
         ("emulate_link: [3]", "a list of rules"),
         ("log: 5", "log: 5"),
@@ -135,7 +142,7 @@ def test_bad_value_is_refused(file, line, words):
         (["--adaptra-timeout", "inf"], "timeout: inf"),
         (["--adaptra-timeout", "nan"], "timeout: nan"),
         (["--adaptra-min-gain", "-1"], "min_gain: -1.0"),
-        (["--adaptra-activation-budget", "0"], "activation_budget: 0.0"),
+        (["--adaptra-activation-budget", "0"], "activation_budget: '0'"),
     ],
 )
 def test_bad_flag_is_refused(flags, words):

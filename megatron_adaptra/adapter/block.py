@@ -19,13 +19,15 @@ class Block:
 
     All of them run the order that `members[0]`, a first stage, decides for its own pipeline.
     `hosts[rank]`: the identity of each rank's machine; `stages[rank]`: its stage.
-    `resumed`: what the leader brought from a checkpoint, if anything. Ranks are global ones.
+    `resumed`: what the leader brought from a checkpoint, if anything. `limits`: what some rank of
+    them all cannot do, and why (see `session.Limits`). Ranks are global ones.
     """
 
     members: tuple[int, ...]
     hosts: tuple[str, ...]
     stages: tuple[int, ...]
     resumed: Any
+    limits: dict[str, str]
 
     @property
     def me(self) -> int:
@@ -37,15 +39,18 @@ class Block:
         return self.members[0] in pipeline
 
 
-def gather(resumed: Any) -> Block:
-    """Learn where everybody is; a collective over all ranks."""
-    mine = (_key(), machine(), mpu.get_pipeline_model_parallel_rank(), resumed)
+def gather(resumed: Any, limits: dict[str, str]) -> Block:
+    """Learn where everybody is, and what everybody can do; a collective over all ranks."""
+    mine = (_key(), machine(), mpu.get_pipeline_model_parallel_rank(), resumed, limits)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     members = tuple(rank for rank, (key, *_) in enumerate(everyone) if key == mine[0])
-    hosts = tuple(host for _, host, _, _ in everyone)
-    stages = tuple(stage for _, _, stage, _ in everyone)
-    return Block(members, hosts, stages, everyone[members[0]][3])
+    hosts = tuple(host for _, host, _, _, _ in everyone)
+    stages = tuple(stage for _, _, stage, _, _ in everyone)
+    found: dict[str, str] = {}
+    for *_, theirs in everyone:
+        found.update({what: reason for what, reason in theirs.items() if reason})
+    return Block(members, hosts, stages, everyone[members[0]][3], found)
 
 
 def _key() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any
 
@@ -79,14 +78,11 @@ def _plan(args: Any, config: AdaptraConfig) -> list[str]:
     if stages == 1 or args.virtual_pipeline_model_parallel_size:
         return out
     even = (1.0,) * stages
-    first = first_schedule(stages, count, config.activation_budget)
+    first = first_schedule(stages, count, config.budget.microbatches)
     plan = evaluate(first, Conditions(count, even, even, even, split=False))
     depths = ",".join(map(str, first.warmup))
-    limit = (
-        "no limit"
-        if math.isinf(config.activation_budget)
-        else "the limit is " + format(config.activation_budget, "g")
-    )
+    budget = config.activation_budget
+    limit = "no limit" if budget == "none" else f"the limit is {budget}"
     out += [
         f"  plan at start    1F1B, warmup {depths}; deeper where a link gets slow",
         f"  in flight        at most {max(plan.peak_in_flight):g} microbatches a stage; {limit}",

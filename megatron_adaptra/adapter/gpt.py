@@ -35,15 +35,27 @@ from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import random as mpu_random
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.utils import get_attr_wrapped_model
 
 VOCABULARY = 257  # 256 bytes and the end of a document
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class GPTShape:
-    """What is trained: `layers` over `stages`, `microbatches` of one sequence per iteration."""
+    """What is trained: `layers` over `stages`, `microbatches` of one sequence per iteration.
+
+    `chunks`: model chunks per stage; `experts`: of a mixture in every layer, 0 for a dense model;
+    `tied`: the embedding's weights are the output layer's, too; `fused`: weight gradients are added
+    to the main ones by a kernel;
+    `overlap_reduce`: gradients are reduced bucket by bucket during the last backward;
+    `distributed_optimizer`: with that, all stages starting at the same moment.
+    """
 
     stages: int = 4
+    chunks: int = 1
+    tensor_parallel: int = 1
     microbatches: int = 12
     layers: int = 4
     hidden: int = 64
@@ -51,16 +63,25 @@ class GPTShape:
     seq_length: int = 64
     dropout: float = 0.1
     precision: str = "fp32"
+    tied: bool = True
+    fused: bool = False
+    sequence_parallel: bool = False
+    experts: int = 0
+    overlap_reduce: bool = False
+    distributed_optimizer: bool = False
     seed: int = 1234
 
 
-def initialize(stages: int, timeout: float) -> None:
+def initialize(shape: GPTShape, timeout: float) -> None:
     """Megatron's process groups, over the default group that torchrun's variables describe.
 
     `timeout`: seconds after which a message of Megatron's own pipeline is given up.
     """
     mpu.initialize_model_parallel(
-        pipeline_model_parallel_size=stages, distributed_timeout_minutes=timeout / 60
+        tensor_model_parallel_size=shape.tensor_parallel,
+        pipeline_model_parallel_size=shape.stages,
+        virtual_pipeline_model_parallel_size=shape.chunks if shape.chunks > 1 else None,
+        distributed_timeout_minutes=timeout / 60,
     )
 
 
@@ -126,7 +147,7 @@ def build_dataset(prefix: Path, shape: GPTShape, samples: int) -> Any:
 class Arm:
     """A model in training: everything of it that an iteration changes, random states included."""
 
-    model: Any
+    models: list[Any]  # chunks
     optimizer: Any
     config: Any
     shape: GPTShape
@@ -139,66 +160,53 @@ class Arm:
         """The same seeds give the same arm, however often it is built."""
         mpu_random.model_parallel_cuda_manual_seed(shape.seed)
         torch.manual_seed(shape.seed + mpu.get_pipeline_model_parallel_rank())
-        low = torch.bfloat16 if shape.precision == "bf16" else torch.float32
-        config = TransformerConfig(
-            num_layers=shape.layers,
-            hidden_size=shape.hidden,
-            num_attention_heads=shape.heads,
-            pipeline_model_parallel_size=shape.stages,
-            pipeline_dtype=low,
-            params_dtype=low,
-            bf16=shape.precision == "bf16",
-            hidden_dropout=shape.dropout,
-            attention_dropout=shape.dropout,
-            gradient_accumulation_fusion=False,
-            masked_softmax_fusion=False,
-            bias_dropout_fusion=False,
-            persist_layer_norm=False,
-            deallocate_pipeline_outputs=True,
-            attention_softmax_in_fp32=True,
-        )
-        model: Any = GPTModel(
-            config=config,
-            transformer_layer_spec=get_gpt_layer_local_spec(),
-            vocab_size=VOCABULARY,
-            max_sequence_length=shape.seq_length,
-            pre_process=mpu.is_pipeline_first_stage(),
-            post_process=mpu.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=True,
-        )
-        if shape.precision == "bf16":
-            model = Float16Module(config, model)
-        model = DistributedDataParallel(
-            config, DistributedDataParallelConfig(overlap_grad_reduce=False), model
-        )
+        config = _config(shape)
+        models = [_chunk(config, shape, i) for i in range(shape.chunks)]
+        low, distributed = config.params_dtype, shape.distributed_optimizer
         settings = OptimizerConfig(
             optimizer="adam", lr=1e-3, weight_decay=0.01, clip_grad=1.0,
-            bf16=shape.precision == "bf16", params_dtype=low,
+            bf16=shape.precision == "bf16", fp16=shape.precision == "fp16", params_dtype=low,
+            initial_loss_scale=2.0**14, use_distributed_optimizer=distributed,
         )  # fmt: skip
-        optimizer = get_megatron_optimizer(settings, [model])
-        config.no_sync_func = model.no_sync
+        optimizer = get_megatron_optimizer(settings, models)
+        several = len(models) > 1
+        config.no_sync_func = [m.no_sync for m in models] if several else models[0].no_sync
+        if (
+            distributed
+        ):  # stages start their reductions at the same moment, as Megatron's default is
+            starts = [m.start_grad_sync for m in models]
+            config.grad_sync_func = starts if several else starts[0]
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = optimizer.scale_loss
-        return cls(model, optimizer, config, shape, dataset, _random_states())
+        return cls(models, optimizer, config, shape, dataset, _random_states())
 
     def begin(self) -> None:
         """Go on with this arm's random states, as if no other arm had run in between."""
         state, tracked = self.random
         torch.set_rng_state(state)
         mpu_random.get_cuda_rng_tracker().set_states(tracked)
-        self.model.zero_grad_buffer()
+        for model in self.models:
+            model.zero_grad_buffer()
         self.optimizer.zero_grad()
 
     def end(self) -> None:
         self.random = _random_states()
+
+    def states(self) -> str:
+        """SHA-256 of the random states after the last iteration."""
+        state, tracked = self.random
+        sha = hashlib.sha256(state.numpy().tobytes())
+        for name in sorted(tracked):
+            sha.update(tracked[name].numpy().tobytes())
+        return sha.hexdigest()
 
     def forward_backward(self, function: Any) -> list[torch.Tensor]:
         """One iteration's forwards and backwards through `function`; losses on the last stage."""
         shape = self.shape
         outputs = function(
             forward_step_func=_forward_step,
-            data_iterator=self._batches(),
-            model=[self.model],
+            data_iterator=[self._batches() for _ in self.models],
+            model=self.models,
             num_microbatches=shape.microbatches,
             seq_length=shape.seq_length,
             micro_batch_size=1,
@@ -217,10 +225,78 @@ class Arm:
     def digest(self) -> str:
         """SHA-256 over all parameters of this rank, bit for bit."""
         sha = hashlib.sha256()
-        for name, parameter in sorted(self.model.named_parameters()):
-            sha.update(name.encode())
-            sha.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        for model in self.models:
+            for name, parameter in sorted(model.named_parameters()):
+                flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
+                sha.update(name.encode() + flat.cpu().numpy().tobytes())
         return sha.hexdigest()
+
+
+def _config(shape: GPTShape) -> Any:
+    low = DTYPES[shape.precision]
+    experts: dict[str, Any] = {}
+    if shape.experts:
+        if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 without TransformerEngine asks for it
+            moe_utils.te_general_gemm = None
+        experts = {
+            "num_moe_experts": shape.experts,
+            "moe_router_topk": 2,
+            "moe_router_load_balancing_type": "aux_loss",
+            "moe_aux_loss_coeff": 0.01,
+            "moe_token_dispatcher_type": "alltoall",
+            "add_bias_linear": False,
+        }
+    # Of two stages with several chunks Megatron needs its overlapped messages; before 0.18 these
+    # are still being sent when their memory is given back.
+    overlapped = shape.chunks > 1 and shape.stages == 2
+    return TransformerConfig(
+        num_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        tensor_model_parallel_size=shape.tensor_parallel,
+        pipeline_model_parallel_size=shape.stages,
+        virtual_pipeline_model_parallel_size=shape.chunks if shape.chunks > 1 else None,
+        pipeline_dtype=low,
+        params_dtype=low,
+        bf16=shape.precision == "bf16",
+        fp16=shape.precision == "fp16",
+        sequence_parallel=shape.sequence_parallel,
+        hidden_dropout=shape.dropout,
+        attention_dropout=shape.dropout,
+        gradient_accumulation_fusion=shape.fused,
+        masked_softmax_fusion=False,
+        bias_dropout_fusion=False,
+        persist_layer_norm=False,
+        overlap_p2p_comm=overlapped,
+        batch_p2p_comm=not overlapped,
+        deallocate_pipeline_outputs=not overlapped,
+        attention_softmax_in_fp32=True,
+        **experts,
+    )
+
+
+def _chunk(config: Any, shape: GPTShape, chunk: int) -> Any:
+    """One of this stage's model chunks, wrapped as Megatron wraps it."""
+    first, last = mpu.is_pipeline_first_stage(True), mpu.is_pipeline_last_stage(True)
+    model: Any = GPTModel(
+        config=config,
+        transformer_layer_spec=get_gpt_layer_local_spec(num_experts=shape.experts or None),
+        vocab_size=VOCABULARY,
+        max_sequence_length=shape.seq_length,
+        pre_process=first and chunk == 0,
+        post_process=last and chunk == shape.chunks - 1,
+        share_embeddings_and_output_weights=shape.tied,
+        **({"vp_stage": chunk} if shape.chunks > 1 else {}),
+    )
+    if shape.precision != "fp32":
+        model = Float16Module(config, model)
+    distributed = shape.distributed_optimizer
+    how = DistributedDataParallelConfig(
+        overlap_grad_reduce=distributed or shape.overlap_reduce,
+        use_distributed_optimizer=distributed,
+        bucket_size=10_000,
+    )
+    return DistributedDataParallel(config, how, model, disable_bucketing=chunk > 0)
 
 
 def mean_loss(losses: list[torch.Tensor]) -> float:
@@ -239,7 +315,7 @@ def _random_states() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 def _forward_step(batches: Iterator[dict[str, torch.Tensor]], model: Any) -> tuple[Any, Any]:
     batch: dict[str, Any] = {}
-    if mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage():
+    if any(get_attr_wrapped_model(model, end) for end in ("pre_process", "post_process")):
         batch = next(batches)
     output = model(batch.get("tokens"), batch.get("position_ids"), None, labels=batch.get("labels"))
     return output, partial(_loss, batch.get("loss_mask"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import inspect
 from collections.abc import Callable
@@ -117,5 +118,10 @@ def _need(fits: bool, what: str) -> None:
 
 def call(function: Callable[..., Any], **arguments: Any) -> Any:
     """Call with those of `arguments` that the function takes: signatures drift, names do not."""
-    parameters = inspect.signature(function).parameters
-    return function(**{k: v for k, v in arguments.items() if k in parameters})
+    taken = _parameters(function)
+    return function(**{k: v for k, v in arguments.items() if k in taken})
+
+
+@functools.lru_cache(maxsize=64)
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
-from megatron.core.pipeline_parallel import schedules
 
 from megatron_adaptra.adapter import handlers, stock
+from megatron_adaptra.adapter.abilities import RECOMPUTE, SPLIT, limits_of, not_ours, unsupported
 from megatron_adaptra.adapter.block import Block, gather, machine
+from megatron_adaptra.adapter.calls import config_of, default_groups, message_of, models_of
 from megatron_adaptra.adapter.native import AdaptraCommunicator
 from megatron_adaptra.adapter.postvalidation import PostValidation
-from megatron_adaptra.adapter.profiles import (
-    NEWEST,
-    Profile,
-    call,
-    installed_version,
-    is_known,
-)
+from megatron_adaptra.adapter.profiles import Profile
 from megatron_adaptra.adapter.reruns import Reruns
 from megatron_adaptra.adapter.restart import run_on_trust
+from megatron_adaptra.adapter.split import SplitBackward
 from megatron_adaptra.adapter.verdicts import Verdicts
-from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.config import SPLITTING, AdaptraConfig
+from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.gate import first_messages, first_posts, gate_of
+from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program, lower
-from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.one_f_one_b import first_schedule
+from megatron_adaptra.ir.schedule import Line, Schedule
+from megatron_adaptra.ir.timeline import peak_in_flight
+from megatron_adaptra.plan.fixed import starting_schedule
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, ReplanRule
 from megatron_adaptra.runtime.decisions import DecisionLog
@@ -42,7 +40,7 @@ from megatron_adaptra.runtime.store import StoreNotebook
 from megatron_adaptra.runtime.tail import Later, Tail
 from megatron_adaptra.runtime.watchdog import Watchdog, say
 from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.probe import IterationRecord, Probe
+from megatron_adaptra.telemetry.probe import IterationRecord, Memory, Probe
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.transport.torch_p2p import TorchTransport, open_lanes
@@ -62,6 +60,7 @@ class Session:
         self.stage, self.stages = group.rank(), group.size()
         self.records: list[IterationRecord] = []
         self.keep_records: Container[int] = ()  # iterations whose records are kept, for timelines
+        self.counted: list[tuple[int, Memory]] = []  # iterations whose bytes were counted
         self.iteration = 0
         self.resumed: dict[str, Any] | None = None  # the plan of a checkpoint, see state()
         self.announce = False  # say decisions aloud
@@ -82,13 +81,16 @@ class Session:
         self._transports: list[TorchTransport] = []
         self._lowered: Schedule | None = None  # what the program is for
         self._program: Program | None = None
+        self._splits: list[SplitBackward] = []  # by chunk, once a plan has halves of backwards
+        self._measured: Program | None = None  # whose activations have been counted in bytes
+        self._first = 0  # iteration of this process
         self._begun = False  # the iteration to come has its program, and first receives posted
         self._microbatches = 0
         self._told: set[str] = set()
 
     def forward_backward(self, function: Any, arguments: dict[str, Any]) -> Any:
         """One call of Megatron's forward_backward function, the `function` that we stand in for."""
-        reason = self._not_ours(function, arguments)
+        reason = not_ours(function, arguments, self.config.engine, self.stages)
         if reason:
             self.settle()
             self._tell(f"stock schedule: {reason}")
@@ -96,7 +98,7 @@ class Session:
         if self.config.engine == "stock":
             return self._run_stock(function, arguments)
         if self.mailbox is None:
-            self._open()
+            self._open(arguments)
         assert self.mailbox is not None
         self.iteration_done()
         if arguments["num_microbatches"] != self._microbatches:
@@ -111,7 +113,7 @@ class Session:
         if self.post is not None and self.post.pending:
             result = run_on_trust(
                 self.post, self.mailbox, gate_of(program, self.stage), arguments,
-                _config_of(arguments).timers,
+                config_of(arguments).timers,
                 lambda given: self._run(function, given, program),
             )  # fmt: skip
         else:
@@ -132,7 +134,7 @@ class Session:
         assert self.controller is not None
         assert self.mailbox is not None
         schedule = self.controller.begin(self.iteration)
-        self.mailbox.begin(self.iteration, self._message(arguments))
+        self.mailbox.begin(self.iteration, message_of(arguments))
         if self._program is None or self._lowered is not schedule:
             if self.tail is not None and self._program is not None and self.block is not None:
                 self.tail.try_again(self.block.members)
@@ -183,19 +185,46 @@ class Session:
     def _run(self, function: Any, arguments: dict[str, Any], program: Program) -> Any:
         assert self.mailbox is not None
         line = program.order[self.stage]
-        groups = arguments.get(self.profile.groups) or _default_groups()
-        if self._engine(arguments) == "executor":
-            first, last = self.stage == 0, self.stage == self.stages - 1
-            return handlers.MegatronStage(line, self.mailbox, arguments, groups, first, last).run()
+        groups = arguments.get(self.profile.groups) or default_groups()
+        if self._executes(arguments):
+            return self._execute(line, arguments, groups)
         communicator = AdaptraCommunicator(
             mpu.get_pipeline_model_parallel_group(),
-            _config_of(arguments),
+            config_of(arguments),
             self.profile,
             line,
             self.mailbox,
         )
         ours = {"p2p_communicator": communicator, self.profile.groups: groups}
         return function(**{**arguments, **ours})
+
+    def _executes(self, arguments: dict[str, Any]) -> bool:
+        """Whether our executor runs this call, and not Megatron's own schedule."""
+        if self.config.engine != "executor":
+            return False
+        if reason := unsupported(arguments):
+            self._tell(f"native engine: the executor does not support {reason}")
+        return not reason
+
+    def _execute(self, line: Line, arguments: dict[str, Any], groups: Any) -> Any:
+        """The executor. A plan's first iteration allocates; in its second bytes are counted."""
+        assert self.mailbox is not None
+        models = models_of(arguments)
+        halves = any(op.kind is Kind.I for op in line)
+        if halves and not self._splits:
+            self._splits = [SplitBackward(model) for model in models]
+        fresh = self.iteration > self._first and self._measured is not self._program
+        stage = handlers.MegatronStage(
+            line, self.stage, self.stages, self.mailbox, arguments, groups,
+            self._splits if halves else (), count_bytes=fresh,
+        )  # fmt: skip
+        result = stage.run()
+        if fresh:
+            self._measured = self._program
+        memory = self.probe.record.memory = stage.meter.memory(len(models))
+        if memory.per_microbatch:
+            self.counted.append((self.iteration, memory))
+        return result
 
     def _run_stock(self, function: Any, arguments: dict[str, Any]) -> Any:
         """Megatron as it is, over links that are as slow as ours would be."""
@@ -207,46 +236,31 @@ class Session:
         self.iteration += 1
         return result
 
-    def _engine(self, arguments: dict[str, Any]) -> str:
-        if self.config.engine == "executor":
-            reason = handlers.unsupported(_config_of(arguments))
-            if not is_known():
-                reason = f"megatron-core {installed_version()}, newer than {NEWEST}"
-            if not reason:
-                return "executor"
-            self._tell(f"native engine: the executor does not support {reason}")
-        return "native"
-
-    def _not_ours(self, function: Any, arguments: dict[str, Any]) -> str:
-        """Why this call is left to Megatron, or an empty string."""
-        if function is not schedules.forward_backward_pipelining_without_interleaving:
-            return "not the 1F1B schedule (interleaved, or one stage)"
-        if arguments.get("forward_only"):
-            return "evaluation"
-        config = _config_of(arguments)
-        if getattr(config, "variable_seq_lengths", False):
-            return "variable sequence lengths"
-        if getattr(config, "mtp_standalone", False):
-            return "stand-alone multi-token prediction"
-        if arguments.get("p2p_communicator") is not None:
-            return "a communicator of the caller's own"
-        if arguments.get("adjust_tensor_shapes_fn") is not None:
-            return "adjusted tensor shapes"
-        return ""
-
-    def _open(self) -> None:
+    def _open(self, arguments: dict[str, Any]) -> None:
         """Connect to the neighbours and to the leader. Every rank is here."""
         device = torch.device(torch.cuda.current_device())
         backend = "nccl" if device.type == "cuda" else "gloo"
+        several = len(models_of(arguments)) > 1
         neighbours = [link for s in range(self.stages - 1) for link in ((s, s + 1), (s + 1, s))]
-        out, into = open_lanes(self.ranks, neighbours, "pipeline", backend)
-        pipeline = TorchTransport(out, into, self.emulator, device)
-        block = self.block = gather(self.resumed)
+        if several and self.stages > 2:
+            neighbours += [(self.stages - 1, 0), (0, self.stages - 1)]
+        kinds = ["pipeline", "gradients"] if several and self.stages == 2 else ["pipeline"]
+        pipelines = []
+        for kind in kinds:
+            lanes = open_lanes(self.ranks, neighbours, kind, backend)
+            pipelines.append(TorchTransport(*lanes, self.emulator, device))
+        limits = limits_of(arguments, self.config) if self._executes(arguments) else {}
+        block = self.block = gather(self.resumed, limits)
+        for what, reason in block.limits.items():
+            self._tell(f"{what} is not possible: {reason}")
         self.notebook.meet()
         star = [link for m in range(1, len(block.members)) for link in ((0, m), (m, 0))]
         control = TorchTransport(*open_lanes(block.members, star, "control", who="member"))
-        self._transports = [pipeline, control]
-        self.mailbox = Mailbox(self.stage, pipeline, self.probe, self.watchdog, self.config.timeout)
+        self._transports = [*pipelines, control]
+        self.mailbox = Mailbox(
+            self.stage, self.stages, pipelines[0], self.probe, self.watchdog, self.config.timeout,
+            pipelines[-1],
+        )  # fmt: skip
         self.log = DecisionLog(self._log_file() if block.me == 0 else None)
         if self.config.tail != "off":
             timeout, watchdog = self.config.timeout, self.watchdog
@@ -264,17 +278,22 @@ class Session:
         if self._begun and self.mailbox is not None and self._program is not None:
             self.mailbox.drop(first_messages(self._program, self.stage))
             self._begun = False
-        block, (pipeline, control) = self.block, self._transports
+        block, pipeline, control = self.block, self._transports[0], self._transports[-1]
         assert block is not None
         count = self._microbatches = arguments["num_microbatches"]
         # An emulated link delays messages, not the word that a receive is posted.
         rendezvous = pipeline.traits.rendezvous and self.emulator is None
+        chunks, budget = len(models_of(arguments)), self.config.budget
+        halves = self._executes(arguments) and SPLIT not in block.limits
         resumed, estimator = self._resumed(block), None
         if block.me == 0:
-            nbytes, budget = self._message(arguments)().nbytes, self.config.activation_budget
+            nbytes = message_of(arguments)().nbytes
             hosts, cores = self._machines(pipeline.device, block)
             really = self.emulator is None
-            estimator = Estimator(count, hosts, cores, nbytes, budget, rendezvous, really)
+            estimator = Estimator(
+                count, hosts, cores, nbytes, budget, rendezvous, really,
+                chunks=chunks, split=halves, recompute=self._recomputes(block),
+            )  # fmt: skip
             if resumed is not None:
                 estimator.resume(block.resumed["delays"])
         peers = range(1, len(block.members)) if block.me == 0 else [0]
@@ -282,11 +301,13 @@ class Session:
         last = dist.get_world_size() - 1
         self.controller = Controller(
             self.stage,
-            first_schedule(self.stages, count, self.config.activation_budget),
+            self._starting(chunks),
             {peer: Channel(control, peer) for peer in peers},
             estimator,
             ReplanRule(
                 self.config.min_gain,
+                policy="adaptive" if self._executes(arguments) else "warmup",
+                fixed=self.config.policy != "adaptive" or chunks > 1,
                 sends="rendezvous" if rendezvous else "eager",
                 ahead=self._ahead,
             ),
@@ -298,6 +319,17 @@ class Session:
             watcher=block.members.index(last) if last in block.members[1:] else None,
             announce=self.announce and block.members[0] == 0,
         )
+
+    def _starting(self, chunks: int) -> Schedule:
+        assert self.block is not None
+        policy, limits = self.config.policy, self.block.limits
+        if policy in SPLITTING and SPLIT in limits:
+            raise BadInput("policy", policy, f"not this model: {limits[SPLIT]}; use 1f1b")
+        budget, recompute = self.config.budget.microbatches, self._recomputes(self.block)
+        return starting_schedule(policy, self.stages, self._microbatches, chunks, budget, recompute)
+
+    def _recomputes(self, block: Block) -> bool:
+        return self.config.recompute and RECOMPUTE not in block.limits
 
     def _log_file(self) -> Path | None:
         path, replica = Path(self.config.log), mpu.get_data_parallel_rank()
@@ -340,8 +372,9 @@ class Session:
         schedule = Schedule.parse(block.resumed["schedule"])
         check(lower(schedule))
         shape = self.stages, self._microbatches
-        budget = self.config.activation_budget
-        if (schedule.stages, schedule.microbatches) == shape and max(schedule.warmup) <= budget:
+        budget = self.config.budget.microbatches
+        peak = max(peak_in_flight(line, schedule.chunks) for line in schedule.order)
+        if (schedule.stages, schedule.microbatches) == shape and peak <= budget:
             return schedule
         self._tell("the checkpoint's plan does not fit this job; starting from 1F1B")
         return None
@@ -358,44 +391,8 @@ class Session:
     def _ahead(self) -> int | None:
         return 0 if self.config.receives == "needed" else None
 
-    def _message(self, arguments: dict[str, Any]) -> Callable[[], torch.Tensor]:
-        """What makes empty tensors of a message's shape: (sequence, microbatch, hidden)."""
-        config = _config_of(arguments)
-        length = arguments.get("decoder_seq_length") or arguments["seq_length"]
-        length //= mpu.get_context_parallel_world_size()
-        if config.sequence_parallel:
-            length //= mpu.get_tensor_model_parallel_world_size()
-        shape = (length, arguments["micro_batch_size"], config.hidden_size)
-        like = torch.empty(0, dtype=config.pipeline_dtype, device=torch.cuda.current_device())
-        return functools.partial(like.new_empty, shape)  # a tenth of an empty() with all arguments
-
     def _tell(self, text: str) -> None:
         """Say something once, at rank 0."""
         if dist.get_rank() == 0 and text not in self._told:
             self._told.add(text)
             say(text)
-
-
-def _config_of(arguments: dict[str, Any]) -> Any:
-    model = arguments["model"]
-    return schedules.get_model_config(model[0] if isinstance(model, list) else model)
-
-
-def _default_groups() -> Any:
-    """The process groups that Megatron's schedule would use by itself."""
-    if hasattr(schedules, "_build_default_pg_collection"):
-        return schedules._build_default_pg_collection()
-    if hasattr(schedules, "ProcessGroupCollection"):
-        groups = schedules.ProcessGroupCollection()
-        groups.tp_dp_cp = mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)
-    else:
-        groups = schedules.GradFinalizeProcessGroups()
-    groups.tp = mpu.get_tensor_model_parallel_group()
-    groups.cp = mpu.get_context_parallel_group()
-    groups.pp = mpu.get_pipeline_model_parallel_group()
-    groups.embd = mpu.get_embedding_group(check_initialized=False)
-    groups.pos_embd = mpu.get_position_embedding_group(check_initialized=False)
-    groups.dp_cp = call(
-        mpu.get_data_parallel_group, with_context_parallel=True, partial_data_parallel=False
-    )
-    return groups

@@ -11,25 +11,29 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
 from megatron_adaptra.errors import PeerLost, reason_of
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.schedule import Line
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
 
 
 @contextlib.contextmanager
-def traced_ops(probe: Probe) -> Iterator[None]:
-    """Record every forward_step and backward_step of Megatron's schedule in `probe`."""
+def traced_ops(probe: Probe, line: Line) -> Iterator[None]:
+    """Record every forward_step and backward_step of Megatron's schedule in `probe`.
+
+    `line`: the forwards and backwards that it runs, in order.
+    """
     originals = {
         Kind.F: ("forward_step", schedules.forward_step),
         Kind.B: ("backward_step", schedules.backward_step),
     }
 
     def recorded(kind: Kind, function: Callable[..., Any]) -> Callable[..., Any]:
-        count = iter(range(1 << 30))
+        ops = iter([op for op in line if op.kind is kind])
 
         def run(*args: Any, **kwargs: Any) -> Any:
             probe.op_begins()
             result = function(*args, **kwargs)
-            probe.op_ends(Op(kind, next(count)))
+            probe.op_ends(next(ops))
             return result
 
         return run
@@ -63,9 +67,12 @@ def watched_messages(watchdog: Watchdog) -> Iterator[None]:
         for kind, moving in moves.items():
             count[kind] += bool(moving)
         # Of a send and a receive in one call, the receive is what takes time.
-        kind = next(k for k in (Kind.F, Kind.B, Kind.SEND_F, Kind.SEND_B) if moves[k])
-        op = Op(kind, count[kind])
-        peer = stage - 1 if kind in (Kind.F, Kind.SEND_B) else stage + 1
+        kinds = [k for k in (Kind.F, Kind.B, Kind.SEND_F, Kind.SEND_B) if moves[k]]
+        if not kinds:  # interleaved schedules call it for nothing, too
+            return original(self, **kwargs)
+        op = Op(kinds[0], count[kinds[0]])
+        peer = stage - 1 if op.kind in (Kind.F, Kind.SEND_B) else stage + 1
+        peer %= len(watchdog.ranks)
         watchdog.begins(op, peer)
         try:
             result = original(self, **kwargs)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from megatron_adaptra.config import POLICIES
 from megatron_adaptra.demo.options import DEMO_ENGINES, ENVIRONMENT, PRECISIONS, DemoOptions
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.units import parse_seconds
@@ -49,7 +50,7 @@ def add_model(group: Any) -> None:
             flag, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
         )
     group.add_argument(
-        "--layers", type=int, default=0, metavar="N", help="transformer layers (default: 1 a stage)"
+        "--layers", type=int, default=0, metavar="N", help="transformer layers (default: 1 a chunk)"
     )
     group.add_argument(
         "--precision",
@@ -121,15 +122,36 @@ def add_run(group: Any) -> None:
     group.add_argument(
         "--engine",
         choices=DEMO_ENGINES,
-        default=_DEFAULTS.engine,
-        help="native: Megatron's own schedule; executor: our loop over ops (default: native)",
+        default="",
+        help="native: Megatron's own schedule; executor: our loop over ops (default: native, or "
+        "executor where policy, chunks or recompute need it)",
+    )
+    group.add_argument(
+        "--policy",
+        choices=POLICIES,
+        default=_DEFAULTS.policy,
+        help="adaptive: a plan for the links as they are; the others are fixed schedules "
+        "(default: adaptive)",
+    )
+    group.add_argument(
+        "--chunks",
+        type=int,
+        default=0,
+        metavar="N",
+        help="model chunks per stage, for interleaved schedules (default: 2 for policy "
+        "interleaved, else 1)",
+    )
+    group.add_argument(
+        "--recompute",
+        action="store_true",
+        help="forwards may be recomputed instead of keeping their activations",
     )
     group.add_argument(
         "--activation-budget",
-        type=float,
-        default=0.0,
+        default="",
         metavar="N",
-        help="microbatches in flight that a stage may hold (default: no limit)",
+        help="what a stage may hold of activations: microbatches (12), bytes (20MiB), or free "
+        "(default: no limit)",
     )
     group.add_argument(
         "--settings",
@@ -228,6 +250,25 @@ def _one_rank(options: DemoOptions) -> int:
     return status
 
 
+def show_memory(memory: dict[str, Any] | None, console: Console) -> None:
+    """What the executor's activations took, per stage, in the slow phase."""
+    if memory is None:
+        return
+    table = Table(title="Activations of adaptra, stage by stage")
+    table.add_column("")
+    for stage in range(len(memory["measured_peak"])):
+        table.add_column(str(stage), justify="right")
+    limit = [format(x, "g") if x is not None else "no limit" for x in memory["budget"]]
+    table.add_row("budget, microbatches", *limit)
+    for name in ("predicted", "measured"):
+        table.add_row(f"{name} peak", *(f"{x:g}" for x in memory[f"{name}_peak"]))
+    for name in ("predicted", "measured"):
+        sizes = memory[f"{name}_peak_bytes"]
+        if sizes is not None:
+            table.add_row(f"{name} peak, KiB", *(f"{size / 1024:.0f}" for size in sizes))
+    console.print(table)
+
+
 def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> None:
     """The closing table and the words to it."""
     stock, ours = summary["arms"]["stock"], summary["arms"]["adaptra"]
@@ -247,6 +288,7 @@ def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> Non
         "",
     )
     console.print(table)
+    show_memory(summary["memory"], console)
     for replan in summary["replans"]:
         measured = replan["measured_ms"]
         console.print(

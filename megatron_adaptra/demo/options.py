@@ -6,7 +6,13 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from megatron_adaptra.config import AdaptraConfig, load_yaml
+from megatron_adaptra.config import (
+    POLICIES,
+    SPLITTING,
+    AdaptraConfig,
+    load_yaml,
+    parse_budget,
+)
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.rules import LinkRule, parse_link
 from megatron_adaptra.transport.scenario import load_rules
@@ -28,7 +34,10 @@ ENVIRONMENT = {
 
 @dataclass
 class DemoOptions:
-    """`layers` 0: one per stage; `slow_links` empty: the last link; times are seconds.
+    """`layers` 0: one per chunk; `slow_links` empty: the last link; times are seconds.
+
+    `engine` empty: native, or the executor where policy, chunks or recompute need it. `chunks` 0:
+    2 per stage under policy interleaved, else 1.
 
     `emulate_link`: rules or scenario files instead of `slow_links`, `delay` and the two iterations.
     `netlab`: one host per rank, joined by links that are really slow, instead of emulated ones.
@@ -49,10 +58,13 @@ class DemoOptions:
     settings: str = ""
     from_iteration: int = -1
     to_iteration: int = -1
-    engine: str = "native"
+    engine: str = ""
+    policy: str = "adaptive"
+    chunks: int = 0
+    recompute: bool = False
     precision: str = "fp32"
     dropout: float = 0.1
-    activation_budget: float = 0.0
+    activation_budget: str = ""
     seed: int = 1234
     text: str = ""
     out: str = "adaptra-demo"
@@ -63,14 +75,18 @@ class DemoOptions:
     def __post_init__(self) -> None:
         for name, least in (
             ("stages", 2), ("microbatches", 1), ("data_parallel", 1), ("layers", 0), ("hidden", 4),
-            ("seq_length", 8), ("iterations", 9), ("seed", 0),
+            ("seq_length", 8), ("iterations", 9), ("seed", 0), ("chunks", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value < least:
                 raise BadInput(_flag(name), value, f"a whole number of at least {least}")
-        self.layers = self.layers or self.stages
-        if self.layers % self.stages:
-            raise BadInput("--layers", self.layers, f"a multiple of the {self.stages} stages")
+        self._check_schedule()
+        positions = self.stages * self.chunks
+        self.layers = self.layers or positions
+        if self.layers % positions:
+            parts = f"{self.chunks} chunks of {self.stages} stages"
+            what = parts if self.chunks > 1 else f"{self.stages} stages"
+            raise BadInput("--layers", self.layers, f"a multiple of the {what}")
         if self.hidden % 4:
             raise BadInput("--hidden", self.hidden, "a multiple of the 4 attention heads")
         if not 0 <= self.dropout < 1:
@@ -78,8 +94,8 @@ class DemoOptions:
         for name, allowed in (("engine", DEMO_ENGINES), ("precision", PRECISIONS)):
             if getattr(self, name) not in allowed:
                 raise BadInput(_flag(name), getattr(self, name), f"one of {', '.join(allowed)}")
-        if self.activation_budget and self.activation_budget < 1:
-            raise BadInput("--activation-budget", self.activation_budget, "at least 1")
+        if self.activation_budget:
+            parse_budget(self.activation_budget, "--activation-budget")
         if self.timeout < 5:
             raise BadInput("--timeout", self.timeout, "at least 5s")
         self._check_config()
@@ -103,6 +119,23 @@ class DemoOptions:
             parse_link(link, self.stages, "--slow-link")
         if self.text and not Path(self.text).exists():
             raise BadInput("--text", self.text, "a file or a folder that exists")
+
+    def _check_schedule(self) -> None:
+        if self.policy not in POLICIES:
+            raise BadInput("--policy", self.policy, f"one of {', '.join(POLICIES)}")
+        self.chunks = self.chunks or (2 if self.policy == "interleaved" else 1)
+        if self.policy == "interleaved" and self.chunks == 1:
+            raise BadInput("--chunks", 1, "at least 2 for policy interleaved; with 1 it is 1f1b")
+        if self.policy not in ("interleaved", "adaptive") and self.chunks > 1:
+            raise BadInput("--chunks", self.chunks, f"1 for policy {self.policy}")
+        if self.chunks > 1 and self.microbatches % self.stages:
+            allowed = f"a multiple of the {self.stages} stages where there are several chunks"
+            raise BadInput("--microbatches", self.microbatches, allowed)
+        needed = self.policy in SPLITTING or self.recompute or self.chunks > 1
+        self.engine = self.engine or ("executor" if needed else "native")
+        if self.engine == "native" and needed:
+            allowed = "executor, for --policy zb-h1 or zb-h2, --recompute, and several --chunks"
+            raise BadInput("--engine", self.engine, allowed)
 
     def _check_config(self) -> None:
         if self.settings:

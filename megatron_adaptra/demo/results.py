@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,10 @@ from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.plan import Plan
 from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.runtime.decisions import Decision
-from megatron_adaptra.telemetry.probe import IterationRecord, merge
+from megatron_adaptra.telemetry.probe import IterationRecord, Memory, merge
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.html import report_html
 from megatron_adaptra.view.report import ArmReport, Report
@@ -25,12 +27,14 @@ WARM_UP = 2  # iterations at the start that no median counts
 
 @dataclass
 class RankResult:
-    """One rank's share. Seconds per iteration and arm; records of the iterations to choose from."""
+    """One rank's share. Seconds per iteration and arm; records of the iterations to choose from;
+    the iterations whose activations were counted in bytes."""
 
     stage: int
     seconds: dict[str, list[float]]
     digests: dict[str, str]
     records: dict[str, list[IterationRecord]]
+    counted: list[tuple[int, Memory]]
 
 
 def write(
@@ -58,8 +62,10 @@ def write(
         decision.measured_ms = median(lived) if lived else None
     controller.log.write()
     shown = [ranks[rank] for rank in pipeline]
-    arms = _arm_reports(controller, decisions, iteration_ms, shown)
+    plan = _plan_shown(controller, decisions, shown)
+    arms = _arm_reports(controller, decisions, iteration_ms, shown, plan)
     summary = _summary(options, ranks, losses, iteration_ms, decisions, arms, versions)
+    summary["memory"] = _memory(controller, shown, plan)
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     timelines = {
         f"{arm.name} {kind}": timeline
@@ -91,27 +97,63 @@ def _arm_reports(
     decisions: Sequence[Decision],
     iteration_ms: Mapping[str, list[float]],
     shown: Sequence[RankResult],
+    plan: Plan,
 ) -> list[ArmReport]:
     """Both arms, each with its measured and its predicted timeline of the same iteration."""
     measured = {name: _typical(shown, name, iteration_ms[name]) for name in iteration_ms}
-    estimator = controller.estimator
-    assert estimator is not None
-    last = shown[0].records["adaptra"][-1].iteration
-    before = [d for d in decisions if d.iteration <= last]
-    if before:
-        conditions = Conditions.from_json(before[-1].conditions)
-        schedule = Schedule.parse(before[-1].plan)
-    else:
-        conditions = estimator.conditions()
-        schedule = controller.ballot.schedule
-    predicted = {
-        "stock": before[-1].stock if before else controller.stock(),
-        "adaptra": controller.rule.evaluate(schedule, conditions).timeline,
-    }
+    before = [d for d in decisions if d.iteration <= _last(shown)]
+    stock = before[-1].stock if before else controller.stock()
+    predicted = {"stock": stock, "adaptra": plan.timeline}
     return [
         ArmReport(name, iteration_ms[name], measured[name], predicted[name])
         for name in ("stock", "adaptra")
     ]
+
+
+def _last(shown: Sequence[RankResult]) -> int:
+    """The last iteration that is drawn."""
+    return shown[0].records["adaptra"][-1].iteration
+
+
+def _plan_shown(
+    controller: Controller, decisions: Sequence[Decision], shown: Sequence[RankResult]
+) -> Plan:
+    """The plan of the iterations that are drawn, for the conditions it was made for."""
+    before = [d for d in decisions if d.iteration <= _last(shown)]
+    if before:
+        conditions = Conditions.from_json(before[-1].conditions)
+        return controller.rule.evaluate(Schedule.parse(before[-1].plan), conditions)
+    assert controller.estimator is not None
+    conditions = controller.estimator.conditions()
+    return controller.rule.evaluate(controller.ballot.schedule, conditions)
+
+
+def _memory(
+    controller: Controller, shown: Sequence[RankResult], plan: Plan
+) -> dict[str, Any] | None:
+    """What activations take, stage by stage, in microbatches and, as last counted, in bytes. None
+    for Megatron's own schedule, which keeps them itself."""
+    kept = [[r.memory for r in rank.records["adaptra"] if r.memory is not None] for rank in shown]
+    if not all(kept):
+        return None
+    assert controller.estimator is not None
+    budgets = controller.estimator.budgets
+    # A plan's bytes are counted once, in its second iteration.
+    upto = _last(shown)
+    counted = [m for rank in shown for m in [m for i, m in rank.counted if i <= upto][-1:]]
+    in_bytes = len(counted) == len(shown)
+    return {
+        "budget": [None if math.isinf(budget) else budget for budget in budgets],
+        "predicted_peak": list(plan.peak_in_flight),
+        "measured_peak": [max(memory.peak for memory in row) for row in kept],
+        "predicted_peak_bytes": [
+            round(peak * memory.per_microbatch)
+            for peak, memory in zip(plan.peak_in_flight, counted, strict=True)
+        ]
+        if in_bytes
+        else None,
+        "measured_peak_bytes": [memory.peak_bytes for memory in counted] if in_bytes else None,
+    }
 
 
 def _healthy(options: DemoOptions, decisions: Sequence[Decision]) -> list[int]:
@@ -175,6 +217,10 @@ def _summary(
             "from_iteration": options.from_iteration if options.emulate else None,
             "to_iteration": options.to_iteration if options.emulate else None,
             "engine": options.engine,
+            "policy": options.policy,
+            "chunks": options.chunks,
+            "recompute": options.recompute,
+            "activation_budget": options.activation_budget or "none",
             "precision": options.precision,
             "dropout": options.dropout,
             "text": options.text or "the Python standard library's source",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import os
 import re
 import sys
@@ -72,6 +73,7 @@ class _Demo:
 
         from megatron_adaptra.adapter import gpt
         from megatron_adaptra.adapter.activate import activate
+        from megatron_adaptra.plan.fixed import starting_schedule
         from megatron_adaptra.transport.emulate import LinkEmulator
         from megatron_adaptra.transport.scenario import load_rules
 
@@ -80,6 +82,7 @@ class _Demo:
         self.out = Path(options.out)
         self.shape = gpt.GPTShape(
             stages=options.stages,
+            chunks=options.chunks,
             microbatches=options.microbatches,
             layers=options.layers,
             hidden=options.hidden,
@@ -92,7 +95,7 @@ class _Demo:
         if self.rank == 0:
             gpt.write_dataset(text, self.out / "data")
         dist.barrier()
-        gpt.initialize(options.stages, options.timeout)
+        gpt.initialize(self.shape, options.timeout)
         self.meeting = dist.new_group(backend="gloo")
         samples = options.iterations * options.microbatches * options.data_parallel
         dataset = gpt.build_dataset(self.out / "data" / "text", self.shape, samples)
@@ -102,6 +105,8 @@ class _Demo:
         config = replace(
             AdaptraConfig.from_mapping(settings, options.settings),
             engine=options.engine,
+            policy=options.policy,
+            recompute=options.recompute,
             emulate_link=options.rules,
             timeout=options.timeout,
             log=str(self.out / "decisions.jsonl"),
@@ -112,6 +117,10 @@ class _Demo:
         self.session = self.activation.session
         self.session.watchdog.end_on_signal()
         self.adapted = gpt.forward_backward_function()
+        stock = starting_schedule(
+            "adaptive", options.stages, options.microbatches, options.chunks, math.inf, False
+        )
+        self.stock_line = stock.order[self.session.stage]
         self.emulator = LinkEmulator(self.session.stage, load_rules(options.rules, options.stages))
         # One of these iterations will be drawn: the late ones of the slow phase.
         last = options.phases.get("slow", (0, options.iterations))[1]
@@ -184,7 +193,7 @@ class _Demo:
             if iteration in self.session.keep_records:
                 probe = Probe(self.session.stage)
                 probe.begin(iteration)
-                stack.enter_context(traced_ops(probe))
+                stack.enter_context(traced_ops(probe, self.stock_line))
             yield probe
 
     def _progress(self, iteration: int) -> None:
@@ -214,6 +223,7 @@ class _Demo:
             seconds=self.seconds,
             digests={name: arm.digest() for name, arm in self.arms.items()},
             records={"stock": self.stock_records, "adaptra": self.session.records},
+            counted=self.session.counted,
         )
         everyone: list[Any] = [None] * self.dist.get_world_size()
         self.dist.all_gather_object(everyone, mine)

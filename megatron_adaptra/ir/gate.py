@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
+from megatron_adaptra.ir.deps import ACTIVATION, GRADIENT, Token, carried, consumer, remote_need
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
 
@@ -39,7 +40,7 @@ def gate_of(program: Program, stage: int) -> Gate:
     """The gate of a stage of a program without chunks, and the messages of what stands before."""
     gates = {s: _gate(program, s) for s in _near(program, stage)}
     begun = {s: program.order[s][:at] for s, at in gates.items()}
-    return Gate(program.order[stage][gates[stage]], _messages(begun, stage))
+    return Gate(program.order[stage][gates[stage]], _messages(program, begun, stage))
 
 
 def first_posts(program: Program, stage: int) -> Sequence[Op]:
@@ -49,12 +50,16 @@ def first_posts(program: Program, stage: int) -> Sequence[Op]:
 
 def first_messages(program: Program, stage: int) -> Void:
     """The messages of an iteration that has got no further than its first posts."""
-    return _messages({s: first_posts(program, s) for s in _near(program, stage)}, stage)
+    begun = {s: first_posts(program, s) for s in _near(program, stage)}
+    return _messages(program, begun, stage)
 
 
-def _near(program: Program, stage: int) -> range:
-    """The stage and its neighbours."""
-    return range(max(0, stage - 1), min(program.stages, stage + 2))
+def _near(program: Program, stage: int) -> set[int]:
+    """The stage and those it has links to; with chunks the last stage has one to the first."""
+    near = {stage - 1, stage, stage + 1}
+    if program.chunks > 1:
+        return {s % program.stages for s in near}
+    return near & set(range(program.stages))
 
 
 def _gate(program: Program, stage: int) -> int:
@@ -63,17 +68,41 @@ def _gate(program: Program, stage: int) -> int:
     return next(i for i, op in enumerate(program.order[stage]) if op.kind in held)
 
 
-def _messages(begun: Mapping[int, Sequence[Op]], stage: int) -> Void:
+def _messages(program: Program, begun: Mapping[int, Sequence[Op]], stage: int) -> Void:
     """`begun[s]`: what stage s has done. Nobody has run a backward."""
+    stages, chunks = program.stages, program.chunks
+    sent: dict[Token, int] = {}  # and by whom
+    posted: dict[Token, int] = {}
+    taken: set[Token] = set()
+    for s, line in begun.items():
+        for op in line:
+            token = carried(op, s, stages)
+            if token is not None:
+                (posted if op.kind in _POSTS else sent)[token] = s
+            elif s == stage and (used := remote_need(op, s, stages, chunks)) is not None:
+                taken.add(used)
+    owed = [t for t in posted if t.position % stages == stage and t not in sent]
+    coming = {t for t, s in posted.items() if s == stage}
+    coming |= {t for t in sent if consumer(t, stages, chunks) == stage}
+    return Void(
+        tuple(_op(t, t.position, _SEND, stages) for t in sorted(owed, key=_place)),
+        tuple(
+            _op(t, t.position + _STEP[t.kind], _POST, stages)
+            for t in sorted(coming - taken, key=_place)
+        ),
+    )
 
-    def found(of: int, kind: Kind) -> set[int]:
-        return {op.microbatch for op in begun.get(of, ()) if op.kind is kind}
 
-    taken = found(stage, Kind.F) if stage else set()
-    owed = [Op(Kind.SEND_B, m) for m in sorted(found(stage - 1, Kind.POST_B))]
-    asked = found(stage + 1, Kind.POST_F) - found(stage, Kind.SEND_F)
-    owed += [Op(Kind.SEND_F, m) for m in sorted(asked)]
-    coming = found(stage, Kind.POST_F) | found(stage - 1, Kind.SEND_F)
-    void = [Op(Kind.POST_B, m) for m in sorted(found(stage, Kind.POST_B))]
-    void += [Op(Kind.POST_F, m) for m in sorted(coming - taken)]
-    return Void(tuple(owed), tuple(void))
+_SEND = {ACTIVATION: Kind.SEND_F, GRADIENT: Kind.SEND_B}
+_POST = {ACTIVATION: Kind.POST_F, GRADIENT: Kind.POST_B}
+_STEP = {ACTIVATION: 1, GRADIENT: -1}  # from who makes a token to who uses it
+
+
+def _place(token: Token) -> tuple[bool, int, int]:
+    """Gradients first; in the order in which stages come to them."""
+    return token.kind == ACTIVATION, token.position, token.microbatch
+
+
+def _op(token: Token, position: int, kinds: Mapping[str, Kind], stages: int) -> Op:
+    """The op of whoever is at `position` that moves a token."""
+    return Op(kinds[token.kind], token.microbatch, position // stages)

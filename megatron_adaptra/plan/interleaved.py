@@ -25,31 +25,33 @@ def interleaved(conditions: Conditions, sends: str, time_limit: float | None) ->
     if count % stages:
         allowed = f"interleaved takes multiples of the number of stages, here {stages}"
         raise BadInput("microbatches", count, allowed)
-    order = tuple(interleaved_line(stage, stages, count, chunks) for stage in range(stages))
+    order = tuple(interleaved_line(stage, stages, count, chunks, stages) for stage in range(stages))
     why = f"interleaved 1F1B with {chunks} chunks per device, as Megatron runs it"
     return Schedule(order, count, chunks, policy="interleaved", why=why)
 
 
-def interleaved_line(stage: int, stages: int, microbatches: int, chunks: int) -> Line:
-    """A group of `stages` microbatches goes through all chunks before the next group starts.
+def interleaved_line(stage: int, stages: int, microbatches: int, chunks: int, group: int) -> Line:
+    """A group of `group` microbatches goes through all chunks before the next group starts.
 
     The backwards do the same from the last chunk to the first. The warmup lets the first group
     reach its last chunk everywhere, and then the usual triangle, twice as steep as that of 1F1B.
     """
-    groups = range(0, microbatches, stages)
+    groups = [
+        range(first, min(first + group, microbatches)) for first in range(0, microbatches, group)
+    ]
     forwards, backwards = (
         [
-            Op(kind, first + k, chunk)
-            for first in groups
+            Op(kind, k, chunk)
+            for members in groups
             for chunk in way
-            for k in range(stages)
+            for k in members
         ]
         for kind, way in (
             (Kind.F, range(chunks)),
             (Kind.B, range(chunks - 1, -1, -1)),
         )
     )  # fmt: skip
-    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * stages, len(forwards))
+    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * group, len(forwards))
     line = forwards[:warmup]
     for forward, backward in zip(forwards[warmup:], backwards, strict=False):
         line += [forward, backward]

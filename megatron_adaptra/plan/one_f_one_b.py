@@ -6,6 +6,7 @@ Source: Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training" (ICM
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
@@ -24,9 +25,13 @@ def refuse_chunks(conditions: Conditions, policy: str) -> None:
         raise BadInput("chunks", conditions.chunks, allowed)
 
 
-def first_schedule(stages: int, microbatches: int, budget: float) -> Schedule:
-    """What a job starts with: 1F1B, as far as `budget` microbatches in flight allow it."""
-    depths = (int(min(depth, budget)) for depth in stock_warmup(stages, microbatches))
+def first_schedule(stages: int, microbatches: int, budgets: float | Sequence[float]) -> Schedule:
+    """What a job starts with: 1F1B, as far as the microbatches in flight that all stages, or each
+    of them, may have allow it."""
+    each = budgets if isinstance(budgets, Sequence) else [budgets] * stages
+    stock = stock_warmup(stages, microbatches)
+    least = [min(each[: i + 1]) for i in range(stages)]  # depths do not grow towards the end
+    depths = (int(min(depth, budget)) for depth, budget in zip(stock, least, strict=True))
     order = tuple(warmup_line(depth, microbatches) for depth in depths)
     return Schedule(order, microbatches, policy="1f1b", why="1F1B, as Megatron runs it")
 

@@ -23,6 +23,7 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, evaluate, make_plan
+from megatron_adaptra.plan.one_f_one_b import first_schedule
 from megatron_adaptra.runtime.agreement import Ballot, Proposal, pack, unpack
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog
@@ -43,10 +44,12 @@ Link = tuple[int, int]
 
 @dataclass(frozen=True)
 class ReplanRule:
-    """`min_gain`: the share of an iteration that a new plan has to save. `ahead`: see `lower`."""
+    """`min_gain`: the share of an iteration that a new plan has to save. `fixed`: the schedule at
+    the start stays. `ahead`: see `lower`."""
 
     min_gain: float = 0.15
     policy: str = "warmup"
+    fixed: bool = False
     sends: str = "rendezvous"
     ahead: int | None = None
 
@@ -92,6 +95,7 @@ class Controller:
         self._proposal: Proposal | None = None  # leader: the one under way, ...
         self._reason: dict[Link, float] = {}  # ... and the links it is for, with their old delay
         self._changed: dict[Link, float] = {}  # leader: the same for links not yet planned for
+        self._unfit = False  # leader: a plan in force may take more memory than there is
         self._since = 0  # leader: the first iteration of the plan in force
         self._settle_in = SETTLE
         self._proposed: Decision | None = None
@@ -248,6 +252,7 @@ class Controller:
         if iteration == self._first:
             return  # allocators and caches warm up
         changed = self.estimator.update(reports)
+        self._unfit |= self.estimator.measure_budget(reports)
         self.delays.append(self.estimator.delays())
         ran = self._ran.pop(iteration - 1, None)
         if ran is not None and seconds is not None and iteration % LEARN == 0:
@@ -255,6 +260,10 @@ class Controller:
             predicted = self.rule.evaluate(ran, plain).predicted
             self.estimator.learn(predicted, seconds)
             self._renew(iteration, ran, predicted)
+        if self.rule.fixed:
+            return
+        if self._unfit and self._proposal is None:
+            self._fit(iteration)
         for link in changed:
             self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
         if self._proposal is not None:
@@ -281,6 +290,21 @@ class Controller:
             self._reason = before
         else:
             self._changed = before
+
+    def _fit(self, iteration: int) -> None:
+        """What stages may hold has become known in microbatches: keep to it."""
+        assert self.estimator is not None
+        now, budgets = self.ballot.schedule, self.estimator.budgets
+        self._start = first_schedule(now.stages, now.microbatches, budgets)
+        conditions = self.estimator.conditions()
+        current = self.rule.evaluate(now, conditions)
+        self._unfit = False
+        over = [s for s, most in enumerate(current.peak_in_flight) if most > budgets[s]]
+        if over:
+            self._unfit = True  # until a plan that fits is in force
+            held, may = current.peak_in_flight[over[0]], budgets[over[0]]
+            why = f"stage {over[0]} holds {held:g} microbatches, its memory is for {may:g}"
+            self._decide(iteration, why, self._choose(conditions), current, conditions, 0.0)
 
     def _renew(self, iteration: int, ran: Schedule, predicted: float) -> None:
         committed = [d for d in self.log.decisions if d.committed]
@@ -348,7 +372,8 @@ class Controller:
         """What unchanged Megatron would do now: it posts a receive when it needs the message."""
         assert self.estimator is not None
         conditions = self.estimator.conditions(native=True)
-        schedule = make_plan(conditions, "1f1b", self.rule.sends).schedule
+        policy = "interleaved" if conditions.chunks > 1 else "1f1b"
+        schedule = make_plan(conditions, policy, self.rule.sends).schedule
         return simulate(lower(schedule, 0), conditions, self.rule.sends)
 
     def _propose(self, number: int, swap: int, schedule: Schedule) -> bool:

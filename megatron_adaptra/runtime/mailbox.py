@@ -8,13 +8,14 @@ from collections.abc import Callable
 import torch
 
 from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.ir.deps import ACTIVATION, GRADIENT, Token, carried
 from megatron_adaptra.ir.gate import Void
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Stamps, Transport, Work
 
-_RING = 8192  # iterations before a tag comes back
+_RING = 256  # iterations before a tag comes back
 _POST_OF = {Kind.F: Kind.POST_F, Kind.B: Kind.POST_B, Kind.I: Kind.POST_B}
 
 
@@ -22,17 +23,27 @@ class Mailbox:
     """Delivers `F3`'s input and `B3`'s gradient, and sends what they make.
 
     A send returns at once and owns a copy; a receive is posted when `post` says so and awaited
-    when `take` needs it. After `timeout` seconds PeerLost names op and peer.
+    when `take` needs it. After `timeout` seconds PeerLost names op and peer. `gradients`: another
+    transport for these, where two stages exchange both kinds over one link: messages of one link
+    are awaited in the order of their posts.
     """
 
     def __init__(
-        self, stage: int, transport: Transport, probe: Probe, watchdog: Watchdog, timeout: float
+        self,
+        stage: int,
+        stages: int,
+        transport: Transport,
+        probe: Probe,
+        watchdog: Watchdog,
+        timeout: float,
+        gradients: Transport | None = None,
     ) -> None:
-        self.stage, self.transport, self.probe = stage, transport, probe
+        self.stage, self.stages, self.probe = stage, stages, probe
+        self._transports = {ACTIVATION: transport, GRADIENT: gradients or transport}
         self.watchdog, self.timeout = watchdog, timeout
         self._new: Callable[[], torch.Tensor] = lambda: torch.empty(0)
         self._iteration = 0
-        self._posted: dict[tuple[Kind, int], tuple[Work, torch.Tensor]] = {}
+        self._posted: dict[Token, tuple[Work, torch.Tensor]] = {}
         self._sent: list[tuple[Op, int, Work]] = []
         self._sent_before: list[tuple[Op, int, Work]] = []
         self.gate: tuple[Op, Callable[[], None]] | None = None  # an op, and what comes before it
@@ -44,32 +55,35 @@ class Mailbox:
     def post(self, op: Op) -> None:
         """Hand the transport a buffer for the message that PF3 or PB3 announces, unless one is
         there already."""
-        if (op.kind, op.microbatch) in self._posted:
-            return
-        source = self.stage - 1 if op.kind is Kind.POST_F else self.stage + 1
-        buffer = self._new()
-        self._posted[op.kind, op.microbatch] = (
-            self.transport.irecv(buffer, source, self._tag(op.microbatch)),
-            buffer,
-        )
+        token = carried(op, self.stage, self.stages)
+        assert token is not None
+        if token not in self._posted:
+            buffer = self._new()
+            source, transport = token.position % self.stages, self._transports[token.kind]
+            self._posted[token] = transport.irecv(buffer, source, self._tag(token)), buffer
 
     def take(self, op: Op) -> torch.Tensor:
-        """What `op` needs from its neighbour; waits for it."""
+        """What `op` needs from another stage; waits for it."""
         if self.gate is not None and op == self.gate[0]:
             passes, self.gate = self.gate[1], None
             passes()
-        kind = _POST_OF[op.kind]
-        source = self.stage - 1 if kind is Kind.POST_F else self.stage + 1
-        work, buffer = self._posted.pop((kind, op.microbatch))
+        token = carried(op._replace(kind=_POST_OF[op.kind]), self.stage, self.stages)
+        assert token is not None
+        work, buffer = self._posted.pop(token)
+        source = token.position % self.stages
         stamps = self._wait(work, op, source, self.timeout)
-        made = Op(Kind.F if kind is Kind.POST_F else Kind.B, op.microbatch)
+        kind = Kind.F if token.kind == ACTIVATION else Kind.B
+        made = Op(kind, token.microbatch, token.position // self.stages)
         self.probe.arrived(source, made, stamps)
         return buffer
 
     def send(self, op: Op, tensor: torch.Tensor) -> None:
         """Send what SF3 or SB3 names; the tensor may be freed as soon as this returns."""
-        target = self.stage + 1 if op.kind is Kind.SEND_F else self.stage - 1
-        work = self.transport.isend(tensor, target, self._tag(op.microbatch))
+        token = carried(op, self.stage, self.stages)
+        assert token is not None
+        step = 1 if op.kind is Kind.SEND_F else -1
+        target = (self.stage + step) % self.stages
+        work = self._transports[token.kind].isend(tensor, target, self._tag(token))
         self._sent.append((op, target, work))
 
     def drop(self, messages: Void) -> None:
@@ -78,9 +92,10 @@ class Mailbox:
             self.send(op, self._new())
         for op in messages.void:
             self.post(op)
-            work, _ = self._posted.pop((op.kind, op.microbatch))
-            source = self.stage - 1 if op.kind is Kind.POST_F else self.stage + 1
-            self._wait(work, op, source, self.timeout)
+            token = carried(op, self.stage, self.stages)
+            assert token is not None
+            work, _ = self._posted.pop(token)
+            self._wait(work, op, token.position % self.stages, self.timeout)
 
     def finish(self) -> None:
         """End the iteration. Sends are waited for one iteration late: by then they are done."""
@@ -106,5 +121,8 @@ class Mailbox:
         self.watchdog.ends()
         return stamps
 
-    def _tag(self, microbatch: int) -> int:
-        return (self._iteration % _RING) * 65536 + microbatch
+    def _tag(self, token: Token) -> int:
+        """Iteration, what the message is, chunk and microbatch, in 31 bits."""
+        chunk = token.position // self.stages
+        what = (chunk << 1) | (token.kind == ACTIVATION)
+        return (self._iteration % _RING) << 23 | what << 18 | token.microbatch

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
+from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.telemetry.detect import DelayChart
 from megatron_adaptra.telemetry.tails import TailModel
@@ -15,6 +15,15 @@ from megatron_adaptra.telemetry.tails import TailModel
 Link = tuple[int, int]
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
 WINDOW = 5  # iterations over which op seconds are taken
+USABLE = 0.9  # share of a device's free memory that a budget may take
+
+
+class OpSeconds(NamedTuple):
+    """Seconds that one microbatch takes on one stage."""
+
+    forward: float
+    backward_input: float
+    backward_weight: float
 
 
 class Estimator:
@@ -25,6 +34,8 @@ class Estimator:
     Conditions; where given, an op's cost is CPU time, else its wall time. `rendezvous`: whether a
     message waits until the word that its receive is posted has come back to the sender.
     `everything`: whether slow links delay the tail's exchanges, too; emulated ones do not.
+    `budget`: what a stage may hold, in bytes perhaps; what that is in microbatches is known once
+    memory has been measured. `chunks`, `split`, `recompute`: see Conditions.
     """
 
     def __init__(
@@ -33,19 +44,28 @@ class Estimator:
         hosts: Sequence[str],
         cores: float | None,
         message_bytes: int,
-        budget: float = math.inf,
+        budget: Budget = UNLIMITED,
         rendezvous: bool = False,
         everything: bool = True,
+        *,
+        chunks: int = 1,
+        split: bool = False,
+        recompute: bool = False,
     ) -> None:
         self.microbatches, self.hosts, self.cores = microbatches, tuple(hosts), cores
-        self.message_bytes, self.budget, self.rendezvous = message_bytes, budget, rendezvous
-        self.everything = everything
+        self.message_bytes, self.rendezvous = message_bytes, rendezvous
+        self.everything, self._budget = everything, budget
+        self.chunks, self.split, self.recompute = chunks, split, recompute
         stages = len(hosts)
+        self.budgets = (budget.microbatches,) * stages  # microbatches in flight, per stage
+        self.memory: list[Mapping[str, Any] | None] = [None] * stages  # as last measured in bytes
         pairs = [(s, s + 1) for s in range(stages - 1)]
+        if chunks > 1 and stages > 2:
+            pairs.append((stages - 1, 0))
         # A message that waits for a core to be handled looks like one that is still on its way.
         floor = 0.0 if cores is None else TIME_SLICE
         self.charts = {link: DelayChart(floor) for a, b in pairs for link in ((a, b), (b, a))}
-        self._ops: list[deque[tuple[float, float]]] = [deque(maxlen=WINDOW) for _ in range(stages)]
+        self._ops: list[deque[OpSeconds]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._tails = TailModel()
         self._ratios: deque[float] = deque(maxlen=WINDOW)
 
@@ -54,8 +74,8 @@ class Estimator:
         clock = "wall" if self.cores is None else "cpu"
         for report in reports:
             scale = 1.0 if self.cores is None else report["overhead"]
-            seconds = report[clock]
-            self._ops[report["stage"]].append((seconds["F"] * scale, seconds["B"] * scale))
+            ops = self._ops[report["stage"]]
+            ops.append(_op_seconds(report[clock], scale * self.chunks, ops[-1] if ops else None))
         # Where processes wait for a core, many a message does; a slow link delays all of them.
         delays = _by_link(reports, "delay" if self.cores is None else "swift")
         transits = _by_link(reports, "transit")
@@ -144,21 +164,44 @@ class Estimator:
         """What to plan for. `native`: with the tail as it is in stock Megatron."""
         scale = self.correction if corrected else 1.0
         exchanges = (self._tails.native if native else self._tails.exchanges)(self._delays)
-        ops = [tuple(scale * s for s in _median(window)) for window in self._ops]
+        ops = [OpSeconds(*(scale * s for s in _median(window))) for window in self._ops]
         return Conditions(
             microbatches=self.microbatches,
-            forward=tuple(f for f, _ in ops),
-            # A full backward is measured as a whole; its halves are taken for equal.
-            backward_input=tuple(b / 2 for _, b in ops),
-            backward_weight=tuple(b / 2 for _, b in ops),
+            forward=tuple(op.forward for op in ops),
+            backward_input=tuple(op.backward_input for op in ops),
+            backward_weight=tuple(op.backward_weight for op in ops),
             links={link: LinkState(chart.estimate) for link, chart in self.charts.items()},
             message_bytes=float(self.message_bytes),
-            activation_budget=(self.budget,) * len(ops),
+            activation_budget=self.budgets,
             tail=self._tails.work + sum(exchanges),
             exchanges=exchanges,
             cores=self.cores,
-            split=False,  # neither seam runs the halves of a backward apart
+            chunks=self.chunks,
+            split=self.split,
+            recompute=self.recompute,
         )
+
+    def measure_budget(self, reports: Sequence[Mapping[str, Any]]) -> bool:
+        """Take note of measured bytes; whether a budget in bytes has just become microbatches."""
+        for report in reports:
+            memory = report.get("memory")
+            if memory is not None and memory["per_microbatch"]:
+                self.memory[report["stage"]] = memory
+        known = [memory for memory in self.memory if memory is not None]
+        if not self._budget.in_bytes or len(known) < len(self.memory):
+            return False
+        limits = (
+            memory["peak_bytes"] + USABLE * memory["free"]
+            if self._budget.free
+            else self._budget.nbytes
+            for memory in known
+        )
+        self.budgets = tuple(
+            float(max(1, limit // memory["per_microbatch"]))
+            for limit, memory in zip(limits, known, strict=True)
+        )
+        self._budget = UNLIMITED  # once: more in flight must not make itself room
+        return True
 
 
 def _by_link(reports: Sequence[Mapping[str, Any]], what: str) -> dict[Link, float]:
@@ -170,5 +213,17 @@ def _by_link(reports: Sequence[Mapping[str, Any]], what: str) -> dict[Link, floa
     }
 
 
-def _median(window: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return median(f for f, _ in window), median(b for _, b in window)
+def _op_seconds(seconds: Mapping[str, float], scale: float, before: OpSeconds | None) -> OpSeconds:
+    """What a report says of the ops that ran. A backward that is measured as a whole is taken to
+    consist of halves as these last were, of equal ones if they never ran apart."""
+    if "I" in seconds:
+        half, rest = seconds["I"], seconds["W"]
+    else:
+        known = before is not None and before[1] + before[2] > 0
+        share = before[1] / (before[1] + before[2]) if before is not None and known else 0.5
+        half, rest = share * seconds["B"], (1 - share) * seconds["B"]
+    return OpSeconds(scale * seconds["F"], scale * half, scale * rest)
+
+
+def _median(window: Sequence[OpSeconds]) -> OpSeconds:
+    return OpSeconds(*(median(column) for column in zip(*window, strict=True)))

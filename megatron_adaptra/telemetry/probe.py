@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.transport.base import Stamps
 
@@ -20,6 +20,20 @@ class OpTime(NamedTuple):
     start: float
     end: float
     cpu: float
+
+
+class Memory(NamedTuple):
+    """What one iteration's activations took on one stage.
+
+    `peak`: microbatches in flight, as they were counted; `peak_bytes`: None where bytes were not
+    counted; `per_microbatch`: bytes of one microbatch of all the stage's layers, 0 if not counted;
+    `free`: bytes that the device had left besides, None if not asked.
+    """
+
+    peak: float
+    peak_bytes: int | None = None
+    per_microbatch: int = 0
+    free: int | None = None
 
 
 class Crossing(NamedTuple):
@@ -49,6 +63,7 @@ class IterationRecord:
     cpu: float = 0.0
     ops: list[OpTime] = field(default_factory=list)
     messages: list[tuple[int, Op, Stamps]] = field(default_factory=list)  # source, op, stamps
+    memory: Memory | None = None
     crossings: Sequence[Crossing] = ()
 
     def report(self) -> dict[str, Any]:
@@ -61,15 +76,21 @@ class IterationRecord:
         return {
             "stage": self.stage,
             "iteration": self.iteration,
-            "wall": {k.value: _mean(self.ops, k, "wall") for k in (Kind.F, Kind.B)},
-            "cpu": {k.value: _mean(self.ops, k, "cpu") for k in (Kind.F, Kind.B)},
+            "wall": self._seconds("wall"),
+            "cpu": self._seconds("cpu"),
             "overhead": self.cpu / compute if compute > 0 else 1.0,
             "delay": {source: self.delay(source) for source in sources},
             "swift": {source: self.swift(source) for source in sources},
             "transit": {source: self.transit(source) for source in sources},
             "ahead": {source: self.ahead(source) for source in sources},
             "waited": sum(stamps.exposed for _, _, stamps in self.messages),
+            "memory": None if self.memory is None else self.memory._asdict(),
         }
+
+    def _seconds(self, clock: str) -> dict[str, float]:
+        """By kind, of the kinds of ops that ran."""
+        kinds = COMPUTE & {o.op.kind for o in self.ops}
+        return {kind.value: _mean(self.ops, kind, clock) for kind in kinds}
 
     def delay(self, source: int) -> float:
         """Median seconds that messages from a stage were on their way.

@@ -16,6 +16,7 @@ import queue
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -304,6 +305,9 @@ class _Inbox:
             self._open.discard(work)
 
 
+_opened: Counter[str] = Counter()
+
+
 def open_lanes(
     ranks: Sequence[int],
     links: Sequence[tuple[int, int]],
@@ -314,10 +318,12 @@ def open_lanes(
     """One group per directed link (source stage, target stage) of the pipeline on `ranks`.
 
     Returns the lanes out of and into this rank, by peer stage. The groups are made by their two
-    members alone, over the default store; `name` keeps two sets of lanes apart. `who`: what errors
-    call an index of `ranks`.
+    members alone, over the default store; `name` keeps two sets of lanes apart, a count those of
+    one name that are opened one after another, by all ranks alike. `who`: what errors call an index
+    of `ranks`.
     """
-    me = dist.get_rank()
+    me, serial = dist.get_rank(), _opened[name]
+    _opened[name] += 1
     store = dist.distributed_c10d._get_default_store()
     outgoing: dict[int, Lane] = {}
     incoming: dict[int, Lane] = {}
@@ -326,7 +332,7 @@ def open_lanes(
         if me not in pair:
             continue
         mine = pair.index(me)
-        prefix = dist.PrefixStore(f"adaptra/{name}/{pair[0]}>{pair[1]}", store)
+        prefix = dist.PrefixStore(f"adaptra/{name}/{serial}/{pair[0]}>{pair[1]}", store)
         peer = target if mine == 0 else source
         lane = Lane(_group(backend, prefix, mine), 1 - mine, f"{who} {peer} (rank {ranks[peer]})")
         (outgoing if mine == 0 else incoming)[peer] = lane

@@ -30,11 +30,13 @@ def summary(out: Path, *options: str) -> dict[str, Any]:
     return printed
 
 
-def torchrun(script: Path, ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    script: Path, ranks: int, *arguments: str, timeout: float = 200
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), str(script), *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=200, env=ENVIRONMENT, check=False
+        command, capture_output=True, text=True, timeout=timeout, env=ENVIRONMENT, check=False
     )
 
 

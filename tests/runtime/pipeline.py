@@ -84,7 +84,7 @@ class Stage:
         self.layer = layer(stage)
         self.probe = Probe(stage)
         self.watchdog = Watchdog(stage, range(stages))
-        self.mailbox = Mailbox(stage, transport, self.probe, self.watchdog, timeout)
+        self.mailbox = Mailbox(stage, stages, transport, self.probe, self.watchdog, timeout)
         self.iteration = -1
         self.inputs: dict[int, torch.Tensor] = {}
         self.outputs: dict[int, torch.Tensor] = {}

@@ -97,7 +97,7 @@ def test_kind_without_handler_is_refused():
 
 def mailbox(transport, stage=1, timeout=0.05):
     watchdog = Watchdog(stage, [4, 5, 6])
-    made = Mailbox(stage, transport, Probe(stage), watchdog, timeout)
+    made = Mailbox(stage, 3, transport, Probe(stage), watchdog, timeout)
     made.begin(0, lambda: torch.empty(2))
     return made
 
@@ -130,12 +130,11 @@ def test_close_waits_for_the_last_sends():
     network = LoopbackNetwork(rendezvous=True, delay={(1, 2): 0.05})
     box = mailbox(network.open(1), timeout=PATIENCE)
     box.send(Op.parse("SF0"), torch.ones(2))
-    got = torch.zeros(2)
-    work = network.open(2).irecv(got, 1, 0)
+    other = mailbox(network.open(2), stage=2, timeout=PATIENCE)
+    other.post(Op.parse("PF0"))
     box.finish()
     box.close()
-    assert work.done()
-    assert got.tolist() == [1.0, 1.0]
+    assert other.take(Op.parse("F0")).tolist() == [1.0, 1.0]
     network.close()
 
 

@@ -6,6 +6,7 @@ import math
 import pytest
 from telemetry.records import record
 
+from megatron_adaptra.config import Budget
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.telemetry.estimate import Estimator
 
@@ -35,7 +36,7 @@ def feed(estimator, count, delays, **more):
 
 
 def test_conditions_hold_what_was_measured():
-    e = estimator(budget=7.0)
+    e = estimator(budget=Budget(7.0))
     feed(e, 6, {(0, 1): 30 * MS, (1, 0): 5 * MS})
     c = e.conditions()
     assert c.forward == pytest.approx((10 * MS,) * 3)

@@ -1,0 +1,103 @@
+"""When the data-parallel synchronisation of gradients and parameters starts, as Megatron does it.
+
+Megatron's model wrapper reduces a bucket of gradients as soon as the last microbatch has filled it,
+so synchronisation is paused but for each chunk's last weight gradient. With functions of the
+optimizer's (`grad_sync_func`, `param_sync_func`) stages start theirs at the same moment instead:
+with one chunk, stages after the first do it when all backwards are over; with several, a stage
+waits for as many backwards as there are stages before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.schedule import Line
+
+_WEIGHTS = (Kind.B, Kind.W)
+
+
+class GradSync:
+    """One iteration of one stage. `models`: its chunks; `line`: the ops it is going to run."""
+
+    def __init__(self, config: Any, models: Sequence[Any], line: Line, stage: int) -> None:
+        self._config, self._models, self._stage = config, models, stage
+        self._paused: contextlib.ExitStack | None = None
+        weights = [op for op in line if op.kind in _WEIGHTS]
+        self._last = {op.chunk: op for op in weights}  # of each chunk
+        self._turn = {op: i for i, op in enumerate(weights)}
+        self._synchronised: set[int] = set()
+        forwards = [op for op in line if op.kind is Kind.F]
+        self._first = {i: op.chunk for i, op in enumerate(forwards) if op.microbatch == 0}
+        self._forwards = 0
+        self._grads, self._params = (
+            _each(function, len(models)) for function in (config.grad_sync_func, _params(config))
+        )
+
+    def begin(self) -> None:
+        self._pause()
+        if len(self._models) > 1 and self._params:
+            for chunk in (0, 1):
+                self._params[chunk](self._models[chunk].parameters())
+
+    def before_forward(self) -> None:
+        """The chunk after the one that all stages start now gets its parameters."""
+        turn, self._forwards = self._forwards + self._stage, self._forwards + 1
+        if len(self._models) > 1 and self._params and turn in self._first:
+            chunk = self._first[turn] + 1
+            if 1 < chunk < len(self._models):
+                self._params[chunk](self._models[chunk].parameters())
+
+    def before_weights(self, op: Op) -> None:
+        """Before the op that computes weight gradients: a whole backward or its second half."""
+        alone = len(self._models) == 1
+        if op == self._last[op.chunk] and (not self._grads or (alone and self._stage == 0)):
+            self._resume()
+            self._synchronised.add(op.chunk)
+
+    def after_weights(self, op: Op) -> None:
+        if len(self._models) == 1:
+            return
+        if self._grads:
+            turn = self._turn[op] - self._stage
+            for chunk, last in self._last.items():
+                if self._turn[last] == turn:
+                    self._start(chunk)
+        self._pause()
+
+    def end(self) -> None:
+        """What has not been started; then gradients can be finalised."""
+        self._resume()
+        if self._grads:
+            for chunk in range(len(self._models)):
+                if chunk not in self._synchronised:
+                    self._start(chunk)
+
+    def _start(self, chunk: int) -> None:
+        self._resume()
+        self._grads[chunk](self._models[chunk].parameters())
+        self._synchronised.add(chunk)
+
+    def _pause(self) -> None:
+        if self._paused is None:
+            self._paused = contextlib.ExitStack()
+            for no_sync in _each(self._config.no_sync_func, 1):
+                self._paused.enter_context(no_sync())
+
+    def _resume(self) -> None:
+        if self._paused is not None:
+            self._paused.close()
+            self._paused = None
+
+
+def _params(config: Any) -> Any:
+    return getattr(config, "param_sync_func", None)
+
+
+def _each(functions: Any, count: int) -> list[Any]:
+    """Megatron's function for all chunks, or its list of one per chunk, as a list."""
+    if functions is None:
+        return []
+    return list(functions) if isinstance(functions, list) else [functions] * count

@@ -1,0 +1,139 @@
+"""What a stage holds of activations: counted in microbatches always, in bytes where asked.
+
+On a GPU the allocator knows the bytes. On a CPU nobody does, so the tensors that autograd has saved
+are counted: the graph of every microbatch is walked from its output, and memory that several share
+counts once. That takes a while, so it is done now and then only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from megatron_adaptra.ir.timeline import INPUT_HALF, LIGHT
+from megatron_adaptra.telemetry.probe import Memory
+
+WHOLE, HALF = 1.0, 1.0 - INPUT_HALF  # what a microbatch is, in activations of one
+Key = tuple[int, int]  # microbatch and chunk
+
+
+class ActivationMeter:
+    """One iteration of one stage. `peak`: microbatches' activations; `peak_bytes` is None where
+    bytes are not counted. `ignored`: tensors that are there anyway, such as parameters.
+    """
+
+    def __init__(self, chunks: int, count_bytes: bool, ignored: Iterable[torch.Tensor]) -> None:
+        self._share, self._count_bytes = 1.0 / chunks, count_bytes
+        self.peak = 0.0
+        self.peak_bytes: int | None = None
+        self.per_microbatch = 0  # bytes of one whole microbatch of one chunk, the most seen
+        self._states: dict[Key, float] = {}
+        self._storages: dict[Key, dict[int, int]] = {}  # address -> bytes
+        self._users: Counter[int] = Counter()
+        self._bytes = 0
+        self._ignored: set[int] = set()
+        self._on_gpu = torch.device(torch.cuda.current_device()).type == "cuda"
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+            self.peak_bytes = 0
+        elif count_bytes:
+            self._ignored = {t.untyped_storage().data_ptr() for t in ignored}
+            self.peak_bytes = 0
+
+    def whole(self, key: Key, output: torch.Tensor, *others: torch.Tensor | None) -> None:
+        """A forward's activations are there: what a backward from `output` needs, and `others`."""
+        if self._count_bytes and not self._on_gpu:
+            self._hold(key, [*saved_tensors(output.grad_fn), *others])
+            self.per_microbatch = max(self.per_microbatch, sum(self._storages[key].values()))
+        self._now(key, WHOLE)
+
+    def light(self, key: Key, *kept: torch.Tensor | None) -> None:
+        self._hold(key, kept)
+        self._now(key, LIGHT)
+
+    def half(self, key: Key, kept: Iterable[torch.Tensor]) -> None:
+        self._hold(key, kept)
+        self._now(key, HALF)
+
+    def gone(self, key: Key) -> None:
+        self._hold(key, ())
+        self._now(key, 0.0)
+
+    def end(self) -> None:
+        """Raises RuntimeError if something is held still."""
+        if self._on_gpu:
+            self.peak_bytes = torch.cuda.max_memory_allocated() - self._before
+        if self._states:
+            raise RuntimeError(
+                f"activations of (microbatch, chunk) {sorted(self._states)} are left"
+            )
+
+    def memory(self, chunks: int) -> Memory:
+        """For the report; all chunks of a stage are taken to need the same."""
+        free = None
+        if self._on_gpu:
+            free = torch.cuda.mem_get_info()[0]
+        elif self._count_bytes:
+            free = _free_memory() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        return Memory(self.peak, self.peak_bytes, chunks * self.per_microbatch, free)
+
+    def _now(self, key: Key, state: float) -> None:
+        self._states[key] = state
+        if not state:
+            del self._states[key]
+        self.peak = max(self.peak, round(self._share * sum(self._states.values()), 9))
+
+    def _hold(self, key: Key, tensors: Iterable[torch.Tensor | None]) -> None:
+        if not self._count_bytes or self._on_gpu:
+            return
+        before, now = self._storages.pop(key, {}), {}
+        for tensor in tensors:
+            if tensor is not None:
+                storage = tensor.untyped_storage()
+                now[storage.data_ptr()] = storage.nbytes()
+        for address in self._ignored & now.keys():
+            del now[address]
+        for address, size in now.items():
+            self._users[address] += 1
+            self._bytes += size if self._users[address] == 1 else 0
+        for address, size in before.items():
+            self._users[address] -= 1
+            self._bytes -= size if self._users[address] == 0 else 0
+        if now:
+            self._storages[key] = now
+        self.peak_bytes = max(self.peak_bytes or 0, self._bytes)
+
+
+def _free_memory() -> int:
+    """Bytes that this machine could still give to programs."""
+    with open("/proc/meminfo") as file:
+        for row in file:
+            if row.startswith("MemAvailable:"):
+                return 1024 * int(row.split()[1])
+    return 0
+
+
+def saved_tensors(node: Any) -> Iterator[torch.Tensor]:
+    """All tensors that the graph behind a node of autograd's has saved for its backward."""
+    seen, queue = set(), [node]
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        queue += [before for before, _ in node.next_functions]
+        try:
+            names = [name for name in dir(node) if name.startswith("_saved_")]
+            values = [getattr(node, name) for name in names]
+            values += getattr(node, "saved_tensors", ())
+        except RuntimeError:  # freed by a backward
+            continue
+        for value in values:
+            for one in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(one, torch.Tensor):
+                    yield one
