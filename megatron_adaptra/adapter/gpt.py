@@ -38,6 +38,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.utils import get_attr_wrapped_model
 
+LOSS_SCALE = 2.0**17  # at first, in fp16: high enough to overflow, as those of long trainings do
 VOCABULARY = 257  # 256 bytes and the end of a document
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -65,7 +66,6 @@ class GPTShape:
     precision: str = "fp32"
     tied: bool = True
     fused: bool = False
-    sequence_parallel: bool = False
     experts: int = 0
     overlap_reduce: bool = False
     distributed_optimizer: bool = False
@@ -166,7 +166,7 @@ class Arm:
         settings = OptimizerConfig(
             optimizer="adam", lr=1e-3, weight_decay=0.01, clip_grad=1.0,
             bf16=shape.precision == "bf16", fp16=shape.precision == "fp16", params_dtype=low,
-            initial_loss_scale=2.0**14, use_distributed_optimizer=distributed,
+            initial_loss_scale=LOSS_SCALE, hysteresis=1, use_distributed_optimizer=distributed,
         )  # fmt: skip
         optimizer = get_megatron_optimizer(settings, models)
         several = len(models) > 1
@@ -260,7 +260,6 @@ def _config(shape: GPTShape) -> Any:
         params_dtype=low,
         bf16=shape.precision == "bf16",
         fp16=shape.precision == "fp16",
-        sequence_parallel=shape.sequence_parallel,
         hidden_dropout=shape.dropout,
         attention_dropout=shape.dropout,
         gradient_accumulation_fusion=shape.fused,
@@ -281,7 +280,7 @@ def _chunk(config: Any, shape: GPTShape, chunk: int) -> Any:
     model: Any = GPTModel(
         config=config,
         transformer_layer_spec=get_gpt_layer_local_spec(num_experts=shape.experts or None),
-        vocab_size=VOCABULARY,
+        vocab_size=-(-VOCABULARY // shape.tensor_parallel) * shape.tensor_parallel,
         max_sequence_length=shape.seq_length,
         pre_process=first and chunk == 0,
         post_process=last and chunk == shape.chunks - 1,

@@ -22,18 +22,22 @@ SUPPORTED = "0.14 to 0.19"
 class Profile:
     """`depth`: where the schedule reads its warmup from: `pp_group` or `total_stages`.
 
-    `groups`: the keyword that takes the process groups.
+    `groups`: the keyword that takes the process groups. `waits`: whether an interleaved schedule
+    with overlapped messages waits for a send before it frees what is being sent; without, gloo
+    delivers garbage.
     """
 
     first: Version
     depth: str
     groups: str
+    waits: bool
 
 
 _PROFILES = (
-    Profile(Version("0.17"), depth="total_stages", groups="pg_collection"),
-    Profile(Version("0.15"), depth="pp_group", groups="pg_collection"),
-    Profile(Version("0.14"), depth="pp_group", groups="grad_finalize_pgs"),
+    Profile(Version("0.18"), depth="total_stages", groups="pg_collection", waits=True),
+    Profile(Version("0.17"), depth="total_stages", groups="pg_collection", waits=False),
+    Profile(Version("0.15"), depth="pp_group", groups="pg_collection", waits=False),
+    Profile(Version("0.14"), depth="pp_group", groups="grad_finalize_pgs", waits=False),
 )
 # What the seams bind, by keyword; a release that lacks one of these is refused.
 EXPECTED = {

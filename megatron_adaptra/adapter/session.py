@@ -94,7 +94,7 @@ class Session:
         if reason:
             self.settle()
             self._tell(f"stock schedule: {reason}")
-            return function(**arguments)
+            return self._hand_over(function, arguments)
         if self.config.engine == "stock":
             return self._run_stock(function, arguments)
         if self.mailbox is None:
@@ -226,13 +226,26 @@ class Session:
             self.counted.append((self.iteration, memory))
         return result
 
+    def _hand_over(self, function: Any, arguments: dict[str, Any]) -> Any:
+        """Megatron's own schedule, kept from freeing what it is still sending."""
+        config = config_of(arguments)
+        if not stock.frees_too_early(function, config, self.profile.waits):
+            return function(**arguments)
+        self._tell(
+            "WARNING: before megatron-core 0.18 interleaved schedules with overlapped messages "
+            "send garbage over gloo; they run without the overlap: pass "
+            "--no-overlap-p2p-communication to have it so without adaptra"
+        )
+        with stock.without_overlap(config, self.stages):
+            return function(**arguments)
+
     def _run_stock(self, function: Any, arguments: dict[str, Any]) -> Any:
         """Megatron as it is, over links that are as slow as ours would be."""
         with contextlib.ExitStack() as stack:
             if self.emulator is not None:
                 self.emulator.iteration = self.iteration
                 stack.enter_context(stock.emulated_sends(self.emulator, self.ranks))
-            result = function(**arguments)
+            result = self._hand_over(function, arguments)
         self.iteration += 1
         return result
 

@@ -220,7 +220,7 @@ def _putting_aside(aside: Aside) -> Iterator[None]:
         if context.use_bias:
             flat, _ = layers.prepare_input_tensors_for_wgrad_compute(output_gradient, received)
             found[2] = flat.sum(dim=0)
-        kept = _like(context, saved_tensors=(received, weight))
+        kept = _like(context, saved_tensors=(received.detach(), weight))
         queue = aside.linears.setdefault(weight.data_ptr(), [])
         queue.append(_Linear(kept, output_gradient))
         return tuple(found)
@@ -242,7 +242,8 @@ def _weight_gradient(linear: _Linear, parameter: torch.nn.Parameter) -> torch.Te
     if context.sequence_parallel:
         size = [received.shape[0] * context.tp_group.size(), *received.shape[1:]]
         total = torch.empty(size, dtype=received.dtype, device=received.device)
-        layers.dist_all_gather_func(total, received, group=context.tp_group)
+        with torch.no_grad():
+            layers.dist_all_gather_func(total, received, group=context.tp_group)
         received = total
     narrow = weight.detach()[:, :0]
     rest = _like(

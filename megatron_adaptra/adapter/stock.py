@@ -12,7 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core.pipeline_parallel import schedules
 
+from megatron_adaptra.adapter.replace import put
 from megatron_adaptra.transport.emulate import LinkEmulator
 
 
@@ -39,6 +42,33 @@ def emulated_sends(emulator: LinkEmulator, ranks: Sequence[int]) -> Iterator[Non
         yield
     finally:
         dist.batch_isend_irecv = batch
+
+
+def frees_too_early(function: Any, config: Any, waits: bool) -> bool:
+    """Whether a schedule of Megatron's frees tensors that gloo has not sent yet; see Profile."""
+    return (
+        function is schedules.forward_backward_pipelining_with_interleaving
+        and config.overlap_p2p_comm
+        and config.deallocate_pipeline_outputs
+        and not waits
+        and dist.get_backend(mpu.get_pipeline_model_parallel_group()) == "gloo"
+    )
+
+
+@contextlib.contextmanager
+def without_overlap(config: Any, stages: int) -> Iterator[None]:
+    """Around a call of Megatron's interleaved schedule that would free too early.
+
+    Between two stages it cannot do without its overlap; there nothing is freed early.
+    """
+    undo = [put(config, "deallocate_pipeline_outputs", False)]
+    if stages > 2:
+        undo += [put(config, "overlap_p2p_comm", False), put(config, "batch_p2p_comm", True)]
+    try:
+        yield
+    finally:
+        for back in undo:
+            back()
 
 
 def _hold(op: dist.P2POp, emulator: LinkEmulator, stage: int) -> _InFlight:

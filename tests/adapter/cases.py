@@ -48,7 +48,6 @@ class Shape:
     precision: str = "fp32"
     tied: bool = True
     fused: bool = False
-    sequence_parallel: bool = False
     experts: int = 0
     overlap_reduce: bool = False
     distributed_optimizer: bool = False
@@ -78,7 +77,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Shape]]] = {
     }),
     "tp2pp2": (4, {
         "fp32": Shape(2, tensor_parallel=2),
-        "sequence": Shape(2, tensor_parallel=2, sequence_parallel=True),
+        "bf16": Shape(2, tensor_parallel=2, precision="bf16"),
     }),
 }  # fmt: skip
 

@@ -22,15 +22,15 @@ import fused_kernel
 
 fused_kernel.install()
 
-import torch.distributed as dist
-from cases import Case
-from megatron.core import parallel_state as mpu
-from megatron.core.transformer.moe import moe_utils
+import torch.distributed as dist  # noqa: E402
+from cases import Case  # noqa: E402
+from megatron.core import parallel_state as mpu  # noqa: E402
+from megatron.core.transformer.moe import moe_utils  # noqa: E402
 
-from megatron_adaptra.adapter import gpt
-from megatron_adaptra.adapter.activate import activate
-from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.ir.timeline import peak_in_flight
+from megatron_adaptra.adapter import gpt  # noqa: E402
+from megatron_adaptra.adapter.activate import activate  # noqa: E402
+from megatron_adaptra.config import AdaptraConfig  # noqa: E402
+from megatron_adaptra.ir.timeline import peak_in_flight  # noqa: E402
 
 ITERATIONS = 3
 
@@ -54,7 +54,8 @@ def train(shape: gpt.GPTShape, dataset: Any, function: Any) -> dict[str, Any]:
 def statistics() -> dict[str, list[str]]:
     """What the experts' routers have noted for the log; it starts anew."""
     tracker = moe_utils.get_moe_layer_wise_logging_tracker()
-    found = {name: [x.hex() for x in row["values"].tolist()] for name, row in tracker.items()}
+    rows = {name: row["values"].tolist() for name, row in tracker.items()}
+    found = {name: [x.hex() for x in row] for name, row in rows.items() if any(row)}
     for row in tracker.values():
         row["values"].zero_()
     return found

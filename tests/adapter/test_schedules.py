@@ -53,3 +53,9 @@ def test_same_bits_as_stock_and_the_predicted_memory(layout: str, case: Any) -> 
         for peak in rank["ours"]["peaks"]:
             assert peak == pytest.approx(rank["ours"]["predicted_peak"])
     assert any(rank["stock"]["losses"] for rank in ranks)
+
+
+def test_sequence_parallel_layers_in_halves() -> None:
+    done = torchrun(HERE / "sequence_parallel_script.py", 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("good") == 2
