@@ -121,6 +121,7 @@ class MegatronStage:
         if received is not None:
             received.requires_grad_()
         key, light = op[1:3], op[1:3] in self.light
+        self.meter.begins()
         self.mailbox.probe.op_begins()
         if light:
             replay = Replay()
@@ -144,6 +145,7 @@ class MegatronStage:
         held = self._held[op[1:3]]
         replay, held.replay = held.replay, None
         assert replay is not None
+        self.meter.begins()
         self.mailbox.probe.op_begins()
         with replay.again(self.models[op.chunk]):
             data = replay.replaying(self.data[op.chunk])

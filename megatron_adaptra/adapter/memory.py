@@ -39,17 +39,26 @@ class ActivationMeter:
         self._on_gpu = torch.device(torch.cuda.current_device()).type == "cuda"
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
-            self._before = torch.cuda.memory_allocated()
+            self._before = self._at_start = torch.cuda.memory_allocated()
             self.peak_bytes = 0
         elif count_bytes:
             self._ignored = {t.untyped_storage().data_ptr() for t in ignored}
             self.peak_bytes = 0
 
+    def begins(self) -> None:
+        """Before an op that makes activations."""
+        if self._on_gpu:
+            self._at_start = torch.cuda.memory_allocated()
+
     def whole(self, key: Key, output: torch.Tensor, *others: torch.Tensor | None) -> None:
         """A forward's activations are there: what a backward from `output` needs, and `others`."""
         if self._count_bytes and not self._on_gpu:
             self._hold(key, [*saved_tensors(output.grad_fn), *others])
-            self.per_microbatch = max(self.per_microbatch, sum(self._storages[key].values()))
+            size = sum(self._storages[key].values())
+            self.per_microbatch = max(self.per_microbatch, size)
+        elif self._on_gpu:
+            size = torch.cuda.memory_allocated() - self._at_start
+            self.per_microbatch = max(self.per_microbatch, size)
         self._now(key, WHOLE)
 
     def light(self, key: Key, *kept: torch.Tensor | None) -> None:

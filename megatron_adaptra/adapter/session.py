@@ -252,7 +252,7 @@ class Session:
     def _open(self, arguments: dict[str, Any]) -> None:
         """Connect to the neighbours and to the leader. Every rank is here."""
         device = torch.device(torch.cuda.current_device())
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = mpu.get_pipeline_model_parallel_group()._get_backend(device).name()
         several = len(models_of(arguments)) > 1
         neighbours = [link for s in range(self.stages - 1) for link in ((s, s + 1), (s + 1, s))]
         if several and self.stages > 2:

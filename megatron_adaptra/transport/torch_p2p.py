@@ -5,7 +5,9 @@ another. A message is a frame: the payload, then a trailer with the moment it wa
 handed to the backend when it is posted and awaited by a thread of its link, so the moment of its
 arrival is known even when compute asks for it much later, and a waiting rank can be interrupted.
 
-NCCL goes through the same code but has not been run yet (docs/evidence/gpu.md).
+Between GPUs gloo takes frames in pinned memory of the host: a send copies its message there before
+it is handed over, and the link's thread copies what has arrived to the GPU, on a stream of its own.
+This, and NCCL, which takes frames on the GPU, has not been run yet (docs/evidence/gpu.md).
 """
 
 from __future__ import annotations
@@ -43,10 +45,14 @@ class Lane:
     group: Any  # a c10d backend of two ranks
     group_rank: int
     name: str  # of the peer, for errors: "stage 2 (rank 2)"
+    on_host: bool = True  # gloo takes memory of the host, NCCL of the GPU
 
 
 class TorchTransport:
-    """Transport over one process group per directed link; peers are stages."""
+    """Transport over one process group per directed link; peers are stages.
+
+    `device`: where messages are; on which side of it frames are is the lanes' choice.
+    """
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class TorchTransport:
         rendezvous = True  # gloo moves nothing before the receive is posted; NCCL grants buffers
         self.traits = Traits("torch", rendezvous, (self.device.type,))
         self._out, self._emulator = dict(outgoing), emulator
+        self._on_host = all(lane.on_host for lane in (*outgoing.values(), *incoming.values()))
         self._inboxes = {peer: _Inbox(lane, self.device) for peer, lane in incoming.items()}
         self._pool: dict[int, list[_Frame]] = {}
         self._held: list[SendWork] = []  # by the emulator
@@ -110,19 +117,23 @@ class TorchTransport:
         try:  # several threads take from the pool
             return self._pool[nbytes].pop()
         except (KeyError, IndexError):
-            return _Frame(nbytes, self.device)
+            return _Frame(nbytes, self.device, self._on_host)
 
     def recycle(self, frame: _Frame) -> None:
         self._pool.setdefault(frame.nbytes, []).append(frame)
 
 
 class _Frame:
-    """Memory for one message on the wire."""
+    """Memory for one message on the wire. `device`: of the message."""
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
-        self.nbytes = nbytes
-        self.wire = torch.empty(nbytes + _TRAILER.size, dtype=torch.uint8, device=device)
-        self._on_host = device.type == "cpu"
+    def __init__(self, nbytes: int, device: torch.device, on_host: bool) -> None:
+        self.nbytes, self._on_host = nbytes, on_host
+        self.wire = torch.empty(
+            nbytes + _TRAILER.size,
+            dtype=torch.uint8,
+            device="cpu" if on_host else device,
+            pin_memory=on_host and device.type == "cuda",
+        )
         self._address = self.wire.data_ptr()
         self._trailer = (
             self.wire[nbytes:]
@@ -132,10 +143,10 @@ class _Frame:
         self._bytes = self._trailer.numpy()
 
     def pack(self, payload: torch.Tensor, tag: int) -> None:
-        if self._on_host and payload.is_contiguous():
+        if self._on_host and payload.is_cpu and payload.is_contiguous():
             # A tenth of the time of a torch copy, which small messages feel.
             ctypes.memmove(self._address, payload.data_ptr(), self.nbytes)
-        else:
+        else:  # from a GPU to the host this waits until the message is computed and copied
             flat = payload.detach().contiguous().view(-1).view(torch.uint8)
             self.wire[: self.nbytes].copy_(flat)
         _TRAILER.pack_into(self._bytes, 0, _MAGIC, tag, self.nbytes, time.monotonic())
@@ -152,7 +163,7 @@ class _Frame:
                 f"awaited message {tag} of {self.nbytes} bytes, "
                 f"got {magic!r} {got} of {nbytes} bytes"
             )
-        if self._on_host:
+        if self._on_host and payload.is_cpu:
             ctypes.memmove(payload.data_ptr(), self._address, self.nbytes)
         else:
             payload.detach().view(-1).view(torch.uint8).copy_(self.wire[: self.nbytes])
@@ -217,6 +228,10 @@ class ReceiveWork:
     ) -> None:
         self.stamps = Stamps(posted=time.monotonic())
         self._owner, self.lane, self.frame, self._buffer, self.tag = owner, lane, frame, buffer, tag
+        self.vacant: Any = None  # an event on the GPU: what had the buffer's memory before is done
+        if not buffer.is_cpu:
+            self.vacant = torch.cuda.Event()
+            self.vacant.record()
         self._arrival = threading.Lock()  # held until the message is there; cheaper than an Event
         self._arrival.acquire()
         self._error = ""
@@ -280,7 +295,7 @@ class _Inbox:
     def close(self) -> None:
         self._posted.put(None)
         if self._open:
-            _hang_up(self.lane, self._device)
+            _hang_up(self.lane)
         self._thread.join(timeout=1.0)  # a thread that gloo does not let go of is a daemon
         for work in list(self._open):
             work.abort()
@@ -295,11 +310,17 @@ class _Inbox:
             try:
                 if stream is None:
                     handle.wait(_FOREVER)
+                    work.arrived()
+                elif self.lane.on_host:
+                    handle.wait(_FOREVER)
+                    with torch.cuda.stream(stream):  # compute's own would wait for its kernels
+                        stream.wait_event(work.vacant)
+                        work.arrived()
                 else:
                     with torch.cuda.stream(stream):
                         handle.wait()
                         stream.synchronize()
-                work.arrived()
+                    work.arrived()
             except RuntimeError as error:
                 work.fail(str(error))
             self._open.discard(work)
@@ -334,7 +355,8 @@ def open_lanes(
         mine = pair.index(me)
         prefix = dist.PrefixStore(f"adaptra/{name}/{serial}/{pair[0]}>{pair[1]}", store)
         peer = target if mine == 0 else source
-        lane = Lane(_group(backend, prefix, mine), 1 - mine, f"{who} {peer} (rank {ranks[peer]})")
+        name_of_peer = f"{who} {peer} (rank {ranks[peer]})"
+        lane = Lane(_group(backend, prefix, mine), 1 - mine, name_of_peer, backend == "gloo")
         (outgoing if mine == 0 else incoming)[peer] = lane
     return outgoing, incoming
 
@@ -353,10 +375,10 @@ def _unlock(gate: threading.Lock) -> None:
         gate.release()
 
 
-def _hang_up(lane: Lane, device: torch.device) -> None:
+def _hang_up(lane: Lane) -> None:
     """Make the waits for what has not arrived on a lane end with an error."""
     with contextlib.suppress(RuntimeError, AttributeError):
-        if device.type == "cuda":
+        if not lane.on_host:
             lane.group.abort()
         else:  # gloo's abort leaves waits alone, but a wait that times out closes the connection
             nothing = torch.empty(0, dtype=torch.uint8)

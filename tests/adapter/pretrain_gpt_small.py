@@ -23,6 +23,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.rerun_state_machine import get_rerun_state_machine
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+from megatron.core.utils import get_attr_wrapped_model
 from megatron.training import arguments, get_args, pretrain, print_rank_0
 
 KEYS = ("tokens", "position_ids", "attention_mask", "labels", "loss_mask")
@@ -38,20 +39,23 @@ def flags(parser: ArgumentParser) -> ArgumentParser:
     return parser
 
 
-def model(pre_process: bool = True, post_process: bool = True, **_: Any) -> GPTModel:
+def model(
+    pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None, **_: Any
+) -> GPTModel:
     args = get_args()
     return GPTModel(
         config=arguments.core_transformer_config_from_args(args),
-        transformer_layer_spec=get_gpt_layer_local_spec(),
+        transformer_layer_spec=get_gpt_layer_local_spec(num_experts=args.num_experts),
         vocab_size=getattr(args, "padded_vocab_size", None) or args.vocab_size + 1,
         max_sequence_length=args.max_position_embeddings,
         pre_process=pre_process,
         post_process=post_process,
         share_embeddings_and_output_weights=True,
+        vp_stage=vp_stage,
     )
 
 
-def datasets(counts: list[int], **_: Any) -> Any:
+def datasets(counts: list[int], vp_stage: int | None = None) -> Any:
     args = get_args()
     config = GPTDatasetConfig(
         random_seed=args.seed,
@@ -71,7 +75,7 @@ datasets.is_distributed = True  # type: ignore[attr-defined]  # every rank build
 
 def forward_step(batches: Any, part: Any, *_: Any) -> Any:
     batch = dict.fromkeys(KEYS)
-    if mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage():
+    if any(get_attr_wrapped_model(part, end) for end in ("pre_process", "post_process")):
         batch = next(batches)
     tokens, positions, mask, labels, weights = (batch.get(key) for key in KEYS)
     output = part(tokens, positions, mask, labels=labels)

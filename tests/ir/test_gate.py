@@ -6,10 +6,13 @@ from itertools import pairwise
 
 import pytest
 
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.deps import carried
 from megatron_adaptra.ir.gate import first_messages, first_posts, gate_of
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
+from megatron_adaptra.plan.interleaved import interleaved
 
 
 def programs(count):
@@ -57,6 +60,22 @@ def test_posts_before_anything_runs_are_served():
                 assert number(sender.owed, send) == number(receiver.void, post)
             first = first_posts(program, down)
             assert number(sides[1].void, Kind.POST_F) == number(first, Kind.POST_F)
+
+
+@pytest.mark.parametrize("ahead", [None, 0, 3])
+@pytest.mark.parametrize(("stages", "chunks"), [(2, 2), (3, 2), (4, 3)])
+def test_posts_of_several_chunks_are_served_round_the_ring(stages, chunks, ahead):
+    even = (1.0,) * stages
+    conditions = Conditions(2 * stages, even, even, even, chunks=chunks)
+    program = lower(interleaved(conditions, "eager", None), ahead)
+    sides = [first_messages(program, s) for s in range(stages)]
+    sent, awaited = Counter(), Counter()
+    for s, side in enumerate(sides):
+        sent.update(carried(op, s, stages) for op in side.owed)
+        awaited.update(carried(op, s, stages) for op in side.void)
+        assert set(first_posts(program, s)) <= set(side.void)
+    assert sent == awaited
+    assert all(count == 1 for count in sent.values())
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])

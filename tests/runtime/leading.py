@@ -19,6 +19,7 @@ from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, ReplanRule
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.probe import Memory
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 FORWARD, BACKWARD = 0.010, 0.020
@@ -84,6 +85,9 @@ def drive(
     watcher: int | None = None,
     at: Callable[[int, int], None] = lambda stage, iteration: None,
     channels: Mapping[int, type[Channel]] | None = None,
+    rule: ReplanRule = ReplanRule(),  # noqa: B008  # frozen
+    memory: Memory | None = None,
+    **estimate: Any,
 ) -> Run:
     """`at(stage, iteration)` is called by every stage between the start and the report.
 
@@ -91,7 +95,8 @@ def drive(
     iteration is over when the leader has weighed it and, unless `channels` hold them back, the
     votes on its proposal are in, as when iterations take long; else it takes about `pause` seconds,
     whatever the control threads do. `followers`: ranks beyond the pipeline that run its order;
-    `resumed`: the plan of a checkpoint, made for links of 40 ms.
+    `resumed`: the plan of a checkpoint, made for links of 40 ms. `memory`: what every stage
+    measures from its second iteration on; `estimate`: more arguments of the Estimator.
     """
     members = stages + followers
     network = control or LoopbackNetwork()
@@ -106,12 +111,14 @@ def drive(
         channel = (channels or {}).get(stage, Channel)
         peers = range(1, members) if stage == 0 else [0]
         made = {peer: channel(transport, peer) for peer in peers}
-        estimator = Estimator(count, ["one"] * stages, None, 1000) if stage == 0 else None
+        estimator = None
+        if stage == 0:
+            estimator = Estimator(count, ["one"] * stages, None, 1000, **estimate)
         log = DecisionLog(path if stage == 0 else None)
         if estimator is not None and resumed is not None:
             estimator.resume({f"{a}>{b}": 0.04 for a, b in estimator.charts})
         controller = Watched(
-            stage, start, made, estimator, ReplanRule(), log, PATIENCE, resumed=resumed,
+            stage, start, made, estimator, rule, log, PATIENCE, resumed=resumed,
             reports=stage < stages, watcher=watcher if stage == 0 else None,
         )  # fmt: skip
         if estimator is not None:
@@ -130,7 +137,9 @@ def drive(
                 sources = {s: now.get((s, stage), 1e-4) for s in (stage - 1, stage + 1)}
                 sources = {s: d for s, d in sources.items() if 0 <= s < stages}
                 costs = {"forward": FORWARD, "backward": BACKWARD, "count": count}
-                controller.report(record(stage, iteration, sources, **costs))
+                done = record(stage, iteration, sources, **costs)
+                done.memory = memory if iteration else None
+                controller.report(done)
                 if not paced:
                     time.sleep(rng.uniform(0.0, pause))
                     continue

@@ -10,12 +10,16 @@ from runtime.leading import drive, warmups
 from runtime.pipeline import PATIENCE, schedule
 from transport.ranks import Processes, threads
 
+from megatron_adaptra.config import Budget
 from megatron_adaptra.errors import Disagreement
+from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.runtime.agreement import pack
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, ReplanRule
 from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.telemetry.probe import Memory
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 SLOW = {(1, 2): 0.04, (2, 1): 0.04}
@@ -124,6 +128,40 @@ def test_healthy_links_change_nothing(tmp_path):
     assert run.leader.log.decisions == []
     assert len(run.leader.delays) == 19  # iteration 0 does not count
     assert set(run.leader.delays[0]) == {"0>1", "1>0", "1>2", "2>1"}
+
+
+def test_a_fixed_schedule_stays(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    run = drive(path, lambda _: SLOW, 20, rule=ReplanRule(fixed=True), paced=True)
+    assert warmups(run.ran[0]) == [STOCK]
+    assert run.leader.log.decisions == []
+    assert run.leader.delays[-1]["1>2"] == pytest.approx(0.04, rel=0.1)
+
+
+@pytest.mark.parametrize(("nbytes", "depths"), [(250, (2, 2, 1)), (199, (1, 1, 1))])
+def test_a_budget_in_bytes_is_kept_to_once_a_microbatch_has_been_measured(tmp_path, nbytes, depths):
+    path = tmp_path / "decisions.jsonl"
+    measured = Memory(peak=3.0, peak_bytes=300, per_microbatch=100, free=0)
+    budget = {"budget": Budget(nbytes=nbytes), "memory": measured}
+    run = drive(path, lambda _: {}, 16, **budget, paced=True)
+    assert warmups(run.ran[0]) == [STOCK, depths]
+    (row,) = committed(path)
+    assert f"stage 0 holds 3 microbatches, its memory is for {nbytes // 100}" in row["why"]
+
+
+def test_a_slow_link_is_planned_for_within_a_budget_in_bytes(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    measured = Memory(peak=3.0, peak_bytes=300, per_microbatch=100, free=200)
+    run = drive(
+        path, lambda i: SLOW if i >= 8 else {}, 24, paced=True, memory=measured,
+        budget=Budget(free=True), rule=ReplanRule(policy="adaptive"), split=True, recompute=True,
+    )  # fmt: skip
+    before, during = (run.ran[0][i] for i in (7, -1))
+    assert before.warmup == STOCK
+    # Of what was free, nine tenths may be taken: 300 + 180 bytes are 4 microbatches.
+    assert run.leader.estimator.budgets == (4.0, 4.0, 4.0)
+    assert all(peak_in_flight(line) <= 4.0 for line in during.order)
+    assert {Kind.I, Kind.W} <= {op.kind for line in during.order for op in line}
 
 
 def test_ranks_beyond_the_pipeline_run_its_order(tmp_path):

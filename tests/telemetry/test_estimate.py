@@ -177,6 +177,49 @@ def test_correction_is_a_recent_median_within_bounds(ratios, correction):
     assert corrected.links == plain.links
 
 
+def test_halves_of_backwards_are_taken_as_they_were_measured():
+    """And keep their share of the whole in iterations that do not run them apart."""
+    e = estimator(split=True)
+    for i in range(12):
+        rows = reports(i, {})
+        for row in rows if i < 6 else ():
+            for clock in ("wall", "cpu"):
+                whole = row[clock].pop("B")
+                row[clock] |= {"I": 0.75 * whole, "W": 0.5 * whole}
+        e.update(rows)
+        c = e.conditions()
+        factor = 1.25 if i < 8 else 1.0  # of five iterations the median counts
+        assert c.backward_input == pytest.approx([factor * 12 * MS] * 3)
+        assert c.backward_weight == pytest.approx([factor * 8 * MS] * 3)
+    assert c.split
+
+
+def test_seconds_of_a_stage_are_those_of_all_its_chunks():
+    e = estimator(chunks=2)
+    feed(e, 6, {(2, 0): 30 * MS, (0, 2): 20 * MS})
+    c = e.conditions()
+    assert c.chunks == 2
+    assert c.forward == pytest.approx([20 * MS] * 3)
+    assert {"2>0", "0>2"} <= e.delays().keys()
+
+
+@pytest.mark.parametrize(
+    ("budget", "microbatches"), [(Budget(nbytes=1000), 3.0), (Budget(free=True), 9.0)]
+)
+def test_a_budget_in_bytes_is_known_once_all_stages_have_measured(budget, microbatches):
+    e = estimator(budget=budget)
+    memory = {"peak": 3.0, "peak_bytes": 900, "per_microbatch": 300, "free": 2000}
+    rows = [{"stage": s, "memory": None} for s in range(3)]
+    rows[0]["memory"] = rows[1]["memory"] = memory
+    assert not e.measure_budget(rows)
+    assert e.budgets == (math.inf,) * 3
+    rows[2]["memory"] = {**memory, "per_microbatch": 2000}
+    assert e.measure_budget(rows)
+    assert e.budgets == (microbatches, microbatches, 1.0)
+    rows[0]["memory"] = {**memory, "peak_bytes": 9000}
+    assert not e.measure_budget(rows), "what is taken must not make room for more"
+
+
 def test_budget_is_infinite_by_default():
     e = estimator()
     feed(e, 1, {})

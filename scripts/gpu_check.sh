@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# The executor on one CUDA GPU: same bits as stock Megatron, overhead, memory. See --help.
+# ADAPTRA_PYTHON names a python with torch and megatron-core, used as it is; else .venv is set up.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/lib.sh
+python=${ADAPTRA_PYTHON:-}
+if [ -z "$python" ]; then
+  venv=${ADAPTRA_VENV:-$PWD/.venv}
+  make_venv "$venv" demo
+  python=$venv/bin/python
+fi
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+exec "$python" benchmarks/gpu_check.py "$@"
