@@ -21,7 +21,7 @@ def not_ours(function: Any, arguments: dict[str, Any], engine: str, stages: int)
         return "evaluation"
     config = config_of(arguments)
     if function is schedules.forward_backward_pipelining_with_interleaving:
-        if engine != "stock" and (reason := _not_our_chunks(arguments, engine, stages)):
+        if engine != "stock" and (reason := _not_our_chunks(arguments, stages)):
             return f"interleaved, {reason}"
     elif function is not schedules.forward_backward_pipelining_without_interleaving:
         return "one stage"
@@ -36,16 +36,14 @@ def not_ours(function: Any, arguments: dict[str, Any], engine: str, stages: int)
     return ""
 
 
-def _not_our_chunks(arguments: dict[str, Any], engine: str, stages: int) -> str:
+def _not_our_chunks(arguments: dict[str, Any], stages: int) -> str:
     """Why an interleaved schedule is not of the kind that we run, or an empty string."""
-    if engine != "executor":
-        return "which takes --adaptra-engine executor"
-    if reason := unsupported(arguments):
-        return f"and the executor does not support {reason}"
     config, count = config_of(arguments), arguments["num_microbatches"]
     group = getattr(config, "microbatch_group_size_per_vp_stage", None) or stages
     if group != stages or count % stages:
         return f"with {count} microbatches in groups of {group}"
+    if getattr(config, "overlap_moe_expert_parallel_comm", False):
+        return "with overlapped expert parallel messages"
     return ""
 
 

@@ -30,7 +30,7 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
         self._line, self._at, self._mailbox = line, 0, mailbox
         self._depth = warmup_of(line)
         if profile.depth == "pp_group":
-            self.pp_group = _DepthGroup(pp_group, self._depth)
+            self.pp_group = WarmupGroup(pp_group, self._depth)
 
     @property
     def total_stages(self) -> int:
@@ -118,8 +118,8 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
         return self._line[self._at]
 
 
-class _DepthGroup:
-    """A process group whose `size() - rank() - 1` is the warmup (Megatron up to 0.16).
+class WarmupGroup:
+    """A process group whose `size() - rank()` is `depth`: there Megatron looks for its warmup.
 
     First and last stage are told by `rank() == 0` and `rank() == size() - 1`, which stay true.
     """

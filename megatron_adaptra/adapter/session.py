@@ -17,11 +17,13 @@ from megatron_adaptra.adapter.abilities import RECOMPUTE, SPLIT, limits_of, not_
 from megatron_adaptra.adapter.block import Block, gather, machine
 from megatron_adaptra.adapter.calls import config_of, default_groups, message_of, models_of
 from megatron_adaptra.adapter.native import AdaptraCommunicator
+from megatron_adaptra.adapter.native_chunks import ChunkCommunicator, overlapping
 from megatron_adaptra.adapter.postvalidation import PostValidation
 from megatron_adaptra.adapter.profiles import Profile
 from megatron_adaptra.adapter.reruns import Reruns
 from megatron_adaptra.adapter.restart import run_on_trust
 from megatron_adaptra.adapter.split import SplitBackward
+from megatron_adaptra.adapter.trace import traced_ops
 from megatron_adaptra.adapter.verdicts import Verdicts
 from megatron_adaptra.config import SPLITTING, AdaptraConfig
 from megatron_adaptra.errors import BadInput
@@ -188,15 +190,17 @@ class Session:
         groups = arguments.get(self.profile.groups) or default_groups()
         if self._executes(arguments):
             return self._execute(line, arguments, groups)
-        communicator = AdaptraCommunicator(
-            mpu.get_pipeline_model_parallel_group(),
-            config_of(arguments),
-            self.profile,
-            line,
-            self.mailbox,
-        )
-        ours = {"p2p_communicator": communicator, self.profile.groups: groups}
-        return function(**{**arguments, **ours})
+        group, config = mpu.get_pipeline_model_parallel_group(), config_of(arguments)
+        chunks = len(models_of(arguments))
+        ours: dict[str, Any] = {self.profile.groups: groups}
+        if chunks == 1:
+            communicator = AdaptraCommunicator(group, config, self.profile, line, self.mailbox)
+            return function(**{**arguments, **ours, "p2p_communicator": communicator})
+        interleaved = ChunkCommunicator(group, config, chunks, line, self.mailbox)
+        with traced_ops(self.probe, line), overlapping(config):
+            result = function(**{**arguments, **ours, "p2p_communicator": interleaved})
+        interleaved.finish()
+        return result
 
     def _executes(self, arguments: dict[str, Any]) -> bool:
         """Whether our executor runs this call, and not Megatron's own schedule."""

@@ -9,7 +9,7 @@ from typing import Any
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
-from megatron_adaptra.errors import PeerLost, reason_of
+from megatron_adaptra.errors import PeerLost, ScheduleError, reason_of
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line
 from megatron_adaptra.runtime.watchdog import Watchdog
@@ -20,7 +20,7 @@ from megatron_adaptra.telemetry.probe import Probe
 def traced_ops(probe: Probe, line: Line) -> Iterator[None]:
     """Record every forward_step and backward_step of Megatron's schedule in `probe`.
 
-    `line`: the forwards and backwards that it runs, in order.
+    `line`: the forwards and backwards that it runs, in order; ScheduleError if it runs others.
     """
     originals = {
         Kind.F: ("forward_step", schedules.forward_step),
@@ -31,9 +31,13 @@ def traced_ops(probe: Probe, line: Line) -> Iterator[None]:
         ops = iter([op for op in line if op.kind is kind])
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            op = next(ops, None)
+            told = kwargs.get("current_microbatch"), kwargs.get("vp_stage") or 0
+            if op is None or (told[0] is not None and told != op[1:3]):
+                raise ScheduleError(f"Megatron is about to run {kind.value} {told}, not {op}")
             probe.op_begins()
             result = function(*args, **kwargs)
-            probe.op_ends(next(ops))
+            probe.op_ends(op)
             return result
 
         return run

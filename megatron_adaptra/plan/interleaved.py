@@ -30,11 +30,14 @@ def interleaved(conditions: Conditions, sends: str, time_limit: float | None) ->
     return Schedule(order, count, chunks, policy="interleaved", why=why)
 
 
-def interleaved_line(stage: int, stages: int, microbatches: int, chunks: int, group: int) -> Line:
+def interleaved_line(
+    stage: int, stages: int, microbatches: int, chunks: int, group: int, more: int = 0
+) -> Line:
     """A group of `group` microbatches goes through all chunks before the next group starts.
 
     The backwards do the same from the last chunk to the first. The warmup lets the first group
     reach its last chunk everywhere, and then the usual triangle, twice as steep as that of 1F1B.
+    `more`: forwards that the warmup has beyond Megatron's.
     """
     groups = [
         range(first, min(first + group, microbatches)) for first in range(0, microbatches, group)
@@ -51,7 +54,7 @@ def interleaved_line(stage: int, stages: int, microbatches: int, chunks: int, gr
             (Kind.B, range(chunks - 1, -1, -1)),
         )
     )  # fmt: skip
-    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * group, len(forwards))
+    warmup = min(2 * (stages - stage - 1) + (chunks - 1) * group + more, len(forwards))
     line = forwards[:warmup]
     for forward, backward in zip(forwards[warmup:], backwards, strict=False):
         line += [forward, backward]

@@ -62,13 +62,16 @@ class Mailbox:
             source, transport = token.position % self.stages, self._transports[token.kind]
             self._posted[token] = transport.irecv(buffer, source, self._tag(token)), buffer
 
+    def buffer(self, op: Op) -> torch.Tensor:
+        """What `take` will return; its contents are not there yet."""
+        return self._posted[self._awaited(op)][1]
+
     def take(self, op: Op) -> torch.Tensor:
         """What `op` needs from another stage; waits for it."""
         if self.gate is not None and op == self.gate[0]:
             passes, self.gate = self.gate[1], None
             passes()
-        token = carried(op._replace(kind=_POST_OF[op.kind]), self.stage, self.stages)
-        assert token is not None
+        token = self._awaited(op)
         work, buffer = self._posted.pop(token)
         source = token.position % self.stages
         stamps = self._wait(work, op, source, self.timeout)
@@ -106,6 +109,11 @@ class Mailbox:
         """Wait for the last sends, so that nobody misses them."""
         self._await(self._sent_before + self._sent)
         self._sent, self._sent_before = [], []
+
+    def _awaited(self, op: Op) -> Token:
+        token = carried(op._replace(kind=_POST_OF[op.kind]), self.stage, self.stages)
+        assert token is not None
+        return token
 
     def _await(self, sends: list[tuple[Op, int, Work]]) -> None:
         deadline = time.monotonic() + self.timeout

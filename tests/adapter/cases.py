@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import make_plan
+from megatron_adaptra.plan.interleaved import interleaved_line
 
 POLICIES = ("1f1b", "adaptive", "zb-h1", "zb-h2", "interleaved")
 
@@ -91,6 +93,32 @@ def planned(stages: int, microbatches: int, recompute: bool) -> str:
         microbatches, even, even, even, slow, activation_budget=budget, recompute=recompute
     )
     return make_plan(conditions).schedule.text()
+
+
+def cases_of(layout: str) -> list[Case]:
+    native = natively(layout) if layout in ("pp2", "pp4") else ()
+    return [*matrix(layout), *native]
+
+
+def natively(layout: str) -> Iterator[Case]:
+    """Megatron's own interleaved schedule over our messages, with its warmup and with deeper ones.
+
+    Not much deeper: what the first stage needs for a second chunk comes from the last stage, which
+    cannot go on without gradients.
+    """
+    _, shapes = LAYOUTS[layout]
+    for name in ("fp32", "bf16"):
+        shape = replace(shapes[name], chunks=2)
+        stages = shape.stages
+        extras = [(0,) * stages, (2, *(1,) * (stages - 2), 0), (3, *(1,) * (stages - 1))]
+        for extra in extras:
+            order = tuple(
+                interleaved_line(s, stages, shape.microbatches, 2, stages, extra[s])
+                for s in range(stages)
+            )
+            schedule = Schedule(order, shape.microbatches, 2, "interleaved", "deeper").text()
+            title = f"{layout} {name}, native interleaved + {','.join(map(str, extra))}"
+            yield Case(title, shape, "interleaved", False, schedule, "native")
 
 
 def matrix(layout: str) -> Iterator[Case]:

@@ -45,7 +45,9 @@ CASES = {
         (*ON, "--adaptra-recompute", "--adaptra-activation-budget", "4",
          "--adaptra-emulate-link", "2-3:40ms"),
     ),
-    "memory in bytes": Case((), (*ON, "--adaptra-recompute", "--adaptra-activation-budget", "300KiB")),
+    "memory in bytes": Case(
+        (), (*ON, "--adaptra-recompute", "--adaptra-activation-budget", "300KiB")
+    ),
     "overflows of some stages and their loss scale": Case((*SCALED, *DROPOUT, *OVERFLOWS), H2),
     "a batch size that grows": Case(("--rampup-batch-size", "4", "4", "80"), H1),
     "experts and their auxiliary loss": Case((*EXPERTS, *DROPOUT), H1),

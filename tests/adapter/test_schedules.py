@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import LAYOUTS, matrix
+from cases import LAYOUTS, cases_of
 from running import torchrun
 
 HERE = Path(__file__).parent
 CHOSEN = [name for name in os.environ.get("ADAPTRA_LAYOUTS", "").split(",") if name] or list(
     LAYOUTS
 )
-CASES = [(layout, case) for layout in CHOSEN for case in matrix(layout)]
+CASES = [(layout, case) for layout in CHOSEN for case in cases_of(layout)]
 
 
 @functools.cache
@@ -28,7 +28,7 @@ def trained(layout: str) -> dict[str, list[dict[str, Any]]]:
     """By case, what every rank ended with; all cases of a layout run in the same processes."""
     with tempfile.TemporaryDirectory() as folder:
         cases = Path(folder) / "cases.json"
-        cases.write_text(json.dumps([case.dump() for case in matrix(layout)]))
+        cases.write_text(json.dumps([case.dump() for case in cases_of(layout)]))
         ranks, _ = LAYOUTS[layout]
         done = torchrun(HERE / "schedules_script.py", ranks, str(cases), folder, timeout=900)
     rows = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("CASE ")]
@@ -44,13 +44,14 @@ def test_same_bits_as_stock_and_the_predicted_memory(layout: str, case: Any) -> 
     ranks = trained(layout).get(case.name)
     assert ranks is not None, trained(layout)["error"]
     kinds = {kind for rank in ranks for ran in rank["ours"]["ran"] for kind in ran}
-    halves = case.policy.startswith("zb") or bool(case.schedule)
+    halves = case.policy.startswith("zb") or "adaptive" in case.name
     assert {"I", "W"} <= kinds if halves else {"I", "W"}.isdisjoint(kinds)
     assert ("R" in kinds) is case.recompute
+    assert kinds, "it was Megatron that ran"
     for rank in ranks:
         for what in ("losses", "steps", "parameters", "random", "statistics"):
             assert rank["ours"][what] == rank["stock"][what], what
-        for peak in rank["ours"]["peaks"]:
+        for peak in rank["ours"]["peaks"] if case.engine == "executor" else ():
             assert peak == pytest.approx(rank["ours"]["predicted_peak"])
     assert any(rank["stock"]["losses"] for rank in ranks)
 
