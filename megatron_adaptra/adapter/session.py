@@ -323,8 +323,9 @@ class Session:
             estimator,
             ReplanRule(
                 self.config.min_gain,
-                policy="adaptive" if self._executes(arguments) else "warmup",
-                fixed=self.config.policy != "adaptive" or chunks > 1,
+                # Of chunks the order is Megatron's: dropout falls as it does there.
+                policy="adaptive" if self._executes(arguments) and chunks == 1 else "warmup",
+                fixed=self.config.policy != "adaptive",
                 sends="rendezvous" if rendezvous else "eager",
                 ahead=self._ahead,
             ),

@@ -7,11 +7,22 @@ device's share of the warmup shrinks with the number of chunks, for as many time
 
 from __future__ import annotations
 
-from megatron_adaptra.errors import BadInput
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
-from megatron_adaptra.plan.base import planner
+from megatron_adaptra.ir.timeline import peak_in_flight
+from megatron_adaptra.plan.base import planner, slow_links
+from megatron_adaptra.sim.clock import simulate
+
+STEPS = (1, 2, 4)  # forwards by which a warmup grows at once
+GAIN = 1e-3  # share of an iteration that a step has to save
+TRIED_OPS, LEAST_TRIES = 150_000, 24  # simulated in all, about 2 s
 
 
 @planner("interleaved")
@@ -28,6 +39,53 @@ def interleaved(conditions: Conditions, sends: str, time_limit: float | None) ->
     order = tuple(interleaved_line(stage, stages, count, chunks, stages) for stage in range(stages))
     why = f"interleaved 1F1B with {chunks} chunks per device, as Megatron runs it"
     return Schedule(order, count, chunks, policy="interleaved", why=why)
+
+
+def deeper_interleaved(conditions: Conditions, sends: str) -> Schedule:
+    """The same forwards and backwards in the same order, with as much more warmup as pays.
+
+    Greedy: the first stages, up to some stage, start a few more forwards, as long as the simulator
+    finds that faster. Raises BadInput where Megatron has no such schedule.
+    """
+    stages, count, chunks = conditions.stages, conditions.microbatches, conditions.chunks
+    stock = interleaved(conditions, sends, None)
+
+    def schedule(more: Sequence[int]) -> Schedule:
+        order = tuple(
+            interleaved_line(s, stages, count, chunks, stages, m) for s, m in enumerate(more)
+        )
+        return replace(stock, order=order)
+
+    def seconds(more: Sequence[int]) -> float:
+        tried = schedule(more)
+        peaks = [peak_in_flight(line, chunks) for line in tried.order]
+        if any(p > b for p, b in zip(peaks, conditions.activation_budget, strict=True)):
+            return math.inf
+        try:
+            # What is posted matters to rendezvous sends only, and takes long to find out.
+            program = lower(tried, {} if sends == "eager" else None)
+            return simulate(program, conditions, sends).makespan
+        except ScheduleError:  # so deep that stages wait for each other
+            return math.inf
+
+    best: tuple[int, ...] = (0,) * stages
+    least = simulate(lower(stock), conditions, sends).makespan
+    left = max(LEAST_TRIES, TRIED_OPS // (2 * stages * count * chunks))
+    while left > 0:
+        moves = [
+            tuple(m + step * (s < end) for s, m in enumerate(best))
+            for end in range(1, stages + 1)
+            for step in STEPS
+        ]
+        left -= len(moves)
+        found = min((seconds(more), sum(more), more) for more in moves)
+        if found[0] >= least * (1 - GAIN):
+            break
+        least, _, best = found
+    why = stock.why
+    if any(best):
+        why = f"interleaved 1F1B, {','.join(map(str, best))} forwards more than Megatron's warmup"
+    return replace(schedule(best), policy="warmup", why=slow_links(conditions) + why)
 
 
 def interleaved_line(

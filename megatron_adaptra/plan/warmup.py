@@ -14,17 +14,20 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.base import planner, slow_links, warmup_line
 from megatron_adaptra.plan.depths import Depths, Search
-from megatron_adaptra.plan.one_f_one_b import refuse_chunks, stock_warmup
+from megatron_adaptra.plan.interleaved import deeper_interleaved
+from megatron_adaptra.plan.one_f_one_b import stock_warmup
 
 
 @planner("warmup")
 def warmup(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
     """The fastest warmup depths within the budget, then the shallowest of these.
 
-    Never slower than 1F1B in the simulator where the budget allows 1F1B. Depths never increase
-    towards the last stage: a stage cannot wait for a backward that its successor has not begun.
+    With several chunks those of interleaved 1F1B, see `plan/interleaved.py`. Never slower than 1F1B
+    in the simulator where the budget allows 1F1B. Depths never increase towards the last stage: a
+    stage cannot wait for a backward that its successor has not begun.
     """
-    refuse_chunks(conditions, "warmup")
+    if conditions.chunks > 1:
+        return deeper_interleaved(conditions, sends)
     best = Search(conditions, sends).run()
     count = conditions.microbatches
     order = tuple(warmup_line(d, count) for d in best)

@@ -44,8 +44,8 @@ Link = tuple[int, int]
 
 @dataclass(frozen=True)
 class ReplanRule:
-    """`min_gain`: the share of an iteration that a new plan has to save. `fixed`: the schedule at
-    the start stays. `ahead`: see `lower`."""
+    """`min_gain`: share of an iteration that a new plan has to save. `fixed`: none is made.
+    `ahead`: see `lower`."""
 
     min_gain: float = 0.15
     policy: str = "warmup"
@@ -295,7 +295,8 @@ class Controller:
         """What stages may hold has become known in microbatches: keep to it."""
         assert self.estimator is not None
         now, budgets = self.ballot.schedule, self.estimator.budgets
-        self._start = first_schedule(now.stages, now.microbatches, budgets)
+        if now.chunks == 1:
+            self._start = first_schedule(now.stages, now.microbatches, budgets)
         conditions = self.estimator.conditions()
         current = self.rule.evaluate(now, conditions)
         self._unfit = False
@@ -418,11 +419,9 @@ class Controller:
             self.log.write()
 
     def _send_verdict(self, proposal: Proposal) -> None:
-        verdict = {
-            "kind": "verdict", "number": proposal.number, "commit": bool(proposal.verdict)
-        }  # fmt: skip
+        commit = bool(proposal.verdict)
         for channel in self._channels.values():
-            channel.send(verdict)
+            channel.send({"kind": "verdict", "number": proposal.number, "commit": commit})
 
     def _record_outcome(self, iteration: int, seconds: float | None) -> None:
         """`seconds` are those of the iteration before; the swap's own iteration does not count."""

@@ -90,9 +90,10 @@ def test_a_resumed_training_goes_on_as_stock(more: tuple[str, ...], tmp_path: Pa
     for arm, flags in (("stock", ()), ("ours", more)):
         out = tmp_path / arm
         folder = ("--save", str(out / "saved"), "--load", str(out / "saved"))
+        folder += ("--save-interval", "16")
         all_flags = (*DROPOUT, *flags, *folder)
         first = train(out, 4, *all_flags, "--exit-interval", "11", iterations=16)
-        second = train(out, 4, *all_flags, "--save-interval", "16", iterations=16)
+        second = train(out, 4, *all_flags, iterations=16)
         found[arm] = [first.printed, saved(out, second)]
     assert found["ours"] == found["stock"]
     assert second.plans[0] == first.plans[-1]
