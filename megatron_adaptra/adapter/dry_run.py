@@ -7,10 +7,10 @@ from typing import Any
 
 from megatron_adaptra.adapter.profiles import NEWEST, installed_version, is_known, profile
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import UnsupportedMegatron
+from megatron_adaptra.errors import BadInput, UnsupportedMegatron
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import evaluate
-from megatron_adaptra.plan.one_f_one_b import first_schedule
+from megatron_adaptra.plan.fixed import starting_schedule
 from megatron_adaptra.runtime.tail import FUNCTIONS
 from megatron_adaptra.view.ascii import ascii_schedule
 
@@ -59,8 +59,6 @@ def _lines(args: Any, config: AdaptraConfig) -> list[str]:
 def _engine(args: Any, config: AdaptraConfig) -> str:
     if args.pipeline_model_parallel_size == 1:
         return "none: there is one stage, so there are no links"
-    if args.virtual_pipeline_model_parallel_size:
-        return "none: interleaved schedules are left to Megatron"
     if config.engine == "executor" and not is_known():
         return "native: the executor is for known lines only"
     return config.engine
@@ -75,16 +73,23 @@ def _plan(args: Any, config: AdaptraConfig) -> list[str]:
         f"data parallel {args.data_parallel_size}, "
         f"tensor parallel {args.tensor_model_parallel_size}"
     ]
-    if stages == 1 or args.virtual_pipeline_model_parallel_size:
+    if stages == 1:
         return out
     even = (1.0,) * stages
-    first = first_schedule(stages, count, config.budget.microbatches)
-    plan = evaluate(first, Conditions(count, even, even, even, split=False))
+    chunks = args.virtual_pipeline_model_parallel_size or 1
+    try:
+        first = starting_schedule(
+            config.policy, stages, count, chunks, config.budget.microbatches, config.recompute
+        )
+    except BadInput as error:
+        return [*out, f"  plan at start    none, Megatron's own: {error}"]
+    plan = evaluate(first, Conditions(count, even, even, even, chunks=chunks))
     depths = ",".join(map(str, first.warmup))
+    then = "; deeper where a link gets slow" if config.policy == "adaptive" else ""
     budget = config.activation_budget
     limit = "no limit" if budget == "none" else f"the limit is {budget}"
     out += [
-        f"  plan at start    1F1B, warmup {depths}; deeper where a link gets slow",
+        f"  plan at start    {first.why}, warmup {depths}{then}",
         f"  in flight        at most {max(plan.peak_in_flight):g} microbatches a stage; {limit}",
     ]
     drawing = ascii_schedule(first).splitlines()
