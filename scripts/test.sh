@@ -35,7 +35,8 @@ if [ "${ADAPTRA_TEST_NEWEST:-1}" = 1 ]; then
   if [ -n "$newest" ]; then
     echo "== the newest megatron-core, with Megatron's own training program ($("$newest" --version))"
     make_venv "$venv-newest" demo,dev "$newest"
-    "$venv-newest/bin/python" -m pytest tests/adapter/test_pretrain.py \
+    ADAPTRA_LAYOUTS=pp4 "$venv-newest/bin/python" -m pytest tests/adapter/test_schedules.py \
+      tests/adapter/test_pretrain.py tests/adapter/test_executor_training.py \
       tests/adapter/test_post_validation.py tests/adapter/test_iteration_end.py \
       tests/adapter/test_iteration_tail.py \
       tests/launch/test_models.py \

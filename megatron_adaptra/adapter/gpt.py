@@ -47,15 +47,16 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class GPTShape:
     """What is trained: `layers` over `stages`, `microbatches` of one sequence per iteration.
 
-    `chunks`: model chunks per stage; `experts`: of a mixture in every layer, 0 for a dense model;
-    `tied`: the embedding's weights are the output layer's, too; `fused`: weight gradients are added
-    to the main ones by a kernel;
-    `overlap_reduce`: gradients are reduced bucket by bucket during the last backward;
-    `distributed_optimizer`: with that, all stages starting at the same moment.
+    `chunks`: model chunks per stage; `overlapped`: their messages overlap. `tied`: the embedding's
+    weights are the output layer's, too; `fused`: weight gradients are added to the main ones by a
+    kernel; `experts`: of a mixture in every layer, 0 for a dense model. `overlap_reduce`: gradients
+    are reduced bucket by bucket during the last backward; `distributed_optimizer`: with that, all
+    stages starting at the same moment.
     """
 
     stages: int = 4
     chunks: int = 1
+    overlapped: bool = False
     tensor_parallel: int = 1
     microbatches: int = 12
     layers: int = 4
@@ -152,7 +153,7 @@ class Arm:
     config: Any
     shape: GPTShape
     dataset: Any
-    random: tuple[torch.Tensor, dict[str, torch.Tensor]]
+    random: tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]
     consumed: int = 0
 
     @classmethod
@@ -182,9 +183,7 @@ class Arm:
 
     def begin(self) -> None:
         """Go on with this arm's random states, as if no other arm had run in between."""
-        state, tracked = self.random
-        torch.set_rng_state(state)
-        mpu_random.get_cuda_rng_tracker().set_states(tracked)
+        mpu_random._set_all_rng_states(*self.random)
         for model in self.models:
             model.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -194,10 +193,10 @@ class Arm:
 
     def states(self) -> str:
         """SHA-256 of the random states after the last iteration."""
-        state, tracked = self.random
-        sha = hashlib.sha256(state.numpy().tobytes())
-        for name in sorted(tracked):
-            sha.update(tracked[name].numpy().tobytes())
+        cpu, device, tracked = self.random
+        sha = hashlib.sha256()
+        for state in (cpu, device, *(tracked[name] for name in sorted(tracked))):
+            sha.update(state.cpu().numpy().tobytes())
         return sha.hexdigest()
 
     def forward_backward(self, function: Any) -> list[torch.Tensor]:
@@ -220,7 +219,7 @@ class Arm:
         for i in range(self.shape.microbatches):
             index = self.consumed + i * replicas + replica
             sample = self.dataset[index % len(self.dataset)]
-            yield {k: torch.as_tensor(v).unsqueeze(0) for k, v in sample.items()}
+            yield {k: torch.as_tensor(v).unsqueeze(0).cuda() for k, v in sample.items()}
 
     def digest(self) -> str:
         """SHA-256 over all parameters of this rank, bit for bit."""
@@ -248,7 +247,8 @@ def _config(shape: GPTShape) -> Any:
         }
     # Of two stages with several chunks Megatron needs its overlapped messages; before 0.18 these
     # are still being sent when their memory is given back.
-    overlapped = shape.chunks > 1 and shape.stages == 2
+    kept = shape.chunks > 1 and shape.stages == 2 and not shape.overlapped
+    overlapped = kept or shape.overlapped
     return TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -268,7 +268,7 @@ def _config(shape: GPTShape) -> Any:
         persist_layer_norm=False,
         overlap_p2p_comm=overlapped,
         batch_p2p_comm=not overlapped,
-        deallocate_pipeline_outputs=not overlapped,
+        deallocate_pipeline_outputs=not kept,
         attention_softmax_in_fp32=True,
         **experts,
     )
@@ -307,9 +307,10 @@ def mean_loss(losses: list[torch.Tensor]) -> float:
     return float(both[0] / both[1])
 
 
-def _random_states() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    tracked = mpu_random.get_cuda_rng_tracker().get_states()
-    return torch.get_rng_state(), {name: state.clone() for name, state in tracked.items()}
+def _random_states() -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """Of the CPU, of the device, and Megatron's tracker's."""
+    cpu, device, tracked = mpu_random._get_all_rng_states()
+    return cpu, device, {name: state.clone() for name, state in tracked.items()}
 
 
 def _forward_step(batches: Iterator[dict[str, torch.Tensor]], model: Any) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ import megatron_adaptra  # noqa: E402
 from megatron_adaptra.adapter import gpt  # noqa: E402
 
 dist.init_process_group("gloo")
-gpt.initialize(2, timeout=60)
+gpt.initialize(gpt.GPTShape(stages=2), timeout=60)
 before = schedules.get_forward_backward_func
 assert pipeline_parallel.get_forward_backward_func is before
 active = megatron_adaptra.activate()

@@ -41,6 +41,7 @@ class Shape:
 
     stages: int
     chunks: int = 1
+    overlapped: bool = False
     tensor_parallel: int = 1
     microbatches: int = 8
     layers: int = 8
@@ -111,6 +112,9 @@ def natively(layout: str) -> Iterator[Case]:
         shape = replace(shapes[name], chunks=2)
         stages = shape.stages
         extras = [(0,) * stages, (2, *(1,) * (stages - 2), 0), (3, *(1,) * (stages - 1))]
+        # Before 0.18 stock Megatron would send garbage here: the plugin has it run otherwise.
+        title = f"{layout} {name}, stock interleaved with overlapped messages"
+        yield Case(title, replace(shape, overlapped=True), "interleaved", engine="stock")
         for extra in extras:
             order = tuple(
                 interleaved_line(s, stages, shape.microbatches, 2, stages, extra[s])

@@ -16,7 +16,7 @@ from megatron_adaptra.adapter import gpt  # noqa: E402
 data, out = Path(sys.argv[1]), Path(sys.argv[2])
 dist.init_process_group("gloo")
 shape = gpt.GPTShape(hidden=32, seq_length=32, precision=sys.argv[3])
-gpt.initialize(shape.stages, timeout=60)
+gpt.initialize(shape, timeout=60)
 arm = gpt.Arm.build(shape, gpt.build_dataset(data, shape, 18 * shape.microbatches))
 losses = []
 for _ in range(18):
