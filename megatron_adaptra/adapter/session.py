@@ -33,11 +33,12 @@ from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.timeline import peak_in_flight
-from megatron_adaptra.plan.fixed import starting_schedule
+from megatron_adaptra.plan.fixed import starting_schedule, trial
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Controller, ReplanRule
+from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.mailbox import Mailbox
+from megatron_adaptra.runtime.rule import ReplanRule
 from megatron_adaptra.runtime.store import StoreNotebook
 from megatron_adaptra.runtime.tail import Later, Tail
 from megatron_adaptra.runtime.watchdog import Watchdog, say
@@ -302,6 +303,7 @@ class Session:
         rendezvous = pipeline.traits.rendezvous and self.emulator is None
         chunks, budget = len(models_of(arguments)), self.config.budget
         halves = self._executes(arguments) and SPLIT not in block.limits
+        recompute = self._recomputes(block)
         resumed, estimator = self._resumed(block), None
         if block.me == 0:
             nbytes = message_of(arguments)().nbytes
@@ -309,29 +311,32 @@ class Session:
             really = self.emulator is None
             estimator = Estimator(
                 count, hosts, cores, nbytes, budget, rendezvous, really,
-                chunks=chunks, split=halves, recompute=self._recomputes(block),
+                chunks=chunks, split=halves, recompute=recompute,
             )  # fmt: skip
             if resumed is not None:
                 estimator.resume(block.resumed["delays"])
         peers = range(1, len(block.members)) if block.me == 0 else [0]
         # Megatron's own writers are on the last rank of all.
         last = dist.get_world_size() - 1
+        start, adapts = self._starting(chunks), self.config.policy == "adaptive"
+        # Of chunks the order is Megatron's: dropout falls as it does there.
+        searches = adapts and self._executes(arguments) and chunks == 1
         self.controller = Controller(
             self.stage,
-            self._starting(chunks),
+            start,
             {peer: Channel(control, peer) for peer in peers},
             estimator,
             ReplanRule(
                 self.config.min_gain,
-                # Of chunks the order is Megatron's: dropout falls as it does there.
-                policy="adaptive" if self._executes(arguments) and chunks == 1 else "warmup",
-                fixed=self.config.policy != "adaptive",
+                policy="adaptive" if searches else "warmup",
+                fixed=not adapts,
                 sends="rendezvous" if rendezvous else "eager",
                 ahead=self._ahead,
             ),
             self.log,
             self.config.timeout,
             resumed=resumed,
+            trial=trial(start, halves, recompute) if searches and (halves or recompute) else None,
             first=self.iteration,
             reports=block.leads(self.ranks),
             watcher=block.members.index(last) if last in block.members[1:] else None,

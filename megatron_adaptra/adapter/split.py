@@ -28,6 +28,8 @@ from megatron_adaptra.adapter.replace import put
 _LINEAR = layers.LinearWithGradAccumulationAndAsyncCommunication
 _LINEARS = (layers.ColumnParallelLinear, layers.RowParallelLinear)
 _EMBEDDINGS = (layers.VocabParallelEmbedding, torch.nn.Embedding)
+_ENGINE = torch.autograd.Variable._execution_engine
+_TOGETHER = 16 * 2**20  # bytes of gradients for one call of the engine: it costs, and so do they
 _REST = 0.1  # share of a chunk's parameters whose gradients may be kept between the halves
 
 
@@ -124,6 +126,7 @@ class SplitBackward:
             for parameter, grad in zip(self._tables, found, strict=True):
                 if grad is not None:
                     tables[id(parameter)] = grad
+        ready: dict[torch.nn.Parameter, torch.Tensor] = {}
         for parameter in self._parameters:
             address = parameter.data_ptr()
             grad = tables.pop(id(parameter), None)
@@ -133,7 +136,10 @@ class SplitBackward:
                 more = _weight_gradient(linear, parameter)
                 grad = more if grad is None else grad + more
             if grad is not None:
-                _engine(parameter, grad, (), accumulate=True)
+                ready[parameter] = grad
+            if sum(grad.nbytes for grad in ready.values()) >= _TOGETHER:
+                _accumulate(ready)
+        _accumulate(ready)
         self.delayed()
 
     def delayed(self) -> None:
@@ -184,18 +190,28 @@ def _run_backward(
 
 
 def _engine(
-    root: Any, gradient: torch.Tensor | None, inputs: Sequence[Any], accumulate: bool = False
+    root: Any, gradient: torch.Tensor | None, inputs: Sequence[Any]
 ) -> Sequence[torch.Tensor | None]:
     """Autograd's engine itself: the output's shape is gone once Megatron has freed it."""
     if gradient is None:
         gradient = torch.ones_like(root, memory_format=torch.preserve_format)
-    if not accumulate and not inputs:
+    if not inputs:
         return ()
-    found: Sequence[torch.Tensor | None] = torch.autograd.Variable._execution_engine.run_backward(
+    found: Sequence[torch.Tensor | None] = _ENGINE.run_backward(
         (root,), (gradient,), False, False, tuple(inputs),
-        allow_unreachable=True, accumulate_grad=accumulate,
+        allow_unreachable=True, accumulate_grad=False,
     )  # fmt: skip
     return found
+
+
+def _accumulate(ready: dict[torch.nn.Parameter, torch.Tensor]) -> None:
+    """Hand gradients to autograd's accumulation, and forget them."""
+    if ready:
+        _ENGINE.run_backward(
+            tuple(ready), tuple(ready.values()), False, False, (),
+            allow_unreachable=True, accumulate_grad=True,
+        )  # fmt: skip
+    ready.clear()
 
 
 @contextlib.contextmanager

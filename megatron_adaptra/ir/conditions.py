@@ -35,7 +35,9 @@ class Conditions:
     wait for each other, one by one. `activation_budget`: microbatches in flight per
     stage, infinite where there is no limit. `chunks`: model chunks per device, of equal cost.
     `split`: whether a backward may run as two halves; `recompute`: whether single microbatches may
-    be recomputed. Raises BadInput.
+    be recomputed. `backward`: a backward in one piece, by default as long as its halves;
+    `recomputation`: what making a microbatch's activations a second time costs in all, by default
+    another forward. Raises BadInput.
     """
 
     microbatches: int
@@ -51,6 +53,8 @@ class Conditions:
     chunks: int = 1
     split: bool = True
     recompute: bool = False
+    backward: tuple[float, ...] = ()
+    recomputation: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         stages = len(self.forward)
@@ -61,11 +65,13 @@ class Conditions:
                 raise BadInput(name, getattr(self, name), "at least 1")
         if not self.activation_budget:
             object.__setattr__(self, "activation_budget", (math.inf,) * stages)
-        for name in ("forward", "backward_input", "backward_weight", "activation_budget"):
+        measured = [name for name in ("backward", "recomputation") if getattr(self, name)]
+        costs = ["forward", "backward_input", "backward_weight", *measured]
+        for name in (*costs, "activation_budget"):
             values = getattr(self, name)
             if len(values) != stages:
                 raise BadInput(name, list(values), f"one value per stage, {stages} in all")
-        for name in ("forward", "backward_input", "backward_weight"):
+        for name in costs:
             for value in getattr(self, name):
                 if not 0 <= value < math.inf:
                     raise BadInput(name, value, "a finite number of at least 0, in seconds")
@@ -107,9 +113,13 @@ class Conditions:
 
     def seconds(self, kind: Kind, stage: int) -> float:
         """What an op of this kind costs on a stage that has a core to itself."""
-        if kind in (Kind.F, Kind.R):
+        if kind is Kind.F:
             return self.forward[stage]
+        if kind is Kind.R:
+            return (self.recomputation or self.forward)[stage]
         if kind is Kind.B:
+            if self.backward:
+                return self.backward[stage]
             return self.backward_input[stage] + self.backward_weight[stage]
         if kind is Kind.I:
             return self.backward_input[stage]
@@ -141,6 +151,8 @@ class Conditions:
             "chunks": self.chunks,
             "split": self.split,
             "recompute": self.recompute,
+            "backward": list(self.backward),
+            "recomputation": list(self.recomputation),
         }
 
     @classmethod
@@ -165,6 +177,8 @@ class Conditions:
             chunks=data["chunks"],
             split=data["split"],
             recompute=data["recompute"],
+            backward=tuple(data.get("backward", ())),
+            recomputation=tuple(data.get("recomputation", ())),
         )
 
 

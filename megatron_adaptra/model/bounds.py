@@ -59,8 +59,10 @@ def _recomputed(c: Conditions, job: Job, room: Ints) -> float:
     starts = earliest(held, 2 * fit.astype(int))
     best = max(_end(c, job, starts), _carried(c, job, starts), _kept(job, room, starts))
     if c.chunks == 1:
-        made = earliest(job, room, known=starts, linked=(False, True), turn=job.forward)
-        best = max(best, _end(c, job, made))
+        either = np.minimum(job.forward, job.again)
+        quick = Job(replace(c, forward=tuple(either)))
+        made = earliest(quick, room, known=starts, linked=(False, True), turn=either)
+        best = max(best, _end(c, quick, made))
     return best
 
 
@@ -108,7 +110,7 @@ def _finish(starts: Floats, seconds: Floats) -> Floats:
 def _kept(job: Job, room: Ints, known: Starts) -> float:
     """What a stage gains by making L of its microbatches light, for the best L.
 
-    Each costs it another forward. And take the light ones away: what is left is a schedule of
+    Each costs it a recomputation. And take the light ones away: what is left is a schedule of
     m - L microbatches that does without recompute on this stage, so that it waits for their round
     trips. What is `known` of the first m - L microbatches holds for it too.
     """
@@ -116,7 +118,7 @@ def _kept(job: Job, room: Ints, known: Starts) -> float:
     trips = (alone.backward + job.early + job.home).max(1)  # [m - L - 1, stage]
     trips = np.concatenate([np.zeros((1, job.stages)), trips])
     n = job.count * job.chunks
-    light = np.arange(1, job.count + 1)[:, None] * job.forward
+    light = np.arange(1, job.count + 1)[:, None] * job.again
     work = n * (job.forward + job.early) + light + np.maximum(n * job.late, job.home[0])
     some_light = np.maximum(job.down[0] + work, trips[-2::-1]).min(0)
     return float(np.minimum(trips[-1], some_light).max())

@@ -3,8 +3,9 @@
 Microbatches are alike, so F(k) stands for the k-th forward in *time* at a position of the model
 (chunk c of stage s is position c * stages + s), and I(k), W(k) for the k-th halves of a backward,
 k from 0. Where backwards are not split, I is all of it and W takes no time; where they are, a full
-backward counts as its I and its W, which only sends the gradient and frees memory earlier. Any
-schedule then obeys three rules, and `earliest` finds times that follow from them.
+backward counts as its I and its W, which only sends the gradient and frees memory earlier; where it
+takes less than both, they count as much. Any schedule then obeys three rules, and `earliest` finds
+times that follow from them.
 
 *Order.* The first k + 1 ops at a position each follow the op of their microbatch at the position
 they depend on. So the k-th here follows the k-th there, and its message; and the messages of a
@@ -30,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.op import Kind
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -49,11 +51,13 @@ class Job:
         c = conditions
         self.count, self.chunks, self.stages = c.microbatches, c.chunks, c.stages
         self.most = 2 * c.microbatches * c.chunks  # halves that a stage can ever hold
-        self.forward, self.early, self.late = (
-            np.array(x) / c.chunks for x in (c.forward, c.backward_input, c.backward_weight)
-        )
-        if not c.split:
-            self.early, self.late = self.early + self.late, np.zeros(c.stages)
+        costs = [[c.seconds(kind, s) for s in range(c.stages)] for kind in Kind]
+        seconds = dict(zip(Kind, np.array(costs) / c.chunks, strict=True))
+        self.forward, self.again, whole = seconds[Kind.F], seconds[Kind.R], seconds[Kind.B]
+        self.early, self.late = whole, np.zeros(c.stages)
+        if c.split:  # in one piece or in two, whichever takes less
+            self.early = np.minimum(seconds[Kind.I], whole)
+            self.late = np.minimum(seconds[Kind.I] + seconds[Kind.W], whole) - self.early
         shape, last = (c.chunks, c.stages), c.chunks * c.stages - 1
         # Seconds on the wire, and in all, of the message that F (0), or I (1), of a position needs.
         self.wire, self.lag = np.zeros((2, last + 1)), np.zeros((2, last + 1))

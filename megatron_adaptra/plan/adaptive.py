@@ -23,7 +23,7 @@ from megatron_adaptra.plan.finish import lighter, whole_backwards
 from megatron_adaptra.plan.local import Local
 from megatron_adaptra.plan.robust import candidates, steadiest
 from megatron_adaptra.plan.serial import one_by_one
-from megatron_adaptra.plan.shop import ROOM, Order, Shop
+from megatron_adaptra.plan.shop import ROOM, Order, Shop, exact_times
 from megatron_adaptra.plan.tuning import Tuner, shorter
 from megatron_adaptra.sim.clock import simulate
 
@@ -52,8 +52,10 @@ def adaptive(conditions: Conditions, sends: str, time_limit: float | None) -> Sc
 def plan(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
     """The best schedule that the search or a rival has; of equals the one that holds least."""
     shop = Shop(conditions)
-    plain = sends == "eager" and not conditions.shared
+    plain = exact_times(conditions, sends)
     found = [Schedule(shop.lines(o), shop.count, shop.chunks) for o in orders(shop, time_limit)]
+    if conditions.split and not plain:
+        found = [_merged(shop, schedule) for schedule in found] + found
     found += rivals(conditions, sends, RIVALS if plain else (*RIVALS, "warmup"))
     found = found or [one_by_one(conditions)]
     if not plain:
@@ -68,6 +70,13 @@ def plan(conditions: Conditions, sends: str, time_limit: float | None) -> Schedu
         return found[best]
     halves = replace(found[best], order=shop.lines(order))
     return whole_backwards(shop, halves, order, timing)
+
+
+def _merged(shop: Shop, schedule: Schedule) -> Schedule:
+    """Backwards in one piece where on devices of their own nobody would wait for them."""
+    order = shop.order_of(schedule)
+    timing = shop.time(order)
+    return schedule if timing is None else whole_backwards(shop, schedule, order, timing)
 
 
 def orders(shop: Shop, time_limit: float | None) -> Iterator[Order]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan.one_f_one_b import stock_warmup
 from megatron_adaptra.sim.warmup import WarmupClock
@@ -166,8 +167,7 @@ class Search:
 
 def slack_to_hide(c: Conditions) -> list[float]:
     """Per link, the slack that hides its round trip: 1, and one more per period of it."""
-    backward = zip(c.backward_input, c.backward_weight, strict=True)
-    work = [f + i + w for f, (i, w) in zip(c.forward, backward, strict=True)]
+    work = [c.seconds(Kind.F, s) + c.seconds(Kind.B, s) for s in range(c.stages)]
     period = max(*work, 0.0 if c.cores is None else sum(work) / c.cores)
     slack = []
     for s in range(c.stages - 1):

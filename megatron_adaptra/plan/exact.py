@@ -95,11 +95,13 @@ def solve(
             best = found
     best = _whole_backwards(best, conditions)
     seconds = _seconds(best, conditions)
-    # Every op, and every message, may have been rounded by a tick.
-    bound = (solver.best_objective_bound - 2 * count) * tick + conditions.tail
-    proven = status == cp_model.OPTIMAL
-    if not proven:
-        bound = max(bound, lower_bound(conditions))
+    # The model has halves only: of backwards that take less in one piece it proves nothing.
+    modelled = not (conditions.split and conditions.backward)
+    bound = lower_bound(conditions)
+    proven = modelled and status == cp_model.OPTIMAL
+    if modelled:  # every op, and every message, may have been rounded by a tick
+        found_bound = (solver.best_objective_bound - 2 * count) * tick + conditions.tail
+        bound = found_bound if proven else max(bound, found_bound)
     bound = min(max(bound, 0.0), seconds)
     kinds = ", ".join(["F", *(["I", "W"] if conditions.split else ["B"])])
     if conditions.recompute:
@@ -140,6 +142,8 @@ def in_ticks(conditions: Conditions, tick: float) -> Conditions:
         forward=ticks(Kind.F),
         backward_input=ticks(Kind.I if conditions.split else Kind.B),
         backward_weight=ticks(Kind.W) if conditions.split else (0.0,) * conditions.stages,
+        backward=(),
+        recomputation=ticks(Kind.R) if conditions.recomputation else (),
         links=links,
         message_bytes=1.0,
         tail=0.0,

@@ -50,3 +50,21 @@ def recomputed(schedule: Schedule) -> Schedule:
 
     order = tuple(line(stage, ops) for stage, ops in enumerate(schedule.order))
     return replace(schedule, order=order, why=f"{schedule.why}, with all forwards recomputed")
+
+
+def trial(schedule: Schedule, split: bool, recompute: bool) -> Schedule:
+    """The same order with the first microbatch split and recomputed, as far as that is possible.
+
+    What a job runs at its very start, so that a planner knows what these ops cost. No stage holds
+    more than it does without.
+    """
+
+    def ops(op: Op) -> Line:
+        if op.microbatch or op.kind is not Kind.B:
+            return (op,)
+        again = (op._replace(kind=Kind.R),) if recompute else ()
+        halves = (op._replace(kind=Kind.I), op._replace(kind=Kind.W)) if split else (op,)
+        return again + halves
+
+    order = tuple(tuple(one for op in line for one in ops(op)) for line in schedule.order)
+    return replace(schedule, order=order, why=f"{schedule.why}, one microbatch on trial")

@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean, stdev
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.shop import Shop
+from megatron_adaptra.plan.shop import Shop, exact_times
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws
 
@@ -52,7 +52,7 @@ def lognormal_quantile(link: LinkState, quantile: float) -> float:
 def steadiest(plans: Sequence[Schedule], conditions: Conditions, sends: str) -> Schedule:
     """The plan with the least mean over draws; the first, unless another is better for certain."""
     samples: list[list[float]] = [[] for _ in plans]
-    plain = sends == "eager" and not conditions.shared
+    plain = exact_times(conditions, sends)
     for drawn in draws(conditions, DRAWS, SEED):
         shop = Shop(drawn) if plain else None
         for plan, times in zip(plans, samples, strict=True):

@@ -35,6 +35,12 @@ class Timing:
     makespan: float
 
 
+def exact_times(conditions: Conditions, sends: str) -> bool:
+    """Whether a shop's times are those of the simulator. It takes a backward for its halves."""
+    halves = not conditions.split or not conditions.backward
+    return sends == "eager" and not conditions.shared and halves
+
+
 class Shop:
     """Ops are numbered ((chunk * stages + stage) * 4 + kind) * microbatches + microbatch."""
 
@@ -55,10 +61,10 @@ class Shop:
 
     def _position(self, x: int) -> None:
         c, stage, count = self.conditions, x % self.stages, self.count
-        half, rest = c.backward_input[stage], c.backward_weight[stage]
-        costs = (c.forward[stage], half if self.split else half + rest, rest, c.forward[stage])
-        for kind, cost in enumerate(costs):
-            first = self.number(x, kind, 0)
+        kinds = (Kind.F, Kind.I if self.split else Kind.B, Kind.W, Kind.R)
+        for number, kind in enumerate(kinds):
+            cost = c.seconds(kind, stage)
+            first = self.number(x, number, 0)
             self.seconds[first : first + count] = [cost * self.share] * count
         for k in range(count):
             if x:

@@ -61,15 +61,23 @@ def unpack(message: dict[str, Any], stages: int, microbatches: int) -> Proposal:
 class Ballot:
     """One stage's side: at most one open proposal, and the plan in force.
 
-    `decide` is called by the control thread, `at_boundary` by the training thread.
+    `decide` is called by the control thread, `at_boundary` by the training thread. `opening`: runs
+    instead until iteration `until`, which everybody knows, so that it takes no vote.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule  # in force
+    def __init__(self, schedule: Schedule, opening: Schedule | None = None, until: int = 0) -> None:
+        self.schedule = opening or schedule  # in force
+        self._afterwards = None if opening is None else schedule
+        self._until = until
         self.iteration = -1  # the last one started
         self._open: Proposal | None = None
         self._leaderless = False
         self._changed = threading.Condition()
+
+    @property
+    def opening(self) -> bool:
+        """Whether what is in force goes without a vote."""
+        return self._afterwards is not None
 
     def offer(self, proposal: Proposal) -> bool:
         """Keep a proposal for its iteration; False when that has begun, or another is open."""
@@ -100,6 +108,8 @@ class Ballot:
         """
         with self._changed:
             self.iteration = iteration
+            if self._afterwards is not None and iteration >= self._until:
+                self.schedule, self._afterwards = self._afterwards, None
             proposal = self._open
             if proposal is None or proposal.swap > iteration:
                 return None
@@ -116,5 +126,5 @@ class Ballot:
                 )
             self._open = None
             if proposal.verdict:
-                self.schedule = proposal.schedule
+                self.schedule, self._afterwards = proposal.schedule, None
             return proposal

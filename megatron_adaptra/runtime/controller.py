@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -22,11 +21,12 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan import Plan, evaluate, make_plan
+from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.plan.one_f_one_b import first_schedule
 from megatron_adaptra.runtime.agreement import Ballot, Proposal, pack, unpack
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog
+from megatron_adaptra.runtime.rule import ReplanRule
 from megatron_adaptra.runtime.watchdog import say
 from megatron_adaptra.runtime.words import sentence, warmups, why_swap
 from megatron_adaptra.sim.clock import simulate
@@ -36,35 +36,19 @@ from megatron_adaptra.telemetry.probe import IterationRecord
 SETTLE = 2  # iterations between a proposal and its swap, doubled after one that was aborted
 LONGEST_SETTLE = 64
 _FOREVER = 7 * 86400.0  # seconds a control thread waits for the next message
+TRIAL = 5  # iterations of a trial
 LEARN = 4  # iterations between two comparisons of the model with what it models
 OUTCOME = 3  # iterations whose median is the measured outcome of a decision
 
 Link = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class ReplanRule:
-    """`min_gain`: share of an iteration that a new plan has to save. `fixed`: none is made.
-    `ahead`: see `lower`."""
-
-    min_gain: float = 0.15
-    policy: str = "warmup"
-    fixed: bool = False
-    sends: str = "rendezvous"
-    ahead: int | None = None
-
-    def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
-        return evaluate(schedule, conditions, self.sends, self.ahead)
-
-    def make_plan(self, conditions: Conditions) -> Plan:
-        return make_plan(conditions, self.policy, self.sends, ahead=self.ahead)
-
-
 class Controller:
     """One rank's part in the loop. The leader has an Estimator, the others have none.
 
     `schedule` is the one to come back to when no link is slow, and to start with unless `resumed`
-    from a checkpoint is another. `first`: the first iteration of this process. `reports`: whether
+    from a checkpoint is another. `trial`: what the first iterations run, for its ops' costs.
+    `first`: the first iteration of this process. `reports`: whether
     this rank is of the leader's own pipeline. `watcher`: the channel to whoever shows the leader's
     status. `announce`: the leader says its decisions aloud.
     """
@@ -80,13 +64,14 @@ class Controller:
         timeout: float = 60.0,
         *,
         resumed: Schedule | None = None,
+        trial: Schedule | None = None,
         first: int = 0,
         reports: bool = True,
         watcher: int | None = None,
         announce: bool = False,
     ) -> None:
         self.stage, self.estimator, self.rule, self.log = stage, estimator, rule, log
-        self.ballot = Ballot(resumed or schedule)
+        self.ballot = Ballot(resumed) if resumed else Ballot(schedule, trial, first + TRIAL)
         self._start, self._first, self._reporting = schedule, first, reports
         self._watcher, self._announce = watcher, announce
         self.status: dict[str, Any] = {}  # leader and watcher: see _tell_watcher
@@ -266,7 +251,7 @@ class Controller:
             self._fit(iteration)
         for link in changed:
             self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
-        if self._proposal is not None:
+        if self._proposal is not None or self.ballot.opening:
             return
         if iteration < self._since:  # of the plan before: what really has changed shows again
             self._changed = {}
@@ -283,7 +268,7 @@ class Controller:
         self.estimator.accept()
         current = self.rule.evaluate(self.ballot.schedule, conditions)
         plan = self._choose(conditions)
-        if not _worth(plan, current, self.rule.min_gain, eased):
+        if not self.rule.worth(plan, current, eased):
             return
         why = why_swap(before, now, current, plan, back=plan.schedule is self._start)
         if self._decide(iteration, why, plan, current, conditions, time.perf_counter() - began):
@@ -325,8 +310,7 @@ class Controller:
         conditions = self.estimator.conditions()
         current = self.rule.evaluate(self.ballot.schedule, conditions)
         start = self.rule.evaluate(self._start, conditions)
-        # Half the gain that brings a plan in: what is just worth it does not go to and fro.
-        if start.predicted <= current.predicted * (1 + self.rule.min_gain / 2):
+        if self.rule.spares(start, current):
             self._reason = {}
             why = f"a deeper warmup gains too little now: back to 1F1B ({warmups(current, start)})"
             self._decide(iteration, why, start, current, conditions, time.perf_counter() - began)
@@ -366,8 +350,7 @@ class Controller:
         """The policy's plan where it is clearly faster, else the first: memory is precious."""
         start = self.rule.evaluate(self._start, conditions)
         plan = self.rule.make_plan(conditions)
-        gains = plan.predicted <= start.predicted * (1 - self.rule.min_gain)
-        return plan if gains else start
+        return plan if self.rule.gains(plan, start) else start
 
     def stock(self) -> Timeline:
         """What unchanged Megatron would do now: it posts a receive when it needs the message."""
@@ -438,13 +421,3 @@ class Controller:
         if len(decision.samples) == OUTCOME:
             self._awaited.remove(decision)
             self.log.write()
-
-
-def _worth(plan: Plan, current: Plan, min_gain: float, eased: bool) -> bool:
-    """Whether to swap: clearly faster, or a link has eased and memory can be given back."""
-    if plan.schedule.order == current.schedule.order:
-        return False
-    if plan.predicted <= current.predicted * (1 - min_gain):
-        return True
-    lighter = sum(plan.peak_in_flight) < sum(current.peak_in_flight)
-    return eased and lighter and plan.predicted <= current.predicted * (1 + min_gain)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import links_ahead, lower_line
 from megatron_adaptra.ir.schedule import warmup_line
 from megatron_adaptra.sim.clock import Clock, Step, compile_line
@@ -21,11 +22,8 @@ class WarmupClock:
     def __init__(self, conditions: Conditions, sends: str = "eager") -> None:
         self.conditions, self.rendezvous = conditions, sends == "rendezvous"
         self.shared = conditions.cores is not None and conditions.cores < conditions.stages
-        self.backward = [
-            i + w
-            for i, w in zip(conditions.backward_input, conditions.backward_weight, strict=True)
-        ]
         stages = range(conditions.stages)
+        self.backward = [conditions.seconds(Kind.B, s) for s in stages]
         self.down = [self._link(s - 1, s) for s in stages]  # what stage s gets activations over
         self.up = [self._link(s + 1, s) for s in stages]  # what stage s gets gradients over
         self.lines: dict[tuple[int, tuple[int, ...]], list[Step]] = {}

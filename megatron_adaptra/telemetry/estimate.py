@@ -22,8 +22,18 @@ class OpSeconds(NamedTuple):
     """Seconds that one microbatch takes on one stage."""
 
     forward: float
+    backward: float  # in one piece
     backward_input: float
     backward_weight: float
+    recomputation: float
+
+
+class Shares(NamedTuple):
+    """What ops cost that need not run: the halves as shares of a backward, R of a forward."""
+
+    backward_input: float = 0.5
+    backward_weight: float = 0.5
+    recomputation: float = 1.0
 
 
 class Estimator:
@@ -66,6 +76,7 @@ class Estimator:
         floor = 0.0 if cores is None else TIME_SLICE
         self.charts = {link: DelayChart(floor) for a, b in pairs for link in ((a, b), (b, a))}
         self._ops: list[deque[OpSeconds]] = [deque(maxlen=WINDOW) for _ in range(stages)]
+        self._shares: list[deque[Shares]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._tails = TailModel()
         self._ratios: deque[float] = deque(maxlen=WINDOW)
 
@@ -74,8 +85,11 @@ class Estimator:
         clock = "wall" if self.cores is None else "cpu"
         for report in reports:
             scale = 1.0 if self.cores is None else report["overhead"]
-            ops = self._ops[report["stage"]]
-            ops.append(_op_seconds(report[clock], scale * self.chunks, ops[-1] if ops else None))
+            stage, seconds = report["stage"], report[clock]
+            shares = Shares(*_medians(self._shares[stage])) if self._shares[stage] else Shares()
+            shares = _shares(seconds, shares)
+            self._shares[stage].append(shares)
+            self._ops[stage].append(_op_seconds(seconds, scale * self.chunks, shares))
         # Where processes wait for a core, many a message does; a slow link delays all of them.
         delays = _by_link(reports, "delay" if self.cores is None else "swift")
         transits = _by_link(reports, "transit")
@@ -122,7 +136,7 @@ class Estimator:
 
     def stage_seconds(self) -> float:
         """What one microbatch takes: on the slowest stage, or on all that share cores."""
-        each = [sum(_median(ops)) for ops in self._ops if ops]
+        each = [sum(_medians(ops)[:2]) for ops in self._ops if ops]
         shared = sum(each) / self.cores if self.cores is not None else 0.0
         return max([shared, *each], default=0.0)
 
@@ -164,7 +178,7 @@ class Estimator:
         """What to plan for. `native`: with the tail as it is in stock Megatron."""
         scale = self.correction if corrected else 1.0
         exchanges = (self._tails.native if native else self._tails.exchanges)(self._delays)
-        ops = [OpSeconds(*(scale * s for s in _median(window))) for window in self._ops]
+        ops = [OpSeconds(*(scale * s for s in _medians(window))) for window in self._ops]
         return Conditions(
             microbatches=self.microbatches,
             forward=tuple(op.forward for op in ops),
@@ -179,6 +193,8 @@ class Estimator:
             chunks=self.chunks,
             split=self.split,
             recompute=self.recompute,
+            backward=tuple(op.backward for op in ops) if self.split else (),
+            recomputation=tuple(op.recomputation for op in ops) if self.recompute else (),
         )
 
     def measure_budget(self, reports: Sequence[Mapping[str, Any]]) -> bool:
@@ -213,17 +229,28 @@ def _by_link(reports: Sequence[Mapping[str, Any]], what: str) -> dict[Link, floa
     }
 
 
-def _op_seconds(seconds: Mapping[str, float], scale: float, before: OpSeconds | None) -> OpSeconds:
-    """What a report says of the ops that ran. A backward that is measured as a whole is taken to
-    consist of halves as these last were, of equal ones if they never ran apart."""
+def _shares(seconds: Mapping[str, float], before: Shares) -> Shares:
+    """From a report of an iteration; as they were `before` for what did not run in it."""
+    half, rest, again = before
+    if "I" in seconds and (both := seconds["I"] + seconds["W"]) > 0:
+        whole = seconds.get("B", 0.0) or both / (half + rest or 1.0)
+        half, rest = seconds["I"] / whole, seconds["W"] / whole
+    if "R" in seconds and seconds["F"] > 0:
+        again = seconds["R"] / seconds["F"]
+    return Shares(half, rest, again)
+
+
+def _op_seconds(seconds: Mapping[str, float], scale: float, shares: Shares) -> OpSeconds:
+    """What a report says of the ops that ran, and what that means for the others."""
+    forward, whole = seconds["F"], seconds.get("B", 0.0)
+    half, rest = shares.backward_input * whole, shares.backward_weight * whole
     if "I" in seconds:
         half, rest = seconds["I"], seconds["W"]
-    else:
-        known = before is not None and before[1] + before[2] > 0
-        share = before[1] / (before[1] + before[2]) if before is not None and known else 0.5
-        half, rest = share * seconds["B"], (1 - share) * seconds["B"]
-    return OpSeconds(scale * seconds["F"], scale * half, scale * rest)
+    if "B" not in seconds:
+        whole = (half + rest) / (shares.backward_input + shares.backward_weight or 1.0)
+    again = seconds.get("R", shares.recomputation * forward)
+    return OpSeconds(*(scale * value for value in (forward, whole, half, rest, again)))
 
 
-def _median(window: Sequence[OpSeconds]) -> OpSeconds:
-    return OpSeconds(*(median(column) for column in zip(*window, strict=True)))
+def _medians(window: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(median(column) for column in zip(*window, strict=True))

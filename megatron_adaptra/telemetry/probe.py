@@ -88,9 +88,21 @@ class IterationRecord:
         }
 
     def _seconds(self, clock: str) -> dict[str, float]:
-        """By kind, of the kinds of ops that ran."""
-        kinds = COMPUTE & {o.op.kind for o in self.ops}
-        return {kind.value: _mean(self.ops, kind, clock) for kind in kinds}
+        """By kind, of the kinds of ops that ran.
+
+        A forward that keeps nothing takes longer; what it takes beyond others counts as R.
+        """
+        light = {o.op[1:3] for o in self.ops if o.op.kind is Kind.R}
+        found: dict[str, list[OpTime]] = {}
+        for o in self.ops:
+            dropped = o.op.kind is Kind.F and o.op[1:3] in light
+            if o.op.kind in COMPUTE:
+                found.setdefault("light" if dropped else o.op.kind.value, []).append(o)
+        seconds = {kind: _typical(ops, clock) for kind, ops in found.items()}
+        if (dropping := seconds.pop("light", None)) is not None:
+            plain = seconds.setdefault("F", dropping)
+            seconds["R"] = max(0.0, seconds["R"] + dropping - plain)
+        return seconds
 
     def delay(self, source: int) -> float:
         """Median seconds that messages from a stage were on their way.
@@ -208,11 +220,8 @@ def _tail_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, flo
     return [(op, a, b) for op, a, b in parts if b > a]
 
 
-def _mean(ops: Sequence[OpTime], kind: Kind, clock: str) -> float:
-    """Mean seconds of the ops of one kind. Means of CPU time add up to what the CPU did."""
-    of_kind = [o for o in ops if o.op.kind is kind]
-    if not of_kind:
-        return 0.0
+def _typical(ops: Sequence[OpTime], clock: str) -> float:
+    """Seconds of ops of one kind. Means of CPU time add up to what the CPU did."""
     if clock == "cpu":
-        return sum(o.cpu for o in of_kind) / len(of_kind)
-    return median(o.end - o.start for o in of_kind)
+        return sum(o.cpu for o in ops) / len(ops)
+    return median(o.end - o.start for o in ops)

@@ -11,6 +11,7 @@ from megatron_adaptra.ir.conditions import Conditions, LinkState
 few = st.sampled_from([0.0, 1.0, 2.0, 3.0])  # zeros and ties, where orders differ and times do not
 seconds = few | st.floats(1e-6, 9)  # 0 is in few; dispatch takes picoseconds for nothing
 delays = st.sampled_from([0.0, 1.0, 6.0, 30.0]) | st.floats(1e-6, 40)
+rarely = st.sampled_from([False, False, True])
 limits = st.sampled_from([1.0, 1.05, 1.5, 2.0, 2.3, 3.0, math.inf]) | st.floats(1, 9)
 
 
@@ -42,4 +43,6 @@ def jobs(draw: st.DrawFn, stages: int = 4, most: int = 8, cores: bool = True) ->
         chunks=chunks,
         split=draw(st.booleans()),
         recompute=draw(st.booleans()),
+        backward=each(seconds) if draw(rarely) else (),
+        recomputation=each(seconds) if draw(rarely) else (),
     )

@@ -23,6 +23,7 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule, parse_line
 from megatron_adaptra.ir.timeline import peak_in_flight
+from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan import evaluate, make_plan
 from megatron_adaptra.plan.exact import MOST_OPS, Optimum, solve
 
@@ -53,6 +54,15 @@ def job(rng: random.Random, stages: int, count: int, **more: object) -> Conditio
             links[way] = LinkState(delay, rng.choice((math.inf, rng.uniform(0.1, 1))))
     seconds = [tuple(rng.uniform(0.3, 3) for _ in range(stages)) for _ in range(3)]
     return Conditions(count, *seconds, links, 1.0, **more)  # type: ignore[arg-type]
+
+
+def test_backwards_cheaper_in_one_piece_are_put_together_and_nothing_is_claimed():
+    c = Conditions(4, (1.0,), (1.0,), (1.0,), backward=(1.5,))
+    found = verified(c)
+    assert not found.proven
+    assert found.bound == lower_bound(c)
+    assert found.seconds < verified(replace(c, backward=())).seconds
+    assert any(op.kind is Kind.B for line in found.schedule.order for op in line)
 
 
 # --- trying everything ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.timeline import peak_in_flight
-from megatron_adaptra.plan.fixed import starting_schedule
+from megatron_adaptra.plan.fixed import starting_schedule, trial
 
 SHAPES = [(s, m) for s in (2, 3, 4, 8) for m in (1, s - 1, s, 3 * s)]
 
@@ -51,3 +51,18 @@ def test_a_shape_that_a_policy_does_not_have_is_refused():
         starting_schedule("interleaved", 4, 7, 2, math.inf, False)
     with pytest.raises(BadInput, match="chunks"):
         starting_schedule("zb-h1", 4, 8, 2, math.inf, False)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_trial_runs_every_kind_of_op_once_in_the_same_memory(split, recompute):
+    for stages, count in SHAPES:
+        start = starting_schedule("adaptive", stages, count, 1, math.inf, False)
+        schedule = trial(start, split, recompute)
+        check(lower(schedule))
+        for line, before in zip(schedule.order, start.order, strict=True):
+            first = [op for op in line if op.microbatch == 0]
+            words = f"F {'R ' * recompute}{'I W' if split else 'B'}".split()
+            assert [op.kind.value for op in first] == words
+            assert [op for op in line if op.microbatch] == [op for op in before if op.microbatch]
+            assert peak_in_flight(line) <= peak_in_flight(before)

@@ -16,8 +16,9 @@ from telemetry.records import record
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.one_f_one_b import stock_warmup
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Controller, ReplanRule
+from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.rule import ReplanRule
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import Memory
 from megatron_adaptra.transport.loopback import LoopbackNetwork

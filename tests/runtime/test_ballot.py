@@ -173,3 +173,25 @@ def test_verdict_that_came_before_the_leader_went_counts():
     b.lose_leader()
     assert b.at_boundary(2, 0.0, FOLLOWER).verdict is True
     assert b.schedule == NEW
+
+
+def test_an_opening_ends_by_itself():
+    made = Ballot(OLD, opening=OTHER, until=3)
+    ran = []
+    for iteration in range(5):
+        assert made.at_boundary(iteration, 0.0, FOLLOWER) is None
+        ran.append(made.schedule)
+        assert made.opening is (iteration < 3)
+    assert ran == [OTHER, OTHER, OTHER, OLD, OLD]
+
+
+def test_a_plan_takes_the_place_of_an_opening_for_good():
+    made = Ballot(OLD, opening=OTHER, until=3)
+    made.at_boundary(0, 0.0, FOLLOWER)
+    assert made.offer(Proposal(0, 2, NEW))
+    made.decide(0, True)
+    ran = []
+    for iteration in range(1, 5):
+        made.at_boundary(iteration, 0.0, FOLLOWER)
+        ran.append(made.schedule)
+    assert ran == [OTHER, NEW, NEW, NEW]

@@ -17,8 +17,9 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.runtime.agreement import pack
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Controller, ReplanRule
+from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.rule import ReplanRule
 from megatron_adaptra.telemetry.probe import Memory
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 

@@ -194,6 +194,30 @@ def test_halves_of_backwards_are_taken_as_they_were_measured():
     assert c.split
 
 
+def test_what_ran_once_is_known_when_it_runs_no_more():
+    """A trial runs every kind of op; afterwards all costs follow those of what still runs."""
+    e = estimator(split=True, recompute=True)
+    for i in range(20):
+        rows = reports(i, {})
+        for row in rows:
+            for clock in ("wall", "cpu"):
+                seconds = row[clock]
+                if i < 5:
+                    seconds |= {"I": 0.7 * seconds["B"], "W": 0.5 * seconds["B"]}
+                    seconds["R"] = 1.25 * seconds["F"]
+                elif i >= 12:  # only halves, and everything twice as fast
+                    seconds |= {"I": 0.35 * seconds["B"], "W": 0.25 * seconds.pop("B")}
+                    seconds["F"] /= 2
+        e.update(rows)
+        c = e.conditions()
+        pace = 0.5 if i >= 14 else 1.0
+        assert c.forward == pytest.approx([pace * 10 * MS] * 3)
+        assert c.backward == pytest.approx([pace * 20 * MS] * 3)
+        assert c.backward_input == pytest.approx([pace * 14 * MS] * 3)
+        assert c.backward_weight == pytest.approx([pace * 10 * MS] * 3)
+        assert c.recomputation == pytest.approx([pace * 12.5 * MS] * 3)
+
+
 def test_seconds_of_a_stage_are_those_of_all_its_chunks():
     e = estimator(chunks=2)
     feed(e, 6, {(2, 0): 30 * MS, (0, 2): 20 * MS})
