@@ -36,6 +36,11 @@ class GradSync:
             _each(function, len(models)) for function in (config.grad_sync_func, _params(config))
         )
 
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is reduced now, however full its bucket is."""
+        return self._paused is not None
+
     def begin(self) -> None:
         self._pause()
         if len(self._models) > 1 and self._params:

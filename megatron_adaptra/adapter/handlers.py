@@ -203,7 +203,7 @@ class MegatronStage:
         aside = self._aside.pop(op[1:3])
         self.sync.before_weights(op)
         self.mailbox.probe.op_begins()
-        self.splits[op.chunk].weight_half(aside)
+        self.splits[op.chunk].weight_half(aside, together=self.sync.paused)
         self.mailbox.probe.op_ends(op)
         self.sync.after_weights(op)
         self.meter.gone(op[1:3])

@@ -29,7 +29,7 @@ _LINEAR = layers.LinearWithGradAccumulationAndAsyncCommunication
 _LINEARS = (layers.ColumnParallelLinear, layers.RowParallelLinear)
 _EMBEDDINGS = (layers.VocabParallelEmbedding, torch.nn.Embedding)
 _ENGINE = torch.autograd.Variable._execution_engine
-_TOGETHER = 16 * 2**20  # bytes of gradients for one call of the engine: it costs, and so do they
+_TOGETHER = 16 * 2**20  # bytes of gradients for one call: it costs, and so does keeping them
 _REST = 0.1  # share of a chunk's parameters whose gradients may be kept between the halves
 
 
@@ -118,8 +118,13 @@ class SplitBackward:
                 aside.gradients[parameter.data_ptr()] = grad
         return result, aside
 
-    def weight_half(self, aside: Aside) -> None:
-        """Compute what was put aside; accumulate every parameter's gradient, in a fixed order."""
+    def weight_half(self, aside: Aside, together: bool) -> None:
+        """Compute what was put aside; accumulate every parameter's gradient.
+
+        `together`: small ones in one call of autograd's engine, which chooses their order. Where
+        buckets are reduced the order has to be the same on all replicas: one after the other.
+        """
+        batch, held = _TOGETHER if together else 0, 0
         tables: dict[int, torch.Tensor] = {}
         for edge, gradient in aside.edges:
             found = _engine(edge, gradient, self._tables)
@@ -137,8 +142,10 @@ class SplitBackward:
                 grad = more if grad is None else grad + more
             if grad is not None:
                 ready[parameter] = grad
-            if sum(grad.nbytes for grad in ready.values()) >= _TOGETHER:
+                held += grad.nbytes
+            if held >= batch:
                 _accumulate(ready)
+                held = 0
         _accumulate(ready)
         self.delayed()
 

@@ -17,6 +17,7 @@ from megatron_adaptra.config import POLICIES
 from megatron_adaptra.demo.options import DEMO_ENGINES, ENVIRONMENT, PRECISIONS, DemoOptions
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.units import parse_seconds
+from megatron_adaptra.view.facts import memory_rows
 
 _DEFAULTS = DemoOptions()
 
@@ -250,22 +251,17 @@ def _one_rank(options: DemoOptions) -> int:
     return status
 
 
-def show_memory(memory: dict[str, Any] | None, console: Console) -> None:
+def show_memory(summary: dict[str, Any], console: Console) -> None:
     """What the executor's activations took, per stage, in the slow phase."""
-    if memory is None:
+    rows = memory_rows(summary)
+    if not rows:
         return
     table = Table(title="Activations of adaptra, stage by stage")
     table.add_column("")
-    for stage in range(len(memory["measured_peak"])):
+    for stage in range(len(rows[0][1])):
         table.add_column(str(stage), justify="right")
-    limit = [format(x, "g") if x is not None else "no limit" for x in memory["budget"]]
-    table.add_row("budget, microbatches", *limit)
-    for name in ("predicted", "measured"):
-        table.add_row(f"{name} peak", *(f"{x:g}" for x in memory[f"{name}_peak"]))
-    for name in ("predicted", "measured"):
-        sizes = memory[f"{name}_peak_bytes"]
-        if sizes is not None:
-            table.add_row(f"{name} peak, KiB", *(f"{size / 1024:.0f}" for size in sizes))
+    for name, cells in rows:
+        table.add_row(name, *cells)
     console.print(table)
 
 
@@ -288,7 +284,7 @@ def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> Non
         "",
     )
     console.print(table)
-    show_memory(summary["memory"], console)
+    show_memory(summary, console)
     for replan in summary["replans"]:
         measured = replan["measured_ms"]
         console.print(

@@ -150,6 +150,22 @@ def peak_in_flight(report: Report, arm: ArmReport) -> str:
     return ", ".join(number(v) for v in map(value, told) if v is not None)
 
 
+def memory_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """A name, and a cell per stage: what activations may take, should have taken, and took."""
+    rows: list[tuple[str, list[str]]] = []
+    for key, each in mapping(summary.get("memory")).items():
+        numbers = [value(one) for one in listing(each)]
+        name, unit = key.replace("_", " "), "microbatches"
+        if key.endswith("_bytes"):
+            name, unit = name.removesuffix(" bytes"), "KiB"
+            cells = ["–" if one is None else f"{one / 1024:.0f}" for one in numbers]
+        else:
+            cells = ["no limit" if one is None else f"{one:g}" for one in numbers]
+        if cells:
+            rows.append((f"{name}, {unit}", cells))
+    return rows
+
+
 def replans(report: Report) -> list[Mapping[str, Any]]:
     return [mapping(replan) for replan in listing(report.summary.get("replans"))]
 

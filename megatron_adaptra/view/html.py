@@ -28,6 +28,7 @@ def report_html(report: Report) -> str:
         _timelines(report),
         _charts(report),
         _results(report),
+        _memory(report),
         _replans(report),
     ]
     return page(report.title, *parts, footer=_footer(report))
@@ -149,6 +150,21 @@ def _results(report: Report) -> str:
         rows += _group("Activations in flight", memory, len(arms))
     body = element("table", element("tbody", *rows))
     return section("Results", element("div", body, class_="scroll"))
+
+
+def _memory(report: Report) -> str:
+    rows = facts.memory_rows(report.summary)
+    if not rows:
+        return ""
+    stages = [element("th", text(f"stage {s}")) for s in range(len(rows[0][1]))]
+    lines = [element("tr", "<th></th>", *stages)]
+    for name, cells in rows:
+        each = [element("td", text(cell)) for cell in cells]
+        lines.append(element("tr", element("td", text(name)), *each))
+    body = element("table", element("tbody", *lines))
+    note = "A microbatch counts with all layers of its stage; bytes are those that autograd saved."
+    title = "Activations of adaptra, stage by stage"
+    return section(title, element("div", body, class_="scroll"), note=note)
 
 
 def _group(title: str, rows: Sequence[str], arms: int) -> list[str]:

@@ -60,7 +60,7 @@ def main() -> None:
                 assert all(p.grad is None for p in model.parameters())
                 asides.append(aside)
             for aside in asides:
-                split.weight_half(aside)
+                split.weight_half(aside, together=True)
             for p, want in zip(model.parameters(), expected, strict=True):
                 assert torch.equal(p.grad, want), (sequence, bias)
     print("good", flush=True)

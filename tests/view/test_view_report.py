@@ -60,6 +60,7 @@ def incomplete() -> Iterator[tuple[str, Report]]:
     yield "one phase", replace(full, phases={"measured": (0, 54)})
     yield "no delays", replace(full, link_delay_ms={})
     yield "no replans", sample_report(replans=[])
+    yield "broken memory", sample_report(memory={"budget": [None, "x"], "measured_peak": 3})
     yield "bare replan", sample_report(replans=[{"iteration": 3}, {}, None])
 
 
@@ -80,6 +81,10 @@ def test_page_tells_the_result() -> None:
         "+0.8 %",
         "11, 10, 9, 1",
         "0.16.0",
+        "no limit",
+        "predicted peak, KiB",
+        "10.05",
+        "1992",
     ):
         assert words in page.words
 

@@ -105,6 +105,13 @@ def sample_report(**summary: Any) -> Report:
             },
         ],
         "detected_after_iterations": 3,
+        "memory": {
+            "budget": [12.0, 12.0, None, None],
+            "predicted_peak": [11.0, 10.05, 9.0, 1.0],
+            "measured_peak": [11.0, 10.05, 9.0, 1.0],
+            "predicted_peak_bytes": [2039840, 1970176, 1970176, 2369872],
+            "measured_peak_bytes": None,
+        },
         "versions": {"megatron_adaptra": "0.1.0", "megatron_core": "0.16.0", "torch": "2.9.0+cpu"},
     }
     return Report("Megatron-Adaptra demo", {**data, **summary}, arms, PHASES, delays)
