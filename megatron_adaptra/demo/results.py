@@ -37,15 +37,40 @@ class RankResult:
     counted: list[tuple[int, Memory]]
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """What is predicted for an iteration: of ours, and of Megatron's as it is."""
+
+    plan: Plan
+    stock: Timeline
+
+    @classmethod
+    def now(cls, controller: Controller) -> Outlook:
+        """For the schedule in force and the links as they are. Only on the leader."""
+        assert controller.estimator is not None
+        conditions = controller.estimator.conditions()
+        plan = controller.rule.evaluate(controller.ballot.schedule, conditions)
+        return cls(plan, controller.stock())
+
+    @classmethod
+    def of(cls, decision: Decision, controller: Controller) -> Outlook:
+        """As it was when the plan was made."""
+        conditions = Conditions.from_json(decision.conditions)
+        plan = controller.rule.evaluate(Schedule.parse(decision.plan), conditions)
+        return cls(plan, decision.stock)
+
+
 def write(
     options: DemoOptions,
     ranks: Sequence[RankResult],
     losses: Mapping[str, list[float]],
     controller: Controller,
+    drawn: Outlook,
     pipeline: Sequence[int],
     versions: Mapping[str, str],
 ) -> None:
-    """Write all files into `options.out`. `pipeline`: the ranks whose timelines are shown."""
+    """Write all files into `options.out`. `pipeline`: the ranks whose timelines are shown.
+    `drawn`: what was to be expected of these, at their end."""
     out = Path(options.out)
     # An iteration begins with the first stage's first forward and ends with its last backward and
     # the optimizer step, so the first stage's clock tells; of several replicas the slowest.
@@ -62,10 +87,12 @@ def write(
         decision.measured_ms = median(lived) if lived else None
     controller.log.write()
     shown = [ranks[rank] for rank in pipeline]
-    plan = _plan_shown(controller, decisions, shown)
-    arms = _arm_reports(controller, decisions, iteration_ms, shown, plan)
+    slow = options.phases.get("slow", (0, options.iterations))
+    made = [d for d in decisions if slow[0] <= d.iteration < slow[1]]
+    outlook = Outlook.of(made[-1], controller) if made else drawn
+    arms = _arm_reports(iteration_ms, shown, outlook)
     summary = _summary(options, ranks, losses, iteration_ms, decisions, arms, versions)
-    summary["memory"] = _memory(controller, shown, plan)
+    summary["memory"] = _memory(controller, shown, outlook.plan)
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     timelines = {
         f"{arm.name} {kind}": timeline
@@ -93,17 +120,11 @@ def write(
 
 
 def _arm_reports(
-    controller: Controller,
-    decisions: Sequence[Decision],
-    iteration_ms: Mapping[str, list[float]],
-    shown: Sequence[RankResult],
-    plan: Plan,
+    iteration_ms: Mapping[str, list[float]], shown: Sequence[RankResult], outlook: Outlook
 ) -> list[ArmReport]:
     """Both arms, each with its measured and its predicted timeline of the same iteration."""
     measured = {name: _typical(shown, name, iteration_ms[name]) for name in iteration_ms}
-    before = [d for d in decisions if d.iteration <= _last(shown)]
-    stock = before[-1].stock if before else controller.stock()
-    predicted = {"stock": stock, "adaptra": plan.timeline}
+    predicted = {"stock": outlook.stock, "adaptra": outlook.plan.timeline}
     return [
         ArmReport(name, iteration_ms[name], measured[name], predicted[name])
         for name in ("stock", "adaptra")
@@ -113,19 +134,6 @@ def _arm_reports(
 def _last(shown: Sequence[RankResult]) -> int:
     """The last iteration that is drawn."""
     return shown[0].records["adaptra"][-1].iteration
-
-
-def _plan_shown(
-    controller: Controller, decisions: Sequence[Decision], shown: Sequence[RankResult]
-) -> Plan:
-    """The plan of the iterations that are drawn, for the conditions it was made for."""
-    before = [d for d in decisions if d.iteration <= _last(shown)]
-    if before:
-        conditions = Conditions.from_json(before[-1].conditions)
-        return controller.rule.evaluate(Schedule.parse(before[-1].plan), conditions)
-    assert controller.estimator is not None
-    conditions = controller.estimator.conditions()
-    return controller.rule.evaluate(controller.ballot.schedule, conditions)
 
 
 def _memory(

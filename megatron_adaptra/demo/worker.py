@@ -24,6 +24,7 @@ from typing import Any
 from megatron_adaptra.adapter.profiles import profile
 from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
+from megatron_adaptra.demo.results import Outlook, RankResult, write
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.runtime.watchdog import die_with_parent, say
 
@@ -125,6 +126,8 @@ class _Demo:
         # One of these iterations will be drawn: the late ones of the slow phase.
         last = options.phases.get("slow", (0, options.iterations))[1]
         self.session.keep_records = range(max(1, last - KEPT), last)
+        self.last_drawn = last - 1
+        self.drawn: Outlook | None = None  # rank 0: what is expected of these
         self.stock_records: list[Any] = []
         self.seconds: dict[str, list[float]] = {name: [] for name in self.arms}
         self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
@@ -142,6 +145,9 @@ class _Demo:
                     self._iteration(name, iteration)
             for iteration in iterations:
                 self._progress(iteration)
+            if self.rank == 0 and self.last_drawn in iterations:
+                self.session.controller.drain()
+                self.drawn = Outlook.now(self.session.controller)
         self._finish()
 
     def _meet(self, phase: str) -> None:
@@ -209,8 +215,6 @@ class _Demo:
 
     def _finish(self) -> None:
         """Bring everything to rank 0, which writes it down."""
-        from megatron_adaptra.demo.results import RankResult, write
-
         watchdog = self.session.watchdog
         watchdog.phase = "collecting the results"
         if self.session.controller.leads:
@@ -228,9 +232,10 @@ class _Demo:
         everyone: list[Any] = [None] * self.dist.get_world_size()
         self.dist.all_gather_object(everyone, mine)
         if self.rank == 0:
+            assert self.drawn is not None
             write(
                 self.options, everyone[: self.options.world], losses, self.session.controller,
-                self.session.ranks, self.gpt.versions(),
+                self.drawn, self.session.ranks, self.gpt.versions(),
             )  # fmt: skip
 
 
