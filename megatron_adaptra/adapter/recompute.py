@@ -4,7 +4,7 @@ The first run makes the same computation as any other, but what autograd would s
 once; the stage's input, the random states and what came from the data iterator are kept. The
 second run starts from these, so that dropout falls on the same values and the results are the same
 to the last bit. What a forward does besides (running statistics, counts of experts' tokens,
-auxiliary losses for the log) stays as the first run has left it.
+auxiliary losses for the log, validation of the loss) stays as the first run has left it.
 
 Both runs have gradients enabled, unlike those of activation checkpointing: some layers choose
 another kernel, or another order, where they are not.
@@ -17,8 +17,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from megatron.core import rerun_state_machine
 from megatron.core.tensor_parallel import random
 from megatron.core.transformer.moe import moe_utils
+
+from megatron_adaptra.adapter.replace import put
 
 
 class Replay:
@@ -38,9 +41,13 @@ class Replay:
     @contextlib.contextmanager
     def again(self, model: torch.nn.Module) -> Iterator[None]:
         """Around the forward that makes the activations. Random states and statistics are
-        afterwards as they were before."""
+        afterwards as they were before; a loss is not validated again."""
         put_back = _statistics(model)
-        with random._fork_rng():
+        machine = rerun_state_machine._GLOBAL_RERUN_STATE_MACHINE  # asking for it would make one
+        with contextlib.ExitStack() as stack:
+            if machine is not None:
+                stack.callback(put(machine, "validate_result", _validated))
+            stack.enter_context(random._fork_rng())
             random._set_all_rng_states(*self._states)
             yield
         put_back()
@@ -78,6 +85,10 @@ def recompute_reason(config: Any) -> str:
         if getattr(config, name, None):
             return words
     return ""
+
+
+def _validated(*_: Any, **__: Any) -> None:
+    """Megatron counts validations, and keeps the greatest loss of the first ones."""
 
 
 def _drop(_: torch.Tensor) -> None:

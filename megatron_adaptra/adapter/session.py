@@ -364,7 +364,7 @@ class Session:
         """What a checkpoint keeps, on the rank that leads; None on others and before training."""
         if self.controller is None or self.controller.estimator is None:
             return None
-        schedule = self.controller.ballot.schedule
+        schedule = self.controller.ballot.lasting
         return {"schedule": schedule.text(), "delays": self.controller.estimator.state()}
 
     def in_short(self) -> str:

@@ -75,6 +75,11 @@ class Ballot:
         self._changed = threading.Condition()
 
     @property
+    def lasting(self) -> Schedule:
+        """What is in force, or will be when an opening is over."""
+        return self._afterwards or self.schedule
+
+    @property
     def opening(self) -> bool:
         """Whether what is in force goes without a vote."""
         return self._afterwards is not None

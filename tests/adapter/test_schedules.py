@@ -61,3 +61,8 @@ def test_sequence_parallel_layers_in_halves() -> None:
     done = torchrun(HERE / "sequence_parallel_script.py", 2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("good") == 2
+
+
+def test_what_a_forward_does_besides_happens_once() -> None:
+    done = torchrun(HERE / "replay_script.py", 1)
+    assert "REPLAYED" in done.stdout, done.stderr[-3000:]

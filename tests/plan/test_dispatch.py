@@ -240,7 +240,7 @@ def finished(c: Conditions, order: Order) -> Schedule:
 @settings(max_examples=150)
 @given(seeds, alone)
 def test_whole_backwards_change_no_time(seed, c):
-    c = replace(c, split=True)
+    c = replace(c, split=True, backward=())
     halves, shop = some_schedule(seed, c), Shop(c)
     whole = finished(c, shop.order_of(halves))
     assert shop.order_of(whole) == shop.order_of(halves)

@@ -182,6 +182,7 @@ def test_an_opening_ends_by_itself():
         assert made.at_boundary(iteration, 0.0, FOLLOWER) is None
         ran.append(made.schedule)
         assert made.opening is (iteration < 3)
+        assert made.lasting == OLD
     assert ran == [OTHER, OTHER, OTHER, OLD, OLD]
 
 

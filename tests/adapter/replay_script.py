@@ -1,0 +1,56 @@
+"""Runs a forward that validates its loss, and runs it again; prints what was validated."""
+
+from __future__ import annotations
+
+import torch
+
+if not torch.cuda.is_available():
+    from megatron_adaptra.adapter import cpu
+
+    cpu.install()
+
+from typing import Any
+
+from megatron.core import rerun_state_machine as reruns
+
+from megatron_adaptra.adapter.recompute import Replay
+
+
+class Model(torch.nn.Module):
+    """Notes what it has been asked for, as a running statistic would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("runs", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        loss = torch.nn.functional.dropout(x, 0.5).sum()
+        reruns.get_rerun_state_machine().validate_result(loss, torch.isnan, "the loss")
+        return loss
+
+
+def main() -> None:
+    reruns.initialize_rerun_state_machine()
+    machine, seen = reruns.get_rerun_state_machine(), []
+
+    def validate(result: Any, *_: Any, **__: Any) -> None:
+        seen.append(result.item())
+
+    machine.validate_result = validate
+    model, x = Model(), torch.ones(64, requires_grad=True)
+    replay = Replay()
+    with replay.first():
+        first = model(x).item()
+    model(x)  # random states go on
+    with replay.again(model):
+        again = model(x)
+    again.backward()
+    assert machine.validate_result is validate
+    assert again.item() == first == seen[0]
+    assert len(seen) == model.runs.item() == 2
+    assert x.grad is not None
+    print("REPLAYED")
+
+
+main()
