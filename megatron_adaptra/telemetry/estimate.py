@@ -68,7 +68,8 @@ class Estimator:
         self.chunks, self.split, self.recompute = chunks, split, recompute
         stages = len(hosts)
         self.budgets = (budget.microbatches,) * stages  # microbatches in flight, per stage
-        self.memory: list[Mapping[str, Any] | None] = [None] * stages  # as last measured in bytes
+        self.memory: dict[int, Mapping[str, Any]] = {}  # by stage, as last measured in bytes
+        self._limits: dict[int, float] = {}  # bytes, once a budget in bytes can be kept to
         pairs = [(s, s + 1) for s in range(stages - 1)]
         if chunks > 1 and stages > 2:
             pairs.append((stages - 1, 0))
@@ -198,26 +199,36 @@ class Estimator:
         )
 
     def measure_budget(self, reports: Sequence[Mapping[str, Any]]) -> bool:
-        """Take note of measured bytes; whether a budget in bytes has just become microbatches."""
-        for report in reports:
-            memory = report.get("memory")
-            if memory is not None and memory["per_microbatch"]:
-                self.memory[report["stage"]] = memory
-        known = [memory for memory in self.memory if memory is not None]
-        if not self._budget.in_bytes or len(known) < len(self.memory):
+        """Take note of measured bytes; whether a budget in bytes now means other microbatches.
+
+        It does when all stages have measured for the first time. Afterwards only where a plan has
+        taken more than it may: halves and temporaries are no exact shares of a microbatch.
+        """
+        fresh = {
+            report["stage"]: report["memory"]
+            for report in reports
+            if report["memory"] is not None and report["memory"]["per_microbatch"]
+        }
+        self.memory |= fresh
+        if not self._budget.in_bytes or len(self.memory) < len(self.budgets):
             return False
-        limits = (
-            memory["peak_bytes"] + USABLE * memory["free"]
-            if self._budget.free
-            else self._budget.nbytes
-            for memory in known
-        )
-        self.budgets = tuple(
-            float(max(1, limit // memory["per_microbatch"]))
-            for limit, memory in zip(limits, known, strict=True)
-        )
-        self._budget = UNLIMITED  # once: more in flight must not make itself room
-        return True
+        budgets = list(self.budgets)
+        if not self._limits:  # what has been taken later must not make itself room
+            self._limits = {stage: self._limit(memory) for stage, memory in self.memory.items()}
+            for stage, memory in self.memory.items():
+                budgets[stage] = self._limits[stage] // memory["per_microbatch"]
+        for stage, memory in fresh.items():
+            taken, limit = memory["peak_bytes"], self._limits[stage]
+            if taken > limit:
+                budgets[stage] = min(budgets[stage], memory["peak"] * limit / taken)
+        before, self.budgets = self.budgets, tuple(max(1.0, float(b)) for b in budgets)
+        return self.budgets != before
+
+    def _limit(self, memory: Mapping[str, Any]) -> float:
+        """Bytes that a stage may take, by what it was first seen to take."""
+        if self._budget.free:
+            return float(memory["peak_bytes"] + USABLE * memory["free"])
+        return self._budget.nbytes
 
 
 def _by_link(reports: Sequence[Mapping[str, Any]], what: str) -> dict[Link, float]:

@@ -160,7 +160,7 @@ def memory_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
             name, unit = name.removesuffix(" bytes"), "KiB"
             cells = ["–" if one is None else f"{one / 1024:.0f}" for one in numbers]
         else:
-            cells = ["no limit" if one is None else f"{one:g}" for one in numbers]
+            cells = ["no limit" if one is None else f"{one:.4g}" for one in numbers]
         if cells:
             rows.append((f"{name}, {unit}", cells))
     return rows

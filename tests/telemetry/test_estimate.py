@@ -240,8 +240,25 @@ def test_a_budget_in_bytes_is_known_once_all_stages_have_measured(budget, microb
     rows[2]["memory"] = {**memory, "per_microbatch": 2000}
     assert e.measure_budget(rows)
     assert e.budgets == (microbatches, microbatches, 1.0)
-    rows[0]["memory"] = {**memory, "peak_bytes": 9000}
-    assert not e.measure_budget(rows), "what is taken must not make room for more"
+    for row in rows:
+        row["memory"] = {**memory, "peak_bytes": 900, "free": 99000}
+    assert not e.measure_budget(rows), "what is given back must not make room for more"
+
+
+def test_a_plan_that_takes_more_bytes_than_it_may_gets_a_smaller_budget():
+    e = estimator(budget=Budget(nbytes=1000))
+    memory = {"peak": 3.0, "peak_bytes": 900, "per_microbatch": 250, "free": 0}
+    assert e.measure_budget([{"stage": s, "memory": memory} for s in range(3)])
+    assert e.budgets == (4.0, 4.0, 4.0)
+    rows = [{"stage": s, "memory": {**memory, "peak": 4.0, "peak_bytes": 1000}} for s in range(3)]
+    assert not e.measure_budget(rows)
+    rows[2]["memory"] = {**memory, "peak": 4.0, "peak_bytes": 1250}
+    assert e.measure_budget(rows)
+    assert e.budgets == (4.0, 4.0, pytest.approx(3.2))
+    assert not e.measure_budget(rows), "the same plan says nothing new"
+    rows[2]["memory"] = {**memory, "peak": 3.2, "peak_bytes": 9999}
+    assert e.measure_budget(rows)
+    assert e.budgets == (4.0, 4.0, 1.0)
 
 
 def test_budget_is_infinite_by_default():
