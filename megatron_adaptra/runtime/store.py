@@ -65,10 +65,14 @@ def _within(seconds: float, action: Callable[[], object]) -> None:
     thread.join(seconds)
 
 
+_PF_EXITING = 4  # of the kernel's process flags: set before a process that ends closes its sockets
+
+
 def _alive(process: int) -> bool:
-    """Whether a process runs; one that has ended and was not yet collected does not."""
+    """Whether a process runs; one that is ending, or has ended and was not collected, does not."""
     try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        state, flags = fields[0], int(fields[6])
     except (OSError, IndexError):
         return False
-    return state not in ("Z", "X")
+    return state not in ("Z", "X") and not flags & _PF_EXITING
