@@ -289,7 +289,7 @@ class Controller:
         if over:
             self._unfit = True  # until a plan that fits is in force
             held, may = current.peak_in_flight[over[0]], budgets[over[0]]
-            why = f"stage {over[0]} holds {held:g} microbatches, its memory is for {may:g}"
+            why = f"stage {over[0]} holds {held:g} microbatches, its memory is for {may:.4g}"
             self._decide(iteration, why, self._choose(conditions), current, conditions, 0.0)
 
     def _renew(self, iteration: int, ran: Schedule, predicted: float) -> None:
