@@ -97,11 +97,12 @@ def solve(
     seconds = _seconds(best, conditions)
     # The model has halves only: of backwards that take less in one piece it proves nothing.
     modelled = not (conditions.split and conditions.backward)
-    bound = lower_bound(conditions)
     proven = modelled and status == cp_model.OPTIMAL
+    bound = 0.0
     if modelled:  # every op, and every message, may have been rounded by a tick
-        found_bound = (solver.best_objective_bound - 2 * count) * tick + conditions.tail
-        bound = found_bound if proven else max(bound, found_bound)
+        bound = (solver.best_objective_bound - 2 * count) * tick + conditions.tail
+    if not proven:
+        bound = max(bound, lower_bound(conditions))
     bound = min(max(bound, 0.0), seconds)
     kinds = ", ".join(["F", *(["I", "W"] if conditions.split else ["B"])])
     if conditions.recompute:
@@ -114,7 +115,7 @@ def solve(
 
 def _refuse(conditions: Conditions) -> int:
     """The number of ops; raises BadInput for what is not modelled, or too much."""
-    if conditions.cores is not None and conditions.cores < conditions.stages:
+    if conditions.shared:
         raise BadInput("cores", conditions.cores, "exact wants a device per stage; use adaptive")
     kinds = 2 + conditions.split + conditions.recompute
     count = kinds * conditions.stages * conditions.chunks * conditions.microbatches

@@ -21,7 +21,7 @@ class WarmupClock:
 
     def __init__(self, conditions: Conditions, sends: str = "eager") -> None:
         self.conditions, self.rendezvous = conditions, sends == "rendezvous"
-        self.shared = conditions.cores is not None and conditions.cores < conditions.stages
+        self.shared = conditions.shared
         stages = range(conditions.stages)
         self.backward = [conditions.seconds(Kind.B, s) for s in stages]
         self.down = [self._link(s - 1, s) for s in stages]  # what stage s gets activations over
