@@ -92,7 +92,7 @@ def write(
     outlook = Outlook.of(made[-1], controller) if made else drawn
     arms = _arm_reports(iteration_ms, shown, outlook)
     summary = _summary(options, ranks, losses, iteration_ms, decisions, arms, versions)
-    summary["memory"] = _memory(controller, shown, outlook.plan)
+    summary["memory"] = _memory(controller, shown, outlook.plan, made[-1].iteration if made else 0)
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     timelines = {
         f"{arm.name} {kind}": timeline
@@ -137,11 +137,12 @@ def _last(shown: Sequence[RankResult]) -> int:
 
 
 def _memory(
-    controller: Controller, shown: Sequence[RankResult], plan: Plan
+    controller: Controller, shown: Sequence[RankResult], plan: Plan, since: int
 ) -> dict[str, Any] | None:
     """What activations take, stage by stage, in microbatches and, as last counted, in bytes. None
-    for Megatron's own schedule, which keeps them itself."""
-    kept = [[r.memory for r in rank.records["adaptra"] if r.memory is not None] for rank in shown]
+    for Megatron's own schedule, which keeps them itself. `since`: the plan's first iteration."""
+    records = [[r for r in rank.records["adaptra"] if r.iteration >= since] for rank in shown]
+    kept = [[r.memory for r in row if r.memory is not None] for row in records]
     if not all(kept):
         return None
     assert controller.estimator is not None
