@@ -40,7 +40,6 @@ ROWS: dict[str, tuple[str, ...]] = {
     "warmup": ("--adaptra", "--adaptra-receives", "needed", "--adaptra-tail", "off"),
     "posted": ("--adaptra", "--adaptra-tail", "off"),
     "tail": ("--adaptra",),
-    "post-validate": ("--adaptra", "--adaptra-post-validate"),
 }
 LOGGED = 3  # iterations per line: a logged one has barriers of its own
 

@@ -111,11 +111,6 @@ class AdaptraConfig:
         "delay, where that is faster (auto), always (on), or never (off)",
         choices=TAILS,
     )
-    post_validate: bool = _setting(
-        False,
-        "step the optimizer on what each stage knows by itself, and undo the step where the global "
-        "gradient norm or an overflow elsewhere says so; keeps a copy of the optimizer's state",
-    )
     receives: str = _setting(
         "ahead",
         "when receives are posted: as far ahead as the plan and the budget ask, or when needed, as "
@@ -153,11 +148,9 @@ class AdaptraConfig:
             raise BadInput("emulate_link", rules, "a list of rules such as [2-3:40ms@10..]")
         if not isinstance(self.log, str):
             raise BadInput("log", self.log, "the name of a file")
-        for name in ("strict", "post_validate", "recompute"):
+        for name in ("strict", "recompute"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(name, getattr(self, name), "true or false")
-        if self.post_validate and self.tail == "off":
-            raise BadInput("post_validate", True, "a tail that is not off: use --adaptra-tail auto")
         if self.engine == "native" and (self.policy in SPLITTING or self.recompute):
             name = "policy" if self.policy in SPLITTING else "recompute"
             raise BadInput(name, getattr(self, name), "with --adaptra-engine executor only")

@@ -23,6 +23,10 @@ class UnsupportedMegatron(AdaptraError):
     """The installed megatron-core is not one this package knows how to drive."""
 
 
+class UnsupportedBackend(AdaptraError):
+    """The pipeline's messages go by a backend that this package has no transport for yet."""
+
+
 class PeerLost(AdaptraError):
     """A rank did not deliver: it died, its connection closed, or its time ran out."""
 

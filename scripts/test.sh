@@ -37,7 +37,7 @@ if [ "${ADAPTRA_TEST_NEWEST:-1}" = 1 ]; then
     make_venv "$venv-newest" demo,dev "$newest"
     ADAPTRA_LAYOUTS=pp4 "$venv-newest/bin/python" -m pytest tests/adapter/test_schedules.py \
       tests/adapter/test_pretrain.py tests/adapter/test_executor_training.py \
-      tests/adapter/test_post_validation.py tests/adapter/test_iteration_end.py \
+      tests/adapter/test_iteration_end.py \
       tests/adapter/test_iteration_tail.py \
       tests/launch/test_models.py \
       tests/adapter/test_demo.py tests/adapter/test_seams.py

@@ -9,6 +9,7 @@ from typing import Any
 
 from megatron_adaptra.adapter.profiles import profile, verify
 from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.errors import UnsupportedBackend
 
 # Every module that binds the name; training.py imports it by name, so the core's is not enough.
 BINDINGS = (
@@ -35,7 +36,8 @@ class Activation:
 def activate(config: AdaptraConfig | None = None) -> Activation:
     """Patch `get_forward_backward_func`; call it after Megatron's groups have been made.
 
-    Raises UnsupportedMegatron before anything is patched, RuntimeError if it is active already.
+    Raises UnsupportedMegatron or UnsupportedBackend before anything is patched, RuntimeError if it
+    is active already.
     """
     row = profile()  # looks at the version before anything of Megatron is imported
     from megatron.core.pipeline_parallel import schedules
@@ -44,6 +46,7 @@ def activate(config: AdaptraConfig | None = None) -> Activation:
     verify(schedules, P2PCommunicator, row)
     if hasattr(schedules.get_forward_backward_func, "adaptra"):
         raise RuntimeError("megatron_adaptra is active already; undo() the first activation")
+    _refuse_gpus()
     from megatron_adaptra.adapter.session import Session
 
     session = Session(config or AdaptraConfig(), row)
@@ -68,3 +71,16 @@ def activate(config: AdaptraConfig | None = None) -> Activation:
             originals[module] = original
             setattr(module, _NAME, get_forward_backward_func)
     return Activation(session, originals)
+
+
+def _refuse_gpus() -> None:
+    """There is no transport between GPUs yet: receives posted ahead hang NCCL."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state as mpu
+
+    backend = dist.get_backend(mpu.get_pipeline_model_parallel_group())
+    if backend != "gloo":
+        raise UnsupportedBackend(
+            f"the pipeline's messages go by {backend}, and only gloo is supported: on GPUs the "
+            "plugin does nothing yet"
+        )

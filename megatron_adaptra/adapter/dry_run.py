@@ -51,8 +51,6 @@ def _lines(args: Any, config: AdaptraConfig) -> list[str]:
     ]
     if config.tail != "off":
         out += [f"  would look at    torch.distributed.{name}" for name in FUNCTIONS]
-    if config.post_validate:
-        out.append("  optimizer        steps before its verdict, and is undone where that is bad")
     return out + _plan(args, config)
 
 

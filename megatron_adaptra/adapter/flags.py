@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,27 +19,6 @@ _REFUSED = {
     "the job with torchrun's --max-restarts",
     "perform_rl_step": "reinforcement learning runs the pipeline outside the training loop",
     "use_legacy_models": "Megatron's legacy models have no schedule that the plugin can drive",
-}
-# What goes with the plugin, but not with post-validation.
-_NOT_UNDONE = {
-    "num_experts": "routers count tokens in forwards that may be done again",
-    "mtp_num_layers": "multi-token prediction sums losses in forwards that may be done again",
-    "fp8": "forwards that may be done again change its scales",
-    "fp4": "forwards that may be done again change its scales",
-    "cuda_graph_impl": "a captured iteration cannot be begun anew",
-    "enable_cuda_graph": "a captured iteration cannot be begun anew",
-    "log_num_zeros_in_grad": "they are summed over all stages before the step",
-    "log_params_norm": "it would be logged of parameters that may be undone",
-    "save_params_interval": "parameters would be saved that may be undone",
-    "qk_clip": "it changes parameters after the step",
-    "use_precision_aware_optimizer": "its gradients and parameters are kept in other places",
-    "optimizer_cpu_offload": "its parameters are stepped in other places",
-    "use_torch_fsdp2": "its gradients are kept in other places",
-    "use_megatron_fsdp": "its gradients are kept in other places",
-    "use_custom_fsdp": "its gradients are kept in other places",
-    "overlap_param_gather": "parameters would be gathered that may be undone",
-    "grad_norm_skip_threshold": "a step would depend on the norm in a second way",
-    "vision_pretraining": "it changes parameters after the step",
 }
 _PREFIX = "--adaptra"
 
@@ -87,15 +65,6 @@ def refuse(args: Any) -> None:
         if getattr(args, name, False):
             flag = f"--{name.replace('_', '-')}"
             raise BadInput(flag, True, f"leave it out, or leave out --adaptra: {reason}")
-
-
-def refuse_post_validation(args: Any) -> None:
-    """Raise BadInput for what a forward or a step leaves behind that cannot be undone."""
-    for name, reason in _NOT_UNDONE.items():
-        value = getattr(args, name, None)
-        if value and value not in ("none", math.inf):
-            flag = f"--{name.replace('_', '-')}"
-            raise BadInput(flag, value, f"leave it out with --adaptra-post-validate: {reason}")
 
 
 def fail(error: AdaptraError) -> NoReturn:

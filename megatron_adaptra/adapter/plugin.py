@@ -17,7 +17,7 @@ import wrapt
 
 from megatron_adaptra.adapter import flags
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import AdaptraError, UnsupportedMegatron
+from megatron_adaptra.errors import AdaptraError, UnsupportedBackend, UnsupportedMegatron
 from megatron_adaptra.runtime.watchdog import say
 
 
@@ -63,8 +63,6 @@ class Plugin:
 
         assert self.config is not None
         flags.refuse(args)
-        if self.config.post_validate:
-            flags.refuse_post_validation(args)
         profile()
         if self.missing:
             self._train_as_stock(UnsupportedMegatron(f"{self.missing[0]} does not exist"))
@@ -95,13 +93,13 @@ class Plugin:
         assert self.config is not None
         try:
             self.activation = activate(self.config)
-        except UnsupportedMegatron as error:
+        except (UnsupportedBackend, UnsupportedMegatron) as error:
             self._train_as_stock(error)
             return
         self.session.announce = True
         self._undo.append(self.session.watchdog.end_on_signal())
 
-    def _train_as_stock(self, error: UnsupportedMegatron) -> None:
+    def _train_as_stock(self, error: AdaptraError) -> None:
         assert self.config is not None
         if self.config.strict:
             flags.fail(error)
@@ -131,8 +129,6 @@ class Plugin:
         return reports.training_log(self.session, wrapped, args, kwargs)
 
     def save_checkpoint(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        if self.session is not None:
-            self.session.settle()
         result = wrapped(*args, **kwargs)
         if self.session is not None:
             from megatron_adaptra.adapter import checkpoint
@@ -143,10 +139,7 @@ class Plugin:
     def pretrain(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         """Whatever ends training, its own exit conditions included, ends the plugin too."""
         try:
-            result = wrapped(*args, **kwargs)
-            if self.session is not None:
-                self.session.settle()
-            return result
+            return wrapped(*args, **kwargs)
         except Exception as error:
             # At once: closing takes time, and torchrun's SIGTERM may come before the traceback.
             if self.session is not None and (words := self.session.watchdog.last_words(error)):

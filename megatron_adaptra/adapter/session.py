@@ -18,21 +18,19 @@ from megatron_adaptra.adapter.block import Block, gather, machine
 from megatron_adaptra.adapter.calls import config_of, default_groups, message_of, models_of
 from megatron_adaptra.adapter.native import AdaptraCommunicator
 from megatron_adaptra.adapter.native_chunks import ChunkCommunicator, overlapping
-from megatron_adaptra.adapter.postvalidation import PostValidation
 from megatron_adaptra.adapter.profiles import Profile
 from megatron_adaptra.adapter.reruns import Reruns
-from megatron_adaptra.adapter.restart import run_on_trust
 from megatron_adaptra.adapter.split import SplitBackward
 from megatron_adaptra.adapter.trace import traced_ops
 from megatron_adaptra.adapter.verdicts import Verdicts
 from megatron_adaptra.config import SPLITTING, AdaptraConfig
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.gate import first_messages, first_posts, gate_of
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.timeline import peak_in_flight
+from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.plan.fixed import starting_schedule, trial
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller
@@ -78,7 +76,6 @@ class Session:
         self.mailbox: Mailbox | None = None
         self.tail: Tail | None = None
         self.later: list[Later] = []  # see Tail.later
-        self.post: PostValidation | None = None
         self.reruns: Reruns | None = None
         self.verdicts: Verdicts | None = None
         self._transports: list[TorchTransport] = []
@@ -95,7 +92,6 @@ class Session:
         """One call of Megatron's forward_backward function, the `function` that we stand in for."""
         reason = not_ours(function, arguments, self.config.engine, self.stages)
         if reason:
-            self.settle()
             self._tell(f"stock schedule: {reason}")
             return self._hand_over(function, arguments)
         if self.config.engine == "stock":
@@ -113,14 +109,7 @@ class Session:
         if self.emulator is not None:
             self.emulator.iteration = self.iteration
         self.probe.begin(self.iteration)
-        if self.post is not None and self.post.pending:
-            result = run_on_trust(
-                self.post, self.mailbox, gate_of(program, self.stage), arguments,
-                config_of(arguments).timers,
-                lambda given: self._run(function, given, program),
-            )  # fmt: skip
-        else:
-            result = self._run(function, arguments, program)
+        result = self._run(function, arguments, program)
         self.mailbox.finish()
         self.probe.pipeline_ends()
         record = self.probe.record
@@ -162,11 +151,6 @@ class Session:
             yield
         finally:
             self.tail.barriers = True
-
-    def settle(self) -> None:
-        """Parameters are needed as they should be: for a checkpoint, an evaluation, the end."""
-        if self.post is not None:
-            self.post.settle()
 
     def iteration_done(self) -> None:
         """The optimizer step is over. Without this call the next iteration's start counts."""
@@ -257,7 +241,6 @@ class Session:
     def _open(self, arguments: dict[str, Any]) -> None:
         """Connect to the neighbours and to the leader. Every rank is here."""
         device = torch.device(torch.cuda.current_device())
-        backend = mpu.get_pipeline_model_parallel_group()._get_backend(device).name()
         several = len(models_of(arguments)) > 1
         neighbours = [link for s in range(self.stages - 1) for link in ((s, s + 1), (s + 1, s))]
         if several and self.stages > 2:
@@ -265,7 +248,7 @@ class Session:
         kinds = ["pipeline", "gradients"] if several and self.stages == 2 else ["pipeline"]
         pipelines = []
         for kind in kinds:
-            lanes = open_lanes(self.ranks, neighbours, kind, backend)
+            lanes = open_lanes(self.ranks, neighbours, kind)
             pipelines.append(TorchTransport(*lanes, self.emulator, device))
         limits = limits_of(arguments, self.config) if self._executes(arguments) else {}
         block = self.block = gather(self.resumed, limits)
@@ -294,7 +277,7 @@ class Session:
         if self.controller is not None:
             self.controller.close()
         if self._begun and self.mailbox is not None and self._program is not None:
-            self.mailbox.drop(first_messages(self._program, self.stage))
+            self.mailbox.discard(unused_posts(self._program, self.stage))
             self._begun = False
         block, pipeline, control = self.block, self._transports[0], self._transports[-1]
         assert block is not None

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from megatron_adaptra.adapter.optimizer_copy import leaves
 from megatron_adaptra.runtime.tail import Later
 from megatron_adaptra.runtime.way import Way
 
@@ -41,9 +40,10 @@ def patience(args: Any, session: Any, model: Sequence[Any], optimizer: Any) -> L
 
 def _looked_at(args: Any, optimizer: Any) -> bool:
     """Whether something reads or scales gradients between their reduction and their norm."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
     return bool(
         args.clip_grad <= 0  # there is no norm
         or getattr(args, "calculate_per_token_loss", False)
         or getattr(args, "save_wgrads_interval", None)
-        or any(getattr(leaf, "grad_scaler", None) is not None for leaf in leaves(optimizer))
+        or any(getattr(part, "grad_scaler", None) is not None for part in parts)
     )

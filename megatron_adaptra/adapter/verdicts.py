@@ -63,7 +63,7 @@ class Verdicts:
     def step(self, *args: Any, **kwargs: Any) -> Any:
         self.known = False
         result = self._step(*args, **kwargs)
-        tail, post = self._session.tail, self._session.post
+        tail = self._session.tail
         if tail is None or not tail.active:
             return result
         if tail.owes:
@@ -72,10 +72,7 @@ class Verdicts:
                 "were on their way: use --adaptra-tail off"
             )
         if isinstance(result, tuple) and len(result) == 3:
-            if post is not None:
-                self.known = post.combined  # it has told the others already
-            else:
-                self._believe(tail, result)
+            self._believe(tail, result)
             if not self.known:
                 self._announce(tail, result)
         return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from megatron_adaptra.adapter import postvalidation, tied_embedding
+from megatron_adaptra.adapter import tied_embedding
 from megatron_adaptra.adapter.reruns import Reruns
 from megatron_adaptra.adapter.session import Session
 from megatron_adaptra.adapter.verdicts import Verdicts
@@ -16,15 +16,12 @@ def attach(session: Session, built: Any) -> Callable[[], None]:
     from megatron.training import get_args, get_timers
 
     model, optimizer = built[:2]
-    args, undo = get_args(), []
-    if session.config.post_validate:
-        undo.append(postvalidation.attach(session, built))
+    args, undo = get_args(), list[Callable[[], None]]()
     if session.config.tail == "off" or optimizer is None:
         return _all(undo)
     session.verdicts = Verdicts(optimizer, session)
     undo.append(session.verdicts.undo)
-    # With post-validation stages wait for the verdict alone, later.
-    if session.post is None and args.clip_grad > 0:
+    if args.clip_grad > 0:
         embedding = tied_embedding.patience(args, session, model, optimizer)
         if embedding is not None:
             session.later.append(embedding)

@@ -9,8 +9,8 @@ import torch
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.deps import ACTIVATION, GRADIENT, Token, carried
-from megatron_adaptra.ir.gate import Void
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.unused_posts import UnusedPosts
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Stamps, Transport, Work
@@ -46,7 +46,6 @@ class Mailbox:
         self._posted: dict[Token, tuple[Work, torch.Tensor]] = {}
         self._sent: list[tuple[Op, int, Work]] = []
         self._sent_before: list[tuple[Op, int, Work]] = []
-        self.gate: tuple[Op, Callable[[], None]] | None = None  # an op, and what comes before it
 
     def begin(self, iteration: int, new: Callable[[], torch.Tensor]) -> None:
         """Start an iteration; `new()` makes an empty tensor for one message."""
@@ -68,9 +67,6 @@ class Mailbox:
 
     def take(self, op: Op) -> torch.Tensor:
         """What `op` needs from another stage; waits for it."""
-        if self.gate is not None and op == self.gate[0]:
-            passes, self.gate = self.gate[1], None
-            passes()
         token = self._awaited(op)
         work, buffer = self._posted.pop(token)
         source = token.position % self.stages
@@ -89,12 +85,14 @@ class Mailbox:
         work = self._transports[token.kind].isend(tensor, target, self._tag(token))
         self._sent.append((op, target, work))
 
-    def drop(self, messages: Void) -> None:
-        """Clear the links of an attempt: all receives that stand posted get something."""
-        for op in messages.owed:
+    def discard(self, unused: UnusedPosts) -> None:
+        """Clear the links of an iteration that is not to be: every posted receive gets something.
+
+        All stages call it together. Raises PeerLost as `take` does.
+        """
+        for op in unused.to_send:
             self.send(op, self._new())
-        for op in messages.void:
-            self.post(op)
+        for op in unused.to_discard:
             token = carried(op, self.stage, self.stages)
             assert token is not None
             work, _ = self._posted.pop(token)

@@ -55,8 +55,6 @@ class Tail:
         self.barriers = True  # False: they are left out; the same on all ranks
         self.later: Sequence[Later] = ()
         self._owed: list[tuple[Way, Callable[[], None]]] = []  # told, not heard
-        # Asked before an all-reduce that crosses stages; True if it has taken care of the tensor.
-        self.before: Callable[[Way, torch.Tensor], bool] | None = None
 
     def take_journal(self) -> list[Crossing]:
         """What has crossed stages since the last call."""
@@ -137,8 +135,6 @@ class Tail:
             work = native(tensor, op=op, group=group, async_op=async_op)
             self.settle()
             return work
-        if self.before is not None and self.before(way, tensor):
-            return None
 
         def plain(tensor: torch.Tensor) -> None:
             native(tensor, op=op, group=group)

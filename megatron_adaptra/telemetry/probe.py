@@ -167,11 +167,6 @@ class Probe:
         self.record = IterationRecord(self.stage, iteration, time.monotonic())
         self._process = time.process_time()
 
-    def begin_anew(self) -> None:
-        """What ran so far was in vain; its time counts."""
-        self.record.ops.clear()
-        self.record.messages.clear()
-
     def op_begins(self) -> None:
         self._op_start, self._op_cpu = time.monotonic(), time.thread_time()
 

@@ -1,13 +1,13 @@
-"""Point to point over torch.distributed: gloo between CPUs, NCCL between GPUs.
+"""Point to point over gloo, by torch.distributed.
 
 Each directed link has a process group, and so a connection, of its own: no link queues behind
 another. A message is a frame: the payload, then a trailer with the moment it was sent. A receive is
 handed to the backend when it is posted and awaited by a thread of its link, so the moment of its
 arrival is known even when compute asks for it much later, and a waiting rank can be interrupted.
 
-Between GPUs gloo takes frames in pinned memory of the host: a send copies its message there before
-it is handed over, and the link's thread copies what has arrived to the GPU, on a stream of its own.
-This, and NCCL, which takes frames on the GPU, has not been run yet (docs/evidence/gpu.md).
+Frames are in the host's memory. For tensors on a GPU it is pinned: a send copies its message there
+before it is handed over, and the link's thread copies what has arrived to the GPU, on a stream of
+its own. That has not been run yet (docs/evidence/gpu.md).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.errors import BadInput, PeerLost, reason_of
+from megatron_adaptra.errors import PeerLost, reason_of
 from megatron_adaptra.transport.base import Stamps, Traits
 from megatron_adaptra.transport.emulate import LinkEmulator
 
@@ -45,13 +45,12 @@ class Lane:
     group: Any  # a c10d backend of two ranks
     group_rank: int
     name: str  # of the peer, for errors: "stage 2 (rank 2)"
-    on_host: bool = True  # gloo takes memory of the host, NCCL of the GPU
 
 
 class TorchTransport:
     """Transport over one process group per directed link; peers are stages.
 
-    `device`: where messages are; on which side of it frames are is the lanes' choice.
+    `device`: where messages are.
     """
 
     def __init__(
@@ -62,10 +61,9 @@ class TorchTransport:
         device: torch.device | None = None,
     ) -> None:
         self.device = device or torch.device("cpu")
-        rendezvous = True  # gloo moves nothing before the receive is posted; NCCL grants buffers
+        rendezvous = True  # gloo moves nothing before the receive is posted
         self.traits = Traits("torch", rendezvous, (self.device.type,))
         self._out, self._emulator = dict(outgoing), emulator
-        self._on_host = all(lane.on_host for lane in (*outgoing.values(), *incoming.values()))
         self._inboxes = {peer: _Inbox(lane, self.device) for peer, lane in incoming.items()}
         self._pool: dict[int, list[_Frame]] = {}
         self._held: list[SendWork] = []  # by the emulator
@@ -117,53 +115,39 @@ class TorchTransport:
         try:  # several threads take from the pool
             return self._pool[nbytes].pop()
         except (KeyError, IndexError):
-            return _Frame(nbytes, self.device, self._on_host)
+            return _Frame(nbytes, pinned=self.device.type == "cuda")
 
     def recycle(self, frame: _Frame) -> None:
         self._pool.setdefault(frame.nbytes, []).append(frame)
 
 
 class _Frame:
-    """Memory for one message on the wire. `device`: of the message."""
+    """Memory of the host for one message on the wire."""
 
-    def __init__(self, nbytes: int, device: torch.device, on_host: bool) -> None:
-        self.nbytes, self._on_host = nbytes, on_host
-        self.wire = torch.empty(
-            nbytes + _TRAILER.size,
-            dtype=torch.uint8,
-            device="cpu" if on_host else device,
-            pin_memory=on_host and device.type == "cuda",
-        )
+    def __init__(self, nbytes: int, pinned: bool) -> None:
+        self.nbytes = nbytes
+        self.wire = torch.empty(nbytes + _TRAILER.size, dtype=torch.uint8, pin_memory=pinned)
         self._address = self.wire.data_ptr()
-        self._trailer = (
-            self.wire[nbytes:]
-            if self._on_host
-            else torch.empty(_TRAILER.size, dtype=torch.uint8, pin_memory=True)
-        )
-        self._bytes = self._trailer.numpy()
+        self._trailer = self.wire[nbytes:].numpy()
 
     def pack(self, payload: torch.Tensor, tag: int) -> None:
-        if self._on_host and payload.is_cpu and payload.is_contiguous():
+        if payload.is_cpu and payload.is_contiguous():
             # A tenth of the time of a torch copy, which small messages feel.
             ctypes.memmove(self._address, payload.data_ptr(), self.nbytes)
         else:  # from a GPU to the host this waits until the message is computed and copied
             flat = payload.detach().contiguous().view(-1).view(torch.uint8)
             self.wire[: self.nbytes].copy_(flat)
-        _TRAILER.pack_into(self._bytes, 0, _MAGIC, tag, self.nbytes, time.monotonic())
-        if not self._on_host:
-            self.wire[self.nbytes :].copy_(self._trailer, non_blocking=True)
+        _TRAILER.pack_into(self._trailer, 0, _MAGIC, tag, self.nbytes, time.monotonic())
 
     def unpack(self, payload: torch.Tensor, tag: int) -> float:
         """Copy the payload out; the moment it was sent. Raises PeerLost for a wrong message."""
-        if not self._on_host:
-            self._trailer.copy_(self.wire[self.nbytes :])
-        magic, got, nbytes, sent = _TRAILER.unpack_from(self._bytes)
+        magic, got, nbytes, sent = _TRAILER.unpack_from(self._trailer)
         if (magic, got, nbytes) != (_MAGIC, tag, self.nbytes):
             raise PeerLost(
                 f"awaited message {tag} of {self.nbytes} bytes, "
                 f"got {magic!r} {got} of {nbytes} bytes"
             )
-        if self._on_host and payload.is_cpu:
+        if payload.is_cpu:
             ctypes.memmove(payload.data_ptr(), self._address, self.nbytes)
         else:
             payload.detach().view(-1).view(torch.uint8).copy_(self.wire[: self.nbytes])
@@ -308,19 +292,13 @@ class _Inbox:
                 return
             work, handle = item
             try:
+                handle.wait(_FOREVER)
                 if stream is None:
-                    handle.wait(_FOREVER)
                     work.arrived()
-                elif self.lane.on_host:
-                    handle.wait(_FOREVER)
+                else:
                     with torch.cuda.stream(stream):  # compute's own would wait for its kernels
                         stream.wait_event(work.vacant)
                         work.arrived()
-                else:
-                    with torch.cuda.stream(stream):
-                        handle.wait()
-                        stream.synchronize()
-                    work.arrived()
             except RuntimeError as error:
                 work.fail(str(error))
             self._open.discard(work)
@@ -333,7 +311,6 @@ def open_lanes(
     ranks: Sequence[int],
     links: Sequence[tuple[int, int]],
     name: str,
-    backend: str = "gloo",
     who: str = "stage",
 ) -> tuple[dict[int, Lane], dict[int, Lane]]:
     """One group per directed link (source stage, target stage) of the pipeline on `ranks`.
@@ -356,17 +333,9 @@ def open_lanes(
         prefix = dist.PrefixStore(f"adaptra/{name}/{serial}/{pair[0]}>{pair[1]}", store)
         peer = target if mine == 0 else source
         name_of_peer = f"{who} {peer} (rank {ranks[peer]})"
-        lane = Lane(_group(backend, prefix, mine), 1 - mine, name_of_peer, backend == "gloo")
-        (outgoing if mine == 0 else incoming)[peer] = lane
+        group = dist.ProcessGroupGloo(prefix, mine, 2, timedelta(minutes=10))
+        (outgoing if mine == 0 else incoming)[peer] = Lane(group, 1 - mine, name_of_peer)
     return outgoing, incoming
-
-
-def _group(backend: str, store: dist.Store, rank: int) -> Any:
-    if backend == "gloo":
-        return dist.ProcessGroupGloo(store, rank, 2, timedelta(minutes=10))
-    if backend == "nccl":
-        return dist.ProcessGroupNCCL(store, rank, 2, dist.ProcessGroupNCCL.Options())
-    raise BadInput("backend", backend, "gloo or nccl")
 
 
 def _unlock(gate: threading.Lock) -> None:
@@ -376,11 +345,11 @@ def _unlock(gate: threading.Lock) -> None:
 
 
 def _hang_up(lane: Lane) -> None:
-    """Make the waits for what has not arrived on a lane end with an error."""
-    with contextlib.suppress(RuntimeError, AttributeError):
-        if not lane.on_host:
-            lane.group.abort()
-        else:  # gloo's abort leaves waits alone, but a wait that times out closes the connection
-            nothing = torch.empty(0, dtype=torch.uint8)
-            work = lane.group.recv([nothing], lane.group_rank, _NEVER_SENT)
-            work.wait(timedelta(milliseconds=1))
+    """Make the waits for what has not arrived on a lane end with an error.
+
+    gloo's abort leaves waits alone, but a wait that times out closes the connection.
+    """
+    with contextlib.suppress(RuntimeError):
+        nothing = torch.empty(0, dtype=torch.uint8)
+        work = lane.group.recv([nothing], lane.group_rank, _NEVER_SENT)
+        work.wait(timedelta(milliseconds=1))

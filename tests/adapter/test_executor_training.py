@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import test_pretrain
-from test_post_validation import DROPOUT, HALF, OVERFLOWS, SCALED, saved
+from saving import DROPOUT, HALF, OVERFLOWS, SCALED, saved
 from test_pretrain import Done, train
 
 pytestmark = test_pretrain.pytestmark

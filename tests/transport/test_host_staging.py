@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.transport.torch_p2p import Lane, TorchTransport, _group
+from megatron_adaptra.transport.torch_p2p import Lane, TorchTransport
 
 PATIENCE = 30.0
+LIMIT = timedelta(seconds=PATIENCE)
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
 
@@ -23,7 +25,8 @@ def two_ends(device: str) -> Iterator[tuple[TorchTransport, TorchTransport]]:
     store = dist.HashStore()
 
     def lane(link: str, rank: int) -> Lane:
-        return Lane(_group("gloo", dist.PrefixStore(link, store), rank), 1 - rank, f"stage {link}")
+        group = dist.ProcessGroupGloo(dist.PrefixStore(link, store), rank, 2, LIMIT)
+        return Lane(group, 1 - rank, f"stage {link}")
 
     with ThreadPoolExecutor(4) as pool:  # a group is there when both of its ranks are
         ends = [pool.submit(lane, link, rank) for link in ("0>1", "1>0") for rank in (0, 1)]
