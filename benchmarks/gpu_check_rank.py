@@ -24,7 +24,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
-    from megatron_adaptra.adapter import cpu
+    from megatron_adaptra.adapter.baseline import cpu
 
     cpu.install()
 
@@ -62,8 +62,8 @@ class OnDevice:
 
 @contextlib.contextmanager
 def data_on_device() -> Iterator[None]:
-    from megatron_adaptra.adapter import gpt
-    from megatron_adaptra.adapter.replace import put
+    from megatron_adaptra.adapter.baseline import gpt
+    from megatron_adaptra.adapter.compat.patch_attr import put
 
     build = gpt.build_dataset
     back = put(gpt, "build_dataset", lambda *args: OnDevice(build(*args)))
@@ -100,7 +100,7 @@ class Overhead:
     """Arms of one training each, in turns; what counts is their forwards and backwards."""
 
     def __init__(self, stages: int, pairs: int, folder: Path) -> None:
-        from megatron_adaptra.adapter import gpt
+        from megatron_adaptra.adapter.baseline import gpt
 
         self.gpt, self.pairs = gpt, pairs
         self.shape = gpt.GPTShape(stages=stages, layers=stages, dropout=0.0)
@@ -156,9 +156,13 @@ class Overhead:
 
     def one_stage(self) -> dict[str, Any]:
         """Megatron's loop without a pipeline, and ours over the same ops, whole and in halves."""
-        from megatron_adaptra.adapter.calls import default_groups, message_of, models_of
-        from megatron_adaptra.adapter.handlers import MegatronStage
-        from megatron_adaptra.adapter.split import SplitBackward
+        from megatron_adaptra.adapter.compat.schedule_args import (
+            default_groups,
+            message_of,
+            models_of,
+        )
+        from megatron_adaptra.adapter.pipeline.handlers import MegatronStage
+        from megatron_adaptra.adapter.pipeline.split import SplitBackward
         from megatron_adaptra.ir.schedule import parse_line
         from megatron_adaptra.runtime.mailbox import Mailbox
         from megatron_adaptra.runtime.watchdog import Watchdog
@@ -198,12 +202,12 @@ class Overhead:
 
     def session(self, engine: str, policy: str, recompute: bool = False) -> tuple[Any, Any]:
         """What `activate` would put in place: several of them, to be used in turns."""
-        from megatron_adaptra.adapter.profiles import profile
-        from megatron_adaptra.adapter.session import Session
+        from megatron_adaptra.adapter.compat.profiles import profile
+        from megatron_adaptra.adapter.pipeline.session import Session
         from megatron_adaptra.config import AdaptraConfig
 
         config = AdaptraConfig(
-            engine=engine, policy=policy, recompute=recompute, tail="off", timeout=60.0
+            engine=engine, policy=policy, recompute=recompute, small_collectives="off", timeout=60.0
         )
         session = Session(config, profile())
         self.closing.append(session.close)
@@ -243,8 +247,8 @@ class Overhead:
 def weighed_forwards() -> Iterator[list[int]]:
     """By how many bytes each forward has let the allocator grow; zeros on a CPU, where the
     executor counts what autograd has saved."""
-    from megatron_adaptra.adapter.handlers import MegatronStage
-    from megatron_adaptra.adapter.replace import put
+    from megatron_adaptra.adapter.compat.patch_attr import put
+    from megatron_adaptra.adapter.pipeline.handlers import MegatronStage
 
     weights, original = [0], MegatronStage.forward
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.adapter.replace import put
+from megatron_adaptra.adapter.compat.patch_attr import put
 
 # Function -> the argument that it fills. Others end with gloo's own error.
 _FILLS = {

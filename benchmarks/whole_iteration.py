@@ -37,8 +37,8 @@ from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 # What is added to Megatron's command line, row by row.
 ROWS: dict[str, tuple[str, ...]] = {
     "stock": (),
-    "warmup": ("--adaptra", "--adaptra-receives", "needed", "--adaptra-tail", "off"),
-    "posted": ("--adaptra", "--adaptra-tail", "off"),
+    "warmup": ("--adaptra", "--adaptra-receives", "needed", "--adaptra-small-collectives", "off"),
+    "posted": ("--adaptra", "--adaptra-small-collectives", "off"),
     "tail": ("--adaptra",),
 }
 LOGGED = 3  # iterations per line: a logged one has barriers of its own

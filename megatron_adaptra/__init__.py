@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from megatron_adaptra.adapter.activate import Activation
+    from megatron_adaptra.adapter.entry.activate import Activation
     from megatron_adaptra.config import AdaptraConfig
 
 __version__ = "0.1.0"
@@ -26,7 +26,7 @@ def activate(config: AdaptraConfig | None = None, **settings: Any) -> Activation
     unknown one, UnsupportedMegatron for a release that is not known.
     """
     # Imported here: the command line's planning half must not load torch.
-    from megatron_adaptra.adapter.activate import activate as switch_on
+    from megatron_adaptra.adapter.entry.activate import activate as switch_on
     from megatron_adaptra.config import AdaptraConfig
 
     if config is None:
@@ -36,6 +36,6 @@ def activate(config: AdaptraConfig | None = None, **settings: Any) -> Activation
 
 def register() -> None:
     """Add `--adaptra` flags to Megatron's parser; see `adapter.plugin.register`."""
-    from megatron_adaptra.adapter.plugin import register as put_in
+    from megatron_adaptra.adapter.entry.plugin import register as put_in
 
     put_in()

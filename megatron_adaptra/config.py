@@ -16,7 +16,7 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.units import parse_bytes
 
 POSTING = ("ahead", "needed")
-TAILS = ("auto", "on", "off")
+SMALL_COLLECTIVES = ("auto", "on", "off")
 ENGINES = ("native", "executor", "stock")
 POLICIES = ("adaptive", "1f1b", "zb-h1", "zb-h2", "interleaved")
 SPLITTING = ("zb-h1", "zb-h2")  # policies that run backwards in halves
@@ -105,11 +105,11 @@ class AdaptraConfig:
     min_gain: float = _setting(
         0.15, "share of an iteration that a new plan has to save before it is adopted", metavar="X"
     )
-    tail: str = _setting(
+    small_collectives: str = _setting(
         "auto",
         "small collectives of an iteration's end that cross stages: exchanged directly, in one "
         "delay, where that is faster (auto), always (on), or never (off)",
-        choices=TAILS,
+        choices=SMALL_COLLECTIVES,
     )
     receives: str = _setting(
         "ahead",
@@ -126,8 +126,9 @@ class AdaptraConfig:
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.tail, bool):  # YAML's word for on and off
-            object.__setattr__(self, "tail", "on" if self.tail else "off")
+        if isinstance(self.small_collectives, bool):  # YAML's word for on and off
+            value = "on" if self.small_collectives else "off"
+            object.__setattr__(self, "small_collectives", value)
         for f in fields(self):
             choices = f.metadata.get("choices")
             if choices and getattr(self, f.name) not in choices:

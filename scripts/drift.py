@@ -84,7 +84,7 @@ def definitions(body: list[ast.stmt]) -> dict[str, Found]:
 
 
 def warmup_depth(body: list[ast.stmt]) -> str:
-    """What Megatron's 1F1B reads its warmup from, in the words of adapter/profiles.py."""
+    """What Megatron's 1F1B reads its warmup from, in the words of adapter/compat/profiles.py."""
     read_by_it = {
         attribute.attr
         for node in statements(body)
@@ -201,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     sys.path.insert(0, str(ROOT))  # what the plugin requires, also where it is not installed
     try:
-        from megatron_adaptra.adapter import profiles
+        from megatron_adaptra.adapter.compat import profiles
 
         methods = [f"P2PCommunicator.{name}" for name in profiles.EXPECTED_METHODS]
         for file, names in ((SCHEDULES, list(profiles.EXPECTED)), (P2P, methods)):

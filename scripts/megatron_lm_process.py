@@ -142,7 +142,7 @@ def become_subreaper() -> None:
 
 def digests(checkout: str, *folders: str) -> list[dict[str, str]]:
     """By the file's name. With data parallelism only the first replica is saved, by Megatron."""
-    from megatron_adaptra.adapter import cpu
+    from megatron_adaptra.adapter.baseline import cpu
 
     cpu.install()
     sys.path.insert(0, checkout)  # the files hold objects of Megatron's classes

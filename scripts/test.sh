@@ -38,7 +38,7 @@ if [ "${ADAPTRA_TEST_NEWEST:-1}" = 1 ]; then
     ADAPTRA_LAYOUTS=pp4 "$venv-newest/bin/python" -m pytest tests/adapter/test_schedules.py \
       tests/adapter/test_pretrain.py tests/adapter/test_executor_training.py \
       tests/adapter/test_iteration_end.py \
-      tests/adapter/test_iteration_tail.py \
+      tests/adapter/test_step_operations.py \
       tests/launch/test_models.py \
       tests/adapter/test_demo.py tests/adapter/test_seams.py
   else

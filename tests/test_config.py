@@ -59,7 +59,9 @@ def test_flag_equal_to_the_default_beats_the_file(file):
 
 @pytest.mark.parametrize("word", ["on", "off", "auto"])
 def test_yaml_means_words_by_on_and_off(file, word):
-    assert config("--adaptra-config", file(f"tail: {word}\n")).tail == word
+    assert (
+        config("--adaptra-config", file(f"small_collectives: {word}\n")).small_collectives == word
+    )
 
 
 def test_every_setting_has_a_flag():
@@ -70,7 +72,8 @@ def test_every_setting_has_a_flag():
             assert getattr(config(flag, *with_it), name)
             continue
         others = {
-            "engine": "executor", "emulate_link": "0-1:1ms", "log": "a", "tail": "off",
+            "engine": "executor", "emulate_link": "0-1:1ms", "log": "a",
+            "small_collectives": "off",
             "receives": "needed", "policy": "1f1b",
         }  # fmt: skip
         assert getattr(config(flag, others.get(name, "7")), name) != getattr(AdaptraConfig(), name)
@@ -108,7 +111,10 @@ def test_unknown_key_names_the_nearest(file, key, words):
     ("line", "words"),
     [
         ("engine: fast", "engine: 'fast' is not allowed; one of native, executor, stock"),
-        ("tail: maybe", "tail: 'maybe' is not allowed; one of auto, on, off"),
+        (
+            "small_collectives: maybe",
+            "small_collectives: 'maybe' is not allowed; one of auto, on, off",
+        ),
         ("receives: late", "receives: 'late' is not allowed; one of ahead, needed"),
         ("timeout: 0", "timeout: 0 is not allowed; a number of at least 1"),
         ("timeout: 10s", "timeout: '10s'"),

@@ -25,9 +25,9 @@ from megatron_adaptra.cli.tradeoff import (
     LEVERS,
     Cell,
     Comparison,
-    absorbs,
     compare,
     default_budgets,
+    delay_tolerance,
     within,
 )
 from megatron_adaptra.errors import BadInput
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
                 result,
                 absorbed={
                     row.name: tuple(
-                        absorbs(
+                        delay_tolerance(
                             within(replace(conditions, recompute=LEVERS[row.name]), b), make, share
                         )
                         for b in budgets
@@ -144,7 +144,7 @@ def as_json(result: Comparison, stock: Plan | None, share: float) -> dict[str, A
         },
         "refused": result.refused,
         "within": share,
-        "absorbed_times_delay": {k: list(v) for k, v in result.absorbed.items()},
+        "delay_tolerance": {k: list(v) for k, v in result.absorbed.items()},
     }
 
 

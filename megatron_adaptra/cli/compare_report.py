@@ -9,12 +9,12 @@ from megatron_adaptra.cli.compare import budget_name, table_of
 from megatron_adaptra.cli.job import in_words
 from megatron_adaptra.cli.tradeoff import LEVERS, Comparison
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.view.axis import ms, number
-from megatron_adaptra.view.markup import element, text
-from megatron_adaptra.view.page import header, page, section, table, tiles
-from megatron_adaptra.view.sheet import sheet_png
+from megatron_adaptra.view.html.page import header, page, section, table, tiles
+from megatron_adaptra.view.png.sheet import sheet_png
+from megatron_adaptra.view.svg.axis import ms, number
+from megatron_adaptra.view.svg.markup import element, text
+from megatron_adaptra.view.svg.xy import Curve, XYChart, chart_legend, xy_chart_svg
 from megatron_adaptra.view.theme import BOUND, policy_colour
-from megatron_adaptra.view.xy import Curve, XYChart, chart_legend, xy_chart_svg
 
 _STOCK = {"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
 _AXIS = "activation budget of a stage, microbatches"

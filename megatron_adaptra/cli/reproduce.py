@@ -30,10 +30,10 @@ from megatron_adaptra.cli.reference import (
     predict,
     summary,
 )
-from megatron_adaptra.view.dots import DotChart, Dots, dot_chart_svg, dots_legend
-from megatron_adaptra.view.markup import element
-from megatron_adaptra.view.page import header, page, section, table
-from megatron_adaptra.view.sheet import sheet_png
+from megatron_adaptra.view.html.page import header, page, section, table
+from megatron_adaptra.view.png.sheet import sheet_png
+from megatron_adaptra.view.svg.dots import DotChart, Dots, dot_chart_svg, dots_legend
+from megatron_adaptra.view.svg.markup import element
 from megatron_adaptra.view.theme import ADAPTRA, BOUND, OTHER, STOCK
 
 Pairs = Sequence[tuple[Experiment, Prediction]]

@@ -106,7 +106,7 @@ def slower(conditions: Conditions, times: float) -> Conditions:
     return replace(conditions, links=links)
 
 
-def absorbs(conditions: Conditions, make: Make, share: float) -> float:
+def delay_tolerance(conditions: Conditions, make: Make, share: float) -> float:
     """The largest multiple of the delays at which `adaptive` stays within `share` of no delay.
 
     To 3 %, as the planner is no smooth function anyway.

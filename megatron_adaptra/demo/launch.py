@@ -27,7 +27,7 @@ def require_megatron() -> None:
     for module, package in (("torch", "torch"), ("megatron", "megatron-core")):
         if importlib.util.find_spec(module) is None:
             raise BadInput(package, None, f"install it, e.g. pip install {package}")
-    from megatron_adaptra.adapter.profiles import profile
+    from megatron_adaptra.adapter.compat.profiles import profile
     from megatron_adaptra.errors import UnsupportedMegatron
 
     try:

@@ -21,12 +21,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.adapter.profiles import profile
+from megatron_adaptra.adapter.compat.profiles import profile
 from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.demo.results import Outlook, RankResult, write
 from megatron_adaptra.errors import AdaptraError, PeerLost
-from megatron_adaptra.runtime.watchdog import die_with_parent, say
+from megatron_adaptra.log import log_line
+from megatron_adaptra.runtime.watchdog import die_with_parent
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
 KEPT = 8  # iterations whose records are kept, to draw the one nearest to their median
@@ -38,7 +39,7 @@ def main(options: DemoOptions) -> int:
     import torch
 
     if not torch.cuda.is_available():
-        from megatron_adaptra.adapter import cpu
+        from megatron_adaptra.adapter.baseline import cpu
 
         cpu.install()
     import torch.distributed as dist
@@ -53,7 +54,7 @@ def main(options: DemoOptions) -> int:
     try:
         demo.run()
     except (PeerLost, RuntimeError) as error:
-        if not (words := demo.session.watchdog.last_words(error)):
+        if not (words := demo.session.watchdog.failure_message(error)):
             raise
         _end(words)
     dist.barrier()
@@ -64,7 +65,7 @@ def main(options: DemoOptions) -> int:
 
 def _end(text: str) -> None:
     """Leave at once: what is blocked inside a library must not keep the process."""
-    say(text)
+    log_line(text)
     os._exit(1)
 
 
@@ -72,9 +73,9 @@ class _Demo:
     def __init__(self, options: DemoOptions) -> None:
         import torch.distributed as dist
 
-        from megatron_adaptra.adapter import gpt
-        from megatron_adaptra.adapter.activate import activate
-        from megatron_adaptra.plan.fixed import starting_schedule
+        from megatron_adaptra.adapter.baseline import gpt
+        from megatron_adaptra.adapter.entry.activate import activate
+        from megatron_adaptra.plan.initial import starting_schedule
         from megatron_adaptra.transport.emulate import LinkEmulator
         from megatron_adaptra.transport.scenario import load_rules
 
@@ -187,8 +188,8 @@ class _Demo:
     @contextlib.contextmanager
     def _stock(self, iteration: int) -> Iterator[Any]:
         """Megatron as it is; on the iterations that may be drawn its ops are traced."""
-        from megatron_adaptra.adapter.stock import emulated_sends
-        from megatron_adaptra.adapter.trace import traced_ops, watched_messages
+        from megatron_adaptra.adapter.baseline.stock import emulated_sends
+        from megatron_adaptra.adapter.baseline.trace import traced_ops, watched_messages
         from megatron_adaptra.telemetry.probe import Probe
 
         self.emulator.iteration = iteration
@@ -211,7 +212,7 @@ class _Demo:
                 print(PROGRESS + json.dumps(step), flush=True)
             elif iteration % 5 == 4:
                 times = ", ".join(f"{name} {ms:.0f} ms" for name, ms in last.items())
-                say(f"iteration {iteration + 1}: {times}, warmup {','.join(map(str, warmup))}")
+                log_line(f"iteration {iteration + 1}: {times}, warmup {','.join(map(str, warmup))}")
 
     def _finish(self) -> None:
         """Bring everything to rank 0, which writes it down."""

@@ -99,7 +99,7 @@ class Conditions:
         return len(self.forward)
 
     @property
-    def work_of_tail(self) -> float:
+    def step_work(self) -> float:
         """Seconds of the tail in which no stage waits for another."""
         return max(0.0, self.tail - sum(self.exchanges))
 

@@ -18,13 +18,13 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan.base import PLANNERS, planner, slow_links
-from megatron_adaptra.plan.effort import Effort
-from megatron_adaptra.plan.finish import lighter, whole_backwards
-from megatron_adaptra.plan.local import Local
+from megatron_adaptra.plan.baselines import one_by_one
+from megatron_adaptra.plan.compaction import lighter, whole_backwards
+from megatron_adaptra.plan.job_shop import ROOM, Order, Shop, exact_times
 from megatron_adaptra.plan.robust import candidates, steadiest
-from megatron_adaptra.plan.serial import one_by_one
-from megatron_adaptra.plan.shop import ROOM, Order, Shop, exact_times
-from megatron_adaptra.plan.tuning import Tuner, shorter
+from megatron_adaptra.plan.rule_search import Tuner, shorter
+from megatron_adaptra.plan.search_budget import Effort
+from megatron_adaptra.plan.tabu_search import Local
 from megatron_adaptra.sim.clock import simulate
 
 RIVALS = ("1f1b", "zb-h1", "zb-h2", "interleaved")

@@ -15,7 +15,7 @@ from itertools import accumulate
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.model.bounds import lower_bound
-from megatron_adaptra.plan.one_f_one_b import stock_warmup
+from megatron_adaptra.plan.baselines import stock_warmup
 from megatron_adaptra.sim.warmup import WarmupClock
 
 Depths = tuple[int, ...]

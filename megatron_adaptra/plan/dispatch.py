@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from megatron_adaptra.ir.timeline import INPUT_HALF, LIGHT
-from megatron_adaptra.plan.shop import (
+from megatron_adaptra.plan.job_shop import (
     BACKWARD,
     FORWARD,
     RECOMPUTE,

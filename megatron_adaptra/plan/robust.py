@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean, stdev
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.shop import Shop, exact_times
+from megatron_adaptra.plan.job_shop import Shop, exact_times
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws
 

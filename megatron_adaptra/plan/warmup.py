@@ -13,9 +13,9 @@ from __future__ import annotations
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.base import planner, slow_links, warmup_line
+from megatron_adaptra.plan.baselines import stock_warmup
 from megatron_adaptra.plan.depths import Depths, Search
 from megatron_adaptra.plan.interleaved import deeper_interleaved
-from megatron_adaptra.plan.one_f_one_b import stock_warmup
 
 
 @planner("warmup")

@@ -21,14 +21,13 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.log import log_line
 from megatron_adaptra.plan import Plan, make_plan
-from megatron_adaptra.plan.one_f_one_b import first_schedule
+from megatron_adaptra.plan.baselines import first_schedule
 from megatron_adaptra.runtime.agreement import Ballot, Proposal, pack, unpack
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.decisions import Decision, DecisionLog
-from megatron_adaptra.runtime.rule import ReplanRule
-from megatron_adaptra.runtime.watchdog import say
-from megatron_adaptra.runtime.words import sentence, warmups, why_swap
+from megatron_adaptra.runtime.decisions import Decision, DecisionLog, sentence, warmups, why_swap
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import WINDOW, Estimator
 from megatron_adaptra.telemetry.probe import IterationRecord
@@ -59,7 +58,7 @@ class Controller:
         schedule: Schedule,
         channels: Mapping[int, Channel],
         estimator: Estimator | None,
-        rule: ReplanRule,
+        rule: ReplanPolicy,
         log: DecisionLog,
         timeout: float = 60.0,
         *,
@@ -202,7 +201,7 @@ class Controller:
             except PeerLost:
                 return  # the training thread meets the same loss, and names it
             except Exception as error:
-                say(f"no replan at iteration {item['iteration']}, the plan stays: {error!r}")
+                log_line(f"no replan at iteration {item['iteration']}, the plan stays: {error!r}")
 
     def _take_report(self, report: dict[str, Any]) -> None:
         with self._lock:
@@ -395,7 +394,7 @@ class Controller:
                 self._since, self._changed = proposal.swap, {}
                 self._settle_in = SETTLE
                 if self._announce:
-                    say(sentence(self._proposed))
+                    log_line(sentence(self._proposed))
             else:  # the reason still stands: try again, with more time for the answers
                 self._changed = {**self._changed, **self._reason}
                 self._settle_in = min(2 * self._settle_in, LONGEST_SETTLE)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.plan.base import Plan
 
 
 @dataclass
@@ -64,3 +66,33 @@ class DecisionLog:
         lines = [json.dumps(d.to_json()) + "\n" for d in self.decisions]
         partial.write_text("".join(lines))
         os.replace(partial, self.path)
+
+
+def sentence(decision: Decision) -> str:
+    """A decision in force, for the log of the training."""
+    return (  # Megatron's log counts from one
+        f"from iteration {decision.iteration + 1} on, {decision.why}; an iteration is expected to "
+        f"take {decision.predicted_ms:.4g} ms, without {decision.predicted_without_ms:.4g}"
+    )
+
+
+def why_swap(
+    before: Mapping[tuple[int, int], float],
+    now: Mapping[tuple[int, int], float],
+    current: Plan,
+    plan: Plan,
+    back: bool,
+) -> str:
+    """The decision in one sentence, for people."""
+    links = ", ".join(
+        f"{a}->{b} takes {1e3 * now[a, b]:.3g} ms, "
+        + (f"before {1e3 * old:.3g} ms" if old else "from the start")
+        for (a, b), old in before.items()
+    )
+    what = "back to 1F1B" if back else "a deeper warmup hides it"
+    return f"link {links}: {what} ({warmups(current, plan)})"
+
+
+def warmups(current: Plan, plan: Plan) -> str:
+    old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))
+    return f"warmup {old} -> {new}"

@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.log import log_line
 
 _PR_SET_PDEATHSIG = 1
 
 
-class Notebook:
-    """Where ranks leave word of a failure. This one is private to a process; see StoreNotebook."""
+class FailureLog:
+    """Where ranks note a failure. This one is private to a process; see SharedFailureLog."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -40,9 +41,11 @@ class Notebook:
 class Watchdog:
     """Knows what the main thread waits for. `ranks[i]` is the global rank of stage i."""
 
-    def __init__(self, stage: int, ranks: Sequence[int], notebook: Notebook | None = None) -> None:
+    def __init__(
+        self, stage: int, ranks: Sequence[int], failure_log: FailureLog | None = None
+    ) -> None:
         self.stage, self.ranks = stage, tuple(ranks)
-        self.notebook = notebook or Notebook()
+        self.failure_log = failure_log or FailureLog()
         self.phase = "start-up"  # what the rank does when it waits for no message
         self._wait: tuple[Op, int, float] | None = None
 
@@ -65,12 +68,12 @@ class Watchdog:
     def describe(self, reason: str = "") -> str:
         """What this rank was doing and what befell it, for its last words; tells the others."""
         own = f"{self.name(self.stage)} {self._doing()}{reason}"
-        first = self.notebook.read()
+        first = self.failure_log.read()
         if first:  # whoever noticed first saw the culprit, the rest may see each other go
             return f"{own}; first noticed: {first}"
-        gone = self.notebook.gone()
+        gone = self.failure_log.gone()
         died = f"; died: {', '.join(f'rank {rank}' for rank in gone)}" if gone else ""
-        self.notebook.write(own + died)
+        self.failure_log.write(own + died)
         return own + died
 
     def _doing(self) -> str:
@@ -99,7 +102,7 @@ class Watchdog:
         def run() -> None:
             while caught := os.read(read, 64):
                 if signum in caught and signal.getsignal(signum) is handler:
-                    say(f"ended by signal {signum}: {self.describe()}")
+                    log_line(f"ended by signal {signum}: {self.describe()}")
                     os._exit(128 + signum)
             os.close(read)
 
@@ -113,7 +116,7 @@ class Watchdog:
         threading.Thread(target=run, name="adaptra-watchdog", daemon=True).start()
         return undo
 
-    def last_words(self, error: BaseException) -> str:
+    def failure_message(self, error: BaseException) -> str:
         """What to say when `error` ends training because a peer is gone; else an empty string."""
         if isinstance(error, PeerLost):
             return str(error)
@@ -121,11 +124,6 @@ class Watchdog:
         if isinstance(error, RuntimeError) and ("peer" in text or "timed out" in text):
             return self.describe()
         return ""
-
-
-def say(text: str) -> None:
-    """One line on standard error, whole even when many ranks write at once."""
-    os.write(2, f"adaptra: {text}\n".encode())
 
 
 def die_with_parent() -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.telemetry.detect import DelayChart
-from megatron_adaptra.telemetry.tails import TailModel
+from megatron_adaptra.telemetry.step_sync import StepSyncModel
 
 Link = tuple[int, int]
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
@@ -78,7 +78,7 @@ class Estimator:
         self.charts = {link: DelayChart(floor) for a, b in pairs for link in ((a, b), (b, a))}
         self._ops: list[deque[OpSeconds]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._shares: list[deque[Shares]] = [deque(maxlen=WINDOW) for _ in range(stages)]
-        self._tails = TailModel()
+        self._tails = StepSyncModel()
         self._ratios: deque[float] = deque(maxlen=WINDOW)
 
     def update(self, reports: Sequence[Mapping[str, Any]]) -> list[Link]:
@@ -92,7 +92,7 @@ class Estimator:
             self._shares[stage].append(shares)
             self._ops[stage].append(_op_seconds(seconds, scale * self.chunks, shares))
         # Where processes wait for a core, many a message does; a slow link delays all of them.
-        delays = _by_link(reports, "delay" if self.cores is None else "swift")
+        delays = _by_link(reports, "delay" if self.cores is None else "delay_p25")
         transits = _by_link(reports, "transit")
         ahead = _by_link(reports, "ahead")
         stage_seconds = self.stage_seconds()

@@ -36,7 +36,7 @@ class Memory(NamedTuple):
     free: int | None = None
 
 
-class Crossing(NamedTuple):
+class CollectiveSpan(NamedTuple):
     """An operation of the tail that stages do together; seconds on the monotonic clock.
 
     `name`: the same one in every iteration.
@@ -64,7 +64,7 @@ class IterationRecord:
     ops: list[OpTime] = field(default_factory=list)
     messages: list[tuple[int, Op, Stamps]] = field(default_factory=list)  # source, op, stamps
     memory: Memory | None = None
-    crossings: Sequence[Crossing] = ()
+    collectives: Sequence[CollectiveSpan] = ()
 
     def report(self) -> dict[str, Any]:
         """The small message to the leader: seconds, per source stage where there is one.
@@ -80,7 +80,7 @@ class IterationRecord:
             "cpu": self._seconds("cpu"),
             "overhead": self.cpu / compute if compute > 0 else 1.0,
             "delay": {source: self.delay(source) for source in sources},
-            "swift": {source: self.swift(source) for source in sources},
+            "delay_p25": {source: self.delay_p25(source) for source in sources},
             "transit": {source: self.transit(source) for source in sources},
             "ahead": {source: self.ahead(source) for source in sources},
             "waited": sum(stamps.exposed for _, _, stamps in self.messages),
@@ -111,7 +111,7 @@ class IterationRecord:
         """
         return median(stamps.delay for stamps in self._awaited(source))
 
-    def swift(self, source: int) -> float:
+    def delay_p25(self, source: int) -> float:
         """The same where processes wait for a core, which a message then seems to do as well.
 
         The lower quartile: a slow link delays all messages. Also of those alone that compute was
@@ -147,8 +147,8 @@ class IterationRecord:
     def tail(self) -> dict[str, Any]:
         """Seconds of the tail, and each crossing in it: name, seconds taken, backend's, direct, and
         the stages that take part."""
-        crossings = [(c.name, c.end - c.start, *c[3:]) for c in self.crossings]
-        return {"seconds": self.end - self.last_op_end, "crossings": crossings}
+        collectives = [(c.name, c.end - c.start, *c[3:]) for c in self.collectives]
+        return {"seconds": self.end - self.last_op_end, "collectives": collectives}
 
     @property
     def last_op_end(self) -> float:
@@ -180,9 +180,9 @@ class Probe:
     def pipeline_ends(self) -> None:
         self.record.cpu = time.process_time() - self._process
 
-    def iteration_ends(self, crossings: Sequence[Crossing] = ()) -> None:
+    def iteration_ends(self, collectives: Sequence[CollectiveSpan] = ()) -> None:
         self.record.end = time.monotonic()
-        self.record.crossings = [c for c in crossings if c.start >= self.record.last_op_end]
+        self.record.collectives = [c for c in collectives if c.start >= self.record.last_op_end]
 
 
 def merge(records: Sequence[IterationRecord], name: str) -> Timeline:
@@ -192,7 +192,7 @@ def merge(records: Sequence[IterationRecord], name: str) -> Timeline:
     finish = max(r.last_op_end for r in records)
     for r in records:
         spans += [Span(r.stage, o.op, o.start - zero, o.end - zero) for o in r.ops]
-        spans += [Span(r.stage, op, a - zero, b - zero) for op, a, b in _tail_of(r, finish)]
+        spans += [Span(r.stage, op, a - zero, b - zero) for op, a, b in _step_of(r, finish)]
         messages += [
             # The first receives are posted in the iteration before.
             Message(
@@ -203,15 +203,15 @@ def merge(records: Sequence[IterationRecord], name: str) -> Timeline:
     return Timeline(tuple(spans), tuple(messages), name)
 
 
-def _tail_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, float]]:
+def _step_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, float]]:
     """A stage's tail as ops: exchanges, numbered, and what is between them."""
     parts: list[tuple[Op, float, float]] = []
     now = begin
-    for i, crossing in enumerate(record.crossings):
+    for i, crossing in enumerate(record.collectives):
         start = max(now, crossing.start)
         parts += [(Op(Kind.TAIL, i), now, start), (Op(Kind.EXCHANGE, i), start, crossing.end)]
         now = max(now, crossing.end)
-    parts.append((Op(Kind.TAIL, len(record.crossings)), now, record.end))
+    parts.append((Op(Kind.TAIL, len(record.collectives)), now, record.end))
     return [(op, a, b) for op, a, b in parts if b > a]
 
 

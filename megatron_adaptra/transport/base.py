@@ -53,7 +53,7 @@ class Work(Protocol):
     def done(self) -> bool: ...
 
     def wait(self, timeout: float) -> Stamps:
-        """Block for at most `timeout` seconds; raises PeerLost that names peer and tag."""
+        """PlanGroup for at most `timeout` seconds; raises PeerLost that names peer and tag."""
         ...
 
     def abort(self) -> None:

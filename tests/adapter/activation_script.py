@@ -1,6 +1,6 @@
 """Two lines in a user's own script; then off again, and the functions are Megatron's own."""
 
-from megatron_adaptra.adapter import cpu
+from megatron_adaptra.adapter.baseline import cpu
 
 cpu.install()
 
@@ -10,7 +10,7 @@ from megatron.core import pipeline_parallel  # noqa: E402
 from megatron.core.pipeline_parallel import schedules  # noqa: E402
 
 import megatron_adaptra  # noqa: E402
-from megatron_adaptra.adapter import gpt  # noqa: E402
+from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 
 dist.init_process_group("gloo")
 gpt.initialize(gpt.GPTShape(stages=2), timeout=60)

@@ -30,7 +30,7 @@ class Case:
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Case:
-        from megatron_adaptra.adapter.gpt import GPTShape
+        from megatron_adaptra.adapter.baseline.gpt import GPTShape
 
         return cls(**{**data, "shape": GPTShape(**data["shape"])})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 if not torch.cuda.is_available():
-    from megatron_adaptra.adapter import cpu
+    from megatron_adaptra.adapter.baseline import cpu
 
     cpu.install()
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron.core import rerun_state_machine as reruns
 
-from megatron_adaptra.adapter.recompute import Replay
+from megatron_adaptra.adapter.pipeline.recompute import Replay
 
 
 class Model(torch.nn.Module):

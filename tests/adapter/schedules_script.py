@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 if not torch.cuda.is_available():
-    from megatron_adaptra.adapter import cpu
+    from megatron_adaptra.adapter.baseline import cpu
 
     cpu.install()
 
@@ -28,8 +28,8 @@ from cases import Case  # noqa: E402
 from megatron.core import parallel_state as mpu  # noqa: E402
 from megatron.core.transformer.moe import moe_utils  # noqa: E402
 
-from megatron_adaptra.adapter import gpt  # noqa: E402
-from megatron_adaptra.adapter.activate import activate  # noqa: E402
+from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
+from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.ir.timeline import peak_in_flight  # noqa: E402
 
@@ -64,7 +64,11 @@ def statistics() -> dict[str, list[str]]:
 
 def ours(case: Case, dataset: Any) -> dict[str, Any]:
     config = AdaptraConfig(
-        engine=case.engine, policy=case.policy, recompute=case.recompute, tail="off", timeout=60.0
+        engine=case.engine,
+        policy=case.policy,
+        recompute=case.recompute,
+        small_collectives="off",
+        timeout=60.0,
     )
     activation = activate(config)
     session = activation.session

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from megatron_adaptra.adapter import cpu
+from megatron_adaptra.adapter.baseline import cpu
 
 cpu.install()
 
@@ -17,7 +17,7 @@ from megatron.core.model_parallel_config import ModelParallelConfig  # noqa: E40
 from megatron.core.tensor_parallel import layers  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 
-from megatron_adaptra.adapter.split import SplitBackward  # noqa: E402
+from megatron_adaptra.adapter.pipeline.split import SplitBackward  # noqa: E402
 
 
 class TwoLayers(torch.nn.Module):
@@ -55,12 +55,12 @@ def main() -> None:
             model.zero_grad()
             asides = []
             for x, gradient, want in zip(inputs, gradients, whole, strict=True):
-                got, aside = split.input_half(x, model(x), gradient, ())
+                got, aside = split.backward_input(x, model(x), gradient, ())
                 assert torch.equal(got, want), (sequence, bias)
                 assert all(p.grad is None for p in model.parameters())
                 asides.append(aside)
             for aside in asides:
-                split.weight_half(aside, together=True)
+                split.backward_weight(aside, together=True)
             for p, want in zip(model.parameters(), expected, strict=True):
                 assert torch.equal(p.grad, want), (sequence, bias)
     print("good", flush=True)

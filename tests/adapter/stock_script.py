@@ -4,14 +4,14 @@ import json
 import sys
 from pathlib import Path
 
-from megatron_adaptra.adapter import cpu
+from megatron_adaptra.adapter.baseline import cpu
 
 cpu.install()
 
 import torch.distributed as dist  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 
-from megatron_adaptra.adapter import gpt  # noqa: E402
+from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 
 data, out = Path(sys.argv[1]), Path(sys.argv[2])
 dist.init_process_group("gloo")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from living import living
+from processes import living
 from running import ENVIRONMENT, demo
 
 from megatron_adaptra.runtime.watchdog import die_with_parent

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from running import ENVIRONMENT
 
-from megatron_adaptra.adapter import flags
+from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import AdaptraError, BadInput
 

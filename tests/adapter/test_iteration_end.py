@@ -1,7 +1,8 @@
 """Iterations whose end waits for nobody, in Megatron's own training program: equal to stock.
 
 Answers that can wait, gradients of a tied embedding, verdicts that are taken for granted once they
-have been seen to agree. `--adaptra-tail on`, for on one machine there may be nothing to gain.
+have been seen to agree. `--adaptra-small-collectives on`, for on one machine there
+may be nothing to gain.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from living import living
 from packaging.version import Version
+from processes import living
 from running import ENVIRONMENT
 
-from megatron_adaptra.adapter.flags import with_ours
-from megatron_adaptra.adapter.profiles import installed_version
+from megatron_adaptra.adapter.compat.profiles import installed_version
+from megatron_adaptra.adapter.entry.flags import with_ours
 from megatron_adaptra.runtime.watchdog import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]

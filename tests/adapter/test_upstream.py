@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from living import living
+from processes import living
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(Path(__file__).parent / "upstream")]

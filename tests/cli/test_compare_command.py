@@ -8,7 +8,7 @@ import pytest
 from commands import SMALL, process, strict
 from pages import page, png_size, titles, words
 
-from megatron_adaptra.cli.tradeoff import absorbs, default_budgets, slower
+from megatron_adaptra.cli.tradeoff import default_budgets, delay_tolerance, slower
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
 from megatron_adaptra.plan import make_plan
 
@@ -104,7 +104,7 @@ def warmup(job, policy):
 @pytest.mark.parametrize("budget", [3.0, 6.0])
 def test_what_a_budget_absorbs_is_the_edge(budget):
     job = replace(JOB, activation_budget=(budget,) * 3)
-    times = absorbs(job, warmup, 0.05)
+    times = delay_tolerance(job, warmup, 0.05)
     most = 1.05 * warmup(job.healthy(), "").predicted
     assert times > 0
     assert warmup(slower(job, times), "").predicted <= most + 1e-9
@@ -113,9 +113,9 @@ def test_what_a_budget_absorbs_is_the_edge(budget):
 
 def test_all_delay_absorbed_ends_somewhere_and_none_is_zero():
     tiny = replace(JOB, links={(0, 1): LinkState(1e-9)})
-    assert absorbs(tiny, warmup, 0.05) == 64
+    assert delay_tolerance(tiny, warmup, 0.05) == 64
     huge = replace(JOB, links={(0, 1): LinkState(1e3)})
-    assert absorbs(huge, warmup, 0.0) < 0.01
+    assert delay_tolerance(huge, warmup, 0.0) < 0.01
 
 
 def test_slower_leaves_all_but_delay_alone():
@@ -131,8 +131,8 @@ def test_out_holds_data_page_and_picture(here, tmp_path):
     for name in ("compare.json", "compare.html", "compare.png"):
         assert str(tmp_path / "new" / name) in out
     data = strict((tmp_path / "new" / "compare.json").read_text())
-    assert set(data["absorbed_times_delay"]) == {"adaptive", "adaptive + recompute"}
-    assert all(times >= 0 for line in data["absorbed_times_delay"].values() for times in line)
+    assert set(data["delay_tolerance"]) == {"adaptive", "adaptive + recompute"}
+    assert all(times >= 0 for line in data["delay_tolerance"].values() for times in line)
     root = page(tmp_path / "new" / "compare.html")
     said = words(root)
     for text in (
@@ -152,7 +152,7 @@ def test_out_holds_data_page_and_picture(here, tmp_path):
 def test_a_healthy_job_has_no_delay_to_absorb(here, tmp_path):
     pytest.importorskip("matplotlib")
     words_ = (*SMALL, "--link-delay-ms", 0, "--budgets", "3,6", "--out", tmp_path)
-    assert here.json("compare", *words_)["absorbed_times_delay"] == {}
+    assert here.json("compare", *words_)["delay_tolerance"] == {}
     assert "How much delay" not in words(page(tmp_path / "compare.html"))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 if not torch.cuda.is_available():
-    from megatron_adaptra.adapter import cpu
+    from megatron_adaptra.adapter.baseline import cpu
 
     cpu.install()  # before anything imports megatron
 

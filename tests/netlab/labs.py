@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from living import living
+from processes import living
 
 COMMAND = [sys.executable, "-m", "megatron_adaptra", "netlab"]
 

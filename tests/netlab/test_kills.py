@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from labs import COMMAND, Remains, lab, running, wait_for
-from living import living
+from processes import living
 
 from megatron_adaptra.netlab import lab as laboratory
 from megatron_adaptra.netlab.lab import Lab

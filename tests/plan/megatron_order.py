@@ -8,7 +8,7 @@ input: a list of [stages, microbatches, chunks]. Output: per entry and stage the
 import json
 import sys
 
-from megatron_adaptra.adapter import cpu
+from megatron_adaptra.adapter.baseline import cpu
 
 cpu.install()
 

@@ -10,6 +10,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from bubbles import (
+    gpipe_seconds,
+    interleaved_seconds,
+    zb_h1_seconds,
+    zb_h2_seconds,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,12 +24,6 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.model.bounds import one_f_one_b_seconds
-from megatron_adaptra.model.bubbles import (
-    gpipe_seconds,
-    interleaved_seconds,
-    zb_h1_seconds,
-    zb_h2_seconds,
-)
 from megatron_adaptra.plan import Plan, make_plan
 
 HERE = Path(__file__).parent

@@ -19,13 +19,13 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.plan import make_plan
+from megatron_adaptra.plan.baselines import one_by_one
+from megatron_adaptra.plan.compaction import lighter, whole_backwards
 from megatron_adaptra.plan.dispatch import SAME, Rule, dispatch
-from megatron_adaptra.plan.effort import Effort
-from megatron_adaptra.plan.finish import lighter, whole_backwards
-from megatron_adaptra.plan.local import Local
-from megatron_adaptra.plan.serial import one_by_one
-from megatron_adaptra.plan.shop import Order, Shop
-from megatron_adaptra.plan.tuning import Tuned, Tuner
+from megatron_adaptra.plan.job_shop import Order, Shop
+from megatron_adaptra.plan.rule_search import Tuned, Tuner
+from megatron_adaptra.plan.search_budget import Effort
+from megatron_adaptra.plan.tabu_search import Local
 from megatron_adaptra.sim.clock import simulate
 
 shares = st.sampled_from([0.0, 0.3, 0.7, 1.0])

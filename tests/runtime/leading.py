@@ -14,11 +14,11 @@ from runtime.pipeline import PATIENCE, on_threads, schedule
 from telemetry.records import record
 
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.one_f_one_b import stock_warmup
+from megatron_adaptra.plan.baselines import stock_warmup
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.runtime.decisions import DecisionLog
-from megatron_adaptra.runtime.rule import ReplanRule
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import Memory
 from megatron_adaptra.transport.loopback import LoopbackNetwork
@@ -86,7 +86,7 @@ def drive(
     watcher: int | None = None,
     at: Callable[[int, int], None] = lambda stage, iteration: None,
     channels: Mapping[int, type[Channel]] | None = None,
-    rule: ReplanRule = ReplanRule(),  # noqa: B008  # frozen
+    rule: ReplanPolicy = ReplanPolicy(),  # noqa: B008  # frozen
     memory: Memory | None = None,
     **estimate: Any,
 ) -> Run:

@@ -19,7 +19,7 @@ from megatron_adaptra.runtime.agreement import pack
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.runtime.decisions import DecisionLog
-from megatron_adaptra.runtime.rule import ReplanRule
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.probe import Memory
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 
@@ -133,7 +133,7 @@ def test_healthy_links_change_nothing(tmp_path):
 
 def test_a_fixed_schedule_stays(tmp_path):
     path = tmp_path / "decisions.jsonl"
-    run = drive(path, lambda _: SLOW, 20, rule=ReplanRule(fixed=True), paced=True)
+    run = drive(path, lambda _: SLOW, 20, rule=ReplanPolicy(fixed=True), paced=True)
     assert warmups(run.ran[0]) == [STOCK]
     assert run.leader.log.decisions == []
     assert run.leader.delays[-1]["1>2"] == pytest.approx(0.04, rel=0.1)
@@ -155,7 +155,7 @@ def test_a_slow_link_is_planned_for_within_a_budget_in_bytes(tmp_path):
     measured = Memory(peak=3.0, peak_bytes=300, per_microbatch=100, free=200)
     run = drive(
         path, lambda i: SLOW if i >= 8 else {}, 24, paced=True, memory=measured,
-        budget=Budget(free=True), rule=ReplanRule(policy="adaptive"), split=True, recompute=True,
+        budget=Budget(free=True), rule=ReplanPolicy(policy="adaptive"), split=True, recompute=True,
     )  # fmt: skip
     before, during = (run.ran[0][i] for i in (7, -1))
     assert before.warmup == STOCK
@@ -260,7 +260,7 @@ def follows_a_leader_that_dies(seat):
         threading.Event().wait(PATIENCE)  # killed here, and not with a lock that others need
     start = schedule((2, 1), 4)
     channels = {0: Channel(seat.transport, 0)}
-    follower = Controller(1, start, channels, None, ReplanRule(), DecisionLog(None), PATIENCE)
+    follower = Controller(1, start, channels, None, ReplanPolicy(), DecisionLog(None), PATIENCE)
     assert follower.begin(0) == start
     seat.meet()
     assert follower.begin(1) == start

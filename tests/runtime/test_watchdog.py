@@ -15,24 +15,24 @@ from transport.ranks import PATIENCE, Processes, until
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Op
-from megatron_adaptra.runtime.store import StoreNotebook
-from megatron_adaptra.runtime.watchdog import Notebook, Watchdog
+from megatron_adaptra.runtime.failure_log import SharedFailureLog
+from megatron_adaptra.runtime.watchdog import FailureLog, Watchdog
 
 
-class Gone(Notebook):
+class Gone(FailureLog):
     def gone(self):
         return [6]
 
 
 def test_loss_names_stage_rank_op_and_peer():
-    notebook = Notebook()
-    watchdog = Watchdog(1, [4, 5, 6], notebook)
+    failure_log = FailureLog()
+    watchdog = Watchdog(1, [4, 5, 6], failure_log)
     watchdog.begins(Op.parse("B3"), 2)
     error = PeerLost("stage 2 (rank 6): its connection closed")
     words = str(watchdog.lost(Op.parse("B3"), 2, error))
     pattern = r"stage 1 \(rank 5\) waited \d+\.\d s for B3 from stage 2 \(rank 6\): its connection"
     assert re.match(pattern + " closed$", words)
-    assert notebook.read() == words
+    assert failure_log.read() == words
 
 
 def test_send_goes_to_its_peer():
@@ -50,8 +50,8 @@ def test_wait_that_went_well_is_forgotten():
 
 
 def test_first_to_notice_is_repeated_by_the_others():
-    notebook = Gone()
-    first, second = Watchdog(1, [4, 5, 6], notebook), Watchdog(0, [4, 5, 6], notebook)
+    failure_log = Gone()
+    first, second = Watchdog(1, [4, 5, 6], failure_log), Watchdog(0, [4, 5, 6], failure_log)
     first.phase = second.phase = "iteration 7"
     words = first.describe()
     assert words == "stage 1 (rank 5) was in iteration 7; died: rank 6"
@@ -130,7 +130,7 @@ def blocked_in_gloo(seat, path):
         watchdog.end_on_signal()
         watchdog.begins(Op.parse("B0"), 1)
         work = dist.irecv(torch.zeros(4), 1)
-        seat.say(os.getpid())
+        seat.log_line(os.getpid())
         work.wait()
     seat.meet()
 
@@ -172,16 +172,16 @@ def test_child_dies_with_its_parent():
 
 
 def notes(seat):
-    notebook = StoreNotebook("here" if seat.rank < 2 else "elsewhere")
+    failure_log = SharedFailureLog("here" if seat.rank < 2 else "elsewhere")
     seat.meet()
-    notebook.meet()
-    before = notebook.read(), notebook.gone()
+    failure_log.meet()
+    before = failure_log.read(), failure_log.gone()
     seat.meet()
-    notebook.write(f"rank {seat.rank} was first")
+    failure_log.write(f"rank {seat.rank} was first")
     seat.meet()
-    words = notebook.read()
-    notebook.write("too late")
-    return before, words, notebook.read()
+    words = failure_log.read()
+    failure_log.write("too late")
+    return before, words, failure_log.read()
 
 
 def test_first_word_stays_for_all():
@@ -195,15 +195,15 @@ def test_first_word_stays_for_all():
 
 def sees_the_dead(seat):
     """Ranks 0 and 1 are on one machine, 2 is on another."""
-    notebook = StoreNotebook("here" if seat.rank < 2 else "elsewhere")
+    failure_log = SharedFailureLog("here" if seat.rank < 2 else "elsewhere")
     seat.meet()
-    notebook.meet()
-    seat.say("ready")
+    failure_log.meet()
+    seat.log_line("ready")
     if seat.rank:
         time.sleep(PATIENCE)
-    until(lambda: notebook.gone() != [], "somebody is missed")
-    watchdog = Watchdog(0, [0, 1, 2], notebook)
-    return notebook.gone(), watchdog.describe()
+    until(lambda: failure_log.gone() != [], "somebody is missed")
+    watchdog = Watchdog(0, [0, 1, 2], failure_log)
+    return failure_log.gone(), watchdog.describe()
 
 
 def test_killed_process_is_named():
@@ -218,13 +218,13 @@ def test_killed_process_is_named():
 
 
 def outlives_the_store(seat):
-    notebook = StoreNotebook("here")
+    failure_log = SharedFailureLog("here")
     seat.meet()
-    notebook.meet()
-    seat.say("ready")
+    failure_log.meet()
+    seat.log_line("ready")
     until(lambda: not _reaches_store(), "the store is gone")
-    notebook.write("something")
-    return notebook.read(), notebook.gone()
+    failure_log.write("something")
+    return failure_log.read(), failure_log.gone()
 
 
 def _reaches_store() -> bool:

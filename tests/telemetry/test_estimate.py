@@ -25,7 +25,7 @@ def reports(iteration, delays, **more):
         sources = {s: delays.get((s, stage), 0.0) for s in (stage - 1, stage + 1) if 0 <= s < 3}
         one = {
             **record(stage, iteration, sources, **more).report(),
-            "tail": {"seconds": 0.005, "crossings": []},
+            "tail": {"seconds": 0.005, "collectives": []},
         }
         out.append(json.loads(json.dumps(one)) if stage else one)
     return out

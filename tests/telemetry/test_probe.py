@@ -9,7 +9,7 @@ from telemetry.records import record
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.telemetry.probe import Crossing, IterationRecord, OpTime, Probe, merge
+from megatron_adaptra.telemetry.probe import CollectiveSpan, IterationRecord, OpTime, Probe, merge
 from megatron_adaptra.transport.base import Stamps
 
 MS = 1e-3
@@ -34,7 +34,7 @@ def test_delay_is_a_median():
     for i, delay in enumerate([1.0, 1.1, 90.0]):
         r.messages.append((0, Op(F, i), Stamps(10.0, 9.0, 10.0 + delay)))
     assert r.delay(0) == pytest.approx(1.1)
-    assert r.report()["swift"] == {0: pytest.approx(1.0)}
+    assert r.report()["delay_p25"] == {0: pytest.approx(1.0)}
 
 
 def test_what_was_sent_before_its_receive_was_posted_says_nothing_of_the_link():
@@ -154,12 +154,12 @@ def test_a_tail_is_drawn_with_its_exchanges():
     r = record(0, 0, {}, count=1, begin=0.0, tail=0.0)
     end = r.last_op_end
     r.end = end + 10 * MS
-    r.crossings = [
-        Crossing("all_reduce", end + 1 * MS, end + 4 * MS, 9 * MS, 3 * MS),
-        Crossing("all_reduce", end + 4 * MS, end + 6 * MS, 9 * MS, 2 * MS),
+    r.collectives = [
+        CollectiveSpan("all_reduce", end + 1 * MS, end + 4 * MS, 9 * MS, 3 * MS),
+        CollectiveSpan("all_reduce", end + 4 * MS, end + 6 * MS, 9 * MS, 2 * MS),
     ]
     assert r.tail["seconds"] == pytest.approx(10 * MS)
-    assert [taken for _, taken, *_ in r.tail["crossings"]] == pytest.approx([3 * MS, 2 * MS])
+    assert [taken for _, taken, *_ in r.tail["collectives"]] == pytest.approx([3 * MS, 2 * MS])
     line = [s for s in merge([r], "measured").spans if s.start >= end - 1e-9]
     assert [str(s.op) for s in line] == ["T0", "X0", "X1", "T2"]
     assert [s.end - s.start for s in line] == pytest.approx([1 * MS, 3 * MS, 2 * MS, 4 * MS])

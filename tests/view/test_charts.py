@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from megatron_adaptra.view.dots import DotChart, Dots, dot_chart_svg, dots_legend
-from megatron_adaptra.view.page import header, page, section, table, tiles
-from megatron_adaptra.view.sheet import sheet_png
-from megatron_adaptra.view.xy import Curve, XYChart, chart_legend, xy_chart_svg
+from megatron_adaptra.view.html.page import header, page, section, table, tiles
+from megatron_adaptra.view.png.sheet import sheet_png
+from megatron_adaptra.view.svg.dots import DotChart, Dots, dot_chart_svg, dots_legend
+from megatron_adaptra.view.svg.xy import Curve, XYChart, chart_legend, xy_chart_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert('&')</script>"

@@ -9,8 +9,8 @@ from view_sample import measured, plan
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.view.chart import Mark, Series, line_chart_svg
-from megatron_adaptra.view.svg import timeline_svg
+from megatron_adaptra.view.svg.chart import Mark, Series, line_chart_svg
+from megatron_adaptra.view.svg.gantt import timeline_svg
 from megatron_adaptra.view.theme import MESSAGE, OP_FILL, SLOW_PHASE, op_fill
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -20,9 +20,9 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import schedules
 
-from megatron_adaptra.adapter.activate import BINDINGS, Activation, activate
-from megatron_adaptra.adapter.calls import models_of
-from megatron_adaptra.adapter.session import Session
+from megatron_adaptra.adapter.compat.schedule_args import models_of
+from megatron_adaptra.adapter.entry.activate import BINDINGS, Activation, activate
+from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.config import AdaptraConfig
 
 Function = Callable[..., Any]

@@ -17,7 +17,7 @@ from typing import Any
 
 from outcomes import Outcomes, read
 
-from megatron_adaptra.adapter.profiles import NEWEST
+from megatron_adaptra.adapter.compat.profiles import NEWEST
 from megatron_adaptra.runtime.watchdog import die_with_parent
 
 HERE = Path(__file__).resolve().parent

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from packaging.version import Version
 from torch.distributed import distributed_c10d as c10d
 
-from megatron_adaptra.adapter import cpu
+from megatron_adaptra.adapter.baseline import cpu
 
 _TIMEOUT = timedelta(seconds=120)  # of one message: a rank that waits in vain fails its test
 

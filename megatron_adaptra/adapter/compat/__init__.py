@@ -1,0 +1,1 @@
+"""What differs between releases of Megatron, and every patch of it."""

@@ -1,0 +1,78 @@
+"""Which of Megatron's calls are ours, and what its model and its release allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.pipeline_parallel import schedules
+
+from megatron_adaptra.adapter.compat.profiles import NEWEST, installed_version, is_known
+from megatron_adaptra.adapter.compat.schedule_args import config_of, models_of
+from megatron_adaptra.adapter.pipeline.recompute import recompute_reason
+from megatron_adaptra.adapter.pipeline.split import split_reason
+from megatron_adaptra.config import SPLITTING, AdaptraConfig
+
+SPLIT, RECOMPUTE = "a backward in halves", "recompute"  # what a model may not allow
+
+
+def not_ours(function: Any, arguments: dict[str, Any], engine: str, stages: int) -> str:
+    """Why a call of `function`, a schedule of Megatron's, is left to it, or an empty string."""
+    if arguments.get("forward_only"):
+        return "evaluation"
+    config = config_of(arguments)
+    if function is schedules.forward_backward_pipelining_with_interleaving:
+        if engine != "stock" and (reason := _not_our_chunks(arguments, stages)):
+            return f"interleaved, {reason}"
+    elif function is not schedules.forward_backward_pipelining_without_interleaving:
+        return "one stage"
+    if getattr(config, "variable_seq_lengths", False):
+        return "variable sequence lengths"
+    if getattr(config, "mtp_standalone", False):
+        return "stand-alone multi-token prediction"
+    if arguments.get("p2p_communicator") is not None:
+        return "a communicator of the caller's own"
+    if arguments.get("adjust_tensor_shapes_fn") is not None:
+        return "adjusted tensor shapes"
+    return ""
+
+
+def _not_our_chunks(arguments: dict[str, Any], stages: int) -> str:
+    """Why an interleaved schedule is not of the kind that we run, or an empty string."""
+    config, count = config_of(arguments), arguments["num_microbatches"]
+    group = getattr(config, "microbatch_group_size_per_vp_stage", None) or stages
+    if group != stages or count % stages:
+        return f"with {count} microbatches in groups of {group}"
+    if getattr(config, "overlap_moe_expert_parallel_comm", False):
+        return "with overlapped expert parallel messages"
+    return ""
+
+
+def unsupported(arguments: dict[str, Any]) -> str:
+    """Why the executor cannot run this model on this release, or an empty string."""
+    if not is_known():
+        return f"megatron-core {installed_version()}, newer than {NEWEST}"
+    config = config_of(arguments)
+    reasons = {
+        "num_microbatches_with_partial_activation_checkpoints": "partial activation checkpoints",
+        "fine_grained_activation_offloading": "activation offloading",
+        "moe_paged_stash": "MoE paged stash",
+        "mtp_num_layers": "multi-token prediction",
+        "overlap_moe_expert_parallel_comm": "overlapped expert parallel messages",
+    }
+    for name, words in reasons.items():
+        if getattr(config, name, None):
+            return words
+    graphs = getattr(config, "cuda_graph_impl", None)
+    return "CUDA graphs" if graphs not in (None, "none") else ""
+
+
+def limits_of(arguments: dict[str, Any], config: AdaptraConfig) -> dict[str, str]:
+    """What of the things that the executor is asked for this rank's model does not allow."""
+    limits = {}
+    if config.policy in ("adaptive", *SPLITTING):
+        theirs = config_of(arguments)
+        reasons = (split_reason(model, theirs) for model in models_of(arguments))
+        limits[SPLIT] = next(filter(None, reasons), "")
+    if config.recompute:
+        limits[RECOMPUTE] = recompute_reason(config_of(arguments))
+    return limits

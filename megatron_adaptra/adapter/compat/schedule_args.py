@@ -1,0 +1,55 @@
+"""What Megatron hands to its schedule functions, and what they would use by themselves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from megatron.core import parallel_state as mpu
+from megatron.core.pipeline_parallel import schedules
+
+from megatron_adaptra.adapter.compat.profiles import call
+
+
+def models_of(arguments: dict[str, Any]) -> list[Any]:
+    """The model chunks of this stage."""
+    model = arguments["model"]
+    return list(model) if isinstance(model, list) else [model]
+
+
+def config_of(arguments: dict[str, Any]) -> Any:
+    return schedules.get_model_config(models_of(arguments)[0])
+
+
+def message_of(arguments: dict[str, Any]) -> Callable[[], torch.Tensor]:
+    """What makes empty tensors of a message's shape: (sequence, microbatch, hidden)."""
+    config = config_of(arguments)
+    length = arguments.get("decoder_seq_length") or arguments["seq_length"]
+    length //= mpu.get_context_parallel_world_size()
+    if config.sequence_parallel:
+        length //= mpu.get_tensor_model_parallel_world_size()
+    shape = (length, arguments["micro_batch_size"], config.hidden_size)
+    like = torch.empty(0, dtype=config.pipeline_dtype, device=torch.cuda.current_device())
+    return functools.partial(like.new_empty, shape)  # a tenth of an empty() with all arguments
+
+
+def default_groups() -> Any:
+    """The process groups that Megatron's schedule would use by itself."""
+    if hasattr(schedules, "_build_default_pg_collection"):
+        return schedules._build_default_pg_collection()
+    if hasattr(schedules, "ProcessGroupCollection"):
+        groups = schedules.ProcessGroupCollection()
+        groups.tp_dp_cp = mpu.get_tensor_and_data_parallel_group(with_context_parallel=True)
+    else:
+        groups = schedules.GradFinalizeProcessGroups()
+    groups.tp = mpu.get_tensor_model_parallel_group()
+    groups.cp = mpu.get_context_parallel_group()
+    groups.pp = mpu.get_pipeline_model_parallel_group()
+    groups.embd = mpu.get_embedding_group(check_initialized=False)
+    groups.pos_embd = mpu.get_position_embedding_group(check_initialized=False)
+    groups.dp_cp = call(
+        mpu.get_data_parallel_group, with_context_parallel=True, partial_data_parallel=False
+    )
+    return groups

@@ -1,0 +1,64 @@
+"""The plan in Megatron's checkpoints: a small file of the leader's beside the model's.
+
+A restarted job goes on with the plan that was in force, and knows which delays it was made for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from megatron.core import parallel_state as mpu
+
+from megatron_adaptra.adapter.pipeline.session import Session
+from megatron_adaptra.log import log_line
+
+FORMAT = 1
+
+
+def save(session: Session, iteration: int) -> None:
+    """After Megatron has saved `iteration`. A disk that fails here does not end the training."""
+    from megatron.training import get_args
+
+    state = session.state()
+    folder = get_args().save
+    if state is None or not folder:
+        return
+    try:
+        path = _path(folder, iteration)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"format": FORMAT, **state}, indent=1))
+        os.replace(partial, path)
+    except OSError as error:
+        log_line(f"the plan was not saved with the checkpoint of iteration {iteration}: {error}")
+
+
+def resume(session: Session) -> None:
+    """After Megatron has loaded a checkpoint, or found none."""
+    from megatron.training import get_args
+
+    args = get_args()
+    session.iteration = int(args.iteration)
+    if not args.load or not args.iteration:
+        return
+    path = _path(args.load, args.iteration)
+    try:
+        state: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return  # saved by stock Megatron
+    except (OSError, ValueError) as error:
+        log_line(f"{path} cannot be read, starting from 1F1B: {error}")
+        return
+    if state.get("format") == FORMAT:
+        session.resumed = state
+
+
+def _path(folder: str, iteration: int) -> Path:
+    """Every replica has a plan of its own."""
+    from megatron.training.checkpointing import get_checkpoint_name
+
+    base = get_checkpoint_name(folder, iteration, return_base_dir=True)
+    return Path(base) / f"adaptra-replica{mpu.get_data_parallel_rank()}.json"

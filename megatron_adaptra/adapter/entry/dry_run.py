@@ -1,0 +1,98 @@
+"""`--adaptra-dry-run`: what the plugin would do in this job, said without starting it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from megatron_adaptra.adapter.compat.profiles import NEWEST, installed_version, is_known, profile
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.errors import BadInput, UnsupportedMegatron
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.plan import evaluate
+from megatron_adaptra.plan.initial import starting_schedule
+from megatron_adaptra.runtime.collectives.small_collectives import FUNCTIONS
+from megatron_adaptra.view.ascii import ascii_schedule
+
+WIDEST = 200  # columns of a drawing that people still read
+
+
+def show(args: Any, config: AdaptraConfig) -> None:
+    """Print it, from rank 0. `args` are Megatron's, validated."""
+    if os.environ.get("RANK", "0") == "0":
+        print("\n".join(_lines(args, config)), flush=True)
+
+
+def _lines(args: Any, config: AdaptraConfig) -> list[str]:
+    # Imported here: activate() pulls in Megatron's schedules, plugin.py all else.
+    from megatron.core.pipeline_parallel import schedules
+    from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+
+    from megatron_adaptra.adapter.compat.profiles import verify
+    from megatron_adaptra.adapter.entry.activate import BINDINGS
+    from megatron_adaptra.adapter.entry.plugin import WRAPPED
+
+    row = profile()
+    line = "a known line" if is_known() else f"newer than {NEWEST}, the newest known"
+    out = [
+        "adaptra: dry run, nothing is trained",
+        f"  megatron-core    {installed_version()}, {line}",
+    ]
+    try:
+        verify(schedules, P2PCommunicator, row)
+        out.append("  seams            match")
+    except UnsupportedMegatron as error:
+        end = "the job would end here" if config.strict else "the job would train as stock Megatron"
+        return [*out, f"  seams            do not match: {error}", f"  so               {end}"]
+    out.append(f"  engine           {_engine(args, config)}")
+    out += [f"  would replace    {name}.get_forward_backward_func" for name in BINDINGS]
+    out += [
+        f"  would wrap       {module}.{name}" for module, names in WRAPPED.items() for name in names
+    ]
+    if config.small_collectives != "off":
+        out += [f"  would look at    torch.distributed.{name}" for name in FUNCTIONS]
+    return out + _plan(args, config)
+
+
+def _engine(args: Any, config: AdaptraConfig) -> str:
+    if args.pipeline_model_parallel_size == 1:
+        return "none: there is one stage, so there are no links"
+    if config.engine == "executor" and not is_known():
+        return "native: the executor is for known lines only"
+    return config.engine
+
+
+def _plan(args: Any, config: AdaptraConfig) -> list[str]:
+    """The plan of a healthy pipeline, with equal stages and a backward of two forwards."""
+    stages = args.pipeline_model_parallel_size
+    count = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
+    out = [
+        f"  shape            {stages} stages, {count} microbatches of {args.micro_batch_size}, "
+        f"data parallel {args.data_parallel_size}, "
+        f"tensor parallel {args.tensor_model_parallel_size}"
+    ]
+    if stages == 1:
+        return out
+    even = (1.0,) * stages
+    chunks = args.virtual_pipeline_model_parallel_size or 1
+    try:
+        first = starting_schedule(
+            config.policy, stages, count, chunks, config.budget.microbatches, config.recompute
+        )
+    except BadInput as error:
+        return [*out, f"  plan at start    none, Megatron's own: {error}"]
+    plan = evaluate(first, Conditions(count, even, even, even, chunks=chunks))
+    depths = ",".join(map(str, first.warmup))
+    then = "; deeper where a link gets slow" if config.policy == "adaptive" else ""
+    budget = config.activation_budget
+    limit = "no limit" if budget == "none" else f"the limit is {budget}"
+    out += [
+        f"  plan at start    {first.why}, warmup {depths}{then}",
+        f"  in flight        at most {max(plan.peak_in_flight):g} microbatches a stage; {limit}",
+    ]
+    drawing = ascii_schedule(first).splitlines()
+    if max(map(len, drawing)) <= WIDEST:
+        out += ["", *(f"  {text}" for text in drawing)]
+    if config.emulate_link:
+        out += ["", f"  emulated links   {'; '.join(config.emulate_link)}"]
+    return out

@@ -1,0 +1,1 @@
+"""The schedule of one training iteration, run inside Megatron."""

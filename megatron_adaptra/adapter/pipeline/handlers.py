@@ -1,0 +1,250 @@
+"""The executor seam: handlers that run ops through Megatron's forward_step and backward_step.
+
+What surrounds the ops of an iteration (gradient synchronisation, deallocation of sent outputs,
+finalisation of gradients) follows Megatron's schedules, so that losses and parameters are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from megatron.core.pipeline_parallel import schedules
+from torch.autograd.graph import GradientEdge
+
+from megatron_adaptra.adapter.compat.profiles import call
+from megatron_adaptra.adapter.pipeline.grad_sync import GradSync
+from megatron_adaptra.adapter.pipeline.memory import ActivationMeter
+from megatron_adaptra.adapter.pipeline.recompute import Replay, buffers_of
+from megatron_adaptra.adapter.pipeline.split import SplitBackward, WeightGradStore
+from megatron_adaptra.ir.deps import position_of
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.schedule import Line
+from megatron_adaptra.runtime.executor import execute
+from megatron_adaptra.runtime.mailbox import Mailbox
+
+Key = tuple[int, int]  # microbatch and chunk
+
+
+@dataclass
+class _Held:
+    """One microbatch of one chunk, from its forward to its backward."""
+
+    received: torch.Tensor | None
+    output: torch.Tensor
+    embedded: list[GradientEdge] = field(default_factory=list)
+    replay: Replay | None = None  # of a light one, until it is recomputed
+
+
+class MegatronStage:
+    """One training iteration of one stage. `arguments` are those of Megatron's schedule.
+
+    `splits`: one per chunk, where the line has halves of backwards. `count_bytes`: whether to
+    measure what activations take, which costs time on a CPU.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        stage: int,
+        stages: int,
+        mailbox: Mailbox,
+        arguments: dict[str, Any],
+        groups: Any,
+        splits: Sequence[SplitBackward] = (),
+        count_bytes: bool = False,
+    ) -> None:
+        model, data = arguments["model"], arguments["data_iterator"]
+        self.models: list[Any] = model if isinstance(model, list) else [model]
+        self.data: list[Any] = data if isinstance(data, list) else [data]
+        self.line, self.stage, self.stages, self.mailbox = line, stage, stages, mailbox
+        self.arguments, self.groups = arguments, groups
+        self.config = schedules.get_model_config(self.models[0])
+        self.losses: list[Any] = []
+        self.tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
+        self.light = {op[1:3] for op in line if op.kind is Kind.R}
+        self.sync = GradSync(self.config, self.models, line, stage)
+        self.splits = splits
+        ignored = (t for m in self.models for t in (*m.parameters(), *buffers_of(m)))
+        self.meter = ActivationMeter(len(self.models), count_bytes, ignored)
+        self._held: dict[Key, _Held] = {}
+        self._aside: dict[Key, WeightGradStore] = {}  # between the two halves of a backward
+        self._gradients: dict[Key, torch.Tensor | None] = {}  # of inputs, until they are sent
+
+    def run(self) -> list[Any]:
+        """Run the line; what the last stage's loss function returned, per microbatch."""
+        config, last_stage = self.config, self.stage == self.stages - 1
+        finalize = config.finalize_model_grads_func
+        # Megatron hands over a list exactly where there are several chunks.
+        model = self.models if len(self.models) > 1 else self.models[0]
+        embedding = None
+        if finalize is not None:
+            embedding = schedules.clear_embedding_activation_buffer(config, model, last_stage)
+        self.sync.begin()
+        with contextlib.ExitStack() as stack:
+            for split in self.splits:
+                stack.enter_context(split.noting())
+            execute(
+                self.line,
+                {
+                    Kind.F: self.forward,
+                    Kind.B: self.backward,
+                    Kind.I: self.backward_input,
+                    Kind.W: self.backward_weight,
+                    Kind.R: self.recompute,
+                    Kind.POST_F: self.mailbox.post,
+                    Kind.POST_B: self.mailbox.post,
+                    Kind.SEND_F: self.send_forward,
+                    Kind.SEND_B: self.send_backward,
+                },
+            )
+        self.meter.end()
+        self.sync.end()
+        if finalize is not None:
+            schedules.finish_embedding_wgrad_compute(config, embedding, last_stage, self.groups.tp)
+            call(
+                finalize,
+                model=self.models,
+                num_tokens=self.tokens if config.calculate_per_token_loss else None,
+                pg_collection=self.groups,
+                grad_finalize_pgs=self.groups,
+                force_all_reduce=self.arguments.get("force_all_reduce", False),
+            )
+        return self.losses
+
+    def forward(self, op: Op) -> None:
+        self.sync.before_forward()
+        received = None if self._is_first(op) else self.mailbox.take(op)
+        if received is not None:
+            received.requires_grad_()
+        key, light = op[1:3], op[1:3] in self.light
+        self.meter.begins()
+        self.mailbox.probe.op_begins()
+        if light:
+            replay = Replay()
+            data = replay.recording(self.data[op.chunk])
+            with replay.first():
+                output, tokens = self._step(op, received, data, self.losses)
+            self._held[key] = _Held(received, output.detach(), replay=replay)
+        else:
+            output, tokens = self._step(op, received, self.data[op.chunk], self.losses)
+            self._held[key] = _Held(received, output, self._embedded(op))
+        self.mailbox.probe.op_ends(op)
+        self.tokens += tokens
+        if light:
+            self.meter.light(key, received)
+        else:
+            self.meter.whole(key, output, received)
+        if self._is_last(op):
+            self._deallocate(output)
+
+    def recompute(self, op: Op) -> None:
+        held = self._held[op[1:3]]
+        replay, held.replay = held.replay, None
+        assert replay is not None
+        self.meter.begins()
+        self.mailbox.probe.op_begins()
+        with replay.again(self.models[op.chunk]):
+            data = replay.replaying(self.data[op.chunk])
+            held.output, _ = self._step(op, held.received, data, [])
+        held.embedded = self._embedded(op)
+        self.mailbox.probe.op_ends(op)
+        self.meter.whole(op[1:3], held.output, held.received)
+        self._deallocate(held.output)
+
+    def send_forward(self, op: Op) -> None:
+        held = self._held[op[1:3]]
+        self.mailbox.send(op, held.output)
+        self._deallocate(held.output)  # the mailbox has its copy
+
+    def backward(self, op: Op) -> None:
+        gradient = None if self._is_last(op) else self.mailbox.take(op)
+        held = self._held.pop(op[1:3])
+        self.sync.before_weights(op)
+        self.mailbox.probe.op_begins()
+        self._gradients[op[1:3]] = call(
+            schedules.backward_step,
+            input_tensor=held.received,
+            output_tensor=held.output,
+            output_tensor_grad=gradient,
+            model_type=schedules.get_model_type(self.models[op.chunk])
+            if hasattr(schedules, "get_model_type")
+            else None,
+            config=self.config,
+        )
+        if self.splits:
+            self.splits[op.chunk].delayed()
+        self.mailbox.probe.op_ends(op)
+        self.sync.after_weights(op)
+        self.meter.gone(op[1:3])
+
+    def backward_input(self, op: Op) -> None:
+        gradient = None if self._is_last(op) else self.mailbox.take(op)
+        held, timers = self._held.pop(op[1:3]), self.config.timers
+        self.mailbox.probe.op_begins()
+        if timers is not None:
+            timers("backward-compute", log_level=2).start()
+        output = held.output
+        if gradient is None and self.config.grad_scale_func is not None:
+            output = self.config.grad_scale_func(output)  # as Megatron's backward_step does
+        self._gradients[op[1:3]], aside = self.splits[op.chunk].backward_input(
+            held.received, output, gradient, held.embedded
+        )
+        if timers is not None:
+            timers("backward-compute").stop()
+        self.mailbox.probe.op_ends(op)
+        self._aside[op[1:3]] = aside
+        self.meter.half(op[1:3], aside.tensors())
+
+    def backward_weight(self, op: Op) -> None:
+        aside = self._aside.pop(op[1:3])
+        self.sync.before_weights(op)
+        self.mailbox.probe.op_begins()
+        self.splits[op.chunk].backward_weight(aside, together=self.sync.paused)
+        self.mailbox.probe.op_ends(op)
+        self.sync.after_weights(op)
+        self.meter.gone(op[1:3])
+
+    def send_backward(self, op: Op) -> None:
+        gradient = self._gradients.pop(op[1:3])
+        assert gradient is not None
+        self.mailbox.send(op, gradient)
+
+    def _step(
+        self, op: Op, received: torch.Tensor | None, data: Any, losses: list[Any]
+    ) -> tuple[torch.Tensor, Any]:
+        """Megatron's forward of one microbatch; output and number of tokens."""
+        output, tokens = call(
+            schedules.forward_step,
+            forward_step_func=self.arguments["forward_step_func"],
+            data_iterator=data,
+            model=self.models[op.chunk],
+            num_microbatches=self.arguments["num_microbatches"],
+            input_tensor=received,
+            forward_data_store=losses,
+            config=self.config,
+            cp_group_size=self.groups.cp.size(),
+            collect_non_loss_data=self.arguments.get("collect_non_loss_data", False),
+            is_first_microbatch=schedules.check_first_val_step(
+                self.arguments.get("first_val_step"), False, op.microbatch == 0
+            ),
+            current_microbatch=op.microbatch,
+            vp_stage=op.chunk if len(self.models) > 1 else None,
+            is_last_stage=self._is_last(op),
+        )
+        return output, tokens
+
+    def _is_first(self, op: Op) -> bool:
+        return position_of(op, self.stage, self.stages) == 0
+
+    def _is_last(self, op: Op) -> bool:
+        return position_of(op, self.stage, self.stages) == self.stages * len(self.models) - 1
+
+    def _embedded(self, op: Op) -> list[GradientEdge]:
+        return self.splits[op.chunk].embedded() if self.splits else []
+
+    def _deallocate(self, output: torch.Tensor) -> None:
+        schedules.deallocate_output_tensor(output, self.config.deallocate_pipeline_outputs)

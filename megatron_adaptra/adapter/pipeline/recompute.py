@@ -1,0 +1,118 @@
+"""Forwards whose activations are not kept, and their repetition at a place of the schedule's.
+
+The first run makes the same computation as any other, but what autograd would save is dropped at
+once; the stage's input, the random states and what came from the data iterator are kept. The
+second run starts from these, so that dropout falls on the same values and the results are the same
+to the last bit. What a forward does besides (running statistics, counts of experts' tokens,
+auxiliary losses for the log, validation of the loss) stays as the first run has left it.
+
+Both runs have gradients enabled, unlike those of activation checkpointing: some layers choose
+another kernel, or another order, where they are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from megatron.core import rerun_state_machine
+from megatron.core.tensor_parallel import random
+from megatron.core.transformer.moe import moe_utils
+
+from megatron_adaptra.adapter.compat.patch_attr import put
+
+
+class Replay:
+    """What a light forward leaves behind. `data`: what its data iterator gave it, in order."""
+
+    def __init__(self) -> None:
+        self.data: list[Any] = []
+        self._states: Any = None
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[None]:
+        """Around the forward that keeps nothing; its output must be detached."""
+        self._states = random._get_all_rng_states()
+        with torch.autograd.graph.saved_tensors_hooks(_drop, _dropped):
+            yield
+
+    @contextlib.contextmanager
+    def again(self, model: torch.nn.Module) -> Iterator[None]:
+        """Around the forward that makes the activations. Random states and statistics are
+        afterwards as they were before; a loss is not validated again."""
+        put_back = _statistics(model)
+        machine = rerun_state_machine._GLOBAL_RERUN_STATE_MACHINE  # asking for it would make one
+        with contextlib.ExitStack() as stack:
+            if machine is not None:
+                stack.callback(put(machine, "validate_result", _validated))
+            stack.enter_context(random._fork_rng())
+            random._set_all_rng_states(*self._states)
+            yield
+        put_back()
+
+    def recording(self, data: Any) -> Any:
+        """The data iterator for the first run."""
+        return None if data is None else _Recorded(data, self.data)
+
+    def replaying(self, data: Any) -> Any:
+        """The data iterator for the second run."""
+        return None if data is None else iter(self.data)
+
+
+class _Recorded:
+    """Passes on what an iterator gives, and writes it down."""
+
+    def __init__(self, source: Any, into: list[Any]) -> None:
+        self._source, self._into = source, into
+
+    def __iter__(self) -> _Recorded:
+        return self
+
+    def __next__(self) -> Any:
+        item = next(self._source)
+        self._into.append(item)
+        return item
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def recompute_reason(config: Any) -> str:
+    """Why forwards of this model cannot be repeated, or an empty string."""
+    for name, words in (("fp8", "fp8 scaling"), ("fp4", "fp4 scaling")):
+        if getattr(config, name, None):
+            return words
+    return ""
+
+
+def _validated(*_: Any, **__: Any) -> None:
+    """Megatron counts validations, and keeps the greatest loss of the first ones."""
+
+
+def _drop(_: torch.Tensor) -> None:
+    return None
+
+
+def _dropped(_: None) -> torch.Tensor:
+    raise RuntimeError("a backward through a forward whose activations were not kept")
+
+
+def buffers_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """A module's buffers; `buffers` of Megatron's data-parallel wrapper are others."""
+    return [buffer for _, buffer in model.named_buffers()]
+
+
+def _statistics(model: torch.nn.Module) -> Callable[[], None]:
+    """Keeps what forwards accumulate outside of autograd; the returned function puts it back."""
+    tracker = moe_utils.get_moe_layer_wise_logging_tracker()
+    tensors = [*buffers_of(model), *(entry["values"] for entry in tracker.values())]
+    kept = [(tensor, tensor.clone(), tensor._version) for tensor in tensors]
+
+    def put_back() -> None:
+        for tensor, value, version in kept:
+            if tensor._version != version:
+                tensor.copy_(value)
+
+    return put_back

@@ -1,0 +1,290 @@
+"""A backward in two halves: gradients of inputs at once, those of weights when the schedule says.
+
+The input half runs autograd up to the stage's input, without accumulating anything. Megatron's own
+linear layers are asked, by the switch that Megatron has for its deferred embedding gradients, to
+leave their weight gradient out; what it takes is put aside. An embedding has no input to give a
+gradient to, so autograd stops before it. The weight half works off what was put aside through the
+same code of Megatron's, and hands every gradient to autograd's accumulation: hooks of
+data-parallel buckets run then, once per parameter, as they do after a backward in one piece.
+
+Layers of TransformerEngine put their weight gradients aside by themselves, where the model was
+built with `delay_wgrad_compute`; their `backward_dw` belongs to the weight half.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from megatron.core.tensor_parallel import layers
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from megatron_adaptra.adapter.compat.patch_attr import put
+
+_LINEAR = layers.LinearWithGradAccumulationAndAsyncCommunication
+_LINEARS = (layers.ColumnParallelLinear, layers.RowParallelLinear)
+_EMBEDDINGS = (layers.VocabParallelEmbedding, torch.nn.Embedding)
+_ENGINE = torch.autograd.Variable._execution_engine
+_TOGETHER = 16 * 2**20  # bytes of gradients for one call: it costs, and so does keeping them
+_REST = 0.1  # share of a chunk's parameters whose gradients may be kept between the halves
+
+
+class _Linear(NamedTuple):
+    """A weight gradient to be computed."""
+
+    context: Any
+    output_gradient: torch.Tensor
+
+
+@dataclass
+class WeightGradStore:
+    """What the input half of one microbatch leaves to its weight half."""
+
+    linears: dict[int, list[_Linear]] = field(default_factory=dict)  # by the weight's address
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)  # by the parameter's address
+    edges: list[tuple[GradientEdge, torch.Tensor]] = field(default_factory=list)  # and gradient
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All that is kept, for the count of bytes."""
+        for linears in self.linears.values():
+            for linear in linears:
+                yield linear.context.saved_tensors[0]
+                yield linear.output_gradient
+        yield from self.gradients.values()
+        for _, gradient in self.edges:
+            yield gradient
+
+
+def _like(context: Any, **changed: Any) -> Any:
+    """A context for Megatron's backward: as the given one, but without its hold on the graph."""
+    return SimpleNamespace(**{**vars(context), **changed})
+
+
+class SplitBackward:
+    """The two halves for one model chunk; `split_reason` says whether there can be any."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        # The order in which data-parallel buckets are filled, the same on all replicas.
+        self._parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
+        self._delayed = [m for m in model.modules() if _delays(m)]
+        self._embedded: list[GradientEdge] = []
+        self._embeddings = [m for m in model.modules() if isinstance(m, _EMBEDDINGS)]
+        held_back = {id(m.weight) for m in self._embeddings}
+        self._tables = tuple(p for p in self._parameters if id(p) in held_back)
+        self._others = tuple(p for p in self._parameters if id(p) not in held_back)
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """While forwards run: where embeddings are in their graphs."""
+        hooks = [m.register_forward_hook(self._note) for m in self._embeddings]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._embedded = []
+
+    def embedded(self) -> list[GradientEdge]:
+        """Where autograd is to stop in the microbatch whose forward has just run."""
+        edges, self._embedded = self._embedded, []
+        return edges
+
+    def backward_input(
+        self,
+        received: torch.Tensor | None,
+        output: torch.Tensor,
+        gradient: torch.Tensor | None,
+        embedded: Sequence[GradientEdge],
+    ) -> tuple[torch.Tensor | None, WeightGradStore]:
+        """The gradient of `received`, the stage's input, and what is put aside.
+
+        `output` may have been freed by Megatron's deallocation; `gradient` None means ones.
+        """
+        aside = WeightGradStore()
+        first: list[Any] = [] if received is None else [received]
+        wanted = (*first, *embedded, *self._others)
+        found = list(_run_backward(output, gradient, wanted, aside))
+        result = found.pop(0) if first else None
+        for edge in embedded:
+            through = found.pop(0)
+            if through is not None:
+                aside.edges.append((edge, through))
+        for parameter, grad in zip(self._others, found, strict=True):
+            if grad is not None:
+                aside.gradients[parameter.data_ptr()] = grad
+        return result, aside
+
+    def backward_weight(self, aside: WeightGradStore, together: bool) -> None:
+        """Compute what was put aside; accumulate every parameter's gradient.
+
+        `together`: small ones in one call of autograd's engine, which chooses their order. Where
+        buckets are reduced the order has to be the same on all replicas: one after the other.
+        """
+        batch, held = _TOGETHER if together else 0, 0
+        tables: dict[int, torch.Tensor] = {}
+        for edge, gradient in aside.edges:
+            found = _engine(edge, gradient, self._tables)
+            for parameter, grad in zip(self._tables, found, strict=True):
+                if grad is not None:
+                    tables[id(parameter)] = grad
+        ready: dict[torch.nn.Parameter, torch.Tensor] = {}
+        for parameter in self._parameters:
+            address = parameter.data_ptr()
+            grad = tables.pop(id(parameter), None)
+            if grad is None:
+                grad = aside.gradients.pop(address, None)
+            for linear in aside.linears.pop(address, ()):
+                more = _weight_gradient(linear, parameter)
+                grad = more if grad is None else grad + more
+            if grad is not None:
+                ready[parameter] = grad
+                held += grad.nbytes
+            if held >= batch:
+                _accumulate(ready)
+                held = 0
+        _accumulate(ready)
+        self.delayed()
+
+    def delayed(self) -> None:
+        """The weight gradients that TransformerEngine has put aside, of one backward."""
+        for module in self._delayed:
+            module.backward_dw()
+
+    def _note(self, module: torch.nn.Module, _: Any, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            self._embedded.append(get_gradient_edge(output))
+
+
+def split_reason(model: torch.nn.Module, config: Any) -> str:
+    """Why backwards of this model cannot be split, or an empty string."""
+    if getattr(config, "recompute_granularity", None) is not None:
+        return "Megatron's own activation recompute"
+    if getattr(config, "generalized_tensor_parallel_remat_size", 1) > 1:
+        return "rematerialised tensor parallel weights"
+    if any(p._backward_hooks for p in model.parameters()):
+        return "tensor hooks on parameters"
+    rest: dict[str, int] = {}
+    for module in model.modules():
+        if not isinstance(module, (*_EMBEDDINGS, *_LINEARS)) and not _delays(module):
+            own = (p.numel() for p in module.parameters(recurse=False) if p.requires_grad)
+            name = type(module).__name__
+            rest[name] = rest.get(name, 0) + sum(own)
+    if sum(rest.values()) > _REST * sum(p.numel() for p in model.parameters()):
+        name = max(rest, key=lambda name: rest[name])
+        return f"{name}, whose weight gradients cannot be put aside"
+    return ""
+
+
+def _delays(module: torch.nn.Module) -> bool:
+    """Whether a layer of TransformerEngine puts its weight gradient aside."""
+    config = getattr(module, "config", None)
+    return (
+        hasattr(module, "backward_dw")
+        and bool(getattr(config, "delay_wgrad_compute", False))
+        and type(module).__module__.endswith("transformer_engine")
+    )
+
+
+def _run_backward(
+    output: torch.Tensor,
+    gradient: torch.Tensor | None,
+    wanted: Sequence[Any],
+    aside: WeightGradStore,
+) -> Sequence[torch.Tensor | None]:
+    with _putting_aside(aside):
+        return _engine(output, gradient, wanted)
+
+
+def _engine(
+    root: Any, gradient: torch.Tensor | None, inputs: Sequence[Any]
+) -> Sequence[torch.Tensor | None]:
+    """Autograd's engine itself: the output's shape is gone once Megatron has freed it."""
+    if gradient is None:
+        gradient = torch.ones_like(root, memory_format=torch.preserve_format)
+    if not inputs:
+        return ()
+    found: Sequence[torch.Tensor | None] = _ENGINE.run_backward(
+        (root,), (gradient,), False, False, tuple(inputs),
+        allow_unreachable=True, accumulate_grad=False,
+    )  # fmt: skip
+    return found
+
+
+def _accumulate(ready: dict[torch.nn.Parameter, torch.Tensor]) -> None:
+    """Hand gradients to autograd's accumulation, and forget them."""
+    if ready:
+        _ENGINE.run_backward(
+            tuple(ready), tuple(ready.values()), False, False, (),
+            allow_unreachable=True, accumulate_grad=True,
+        )  # fmt: skip
+    ready.clear()
+
+
+@contextlib.contextmanager
+def _putting_aside(aside: WeightGradStore) -> Iterator[None]:
+    """The seam: while it lasts, Megatron's linears leave out their weight gradient."""
+    original = _LINEAR.backward
+
+    def backward(context: Any, output_gradient: torch.Tensor) -> Any:
+        received, weight = context.saved_tensors
+        if context.grad_output_buffer is not None or not context.needs_input_grad[1]:
+            return original(context, output_gradient)  # Megatron defers it, or there is none
+        half = _like(
+            context,
+            saved_tensors=(received, weight.detach()),
+            main_grad=None,
+            use_bias=False,
+            gradient_accumulation_fusion=True,  # only with it does Megatron defer, ...
+            grad_output_buffer=[],  # ... into this list, ...
+            wgrad_deferral_limit=0,  # ... without end
+        )
+        found = list(original(half, output_gradient))
+        if context.use_bias:
+            flat, _ = layers.prepare_input_tensors_for_wgrad_compute(output_gradient, received)
+            found[2] = flat.sum(dim=0)
+        kept = _like(context, saved_tensors=(received.detach(), weight))
+        queue = aside.linears.setdefault(weight.data_ptr(), [])
+        queue.append(_Linear(kept, output_gradient))
+        return tuple(found)
+
+    undo = put(_LINEAR, "backward", staticmethod(backward))
+    try:
+        yield
+    finally:
+        undo()
+
+
+def _weight_gradient(linear: _Linear, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """What Megatron's backward returns for the weight, by Megatron's backward.
+
+    It gets a weight without columns, so that the gradient of the input costs nothing this time.
+    """
+    context = linear.context
+    received, weight = context.saved_tensors
+    if context.sequence_parallel:
+        size = [received.shape[0] * context.tp_group.size(), *received.shape[1:]]
+        total = torch.empty(size, dtype=received.dtype, device=received.device)
+        with torch.no_grad():
+            layers.dist_all_gather_func(total, received, group=context.tp_group)
+        received = total
+    narrow = weight.detach()[:, :0]
+    rest = _like(
+        context,
+        saved_tensors=(received, narrow),
+        use_bias=False,
+        allreduce_dgrad=False,
+        sequence_parallel=False,
+        grad_output_buffer=None,
+    )
+    with torch.no_grad():
+        _, grad, *_ = _LINEAR.backward(rest, linear.output_gradient)
+    if grad is None:  # a fused kernel has added it to main_grad; the hooks have to run still
+        parameter.grad_added_to_main_grad = True
+        new = torch.zeros if getattr(parameter, "zero_out_wgrad", False) else torch.empty
+        grad = new(parameter.shape, dtype=received.dtype, device=received.device)
+    assert isinstance(grad, torch.Tensor)
+    return grad

@@ -1,0 +1,1 @@
+"""The end of an iteration: what the optimizer step waits for."""

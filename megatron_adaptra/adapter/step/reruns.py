@@ -1,0 +1,78 @@
+"""Megatron's question whether to run an iteration again, answered after the fact.
+
+Before the optimizer's step all ranks agree on whether one of them has seen a result that it wants
+to see again (rerun_state_machine.py). Nearly always nobody has. So each rank tells the others, goes
+on as if nobody had, and learns better with the gradient norm, before the step has changed anything:
+then the iteration is run again, as Megatron would have done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra.adapter.compat.patch_attr import put
+from megatron_adaptra.adapter.compat.timers import stopped_on
+from megatron_adaptra.log import log_line
+from megatron_adaptra.runtime.collectives.collective import SmallCollective
+
+
+class Rerun(Exception):
+    """Somebody wants the iteration to be run again."""
+
+
+class Reruns:
+    """Stands between a training loop and Megatron's state machine. `timers`: Megatron's."""
+
+    def __init__(self, timers: Any) -> None:
+        from megatron.core import rerun_state_machine as module
+
+        self._module, self._machine = module, module.get_rerun_state_machine()
+        self._timers = timers
+        self._asking = False
+        self._trusting = True
+        self._again = 0  # iterations
+        self._run = self._machine.should_run_forward_backward
+        self._back = put(self._machine, "should_run_forward_backward", self._should_run)
+
+    def undo(self) -> None:
+        self._back()
+        if self._again and dist.get_rank() == 0:
+            log_line(f"iterations run again after their end: {self._again}")
+
+    def can_wait(self, way: SmallCollective, tensor: torch.Tensor) -> Callable[[], None] | None:
+        """What a SmallCollectives asks."""
+        if not self._asking or way.name != "all_reduce" or tensor.numel() != 1:
+            return None
+        tensor.zero_()
+
+        def learn() -> None:
+            if tensor.item() > 0:
+                raise Rerun
+
+        return learn
+
+    def train(self, train_step: Callable[[], Any]) -> Any:
+        """Megatron's `train_step`, once more if it turns out that somebody wants it."""
+        try:
+            with stopped_on(Rerun, self._timers):
+                return train_step()
+        except Rerun:
+            self._again += 1
+            # As it was when the question was put: it will be put again, and waited for.
+            self._machine.state = self._module.RerunState.INITIAL_RUN
+            self._trusting = False
+            return train_step()
+
+    def _should_run(self, data_iterator: Any) -> bool:
+        states, modes = self._module.RerunState, self._module.RerunMode
+        usual = self._machine.mode == modes.VALIDATE_RESULTS and self._trusting
+        self._asking = usual and self._machine.state == states.INITIAL_RUN
+        try:
+            again: bool = self._run(data_iterator)
+        finally:
+            self._asking, self._trusting = False, True
+        return again

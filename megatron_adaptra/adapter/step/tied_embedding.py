@@ -1,0 +1,49 @@
+"""The gradients of a tied embedding: its two ends need not wait for each other.
+
+The last stage has its share long before the first one, and tells it at once. The sum is there when
+the first stage needs it. The last one would wait a delay of the link for the other share, and all
+that comes after it would, too; but before its step nobody looks at the sum: a tied weight counts
+for the gradient norm on the first stage alone. So it goes on, and takes the sum when the norm has
+come, by the same links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from megatron_adaptra.runtime.collectives.collective import SmallCollective
+from megatron_adaptra.runtime.collectives.small_collectives import Deferred
+
+
+def patience(args: Any, session: Any, model: Sequence[Any], optimizer: Any) -> Deferred | None:
+    """What SmallCollectives asks; None where gradients are looked at before the norm has come."""
+    first, last = session.stage == 0, session.stage == session.stages - 1
+    chunk = model[0] if first else model[-1]
+    tied = [p for p in chunk.parameters() if getattr(p, "shared_embedding", False)]
+    if not (first or last) or len(tied) != 1 or _looked_at(args, optimizer):
+        return None
+
+    def can_wait(way: SmallCollective, tensor: torch.Tensor) -> Callable[[], None] | None:
+        gradient = getattr(tied[0], "main_grad", None)
+        if gradient is None or gradient.data_ptr() != tensor.data_ptr():
+            return None
+        if gradient.dtype != torch.float32 or (last and not getattr(tied[0], "shared", False)):
+            return None
+        way.absorbed = True  # the first stage finds it there
+        return (lambda: None) if last else None
+
+    return can_wait
+
+
+def _looked_at(args: Any, optimizer: Any) -> bool:
+    """Whether something reads or scales gradients between their reduction and their norm."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    return bool(
+        args.clip_grad <= 0  # there is no norm
+        or getattr(args, "calculate_per_token_loss", False)
+        or getattr(args, "save_wgrads_interval", None)
+        or any(getattr(part, "grad_scaler", None) is not None for part in parts)
+    )

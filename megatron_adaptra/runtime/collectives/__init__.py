@@ -1,0 +1,1 @@
+"""Small collectives between stages, in one delay of the slowest link."""

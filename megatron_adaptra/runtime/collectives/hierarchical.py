@@ -1,0 +1,143 @@
+"""An exchange on two levels, between members of which several are of one stage.
+
+Only one member of each stage, its leader, talks over the slow links. Members tell their leader,
+leaders tell each other what their stages have said and their members what they have heard: still
+one delay of the slowest link, and no more messages over it than there are pairs of stages.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
+
+_SIZE = 8  # bytes that say how many a member has told
+# Shares of the patience: who waits for a leader learns whom that has waited for.
+_UP, _ACROSS = 0.5, 0.75
+
+
+class Links:
+    """Connections between members, of whom number i is of stage `stages[i]`.
+
+    Where every stage has one member they are direct. Made by all members together.
+    """
+
+    def __init__(
+        self, store: Any, me: int, stages: Sequence[int], names: Sequence[str], timeout: float
+    ) -> None:
+        self._me, self._names, self._timeout, self._opened = me, tuple(names), timeout, 0
+        parts: dict[int, list[int]] = {}
+        for member, stage in enumerate(stages):
+            parts.setdefault(stage, []).append(member)
+        self._parts = list(parts.values())
+
+        def connect(name: str, members: Sequence[int]) -> Any:
+            own = dist.PrefixStore(name, store)
+            return dist.ProcessGroupGloo(
+                own, members.index(me), len(members), timedelta(minutes=10)
+            )
+
+        if len(parts) == len(stages):
+            self._groups = [connect("all", range(len(stages)))]
+        else:
+            # Two in a stage: gloo closes a group's connections when its patience with one ends.
+            mine, leaders = parts[stages[me]], [part[0] for part in self._parts]
+            self._groups = [connect(f"{way} {stages[me]}", mine) for way in ("up", "down")]
+            self._groups += [connect("across", leaders)] if me in leaders else []
+
+    def open(self, nbytes: int) -> AllGather:
+        """One more exchange, of at most so many bytes from each. All members open the same."""
+        channel = self._opened
+        self._opened += 1
+        if len(self._parts) == len(self._names):
+            return FlatAllGather(self._groups[0], self._names, nbytes, self._timeout, channel)
+        return HierarchicalAllGather(
+            self._me, self._parts, self._groups, self._names, nbytes, self._timeout, channel
+        )
+
+
+class HierarchicalAllGather(AllGather):
+    """`parts`: each stage's members, the leader first. `groups`: two of the stage, and that of all
+    leaders for one of them. The rest is as for FlatAllGather.
+
+    From `tell` on a leader's part is done by a thread, for others may want to hear before it does:
+    nobody waits in `tell`. Its patience begins there, too.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        parts: Sequence[Sequence[int]],
+        groups: Sequence[Any],
+        names: Sequence[str],
+        nbytes: int,
+        timeout: float,
+        channel: int,
+    ) -> None:
+        self.me, self._parts = me, parts
+        mine = next(part for part in parts if me in part)
+        self._leads = me == mine[0]
+        up, down, *across = groups
+        ours, each = [names[member] for member in mine], nbytes + _SIZE
+        nobody, leader, rest = range(0), range(1), range(1, len(mine))
+        up_ends, down_ends = (leader, nobody), (nobody, leader)  # whom to tell, whom to hear
+        if self._leads:
+            up_ends, down_ends = (nobody, rest), (rest, nobody)
+            leaders, most = [names[part[0]] for part in parts], max(map(len, parts))
+            self._across = FlatAllGather(
+                across[0], leaders, each * most, _ACROSS * timeout, channel
+            )
+        self._up = FlatAllGather(up, ours, nbytes, _UP * timeout, channel, *up_ends)
+        self._down = FlatAllGather(down, ours, each * len(names), timeout, channel, *down_ends)
+
+    def tell(self, payload: torch.Tensor) -> None:
+        if not self._leads:
+            self._up.tell(payload)
+            return
+        heard: Future[torch.Tensor] = Future()
+        self._heard = heard
+
+        def lead() -> None:
+            try:
+                heard.set_result(self._lead(payload))
+            except BaseException as error:
+                heard.set_exception(error)
+
+        # A daemon: one that still waits must not keep a process that has failed from ending.
+        threading.Thread(target=lead, name="adaptra-exchange", daemon=True).start()
+
+    def hear(self) -> list[torch.Tensor]:
+        everything = self._heard.result() if self._leads else self._down.hear()[0]
+        values: dict[int, torch.Tensor] = {}
+        at = 0
+        for part in self._parts:
+            sizes = struct.unpack_from(f"<{len(part)}q", everything.numpy(), at)
+            at += _SIZE * len(part)
+            end = at + sum(sizes)
+            values.update(zip(part, everything[at:end].split(sizes), strict=True))
+            at = end
+        return [values[member].clone() for member in range(len(values))]
+
+    def _lead(self, payload: torch.Tensor) -> torch.Tensor:
+        """Everybody's values, a stage after another."""
+        try:
+            said = self._up.hear()
+            said[0] = payload
+            sizes = bytearray(struct.pack(f"<{len(said)}q", *(value.numel() for value in said)))
+            told = torch.cat([torch.frombuffer(sizes, dtype=torch.uint8), *said])
+            everything = torch.cat(self._across.swap(told))
+        except PeerLost as loss:
+            self._across.tell_loss(loss)
+            self._down.tell_loss(loss)
+            raise
+        self._down.tell(everything)
+        return everything

@@ -1,0 +1,46 @@
+"""Which plan is worth a swap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan import Plan, evaluate, make_plan
+
+
+@dataclass(frozen=True)
+class ReplanPolicy:
+    """`min_gain`: share of an iteration that a new plan has to save. `fixed`: none is made.
+    `ahead`: see `lower`."""
+
+    min_gain: float = 0.15
+    policy: str = "warmup"
+    fixed: bool = False
+    sends: str = "rendezvous"
+    ahead: int | None = None
+
+    def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
+        return evaluate(schedule, conditions, self.sends, self.ahead)
+
+    def make_plan(self, conditions: Conditions) -> Plan:
+        return make_plan(conditions, self.policy, self.sends, ahead=self.ahead)
+
+    def gains(self, plan: Plan, current: Plan) -> bool:
+        """Whether a plan is clearly faster."""
+        return plan.predicted <= current.predicted * (1 - self.min_gain)
+
+    def worth(self, plan: Plan, current: Plan, eased: bool) -> bool:
+        """Whether to swap: clearly faster, or a link has eased and memory can be given back."""
+        if plan.schedule.order == current.schedule.order:
+            return False
+        lighter = sum(plan.peak_in_flight) < sum(current.peak_in_flight)
+        much = current.predicted * (1 + self.min_gain)
+        return self.gains(plan, current) or (eased and lighter and plan.predicted <= much)
+
+    def spares(self, start: Plan, current: Plan) -> bool:
+        """Whether the plan in force gains so little that the first one would do.
+
+        Half the gain that brings a plan in: what is just worth it does not go to and fro.
+        """
+        return start.predicted <= current.predicted * (1 + self.min_gain / 2)

@@ -1,0 +1,110 @@
+"""What the tail of the next iterations will take, from those of the last ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has a longer tail
+PASSES = 4  # delays of a backend's small all-reduce: there and back, each after a word (measured)
+# An exchange of ours stays while it costs less than this share of what the backend costs: on a
+# healthy network they take the same time, but everybody telling everybody is more work for CPUs.
+KEEP = 0.8
+SLOWER = 1.5  # times the delay, and what was measured over it says nothing any more
+ONCE = 3  # times the median, and it is not the work of every iteration
+
+
+Delays = Mapping[tuple[int, int], float]  # seconds per directed link
+
+
+class _Cost(NamedTuple):
+    """What an operation took, negative if it was never done, and the slowest link's delay then."""
+
+    seconds: float = -1.0
+    delay: float = 0.0
+
+    def over(self, delay: float, passes: int) -> float:
+        """What it takes over such a link, if it crosses it that often, one after the other.
+
+        A link is known to be slow some iterations after it is, so seconds may be those of now.
+        """
+        if delay > SLOWER * self.delay:
+            return max(self.seconds, passes * delay)
+        return max(0.0, self.seconds - passes * max(0.0, self.delay - delay))
+
+
+class StepSyncModel:
+    """Fed with the first stage's tails: the first stage is the last to end its pipeline.
+
+    What stages do together is kept apart from each stage's own work: it depends on the links.
+    """
+
+    def __init__(self) -> None:
+        self._work: deque[float] = deque(maxlen=WINDOW)
+        self._done: deque[list[str]] = deque(maxlen=WINDOW)  # the collectives of an iteration
+        self._native: dict[str, _Cost] = {}
+        self._direct: dict[str, _Cost] = {}
+        self._stages: dict[str, frozenset[int]] = {}
+
+    def update(self, tail: Mapping[str, Any], delays: Delays) -> None:
+        """`tail`: as an IterationRecord has it. `delays`: seconds per link."""
+        collectives = tail["collectives"]
+        self._work.append(max(0.0, tail["seconds"] - sum(taken for _, taken, *_ in collectives)))
+        self._done.append([name for name, *_ in collectives])
+        for name, _, native, direct, stages in collectives:
+            self._stages[name] = frozenset(stages)
+            delay = self._slowest(name, delays)
+            for costs, seconds in ((self._native, native), (self._direct, direct)):
+                known = costs.setdefault(name, _Cost())
+                if seconds >= 0 and seconds != known.seconds:
+                    costs[name] = _Cost(seconds, delay)
+
+    @property
+    def work(self) -> float:
+        """Seconds without any crossing; the mean, for only some iterations are logged, of those
+        that did not do something once."""
+        usual = [seconds for seconds in self._work if seconds <= ONCE * median(self._work)]
+        return sum(usual) / max(1, len(usual))
+
+    def exchanges(self, delays: Delays) -> tuple[float, ...]:
+        """Seconds of each crossing once the way it takes has settled, over links of such delays.
+
+        As many as the iterations had on average, each of the mean length.
+        """
+        rows = []
+        for row in self._done:
+            # The first stage is the last to get there: what the others say first is there by then.
+            awaited = [name for name in row if self._direct[name].seconds != 0.0]
+            rows.append([self._settled(n, delays, n in awaited[1:]) for n in row])
+        return _mean(rows)
+
+    def native(self, delays: Delays) -> tuple[float, ...]:
+        """The same through the backend alone, as stock Megatron does it."""
+        return _mean([[self._backend(name, delays) for name in row] for row in self._done])
+
+    def _slowest(self, name: str, delays: Delays) -> float:
+        """Of the links between those who take part."""
+        stages = self._stages[name]
+        known = (d for link, d in delays.items() if not stages or stages.issuperset(link))
+        return max(known, default=0.0)
+
+    def _backend(self, name: str, delays: Delays) -> float:
+        cost, delay = self._native[name], self._slowest(name, delays)
+        return cost.over(delay, PASSES) if cost.seconds >= 0 else 0.0
+
+    def _settled(self, name: str, delays: Delays, waits: bool) -> float:
+        """An exchange takes one delay, or none for a stage that finds all values there; 0 seconds
+        are those of one that nobody waits for."""
+        cost, backend = self._direct[name], self._backend(name, delays)
+        if cost.seconds == 0.0:
+            return 0.0
+        expected = max(0.0, cost.over(self._slowest(name, delays), 1) if waits else cost.seconds)
+        return backend if 0 < backend * KEEP < expected else expected
+
+
+def _mean(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    count = round(sum(one > 0 for row in rows for one in row) / max(1, len(rows)))
+    total = sum(one for row in rows for one in row) / max(1, len(rows))
+    return (total / max(1, count),) * max(1, count) if total else ()

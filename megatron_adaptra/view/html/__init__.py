@@ -1,0 +1,1 @@
+"""Pages: what a report says, and how it looks."""

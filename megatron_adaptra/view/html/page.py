@@ -1,0 +1,64 @@
+"""The parts that every page is made of. A page needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_adaptra.view.html.style import CSS
+from megatron_adaptra.view.svg.markup import element, text
+
+
+def page(title: str, *parts: str, footer: str = "") -> str:
+    """The whole document; `parts` and `footer` are markup, the title is text."""
+    head = (
+        '<meta charset="utf-8"/>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+        f"<title>{text(title)}</title><style>{CSS}</style>"
+    )
+    body = element("main", *parts) + footer
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+
+
+def header(name: str, headline: str, leads: Sequence[str] = (), *more: str) -> str:
+    """What it is about, what came out, and the setting: text. `more` is markup."""
+    parts = [element("p", text(name), class_="name")] if name else []
+    parts.append(element("h1", text(headline)))
+    parts += [element("p", text(lead)) for lead in leads if lead]
+    return element("header", *parts, *more)
+
+
+def tiles(items: Sequence[tuple[str, str]]) -> str:
+    """The few numbers a reader takes home, each with what it is; the first one stands out."""
+    boxes = [
+        element(
+            "div",
+            element("b", text(big)),
+            element("span", text(small)),
+            class_="tile main" if i == 0 else "tile",
+        )
+        for i, (big, small) in enumerate(items)
+    ]
+    return element("div", *boxes, class_="tiles") if boxes else ""
+
+
+def section(title: str, *content: str, note: str = "") -> str:
+    """A card; `content` is markup."""
+    said = element("p", text(note), class_="note") if note else ""
+    return element("section", element("h2", text(title)), said, *content)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[int] = ()) -> str:
+    """Text in cells; the first column is words, `strong` are the rows that stand out."""
+    top = element("tr", *(element("th", text(cell)) for cell in head))
+    body = [
+        element(
+            "tr",
+            *(
+                element("td", text(cell), class_="strong" if i in strong and k else None)
+                for k, cell in enumerate(row)
+            ),
+        )
+        for i, row in enumerate(rows)
+    ]
+    inner = element("thead", top) + element("tbody", *body)
+    return element("div", element("table", inner, class_="wide"), class_="scroll")

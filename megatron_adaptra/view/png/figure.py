@@ -1,0 +1,104 @@
+"""The report as one PNG, for places that show no HTML: a README, a chat, a slide."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from megatron_adaptra.view.html import facts
+from megatron_adaptra.view.html.report import Report
+from megatron_adaptra.view.png.plots import BAD, GOOD, draw_gantt, draw_legend, save, write_header
+from megatron_adaptra.view.svg.axis import number, round_up, ticks
+from megatron_adaptra.view.svg.chart import Series, known, scale_top
+from megatron_adaptra.view.theme import REPLAN, SLOW_PHASE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def report_png(report: Report, path: str | os.PathLike[str]) -> None:
+    """Write the figure: headline, timelines on one scale, iteration times, link delays."""
+    pictures = [(p, p.timeline) for p in facts.pictures(report) if p.timeline is not None]
+    seconds = facts.common_seconds(report)
+    charts = [
+        (title, series)
+        for title, series in (
+            ("Iteration time, ms", facts.time_series(report)),
+            ("Delay of the links, ms", facts.delay_series(report)),
+        )
+        if series
+    ]
+    rows = [
+        (0.30 * max(1, timeline.stages) + 0.1) * (1.0 if picture.measured else 0.66)
+        for picture, timeline in pictures
+    ]
+    tall = [r + 0.55 for r in rows] + [2.7] * bool(charts)
+    head, foot = 1.6, 0.35
+
+    def draw(figure: Any, height: float) -> None:
+        _header(figure, report, height)
+        top = height - head
+        for (picture, timeline), row, full in zip(pictures, rows, tall, strict=False):
+            at = (0.07, (top - row) / height, 0.90, row / height)
+            draw_gantt(figure.add_axes(at), timeline, seconds, picture.title)
+            top -= full
+        if pictures:
+            draw_legend(figure, [t for _, t in pictures], seconds, (height - head) / height)
+        wide = 0.90 / max(1, len(charts)) - (0.03 if len(charts) > 1 else 0.0)
+        for i, (title, series) in enumerate(charts):
+            left = 0.07 + i * (wide + 0.06)
+            at = (left, (top - 2.25) / height, wide, 2.05 / height)
+            _chart(figure.add_axes(at), series, report, title)
+
+    save(path, head + sum(tall) + foot, draw)
+
+
+def _header(figure: Any, report: Report, height: float) -> None:
+    write_header(figure, height, facts.headline(report), facts.setting(report))
+    said = "   ".join(("✓ " if same else "✗ ") + words for words, same in facts.verdicts(report))
+    fine = all(same for _, same in facts.verdicts(report))
+    style = {"fontsize": 10.5, "fontweight": "bold", "color": GOOD if fine else BAD}
+    figure.text(0.025, 1 - 0.93 / height, said, va="top", **style)
+
+
+def _chart(axes: Axes, series: Sequence[Series], report: Report, title: str) -> None:
+    """As in the page: the first iteration may leave the picture at the top."""
+    for name, (first, end) in report.phases.items():
+        if name == "slow":
+            axes.axvspan(first - 0.5, end - 0.5, color=SLOW_PHASE, alpha=0.12, linewidth=0)
+    seen: set[str] = set()
+    for line in series:
+        points = known(line.values)
+        axes.plot(
+            [i for i, _ in points],
+            [v for _, v in points],
+            color=line.colour,
+            linewidth=1.6,
+            linestyle=(0, (4, 2)) if line.dashed else "-",
+            marker=".",
+            markersize=3.5,
+            label=line.name if line.name not in seen else None,
+        )
+        seen.add(line.name)
+    for i, mark in enumerate(facts.replan_marks(report)):
+        label = "replan" if i == 0 else None
+        axes.axvline(mark.iteration, color=REPLAN, linewidth=1.1, linestyle="--", label=label)
+    top = round_up(1.04 * scale_top(series))
+    axes.set_ylim(0, top)
+    axes.set_yticks(ticks(top, 5), [number(tick) for tick in ticks(top, 5)])
+    axes.set_xlabel("iteration", fontsize=8.5)
+    axes.tick_params(length=0, labelsize=8)
+    axes.grid(axis="y", color="#e8ecf0", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold", pad=6)
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 1.0),
+        ncols=6,
+        frameon=False,
+        fontsize=8.5,
+        handlelength=1.6,
+        columnspacing=1.2,
+        borderaxespad=0.1,
+    )

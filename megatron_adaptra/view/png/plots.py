@@ -1,0 +1,205 @@
+"""The same pictures as the pages show, drawn by matplotlib: the building blocks of every PNG.
+
+matplotlib is an optional dependency and is imported only here, when a figure is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.timeline import Span, Timeline
+from megatron_adaptra.view.svg.axis import ms, number, ticks
+from megatron_adaptra.view.svg.dots import DotChart
+from megatron_adaptra.view.svg.legend import keys, slow_messages
+from megatron_adaptra.view.svg.xy import XYChart
+from megatron_adaptra.view.theme import MESSAGE, OP_TEXT, op_fill
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, SOFT, GOOD, BAD = "#1b2530", "#5b6875", "#0e7c7b", "#b3372f"
+BOX = 0.62  # height of a stage's boxes; the rest of the row is for messages
+INCHES = 13.0  # width of every figure
+STYLE = {
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": SOFT,
+    "axes.edgecolor": "#c9d1d9",
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.parse_math": False,
+}
+
+
+def save(path: str | os.PathLike[str], inches: float, draw: Callable[[Any, float], None]) -> None:
+    """Let `draw(figure, height in inches)` fill a figure of that height, and write it."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(INCHES, inches), dpi=130, facecolor="white")
+        FigureCanvasAgg(figure)
+        draw(figure, inches)
+        figure.savefig(path, format="png")
+
+
+def write_header(figure: Any, height: float, headline: str, *lines: str) -> None:
+    """The headline and, beneath it, quieter lines."""
+    figure.text(0.025, 1 - 0.22 / height, headline, va="top", fontsize=21, fontweight="bold")
+    for i, words in enumerate(lines):
+        y = 1 - (0.68 + 0.25 * i) / height
+        figure.text(0.025, y, words, va="top", fontsize=10.5, color=SOFT)
+
+
+def draw_gantt(
+    axes: Axes, timeline: Timeline, seconds: float, title: str, end: float | None = None
+) -> None:
+    """As `timeline_svg` draws it; `end` is where the iteration's length stands."""
+    begin = min((span.start for span in timeline.spans), default=0.0)
+    for stage in range(timeline.stages):
+        mine = [s for s in timeline.spans if s.stage == stage]
+        axes.broken_barh(
+            [(1e3 * (s.start - begin), 1e3 * (s.end - s.start)) for s in mine],
+            (stage - BOX / 2, BOX),
+            facecolors=[op_fill(s.op.kind, s.op.chunk) for s in mine],
+            edgecolor="white",
+            linewidth=0.5,
+        )
+        for span in mine:
+            _word(axes, span, begin, seconds)
+    for m in slow_messages(timeline, seconds):
+        side = BOX / 2 if m.target > m.source else -BOX / 2
+        times = [1e3 * (m.sent - begin), 1e3 * (m.arrived - begin)]
+        style: dict[str, Any] = {"color": MESSAGE, "linewidth": 0.7, "zorder": 0.9}
+        style["alpha"] = 0.75 if abs(m.target - m.source) == 1 else 0.35
+        axes.plot(times, [m.source + side, m.target - side], **style)
+    end = timeline.iteration if end is None else end
+    axes.axvline(1e3 * end, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
+    beside_title = seconds * (0.008 * len(title) + 0.03)
+    axes.annotate(
+        ms(end),
+        (1e3 * max(end, beside_title), 1),
+        (0, 4),
+        ("data", "axes fraction"),
+        "offset points",
+        ha="center",
+        fontweight="bold",
+        fontsize=9,
+    )
+    axes.set_xlim(0, 1e3 * seconds)
+    axes.set_ylim(max(timeline.stages, 1) - 0.45, -0.55)
+    marks = ticks(1e3 * seconds, 10)
+    axes.set_xticks(marks, [number(tick) if tick else "0 ms" for tick in marks])
+    axes.set_yticks(range(timeline.stages), [f"stage {s}" for s in range(timeline.stages)])
+    axes.tick_params(length=0, labelsize=8)
+    axes.grid(axis="x", color="#e8ecf0", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set_title(title[:1].upper() + title[1:], loc="left", fontsize=10, fontweight="bold", pad=5)
+
+
+def _word(axes: Axes, span: Span, begin: float, seconds: float) -> None:
+    """An op's text, or its microbatch, where its box is wide enough."""
+    inches = (span.end - span.start) / seconds * 0.90 * INCHES
+    tail = span.op.kind is Kind.TAIL
+    for word in ["tail"] if tail else [str(span.op), str(span.op.microbatch)]:
+        if inches >= 0.065 * len(word) + 0.02:
+            middle = 500 * (span.start + span.end - 2 * begin)
+            style: dict[str, Any] = {
+                "ha": "center",
+                "va": "center_baseline",
+                "fontsize": 6.5,
+                "color": OP_TEXT,
+            }
+            axes.text(middle, span.stage, word, **style)
+            return
+
+
+def draw_legend(figure: Any, timelines: Sequence[Timeline], seconds: float, y: float) -> None:
+    """What the colours of the timelines mean, in one line that ends at height `y`."""
+    from matplotlib.legend_handler import HandlerTuple
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    for key in keys(timelines, seconds):
+        if key.line:
+            handles.append(Line2D([], [], color=key.fills[0], linewidth=1, label=key.words))
+        else:
+            handles.append(tuple(Patch(facecolor=fill) for fill in key.fills))
+    names = [key.words for key in keys(timelines, seconds)]
+    figure.legend(
+        handles,
+        names,
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0.2)},
+        loc="lower right",
+        bbox_to_anchor=(0.97, y + 0.022),
+        ncols=len(handles),
+        frameon=False,
+        fontsize=8.5,
+        handlelength=1.2,
+        borderaxespad=0,
+        columnspacing=1.4,
+    )
+
+
+def draw_xy(axes: Axes, chart: XYChart) -> None:
+    for curve in chart.curves:
+        axes.plot(
+            [x for x, _ in curve.points],
+            [y for _, y in curve.points],
+            color=curve.colour,
+            linewidth=1.8 if curve.joined else 0,
+            linestyle=(0, (4, 3)) if curve.dashed else "-",
+            marker="o" if curve.marked else "",
+            markersize=4.5 if curve.joined else 7,
+            label=curve.name,
+        )
+    axes.set_xlim(*chart.x_range())
+    axes.set_ylim(0, chart.top() or 1.0)
+    axes.set_xticks([x for x, _ in chart.x_ticks()], [name for _, name in chart.x_ticks()])
+    marks = ticks(chart.top(), 6)
+    axes.set_yticks(marks, [number(mark) for mark in marks])
+    axes.grid(axis="y", color="#e8ecf0", linewidth=0.8)
+    axes.set_ylabel(chart.y_label, fontsize=8.5)
+    _finish(axes, chart.title, chart.x_label)
+
+
+def draw_dots(axes: Axes, chart: DotChart) -> None:
+    for i, inside in enumerate(zip(*(dots.values for dots in chart.series), strict=True)):
+        found = [value for value in inside if value is not None]
+        if found:
+            axes.plot([min(found), max(found)], [i, i], color="#ccd4db", linewidth=1, zorder=1)
+    for dots in chart.series:
+        points = [(value, i) for i, value in enumerate(dots.values) if value is not None]
+        axes.scatter(
+            [x for x, _ in points],
+            [y for _, y in points],
+            color=dots.colour,
+            marker="|" if dots.bar else "o",
+            s=120 if dots.bar else 34,
+            linewidths=2.4 if dots.bar else 0,
+            label=dots.name,
+            zorder=2,
+            clip_on=False,
+        )
+    axes.set_xlim(chart.start, chart.end())
+    axes.set_ylim(len(chart.rows) - 0.4, -0.6)
+    axes.set_xticks(chart.marks(), [number(mark) for mark in chart.marks()])
+    axes.set_yticks(range(len(chart.rows)), list(chart.rows))
+    axes.grid(axis="x", color="#e8ecf0", linewidth=0.8)
+    axes.spines["left"].set_visible(False)
+    _finish(axes, chart.title, chart.x_label)
+
+
+def _finish(axes: Axes, title: str, x_label: str) -> None:
+    axes.set_xlabel(x_label, fontsize=8.5)
+    axes.tick_params(length=0, labelsize=8)
+    axes.set_axisbelow(True)
+    axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold", pad=10)

@@ -1,0 +1,1 @@
+"""Charts and timelines as SVG."""

@@ -1,0 +1,221 @@
+"""Values over iterations as an SVG line chart: iteration times, link delays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from megatron_adaptra.view.svg.axis import number, round_up, ticks
+from megatron_adaptra.view.svg.markup import element, picture, text
+from megatron_adaptra.view.theme import REPLAN, SLOW_PHASE
+
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 50, 34
+
+
+class Series(NamedTuple):
+    """`values[i]` belongs to iteration i, in ms; None or NaN where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+    colour: str
+    dashed: bool = False
+
+
+class Mark(NamedTuple):
+    """Something that happened at an iteration: a replan."""
+
+    iteration: int
+    title: str
+
+
+def line_chart_svg(
+    series: Sequence[Series],
+    *,
+    phases: Mapping[str, tuple[int, int]] | None = None,
+    marks: Sequence[Mark] = (),
+    unit: str = "ms",
+    label: str = "",
+    width: int = 640,
+    height: int = 290,
+) -> str:
+    """Lines with a legend; the phase "slow" shaded, phases named, marks as dashed verticals.
+
+    The first iteration pays for start-up, so it does not stretch the scale: where it lies beyond,
+    a triangle at the upper edge stands for it.
+    """
+    return _Chart(series, phases or {}, marks, unit, label, width, height).svg()
+
+
+def known(values: Sequence[float | None]) -> list[tuple[int, float]]:
+    """The iterations that have a value, with it."""
+    return [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
+
+
+def scale_top(series: Sequence[Series]) -> float:
+    """The highest value after the first iteration, or the highest there is."""
+    points = [point for line in series for point in known(line.values)]
+    later = [value for i, value in points if i > 0]
+    return max(later or [value for _, value in points], default=0.0)
+
+
+class _Chart:
+    def __init__(
+        self,
+        series: Sequence[Series],
+        phases: Mapping[str, tuple[int, int]],
+        marks: Sequence[Mark],
+        unit: str,
+        label: str,
+        width: int,
+        height: int,
+    ) -> None:
+        self.series, self.phases, self.marks = series, phases, marks
+        self.unit, self.label = unit, label
+        self.width, self.height, self.base = width, height, height - BOTTOM
+        self.count = max([len(line.values) for line in series] + [2])
+        self.top = round_up(1.04 * scale_top(series))
+
+    def x(self, iteration: float) -> float:
+        share = min(1.0, max(0.0, iteration / (self.count - 1)))
+        return LEFT + share * (self.width - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        return self.base - value / self.top * (self.base - TOP)
+
+    def svg(self) -> str:
+        parts = [element("title", text(self.label or "values over iterations"))]
+        parts += self.background() + self.axes()
+        for mark in self.marks:
+            parts.append(self.mark(mark))
+        for line in self.series:
+            parts += self.line(line)
+        parts += self.legend()
+        return picture(parts, self.width, self.height, "chart")
+
+    def background(self) -> list[str]:
+        parts = []
+        for name, (first, end) in self.phases.items():
+            if len(self.phases) == 1 and name != "slow":
+                continue  # a name for the whole run says nothing
+            left, right = self.x(first - 0.5 if first else 0), self.x(end - 0.5)
+            if right <= left:
+                continue
+            if name == "slow":
+                parts.append(
+                    element(
+                        "rect",
+                        x=left,
+                        y=TOP,
+                        width=right - left,
+                        height=self.base - TOP,
+                        fill=SLOW_PHASE,
+                        fill_opacity=0.12,
+                    )
+                )
+            parts.append(_small(name, (left + right) / 2, TOP - 6, "middle"))
+        return parts
+
+    def axes(self) -> list[str]:
+        parts = []
+        for tick in ticks(self.top, 5):
+            y = self.y(tick)
+            parts.append(
+                element(
+                    "line",
+                    x1=LEFT,
+                    x2=self.width - RIGHT,
+                    y1=y,
+                    y2=y,
+                    stroke="currentColor",
+                    stroke_opacity=0.3 if tick == 0 else 0.12,
+                )
+            )
+            parts.append(_small(number(tick), LEFT - 7, y + 4, "end"))
+        for tick in ticks(self.count - 1, 8):
+            if tick == int(tick):
+                parts.append(_small(number(tick), self.x(tick), self.base + 16, "middle"))
+        parts.append(
+            _small("iteration", (LEFT + self.width - RIGHT) / 2, self.height - 4, "middle")
+        )
+        parts.append(_small(self.unit, LEFT - 7, TOP - 12, "end"))
+        return parts
+
+    def mark(self, mark: Mark) -> str:
+        x = self.x(mark.iteration)
+        return element(
+            "g",
+            element("title", text(mark.title)),
+            element(
+                "line",
+                x1=x,
+                x2=x,
+                y1=TOP,
+                y2=self.base,
+                stroke=REPLAN,
+                stroke_width=1.4,
+                stroke_dasharray="4 3",
+            ),
+            element("circle", cx=x, cy=TOP, r=3.5, fill=REPLAN),
+        )
+
+    def line(self, line: Series) -> list[str]:
+        points = known(line.values)
+        inside = [(i, v) for i, v in points if v <= self.top]
+        parts = [
+            element(
+                "polyline",
+                points=" ".join(f"{self.x(i):.1f},{self.y(v):.1f}" for i, v in inside),
+                fill="none",
+                stroke=line.colour,
+                stroke_width=2,
+                stroke_linejoin="round",
+                stroke_dasharray="5 3" if line.dashed else None,
+            )
+        ]
+        for i, value in points:
+            x, y = self.x(i), self.y(min(value, self.top))
+            title = element(
+                "title", text(f"{line.name}, iteration {i}: {number(value)} {self.unit}")
+            )
+            if value > self.top:
+                d = f"M{x - 4:.1f} {y + 7:.1f}h8l-4 -7z"
+                parts.append(element("path", title, d=d, fill=line.colour))
+            else:
+                radius = 2.2 if self.count <= 80 else 1.2
+                parts.append(element("circle", title, cx=x, cy=y, r=radius, fill=line.colour))
+        return parts
+
+    def legend(self) -> list[str]:
+        parts, x = [], float(LEFT)
+        entries = [(line.name, line.colour, line.dashed) for line in self.series]
+        if self.marks:
+            entries.append(("replan", REPLAN, True))
+        for name, colour, dashed in dict.fromkeys(entries):
+            parts.append(
+                element(
+                    "line",
+                    x1=x,
+                    x2=x + 20,
+                    y1=14,
+                    y2=14,
+                    stroke=colour,
+                    stroke_width=2.5,
+                    stroke_dasharray="5 3" if dashed else None,
+                )
+            )
+            parts.append(element("text", text(name), x=x + 26, y=18, font_size=12.5))
+            x += 48 + 7 * len(name)
+        return parts
+
+
+def _small(word: str, x: float, y: float, anchor: str) -> str:
+    return element(
+        "text",
+        text(word),
+        x=float(x),
+        y=float(y),
+        text_anchor=anchor,
+        font_size=11.5,
+        fill_opacity=0.7,
+    )

@@ -1,0 +1,43 @@
+"""What crosses stages at the end of an iteration, in the Megatron that is installed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import test_pretrain
+
+from megatron_adaptra.adapter.compat.profiles import installed_version
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from iteration_tail import watch  # noqa: E402
+
+
+def documented(release: str) -> set[tuple[str, str]]:
+    """Where and what, from the table of a release in docs/iteration-tail.md."""
+    text = (ROOT / "docs/iteration-tail.md").read_text()
+    found = re.search(rf"^### .*\b{re.escape(release)}\b.*?\n(.*?)(?=^### |\Z)", text, re.M | re.S)
+    assert found, f"docs/iteration-tail.md has no table of {release}: scripts/iteration_tail.py"
+    rows = re.findall(r"^\| `(.+?)` \| (.+?) \|", found[1], re.M)
+    return {(where, what) for where, what in rows}
+
+
+@test_pretrain.pytestmark[0]  # megatron.training has to be there
+def test_the_documented_operations_are_all() -> None:
+    release = ".".join(str(installed_version()).split(".")[:2])
+    rows = watch(test_pretrain.SCRIPT, sys.executable)
+    seen = {
+        (row["place"], " ".join(x for x in (row["function"], row["op"], row["type"]) if x))
+        for row in rows
+    }
+    assert len(seen) >= 5
+    new = seen - documented(release)
+    assert not new, f"{release} has operations that docs/iteration-tail.md does not know: {new}"
+
+
+def test_a_table_of_every_release_that_is_supported() -> None:
+    for release in ("0.14", "0.15", "0.16", "0.17", "0.18", "0.19", "0.20"):
+        assert len(documented(release)) >= 5, release

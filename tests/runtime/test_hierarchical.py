@@ -1,0 +1,221 @@
+"""The exchange on two levels: who talks to whom, who is missing, and large groups."""
+
+from __future__ import annotations
+
+import random
+import resource
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+from transport.ranks import PATIENCE, Processes
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.runtime.collectives import reduction
+from megatron_adaptra.runtime.collectives.all_gather import FlatAllGather
+from megatron_adaptra.runtime.collectives.hierarchical import HierarchicalAllGather, Links
+
+UNEVEN = (0, 1, 1, 2, 1, 2)  # stages of one, three and two members
+SOON = 4.0
+
+
+def links_of(rank, stages, timeout=PATIENCE, store=None):
+    base = store or dist.distributed_c10d._get_default_store()
+    names = [f"rank {i}" for i in range(len(stages))]
+    return Links(dist.PrefixStore("staged", base), rank, stages, names, timeout)
+
+
+def everywhere(body, *args, ranks):
+    with Processes(body, *args, ranks=ranks) as processes:
+        return [processes.result(rank) for rank in range(ranks)]
+
+
+def word(*numbers):
+    return torch.tensor(numbers, dtype=torch.uint8)
+
+
+def many_swaps(seat, stages, seed):
+    """Over two exchanges by turns, told early and heard late."""
+    rng, mine = random.Random(seed), random.Random(seed + seat.rank)
+    links = links_of(seat.rank, stages)
+    exchanges = [links.open(300), links.open(300)]
+    assert all(isinstance(e, HierarchicalAllGather) and e.me == seat.rank for e in exchanges)
+    for number in range(40):
+        told = []
+        for exchange in exchanges:
+            lengths = [rng.choice((0, 1, rng.randrange(300), 300)) for _ in stages]
+            told.append([torch.full((n,), (number + i) % 251) for i, n in enumerate(lengths)])
+            exchange.tell(told[-1][seat.rank].byte())
+            threading.Event().wait(mine.choice((0, 0, 2e-3)))
+        for exchange, values in zip(exchanges, told, strict=True):
+            heard = exchange.hear()
+            assert all(torch.equal(a, b.byte()) for a, b in zip(heard, values, strict=True))
+    return True
+
+
+@pytest.mark.parametrize("stages", [UNEVEN, (1, 0, 0), (3, 3, 1, 1), (0, 1, 0, 1, 2)])
+def test_all_hear_what_each_has_told(stages):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    assert all(everywhere(many_swaps, stages, seed, ranks=len(stages)))
+
+
+def faster(seat, stages, slow):
+    """All but one are an exchange ahead: they have heard, and told again."""
+    exchange = links_of(seat.rank, stages).open(8)
+    exchange.tell(word(seat.rank))
+    if seat.rank != slow:
+        first = exchange.hear()
+        exchange.tell(word(seat.rank, 1))
+    seat.meet()
+    if seat.rank == slow:
+        first = exchange.hear()
+        exchange.tell(word(seat.rank, 1))
+    assert [v.tolist() for v in first] == [[i] for i in range(len(stages))]
+    assert [v.tolist() for v in exchange.hear()] == [[i, 1] for i in range(len(stages))]
+    return True
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])  # alone, a leader, and one of its members
+def test_nobody_waits_for_another_to_hear(slow):
+    assert all(everywhere(faster, UNEVEN, slow, ranks=6))
+
+
+def one_goes(seat, stages, lost):
+    exchange = links_of(seat.rank, stages, SOON).open(8)
+    exchange.swap(word(seat.rank))
+    seat.meet()
+    if seat.rank == lost:
+        seat.say("ready")
+        threading.Event().wait(PATIENCE)
+    try:
+        exchange.swap(word(seat.rank))
+    except PeerLost as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("lost", [0, 1, 2, 3])  # alone, two leaders, and a member
+def test_everybody_names_whoever_is_missing(lost, silent):
+    with Processes(one_goes, UNEVEN, lost, ranks=6) as processes:
+        assert processes.heard(lost) == "ready"
+        if not silent:
+            processes.kill(lost)
+        words = [processes.result(rank) for rank in range(6) if rank != lost]
+    named = [f"waited for rank {lost} to send exchange 1" in said for said in words]
+    assert all(named), words
+
+
+class Listener:
+    """A group whose sends are noted."""
+
+    def __init__(self, group, sent):
+        self._group, self._sent = group, sent
+
+    def __getattr__(self, name):
+        return getattr(self._group, name)
+
+    def send(self, tensors, peer, tag):
+        self._sent.append(tensors[0].numel())
+        return self._group.send(tensors, peer, tag)
+
+
+def crossing(seat, stages):
+    links = links_of(seat.rank, stages)
+    sent = [[] for _ in links._groups]
+    links._groups = [Listener(g, s) for g, s in zip(links._groups, sent, strict=True)]
+    exchange = links.open(100)
+    for _ in range(5):
+        exchange.swap(word(seat.rank))
+    seat.meet()
+    return sent
+
+
+def test_only_leaders_cross_stages():
+    sent = everywhere(crossing, UNEVEN, ranks=6)
+    leaders, size = {0: 1, 1: 3, 3: 2}, {}
+    for rank, (up, down, *across) in enumerate(sent):
+        if rank in leaders:
+            size[rank] = {*across[0]}
+            assert len(up) == 0
+            assert len(down) == 5 * (leaders[rank] - 1)
+            assert len(across[0]) == 5 * 2
+        else:
+            assert (len(up), down, across) == (5, [], [])
+    # What was told and its length, of each member, and a head; not the room that there is.
+    assert size == {rank: {16 + 9 * members} for rank, members in leaders.items()}
+
+
+def test_one_member_a_stage_needs_no_second_level():
+    links = links_of(0, [0], store=dist.HashStore())
+    assert isinstance(links.open(8), FlatAllGather)
+    assert len(links._groups) == 1
+
+
+LARGE = 72  # members, threads of this process
+FILES = 8192  # that this process has to open for them
+
+
+def adversarial(dtype, count, seed):
+    """Values of every member: usual ones, large ones that cancel out, zeros, infinities, NaN."""
+    rng = torch.Generator().manual_seed(seed)
+    rows = torch.randn((LARGE, count), generator=rng, dtype=torch.float64)
+    yield rows.to(dtype)
+    yield (rows * 10 ** (8 * torch.rand(rows.shape, generator=rng))).to(dtype)
+    yield (rows * 10 ** (30 * torch.rand(rows.shape, generator=rng))).to(dtype)
+    yield (rows * 0).to(dtype)
+    for special in (torch.inf, torch.nan):
+        some = torch.rand(rows.shape, generator=rng) < 0.05
+        yield torch.where(some, special * rows.sign(), rows).to(dtype)
+
+
+def large_group(rank, store, seed):
+    stages = [member * 8 // LARGE for member in range(LARGE)]
+    group = dist.ProcessGroupGloo(
+        dist.PrefixStore("native", store), rank, LARGE, dist.default_pg_timeout
+    )
+    exchange = links_of(rank, stages, store=store).open(1024)
+    found = []
+    for op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN):
+        for count in (1, 3, 33):
+
+            def native(tensor, op=op):
+                options = dist.AllreduceOptions()
+                options.reduceOp = op
+                group.allreduce([tensor], options).wait()
+
+            like = torch.zeros(count)
+            orders = reduction.orders_of(native, op, like, rank, LARGE)
+            assert orders is not None, (str(op), count)
+            found.append(orders.digest())
+            for rows in adversarial(like.dtype, count, seed):
+                theirs = rows[rank].clone()
+                native(theirs)
+                said = exchange.swap(rows[rank].clone().view(torch.uint8))
+                ours = orders.reduce(op, [value.view(like.dtype) for value in said])
+                assert bool(reduction._equal(ours, theirs).all()), (str(op), count)
+    return found
+
+
+@pytest.fixture
+def many_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < FILES:
+        pytest.skip(f"a process may open {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, FILES), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_large_group_has_the_backends_results():
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    store = dist.HashStore()
+    with ThreadPoolExecutor(LARGE) as pool:
+        jobs = [pool.submit(large_group, rank, store, seed) for rank in range(LARGE)]
+        found = [job.result(4 * PATIENCE) for job in jobs]
+    assert all(digests == found[0] for digests in found)

@@ -1,0 +1,399 @@
+"""The direct exchange, the backend's order of sums, and torch's collectives going through both."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from itertools import islice, pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+from transport.ranks import PATIENCE, Processes
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.runtime.collectives import collective, reduction
+from megatron_adaptra.runtime.collectives.all_gather import FlatAllGather
+from megatron_adaptra.runtime.collectives.collective import FIRST, TRY
+from megatron_adaptra.runtime.collectives.small_collectives import SmallCollectives
+from megatron_adaptra.runtime.watchdog import Watchdog
+
+SIZES = (2, 3, 4, 6, 8)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32)
+
+
+def everywhere(body, *args, ranks):
+    with Processes(body, *args, ranks=ranks) as processes:
+        return [processes.result(rank) for rank in range(ranks)]
+
+
+def exchange_of(seat, ranks, nbytes=512, channel=0, timeout=PATIENCE):
+    store = dist.PrefixStore("exchange", dist.distributed_c10d._get_default_store())
+    group = dist.ProcessGroupGloo(store, seat.rank, ranks, dist.default_pg_timeout)
+    return FlatAllGather(group, [f"rank {i}" for i in range(ranks)], nbytes, timeout, channel)
+
+
+def many_swaps(seat, ranks, seed):
+    rng = random.Random(seed)
+    exchange = exchange_of(seat, ranks)
+    for number in range(60):
+        lengths = [rng.randrange(0, 512) for _ in range(ranks)]
+        told = [
+            torch.full((n,), (number + i) % 251, dtype=torch.uint8) for i, n in enumerate(lengths)
+        ]
+        heard = exchange.swap(told[seat.rank])
+        assert all(map(torch.equal, heard, told)), number
+    return True
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_all_hear_what_each_has_told(ranks):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    assert all(everywhere(many_swaps, ranks, seed, ranks=ranks))
+
+
+def one_goes(seat):
+    exchange = exchange_of(seat, 3, timeout=5.0)
+    exchange.swap(torch.zeros(1, dtype=torch.uint8))
+    seat.meet()
+    if seat.rank == 2:
+        return "gone"
+    try:
+        while True:
+            exchange.swap(torch.zeros(1, dtype=torch.uint8))
+    except PeerLost as error:
+        return str(error)
+
+
+def test_whoever_is_missing_is_named():
+    words = everywhere(one_goes, ranks=3)
+    assert words[2] == "gone"
+    assert any("rank 2" in word for word in words[:2]), words
+
+
+def backend_orders(seat, ranks):
+    found = {}
+    for op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN):
+        for dtype in DTYPES:
+            for count in (1, 3, 100):
+                like = torch.zeros(count, dtype=dtype)
+
+                def native(tensor, op=op):
+                    dist.all_reduce(tensor, op)
+
+                orders = reduction.orders_of(native, op, like, seat.rank, ranks)
+                assert orders is not None, (str(op), dtype, count)
+                # Other values than those of the test: another seed, infinities, a NaN.
+                rng = torch.Generator().manual_seed(7 * ranks + count)
+                for trial in range(6):
+                    rows = torch.randn((ranks, count), generator=rng, dtype=torch.float64)
+                    rows = (rows * 10 ** (4 * torch.rand(rows.shape, generator=rng))).to(dtype)
+                    if dtype.is_floating_point and trial in (3, 4):
+                        special = (torch.inf, torch.nan)[trial - 3]
+                        rows[int(torch.randint(ranks, (1,), generator=rng)), 0] = special
+                    elif trial == 5:  # zeros of both signs
+                        rows *= 0
+                    ours, theirs = orders.reduce(op, list(rows)), rows[seat.rank].clone()
+                    native(theirs)
+                    assert bool(reduction._equal(ours, theirs).all())
+                found[str(op), str(dtype), count] = orders.digest()
+    return found
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_every_order_of_the_backend_is_found(ranks):
+    results = everywhere(backend_orders, ranks, ranks=ranks)
+    assert all(found == results[0] for found in results)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 8, 9])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+def test_candidates_of_a_kind_agree_and_no_others(size, op, dtype):
+    """A kind is what theory says; here is what happens to many values."""
+    kinds = reduction.kinds_of(op, dtype, size)
+    same = torch.ones(len(kinds), len(kinds), dtype=torch.bool)
+    for values in islice(reduction.trials(op, dtype, size, 50), 8 * size):
+        results = reduction.candidates(op, values)
+        same &= reduction._equal(results[:, None], results[None]).all(dim=-1)
+    assert torch.equal(same, kinds[:, None] == kinds[None])
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_a_candidate_is_one_way_round_the_ring(size):
+    which = torch.arange(reduction.orders(size))
+    values = torch.randn(size, 20)
+    candidates = reduction.candidates(ReduceOp.SUM, values)
+    for number, members in enumerate(reduction.path(which, size).T.tolist()):
+        first, down = number % size, number // size % 2
+        assert members == [(first + n * (1 - 2 * down)) % size for n in range(size)]
+        total = values[members[0]]
+        for member in members[1:]:
+            total = total + values[member]
+        assert torch.equal(candidates[number], total)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN])
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_a_few_trials_are_enough(op, size):
+    """Even where every element has an order of its own."""
+    which = torch.arange(50) % reduction.orders(size)
+    truth = reduction.Orders(size, which)
+    rows, asked = reduction.trials(op, torch.float32, size, 50), []
+
+    def native(tensor):
+        asked.append(1)
+        tensor.copy_(truth.reduce(op, list(next(rows))))
+
+    found = reduction.orders_of(native, op, torch.zeros(50), 0, size)
+    assert len(asked) < 30
+    kinds = reduction.kinds_of(op, torch.float32, size)
+    assert torch.equal(kinds[found.which.long()], kinds[which])
+    for values in islice(reduction.trials(op, torch.float32, size, 50), 100, 120):
+        ours, theirs = found.reduce(op, list(values)), truth.reduce(op, list(values))
+        assert bool(reduction._equal(ours, theirs).all())
+
+
+def test_an_order_that_no_candidate_has_is_not_taken_for_one():
+    rows = reduction.trials(ReduceOp.SUM, torch.float32, 4, 1)
+
+    def in_pairs(tensor):  # (0 + 1) + (2 + 3), which no ring gives
+        values = next(rows)
+        tensor.copy_((values[0] + values[1]) + (values[2] + values[3]))
+
+    assert reduction.orders_of(in_pairs, ReduceOp.SUM, torch.zeros(1), 0, 4) is None
+
+
+def training(seat, stages, mode, seed):
+    """Some iterations' collectives, natively and through the tail."""
+    ranks = len(stages)
+    group = dist.new_group([0, ranks - 1])
+    native = dist.all_reduce, dist.broadcast, dist.barrier
+    ends = seat.rank in (0, ranks - 1)
+    results = {}
+    for arm in ("native", "tail"):
+        served = SmallCollectives(stages, mode, PATIENCE, Watchdog(seat.rank, range(ranks)))
+        if arm == "tail":
+            served.install()
+        rng = torch.Generator().manual_seed(seed + seat.rank)
+        log = []
+        for _ in range(2 * TRY + FIRST):
+            norm = torch.randn(1, generator=rng) * 1e3
+            dist.all_reduce(norm)
+            most = torch.randn(1, generator=rng)
+            dist.all_reduce(most, op=ReduceOp.MAX)
+            rerun = torch.randint(0, 2, (2,), generator=rng, dtype=torch.int32)
+            dist.all_reduce(rerun)
+            tokens = torch.randint(0, 999, (1,), generator=rng)
+            dist.broadcast(tokens, src=ranks - 1)
+            dist.barrier()
+            log += [norm.item(), most.item(), *rerun.tolist(), tokens.item()]
+            gradient = torch.randn(5000, generator=rng)
+            if ends:
+                dist.all_reduce(gradient, group=group)
+            log.append(gradient.sum().item())
+        costs = served.costs()
+        if arm == "tail":
+            served.undo()
+        results[arm] = log
+    assert (dist.all_reduce, dist.broadcast, dist.barrier) == native
+    assert results["native"] == results["tail"]
+    return {name: direct for name, (_, _, direct) in costs.items()}
+
+
+ONE_EACH = [tuple(range(ranks)) for ranks in SIZES]
+TWO_EACH = [tuple(sorted(2 * (*range(stages),))) for stages in SIZES]
+
+
+@pytest.mark.parametrize(
+    ("stages", "mode"), [*((s, "on") for s in ONE_EACH + TWO_EACH), ((0, 1, 2, 3), "auto")]
+)
+def test_collectives_have_the_backends_results(stages, mode):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    used = everywhere(training, stages, mode, seed, ranks=len(stages))
+    if mode == "on":
+        assert all(used[0].values())
+    assert used[0].keys() == {"all_reduce", "broadcast", "barrier"}
+
+
+def announcing(seat, wrong):
+    """A flag, then two values that were known when the flag was."""
+    served = SmallCollectives([0, 0, 1, 2], "on", PATIENCE, Watchdog(seat.rank, range(4)))
+    served.install()
+    swaps = []
+    hear = collective.SmallCollective.hear
+    collective.SmallCollective.hear = lambda self: swaps.append(1) or hear(self)
+    counts = []
+    for step in range(FIRST + 4):
+        flag, norm = (
+            torch.tensor([seat.rank], dtype=torch.int32),
+            torch.tensor([seat.rank + step / 8]),
+        )
+        zeros = torch.tensor([10.0 - seat.rank])
+        before = len(swaps)
+        served.announce([(norm, ReduceOp.MAX), (zeros, ReduceOp.MAX)], dist.group.WORLD)
+        if wrong and step == FIRST + 3 and seat.rank == 1:
+            norm = norm + 1
+        dist.all_reduce(flag, ReduceOp.MIN)
+        dist.all_reduce(norm, op=ReduceOp.MAX)
+        dist.all_reduce(zeros, op=ReduceOp.MAX)
+        assert (flag.item(), norm.item(), zeros.item()) == (0, 3 + step / 8, 10.0), step
+        rate = torch.tensor([0.5])  # not announced
+        dist.all_reduce(rate, op=ReduceOp.MAX)
+        assert rate.item() == 0.5
+        counts.append(len(swaps) - before)
+    collective.SmallCollective.hear = hear
+    served.undo()
+    return counts[-1]
+
+
+def test_what_is_announced_comes_with_the_first_exchange():
+    assert everywhere(announcing, False, ranks=4) == [2] * 4
+
+
+def test_a_value_that_changes_after_its_announcement_is_refused():
+    with Processes(announcing, True, ranks=4) as processes:
+        with pytest.raises(AssertionError, match="was announced, now it is"):
+            processes.result(1)
+
+
+def unmatched(seat, path):
+    """One member sees another result of the self-test than the rest."""
+    os.dup2(os.open(f"{path}{seat.rank}", os.O_WRONLY | os.O_CREAT), 2)
+    if seat.rank == 1:
+        found = reduction.orders_of
+
+        def other(*args):
+            orders = found(*args)
+            orders.which = orders.which + 1
+            return orders
+
+        collective.orders_of = other
+    served = SmallCollectives(range(3), "on", PATIENCE, Watchdog(seat.rank, range(3)))
+    served.install()
+    for _ in range(FIRST + 3):
+        value = torch.tensor([float(seat.rank + 1)])
+        dist.all_reduce(value)
+        assert value.item() == 6.0
+    ((_, _, direct),) = served.costs().values()
+    served.undo()
+    return direct
+
+
+def test_a_mismatch_on_one_rank_leaves_all_with_the_backend(tmp_path):
+    assert everywhere(unmatched, str(tmp_path / "err"), ranks=3) == [False] * 3
+    said = [(tmp_path / f"err{rank}").read_text() for rank in range(3)]
+    assert "all_reduce of 1 torch.float32 over 3 ranks stays with the backend" in said[0]
+    assert "stays with the backend" not in said[1] + said[2]
+
+
+def left_alone(seat):
+    served = SmallCollectives([0, 0, 1, 1], "on", PATIENCE, Watchdog(seat.rank, range(4)))
+    served.install()
+    inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][seat.rank // 2]
+    for _ in range(FIRST + 1):
+        dist.all_reduce(torch.zeros(1), group=inside)  # one stage
+        dist.all_reduce(torch.zeros(10_000))  # much to say
+        dist.all_reduce(torch.zeros(1), async_op=True).wait()
+        dist.all_reduce(torch.ones(1), op=ReduceOp.PRODUCT)
+    with pytest.raises(RuntimeError, match="taken over already"):
+        SmallCollectives([0, 0, 1, 1], "on", PATIENCE, Watchdog(seat.rank, range(4))).install()
+    ways = served.costs()
+    served.undo()
+    return ways
+
+
+def test_the_rest_goes_to_torch():
+    assert everywhere(left_alone, ranks=4) == [{}] * 4
+
+
+class Odd(Exception):
+    pass
+
+
+def patient(seat):
+    """The last rank does not wait for the first one's share of a gradient, nor for a flag."""
+    group = dist.new_group([0, 2])
+    served = SmallCollectives(range(3), "on", PATIENCE, Watchdog(seat.rank, range(3)))
+    raised = []
+
+    def can_wait(way, tensor):
+        if tensor.numel() == 5000:
+            return (lambda: None) if seat.rank == 2 else None
+        if tensor.dtype != torch.int32:
+            return None
+        tensor.zero_()
+
+        def learn():
+            if tensor.item():
+                raise Odd
+
+        return learn
+
+    served.later = [can_wait]
+    served.install()
+    for step in range(FIRST + 6):
+        doubt = step == FIRST + 3 and seat.rank == 1
+        told_first = seat.rank == 2 and step >= FIRST
+        gradient = torch.full((5000,), float(seat.rank + step))
+        if seat.rank == 0 and step >= FIRST:
+            seat.meet()  # the last rank has gone on by then
+        if seat.rank != 1:
+            dist.all_reduce(gradient, group=group)
+        flag = torch.tensor([int(doubt)], dtype=torch.int32)
+        dist.all_reduce(flag)
+        if step >= FIRST:
+            assert flag.item() == 0
+            assert served.owes
+        if told_first:
+            assert gradient[0].item() == seat.rank + step
+            seat.meet()
+        if seat.rank == 1 and step >= FIRST:
+            seat.meet()
+        norm = torch.tensor([float(seat.rank)])
+        try:
+            dist.all_reduce(norm)
+        except Odd:
+            raised.append(step)
+        assert norm.item() == 3.0
+        assert not served.owes
+        if seat.rank != 1:
+            assert gradient.unique().tolist() == [2.0 + 2 * step]
+    served.undo()
+    return raised
+
+
+def test_what_can_wait_is_there_when_the_next_result_is():
+    assert everywhere(patient, ranks=3) == [[FIRST + 3]] * 3
+
+
+def seldom(seat):
+    """Which of 200 calls the backend has served, though it is much slower."""
+    calls, native, now = [], dist.all_reduce, 0
+
+    def slow(*args, **kwargs):
+        calls.append(now)
+        threading.Event().wait(0.02)  # a backend over a slow network
+        return native(*args, **kwargs)
+
+    dist.all_reduce = slow
+    served = SmallCollectives(range(2), "auto", PATIENCE, Watchdog(seat.rank, range(2)))
+    served.install()
+    for step in range(1, 201):
+        now = step
+        dist.all_reduce(torch.tensor([1.0]))
+    served.undo()
+    dist.all_reduce = native
+    return [call for call in calls if call > FIRST]
+
+
+def test_a_way_that_lost_is_tried_again_less_and_less_often():
+    tries = everywhere(seldom, ranks=2)
+    assert tries[0] == tries[1]
+    gaps = [b - a for a, b in pairwise(tries[0])]
+    assert len(gaps) >= 2
+    assert all(later == 2 * gap for gap, later in pairwise(gaps))
