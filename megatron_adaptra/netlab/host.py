@@ -27,6 +27,7 @@ from megatron_adaptra.runtime.watchdog import die_with_parent
 _PRIVATE, _RECURSIVE = 0x40000, 0x4000
 _SHARED = b"/dev/shm"
 _UP = b"up"
+_HEARD = (signal.SIGTERM, signal.SIGCHLD)
 
 
 @dataclass
@@ -122,14 +123,14 @@ def _command(
 ) -> int:
     """Run the command under an init; its exit status."""
     call("unshare", NEW_PROCESSES)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     init = os.fork()
     if init == 0:
         control.close()
         die_with_parent()
         _init(command, environment, output)
     os.close(output)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(init, signal.SIGTERM))
-    return _status(os.waitpid(init, 0)[1])
+    return _outlive(init)
 
 
 def _init(command: Sequence[str], environment: Mapping[str, str], output: int) -> NoReturn:
@@ -146,16 +147,29 @@ def _init(command: Sequence[str], environment: Mapping[str, str], output: int) -
         os._exit(126)
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
         try:
             os.execvpe(command[0], list(command), dict(environment))
         except OSError as error:
             os.write(2, f"{command[0]}: {error.strerror}\n".encode())
         os._exit(127)
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
+    os._exit(_outlive(child))
+
+
+def _outlive(child: int) -> int:
+    """Pass SIGTERM on to the child, reap orphans, and return the child's status when it has ended.
+
+    Signals are blocked and taken one by one: a handler of Python's would run only after the wait
+    that a signal may come just before.
+    """
     while True:
-        ended, status = os.wait()
-        if ended == child:
-            os._exit(_status(status))
+        if signal.sigwait(_HEARD) == signal.SIGTERM:
+            os.kill(child, signal.SIGTERM)
+        pid = -1
+        while pid:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == child:
+                return _status(status)
 
 
 def _status(status: int) -> int:

@@ -44,11 +44,15 @@ def test_a_rank_runs_the_script(way, script):
     assert late == [], "a script that does not want Megatron gets none"
 
 
-def test_adaptra_run_starts_torchrun(script):
-    done = run("megatron_adaptra", "run", "--standalone", "--nproc-per-node", "2", script, "--b")
+def test_adaptra_run_starts_torchrun(script, tmp_path):
+    """Every rank writes a file of its own: what several print at once may run into one line."""
+    options = ("--standalone", "--nproc-per-node", "2", "--redirects", "1", "--log-dir", tmp_path)
+    done = run("megatron_adaptra", "run", *options, script, "--b")
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [argv for argv, *_ in lines] == [["--b"], ["--b"]]
+    said = [
+        json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/attempt_0/*/stdout.log"))
+    ]
+    assert [argv for argv, *_ in said] == [["--b"], ["--b"]]
 
 
 @pytest.mark.parametrize("way", [("megatron_adaptra.run",), ("megatron_adaptra", "run")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,13 +26,18 @@ def lab(*words: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
 def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
+        text=True, preexec_fn=_hear_hangups,
     )  # fmt: skip
     try:
         yield process
     finally:
         process.kill()
         process.communicate()
+
+
+def _hear_hangups() -> None:
+    """A laboratory asks by SIGHUP whether nohup started it; these tests may run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def wait_for(process: subprocess.Popen[str], text: str, times: int) -> None:
