@@ -31,7 +31,7 @@ from megatron_adaptra.view.theme import ADAPTRA, BOUND, STOCK
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from megatron_lm_process import DIGESTS, ENVIRONMENT  # noqa: E402
+from megatron_lm_process import DIGESTS, environment  # noqa: E402
 from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 
 # What is added to Megatron's command line, row by row.
@@ -51,6 +51,7 @@ class Arm:
         self.name, self.options = name, options
         self.folder = work / f"{name}-{turn}"
         self.folder.mkdir()
+        self.environment = environment(sys.executable, work / "tools")
         self.milliseconds: list[float] = []
         self.said: list[bytes] = []
 
@@ -61,7 +62,7 @@ class Arm:
         if self.name != "stock":
             command += ["--adaptra-log", str(self.folder / "decisions.jsonl")]
         with Lab(o.stages, rules, o.seed) as lab:
-            statuses = lab.run(command, ENVIRONMENT, self._hear, o.timeout)
+            statuses = lab.run(command, self.environment, self._hear, o.timeout)
         if o.logs is not None:
             o.logs.mkdir(parents=True, exist_ok=True)
             log = o.logs / self.folder.name
@@ -111,7 +112,9 @@ def digests(arms: Sequence[Arm], checkout: Path) -> list[dict[str, str]]:
         str(checkout),
         *(str(a.folder / "checkpoint") for a in arms),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=arms[0].environment
+    )
     found: list[dict[str, str]] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 

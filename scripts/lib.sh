@@ -1,38 +1,67 @@
-# Shared by quickstart.sh and test.sh: a virtual environment with torch, megatron-core and us.
-# Source it from the repository's root.
+# Environments for the scripts beside this file: which Python, and what is installed. Source it.
 
-# A python that torch and megatron-core have wheels for: $ADAPTRA_PYTHON, or the first that is there.
+lib_root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+
+# find_python [VERSION...]: the path of the first Python of these versions (3.12) that can make
+# environments. Without a version: $ADAPTRA_PYTHON, or one that torch and megatron-core support.
 find_python() {
-  local candidate
-  for candidate in "${ADAPTRA_PYTHON:-}" python3.11 python3.12 python3.10 python3; do
-    if [ -n "$candidate" ] && "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
-      echo "$candidate"
-      return
+  local version candidate candidates=() ask
+  ask='import sys, venv, ensurepip; v = "%d.%d" % sys.version_info[:2]; print(sys.executable) if v in sys.argv[1:] else sys.exit(1)'
+  if [ $# = 0 ]; then
+    set -- 3.11 3.12 3.10 3.13
+    if [ -n "${ADAPTRA_PYTHON:-}" ]; then
+      "$ADAPTRA_PYTHON" -c "$ask" "$@" 2>/dev/null && return
+      echo "adaptra: ADAPTRA_PYTHON=$ADAPTRA_PYTHON has to be a Python 3.10 to 3.13 with venv" >&2
+      return 1
     fi
+  fi
+  # Not only names on PATH: a pyenv shim answers for the versions of this folder alone.
+  for version in "$@"; do
+    candidates+=("python$version" "$HOME/.pyenv/versions/$version".*/bin/python)
   done
-  echo "adaptra: needs Python 3.10 to 3.13 with venv (on Debian: apt install python3-venv); set ADAPTRA_PYTHON" >&2
+  for candidate in "${candidates[@]}" python3; do
+    if "$candidate" -c "$ask" "$@" 2>/dev/null; then return; fi
+  done
+  local wanted
+  wanted=$(printf ', %s' "$@")
+  echo "adaptra: there is no Python with venv (on Debian: apt install python3-venv) of version ${wanted#, }" >&2
   return 1
 }
 
-# make_venv FOLDER EXTRAS [PYTHON]: create or complete it; a torch installed for that python is reused.
+# make_venv [--no-megatron-core] FOLDER EXTRAS [PYTHON]: create or complete an environment with torch,
+# megatron-core, us and our EXTRAS (demo,dev). A torch installed for that Python is reused.
+# --no-megatron-core: for checkouts of Megatron-LM, which are to be what is imported.
 make_venv() {
-  local folder=$1 extras=$2 python=${3:-} stamp have
-  [ -n "$python" ] || python=$(find_python) || return 1
+  local core=1 folder extras python sum extra index=() new="" system=()
+  if [ "$1" = --no-megatron-core ]; then core="" && shift; fi
+  folder=$1 extras=$2 python=${3:-}
   if [ ! -x "$folder/bin/python" ]; then
-    have=""
-    if "$python" -c 'import torch' 2>/dev/null; then have=--system-site-packages; fi
-    "$python" -m venv $have "$folder" || return 1
+    [ -n "$python" ] || python=$(find_python) || return 1
+    # What is installed for that Python is seen too: no place to keep a megatron-core out of.
+    if [ -n "$core" ] && "$python" -c 'import torch' 2>/dev/null; then system=(--system-site-packages); fi
+    "$python" -m venv ${system[@]+"${system[@]}"} "$folder" || return 1
   fi
-  stamp=$(cat pyproject.toml setup.py scripts/lib.sh | cksum)-$extras
-  if [ "$(cat "$folder/adaptra.stamp" 2>/dev/null)" = "$stamp" ]; then return 0; fi
-  local pip="$folder/bin/python -m pip --disable-pip-version-check --no-input -q"
+  sum=$(cat "$lib_root"/{pyproject.toml,setup.py,scripts/lib.sh} | cksum)
+  for extra in ${extras//,/ }; do
+    grep -qx "$sum $extra" "$folder/adaptra.stamp" 2>/dev/null || new=1
+  done
+  [ -n "$new" ] || return 0
+  local pip=("$folder/bin/python" -m pip --disable-pip-version-check --no-input -q install)
   if ! "$folder/bin/python" -c 'import torch' 2>/dev/null; then
-    echo "adaptra: installing torch (once)" >&2
-    $pip install "torch==${ADAPTRA_TORCH:-2.13.0}" || $pip install torch || return 1
+    echo "adaptra: installing torch in $folder (once)" >&2
+    # Without a GPU the wheels for CPUs do, which are smaller; where their index cannot be reached, the others.
+    command -v nvidia-smi >/dev/null ||
+      index=(--retries 0 --timeout 10 --index-url https://download.pytorch.org/whl/cpu)
+    { [ ${#index[@]} -gt 0 ] && "${pip[@]}" "torch==${ADAPTRA_TORCH:-2.13.0}" "${index[@]}" 2>/dev/null; } ||
+      "${pip[@]}" "torch==${ADAPTRA_TORCH:-2.13.0}" || "${pip[@]}" torch || return 1
   fi
-  echo "adaptra: installing megatron-core and megatron-adaptra" >&2
+  echo "adaptra: installing megatron-adaptra[$extras]${core:+ and megatron-core} in $folder" >&2
   # megatron-core's own requirements pull in what only other parts of it need; ours are in [demo].
-  $pip install --no-deps "megatron-core${ADAPTRA_MEGATRON:->=0.14}" || return 1
-  $pip install -e ".[$extras]" || return 1
-  echo "$stamp" >"$folder/adaptra.stamp"
+  [ -z "$core" ] || "${pip[@]}" --no-deps "megatron-core${ADAPTRA_MEGATRON:->=0.14}" || return 1
+  "${pip[@]}" -e "$lib_root[$extras]" || return 1
+  if [ -z "$core" ] && "$folder/bin/python" -c 'import megatron.core' 2>/dev/null; then
+    echo "adaptra: $folder has a megatron-core of its own, which would hide the checkout's; remove it" >&2
+    return 1
+  fi
+  printf "$sum %s\n" ${extras//,/ } >>"$folder/adaptra.stamp"
 }

@@ -21,14 +21,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from make_patches import release
+from make_patches import Refused, release
 from megatron_lm_process import (
     DIGESTS,
     ROOT,
     become_subreaper,
     build_helpers,
+    environment,
     execute,
     execute_in_netlab,
+    why,
 )
 from megatron_lm_rows import (
     FLAGS,
@@ -53,7 +55,9 @@ class Checkout:
         self.version = ".".join(map(str, self.release))
         fits = pythons_for(self.release)
         self.python = next((pythons[v] for v in fits if v in pythons), "")
-        self.why_not = "" if self.python else f"needs Python {' or '.join(fits)}"
+        self.why_not = "" if self.python else f"needs Python {' or '.join(fits)}: --python X.Y=..."
+        self.tools = work / f"{path.name}-tools"
+        self.environment = environment(self.python, self.tools) if self.python else {}
         self.outcomes: dict[Run, Outcome] = {}
         self.digests: dict[Path, dict[str, str]] = {}
 
@@ -77,22 +81,27 @@ class Checkout:
         command += ["--train-iters", str(options.iterations), "--save", str(done.checkpoint)]
         command += ["--save-interval", str(options.iterations), *run.plugin]
         if run.network:
-            done.status = execute_in_netlab(command, done.log, ranks, run.network, options.timeout)
+            done.status = execute_in_netlab(
+                command, done.log, ranks, run.network, options.timeout, self.environment
+            )
         else:
-            done.status = execute(command, done.log, folder, options.timeout)
+            done.status = execute(command, done.log, folder, options.timeout, self.environment)
         done.read()
         self.outcomes[run] = done
         return done
 
-    def digest(self, *outcomes: Outcome) -> list[dict[str, str]]:
+    def digest(self, faults: list[str], *outcomes: Outcome) -> list[dict[str, str]]:
         """SHA-256 of every saved file's parameters and optimizer state, by the file's name."""
         new = [done for done in outcomes if done.checkpoint not in self.digests]
         if new:
             out = new[-1].log.with_name("digests")
             command = [self.python, DIGESTS, str(self.path), *(str(x.checkpoint) for x in new)]
-            status = execute(command, out, out.parent, 120)
-            last = out.read_text(errors="replace").strip().splitlines()[-1:]
-            found = json.loads(last[0]) if status == 0 else [{} for _ in new]
+            status = execute(command, out, out.parent, 120, self.environment)
+            said = out.read_text(errors="replace").strip()
+            if status != 0:
+                faults.append(f"reading the checkpoints ended with {status}: {why(said)}")
+                return [{} for _ in outcomes]
+            found = json.loads(said.splitlines()[-1])
             for done, digests in zip(new, found, strict=True):
                 self.digests[done.checkpoint] = digests
                 if digests and not self.options.keep:
@@ -103,18 +112,18 @@ class Checkout:
         """All rows, or the one line that says why this checkout cannot be tried."""
         o = self.options
         wanted = rows(o.only, o.slow_link.split(","), o.delay, o.netlab)
+        if not self.why_not and (fault := build_helpers(self.path, self.environment, self.tools)):
+            self.why_not = f"has helpers that cannot be compiled: {fault}"
         if self.why_not:
-            print(
-                f"{self.path.name}: left out, it {self.why_not}: --python X.Y=...", file=sys.stderr
-            )
+            print(f"{self.path.name}: left out, it {self.why_not}", file=sys.stderr)
             return []
-        build_helpers(self.path, self.python)
         before = self.git("status", "--porcelain")
         found = []
         for row in wanted:
             print(f"{self.path.name}: {row.name} ...", end=" ", file=sys.stderr, flush=True)
             found.append(self.compare(row))
-            print("passed" if found[-1]["passed"] else "FAILED", file=sys.stderr, flush=True)
+            verdict = "; ".join(found[-1]["faults"])
+            print(f"FAILED: {verdict}" if verdict else "passed", file=sys.stderr, flush=True)
         if self.git("status", "--porcelain") != before:
             raise RuntimeError(f"{self.path}: the runs have left files in the checkout")
         return found
@@ -131,7 +140,7 @@ class Checkout:
             ours = self.train(row.adaptra, script)
         for side, done in (("stock", stock), ("adaptra", ours)):
             if done.status != 0:
-                faults.append(f"{side} ended with {done.status}")
+                faults.append(f"{side} ended with {done.status}: {why(done.text)}")
             elif len(done.printed) != self.options.iterations:
                 faults.append(f"{side} logged {len(done.printed)} iterations")
             elif not float(done.printed[-1][0]) < float(done.printed[0][0]):
@@ -140,9 +149,10 @@ class Checkout:
         ratio = stock.milliseconds() / ours.milliseconds()
         parameters: bool | None = None  # not compared
         if not faults:
-            mine, theirs = self.digest(stock, ours)
-            parameters = bool(mine) and mine == theirs
-            faults += [] if parameters else ["parameters differ"]
+            mine, theirs = self.digest(faults, stock, ours)
+            if not faults:
+                parameters = bool(mine) and mine == theirs
+                faults += [] if parameters else ["parameters differ"]
             faults += [] if ratio >= row.least_ratio else [f"won less than {row.least_ratio:g} x"]
             faults += plugin_faults(row, stock, ours)
         faults += ["losses or gradient norms differ"] if losses is False else []
@@ -242,6 +252,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for path in options.checkouts:
         if not (path / "pretrain_gpt.py").is_file():
             parser.error(f"{path}: it has to be a Megatron-LM checkout, with pretrain_gpt.py")
+        try:
+            release(path)
+        except Refused as error:
+            parser.error(str(error))
         if "patched" in options.only and not (path / ".git").exists():
             parser.error(
                 f"{path}: the row `patched` clones it, and git does not know it; --no-patch"
@@ -256,22 +270,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     mine = ".".join(map(str, sys.version_info[:2]))
     pythons = {mine: sys.executable, **dict(word.split("=", 1) for word in options.python)}
     become_subreaper()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="adaptra-megatron-lm-", dir=options.keep)).resolve()
     results: list[dict[str, Any]] = []
     left_out = 0
+    # A SIGTERM waits until there is somebody to remove the folder, then does what a Ctrl-C does.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    work = Path(tempfile.mkdtemp(prefix="adaptra-megatron-lm-", dir=options.keep)).resolve()
     try:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         for path in options.checkouts:
             checkout = Checkout(path.resolve(), pythons, work, options)
             results += checkout.results()
             left_out += bool(checkout.why_not)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as error:
         print("interrupted", file=sys.stderr)
         results.clear()
-        return 130
+        return 143 if isinstance(error, SystemExit) else 130
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT):  # once is enough
+            signal.signal(number, signal.SIG_IGN)
         if options.json and results:
             options.json.write_text(json.dumps(results, indent=1) + "\n")
         if not options.keep:

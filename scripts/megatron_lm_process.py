@@ -11,11 +11,10 @@ import ctypes
 import hashlib
 import json
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,30 +24,51 @@ ROOT = Path(__file__).resolve().parents[1]
 DIGESTS = str(Path(__file__).resolve())  # this file as a command
 
 
-def build_helpers(checkout: Path, python: str) -> None:
-    """Megatron's own `make` takes the suffix of whatever python3-config is; ours is the right one.
+def environment(python: str, scratch: Path) -> dict[str, str]:
+    """For a training with that Python, whose temporary files go into `scratch`.
 
-    The file is ignored by git. Nothing happens if it is there.
+    Megatron compiles its helpers at start and asks `python3` and `python3-config` on PATH how. A
+    virtual environment has no python3-config, and pyenv's chooses a Python by the folder.
     """
-    ask = "import sysconfig, pybind11; print(sysconfig.get_config_var('EXT_SUFFIX'), " \
-        "sysconfig.get_path('include'), pybind11.get_include())"  # fmt: skip
-    said = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
-    suffix, *includes = said.split()
-    folder = checkout / "megatron/core/datasets"
-    if not (folder / f"helpers_cpp{suffix}").exists():
-        with tempfile.TemporaryDirectory() as scratch:
-            built = Path(scratch) / "helpers_cpp.so"
-            command = [
-                "g++",
-                "-O3",
-                "-shared",
-                "-std=c++17",
-                "-fPIC",
-                *(f"-I{x}" for x in includes),
-            ]
-            subprocess.run([*command, "helpers.cpp", "-o", built], cwd=folder, check=True)
-            shutil.move(built, folder / f"helpers_cpp{suffix}")
+    ask = "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))"
+    suffix = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout
+    tools, temporary = scratch / "bin", scratch / "tmp"
+    for folder in (tools, temporary):
+        folder.mkdir(parents=True, exist_ok=True)
+    config = tools / "python3-config"
+    config.write_text(
+        f"""#!/bin/sh
+[ "$*" = --extension-suffix ] && exec echo {suffix.strip()}
+echo "python3-config $*: only --extension-suffix is known here" >&2
+exit 1
+"""
+    )
+    config.chmod(0o755)
+    path = [str(tools), str(Path(python).parent), os.environ.get("PATH", os.defpath)]
+    more = {"PATH": os.pathsep.join(path), "TMPDIR": str(temporary)}
+    return {**ENVIRONMENT, **more}
 
+
+def build_helpers(checkout: Path, environment: Mapping[str, str], scratch: Path) -> str:
+    """As Megatron does at its start; why it failed, or nothing. Git ignores what it builds."""
+    log = scratch / "make.log"
+    command = ["make", "-C", str(checkout / "megatron/core/datasets")]
+    status = execute(command, log, scratch, 300, environment)
+    return "" if status == 0 else f"make ended with {status}: {why(log.read_text())}"
+
+
+def why(text: str) -> str:
+    """The line of a log that tells why: the first error, for others follow from it."""
+    lines = [line for line in _COLOR.sub("", text).splitlines() if line.strip()]
+    return next(filter(_ERROR.search, lines), (lines or ["it said nothing"])[-1]).strip()[:300]
+
+
+_COLOR = re.compile(r"\x1b\[[\d;]*[mK]")
+# Of Python, of argparse and of compilers; after the prefix with which torch marks a rank.
+_ERROR = re.compile(
+    r"^(\[rank\d+\]: ?)?[\w.]*(?<!ChildFailed)(Error|Exception|Lost)\b"
+    r"|^\S+ (fatal )?error: |^adaptra: error"
+)
 
 # The caller's PYTHONPATH might lead to another Megatron.
 ENVIRONMENT = {
@@ -58,7 +78,12 @@ ENVIRONMENT = {
 
 
 def execute_in_netlab(
-    command: Sequence[str], log: Path, ranks: int, rule: str, timeout: float
+    command: Sequence[str],
+    log: Path,
+    ranks: int,
+    rule: str,
+    timeout: float,
+    environment: Mapping[str, str],
 ) -> int | str:
     """Run one rank on each host of a laboratory (`adaptra netlab`) with that slow link."""
     from megatron_adaptra.errors import AdaptraError
@@ -68,7 +93,7 @@ def execute_in_netlab(
     with log.open("wb") as out:
         try:
             with Lab(ranks, load_rules([rule], ranks, network=True)) as lab:
-                statuses = lab.run(command, ENVIRONMENT, lambda _, line: _write(out, line), timeout)
+                statuses = lab.run(command, environment, lambda _, line: _write(out, line), timeout)
         except AdaptraError as error:
             return str(error)
     return next((status for status in statuses if status), 0)

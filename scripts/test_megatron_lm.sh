@@ -11,8 +11,8 @@ CHECKOUT is a Megatron-LM checkout of release 0.14 or newer; it is not modified.
 environment per need is made next to this project: .venv-megatron-lm-3.11 for releases up to 0.16
 and .venv-megatron-lm-3.12 for newer ones, with torch for CPUs. ADAPTRA_VENV_311 and
 ADAPTRA_VENV_312 name environments that are used as they are.
-With --netlab the row "slow" crosses a really slow network (docs/netlab.md; as root), not an
-emulated link. Needs g++ (Megatron compiles its index helpers). About five minutes per checkout on
+A row that fails says why in its line. With --netlab the row "slow" crosses a really slow network (docs/netlab.md; as root), not an
+emulated link. Needs g++ and make (Megatron compiles its index helpers). About five minutes per checkout on
 two idle cores.
 Exit status: 0 if every run passed, 1 if not, 2 for bad input.
 END
@@ -38,42 +38,23 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ ${#checkouts[@]} -gt 0 ] || die "which CHECKOUT? See --help"
-command -v g++ >/dev/null || die "g++ is not installed; Megatron's index helpers need it"
+for tool in g++ make; do
+  command -v "$tool" >/dev/null || die "$tool is not installed; Megatron compiles its index helpers with it"
+done
 
-# The first Python of these versions that can make environments.
-python_of() {
-  local version candidate
-  for version in "$@"; do
-    for candidate in "python$version" "$HOME"/.pyenv/versions/"$version".*/bin/python; do
-      if "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
-        echo "$candidate"
-        return
-      fi
-    done
-  done
-  return 1
-}
-
-# environment FOLDER PYTHON: without a megatron-core, so that the checkout is what gets imported.
+. "$root/scripts/lib.sh"
+# environment NAME VERSION...: the environment that the variable NAME gives, or one of our own.
 environment() {
-  local folder=$1 python=$2 stamp pip
-  stamp=$(cat "$root/pyproject.toml" "$root/scripts/test_megatron_lm.sh" | cksum)
-  if [ "$(cat "$folder/adaptra.stamp" 2>/dev/null)" = "$stamp" ]; then return 0; fi
-  echo "test_megatron_lm: making $folder (once; about 2 GB)" >&2
-  [ -x "$folder/bin/python" ] || "$python" -m venv "$folder" || return 1
-  pip="$folder/bin/python -m pip --disable-pip-version-check --no-input -q install"
-  # The wheels for CPUs are smaller; where their index cannot be reached, the usual ones do as well.
-  "$folder/bin/python" -c 'import torch' 2>/dev/null ||
-    $pip "torch==${ADAPTRA_TORCH:-2.13.0}" --index-url https://download.pytorch.org/whl/cpu 2>/dev/null ||
-    $pip "torch==${ADAPTRA_TORCH:-2.13.0}" || $pip torch || return 1
-  # triton and six: some releases import them at start, also where nothing is compiled.
-  $pip numpy einops regex six pybind11 pydantic packaging setuptools triton pyyaml wrapt || return 1
-  $pip -e "$root" || return 1
-  if "$folder/bin/python" -c 'import megatron.core' 2>/dev/null; then
-    echo "test_megatron_lm: $folder has a megatron-core of its own; remove it" >&2
-    return 1
+  local name=$1 folder=${!1:-} python version
+  shift
+  if [ -z "$folder" ]; then
+    folder=$root/.venv-megatron-lm-$1
+    python=$(find_python "$@" 2>/dev/null) || die "a checkout needs Python $(printf "%s " "$@") with venv; install it or set $name"
+    make_venv --no-megatron-core "$folder" megatron-lm "$python" || die "the environment $folder could not be made"
   fi
-  echo "$stamp" >"$folder/adaptra.stamp"
+  folder=$(cd -- "$folder" 2>/dev/null && pwd) || die "$name: there is no folder ${!name}"
+  version=$("$folder/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || die "$name: $folder has no bin/python that runs"
+  pythons+=(--python "$version=$folder/bin/python")
 }
 
 old="" new=""
@@ -84,26 +65,8 @@ for checkout in "${checkouts[@]}"; do
   if [ "$((major * 1000 + minor))" -lt 17 ]; then old=1; else new=1; fi
 done
 pythons=()
-if [ -n "$old" ]; then
-  folder=${ADAPTRA_VENV_311:-}
-  if [ -z "$folder" ]; then
-    python=$(python_of 3.11 3.10) || die "Megatron-LM up to 0.16 needs Python 3.11 or 3.10; set ADAPTRA_VENV_311"
-    folder=$root/.venv-megatron-lm-3.11
-    environment "$folder" "$python" || die "the environment $folder could not be made"
-  fi
-  version=$("$folder/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || die "ADAPTRA_VENV_311: $folder has no bin/python"
-  pythons+=(--python "$version=$folder/bin/python")
-fi
-if [ -n "$new" ]; then
-  folder=${ADAPTRA_VENV_312:-}
-  if [ -z "$folder" ]; then
-    python=$(python_of 3.12) || die "Megatron-LM from 0.17 on needs Python 3.12; set ADAPTRA_VENV_312"
-    folder=$root/.venv-megatron-lm-3.12
-    environment "$folder" "$python" || die "the environment $folder could not be made"
-  fi
-  version=$("$folder/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || die "ADAPTRA_VENV_312: $folder has no bin/python"
-  pythons+=(--python "$version=$folder/bin/python")
-fi
+[ -z "$old" ] || environment ADAPTRA_VENV_311 3.11 3.10
+[ -z "$new" ] || environment ADAPTRA_VENV_312 3.12
 # exec: a Ctrl-C or a SIGTERM reaches the one process that ends all others. The plugin need not be installed.
 export PYTHONPATH=$root
 exec "${pythons[1]#*=}" "$root/scripts/megatron_lm_matrix.py" "${checkouts[@]}" "${pythons[@]}" ${options[@]+"${options[@]}"}

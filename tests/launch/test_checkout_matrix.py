@@ -1,0 +1,106 @@
+"""scripts/test_megatron_lm.sh: says at once why a row failed, and leaves nothing when it is ended.
+
+The checkouts here hold only what the script looks at;
+tests/adapter/test_checkouts.py trains real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from launching import ROOT, clean_env
+
+sys.path.insert(0, str(ROOT / "scripts"))
+from megatron_lm_process import why
+
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+MAKEFILE = """\
+helpers_cpp$(shell python3-config --extension-suffix):
+\tpython3 -c 'import sys; print(sys.prefix)' > made_by; touch $@
+"""
+
+
+@pytest.fixture
+def checkout(checkout: Path) -> Path:
+    (checkout / "megatron/core/package_info.py").write_text(
+        "MAJOR = 0\nMINOR = 16\nPATCH = 1\nPRE_RELEASE = ''\n"
+    )
+    (checkout / "megatron/core/datasets").mkdir()
+    (checkout / "megatron/core/datasets/Makefile").write_text(MAKEFILE)
+    return checkout
+
+
+def start(checkout: Path, temporary: Path, python: str) -> subprocess.Popen[str]:
+    """As from a shell with another Python first on PATH, which answers nothing."""
+    wrong = temporary.parent / "wrong"
+    wrong.mkdir()
+    for name in ("python3", "python3-config"):
+        (wrong / name).write_text("#!/bin/sh\necho not this one; exit 9\n")
+        (wrong / name).chmod(0o755)
+    temporary.mkdir()
+    environment = clean_env(
+        ADAPTRA_VENV_311=python, TMPDIR=str(temporary), PATH=f"{wrong}:{os.environ['PATH']}"
+    )
+    command = [str(ROOT / "scripts/test_megatron_lm.sh"), str(checkout), "--only", "pp2"]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_failed_row_says_why_in_its_line(checkout: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "no-torch", with_pip=False)
+    with start(checkout, tmp_path / "tmp", str(tmp_path / "no-torch")) as process:
+        said = process.communicate(timeout=240)
+    assert process.returncode == 1, said
+    line = said[1].strip()
+    assert len(line.splitlines()) == 1
+    assert line.startswith("Megatron-LM: pp2 ... FAILED: stock ended with 1: "), said[1]
+    assert "No module named 'torch'" in line
+    # Megatron's Makefile asks for python3 and python3-config, and has found the environment's.
+    datasets = checkout / "megatron/core/datasets"
+    assert (datasets / "made_by").read_text().strip() == str(tmp_path / "no-torch")
+    assert [path.name for path in datasets.glob("helpers_cpp*")] == [f"helpers_cpp{SUFFIX}"]
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("building\n\x1b[01mx.cpp:2:10:\x1b[m \x1b[31mfatal error: \x1b[mno y.h\nmake: Error 1",
+         "x.cpp:2:10: fatal error: no y.h"),
+        ("[rank1]: Traceback:\n[rank1]: ValueError: 3\n[rank0]: RuntimeError: closed by peer\n"
+         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
+         "[rank1]: ValueError: 3"),
+        ("pretrain_gpt.py: error: unrecognized arguments: --x\n",
+         "pretrain_gpt.py: error: unrecognized arguments: --x"),
+        ("usage\nKilled\n", "Killed"),
+        ("", "it said nothing"),
+    ],
+)  # fmt: skip
+def test_why_is_the_first_error_of_a_log(log: str, line: str) -> None:
+    assert why(log) == line
+
+
+def test_a_terminated_run_leaves_no_folder_and_no_process(checkout: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    # Each rank holds the writing end: it is closed when the last of them has ended.
+    (checkout / "pretrain_gpt.py").write_text(
+        f"import signal, tempfile\nheld = open({str(started)!r}, 'w', buffering=1)\n"
+        "tempfile.mkdtemp()\nprint('started', file=held)\nsignal.pause()\n"
+    )
+    with start(checkout, tmp_path / "tmp", sys.prefix) as process:
+        with started.open() as ranks:
+            assert ranks.readline() == "started\n"
+            process.send_signal(signal.SIGTERM)
+            said = process.communicate(timeout=60)
+            assert set(ranks.read().split()) <= {"started"}  # to its end: no rank is left
+    assert process.returncode == 143, said
+    assert said[1].endswith("interrupted\n")
+    assert list((tmp_path / "tmp").iterdir()) == []
