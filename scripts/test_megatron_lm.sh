@@ -11,9 +11,9 @@ CHECKOUT is a Megatron-LM checkout of release 0.14 or newer; it is not modified.
 environment per need is made next to this project: .venv-megatron-lm-3.11 for releases up to 0.16
 and .venv-megatron-lm-3.12 for newer ones, with torch for CPUs. ADAPTRA_VENV_311 and
 ADAPTRA_VENV_312 name environments that are used as they are.
-A row that fails says why in its line. With --netlab the row "slow" crosses a really slow network (docs/netlab.md; as root), not an
-emulated link. Needs g++ and make (Megatron compiles its index helpers). About five minutes per checkout on
-two idle cores.
+With --netlab the row "slow" crosses a really slow network (docs/netlab.md; as root), not an
+emulated link. Needs g++ and make, for Megatron compiles its index helpers. About five minutes per
+checkout on two idle cores. A row that fails says why in its line.
 Exit status: 0 if every run passed, 1 if not, 2 for bad input.
 END
 }
