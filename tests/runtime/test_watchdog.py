@@ -130,7 +130,7 @@ def blocked_in_gloo(seat, path):
         watchdog.end_on_signal()
         watchdog.begins(Op.parse("B0"), 1)
         work = dist.irecv(torch.zeros(4), 1)
-        seat.log_line(os.getpid())
+        seat.say(os.getpid())
         work.wait()
     seat.meet()
 
@@ -198,7 +198,7 @@ def sees_the_dead(seat):
     failure_log = SharedFailureLog("here" if seat.rank < 2 else "elsewhere")
     seat.meet()
     failure_log.meet()
-    seat.log_line("ready")
+    seat.say("ready")
     if seat.rank:
         time.sleep(PATIENCE)
     until(lambda: failure_log.gone() != [], "somebody is missed")
@@ -221,7 +221,7 @@ def outlives_the_store(seat):
     failure_log = SharedFailureLog("here")
     seat.meet()
     failure_log.meet()
-    seat.log_line("ready")
+    seat.say("ready")
     until(lambda: not _reaches_store(), "the store is gone")
     failure_log.write("something")
     return failure_log.read(), failure_log.gone()
