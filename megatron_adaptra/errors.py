@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class AdaptraError(Exception):
     """Base of every error this package raises on purpose."""
@@ -13,6 +15,19 @@ class BadInput(AdaptraError):
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field}: {value!r} is not allowed; {allowed}")
         self.field, self.value, self.allowed = field, value, allowed
+
+
+class MissingPackage(AdaptraError):
+    """Packages that something needs are not installed; the command line exits with status 2.
+
+    `install`: what pip has to be given, such as "'megatron-adaptra[demo]'".
+    """
+
+    def __init__(self, what: str, packages: Sequence[str], install: str) -> None:
+        names = " and ".join([", ".join(packages[:-1]), packages[-1]] if packages[1:] else packages)
+        are = "are" if packages[1:] else "is"
+        super().__init__(f"{what} needs {names}, which {are} not installed: pip install {install}")
+        self.packages = tuple(packages)
 
 
 class ScheduleError(AdaptraError):

@@ -11,7 +11,6 @@ from typing import Any
 
 from megatron_adaptra.cli.job import add_job, in_words, job_of, plan_of, stock_of, title_of
 from megatron_adaptra.cli.output import (
-    NO_PLOT,
     Table,
     note,
     print_json,
@@ -33,6 +32,7 @@ from megatron_adaptra.cli.tradeoff import (
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import Plan
+from megatron_adaptra.view.png import no_matplotlib
 
 
 def add_parser(subparsers: Any) -> None:
@@ -194,4 +194,4 @@ def save(
         try:
             compare_png(folder / "compare.png", title, result, stock, share)
         except ImportError:
-            note(NO_PLOT)
+            note(str(no_matplotlib()))

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.cli.job import add_job, in_words, title_of
-from megatron_adaptra.cli.output import NO_PLOT, console, print_json, say, write, writing
+from megatron_adaptra.cli.output import console, print_json, say, write, writing
 from megatron_adaptra.cli.source import add_source, planned_or_read
-from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.errors import BadInput
 from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_legend, ascii_timeline
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.html.drawing import (
@@ -24,6 +24,7 @@ from megatron_adaptra.view.html.drawing import (
     drawing_png,
     drawing_svg,
 )
+from megatron_adaptra.view.png import no_matplotlib
 
 SUFFIX = {"ascii": ".txt", "svg": ".svg", "png": ".png", "html": ".html", "trace": ".trace.json"}
 _OF_SUFFIX = {".txt": "ascii", ".svg": "svg", ".png": "png", ".html": "html", ".json": "trace"}
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             if kind not in missing:
                 say(str(path))
     if missing:
-        raise AdaptraError(NO_PLOT)
+        raise no_matplotlib()
     return 0
 
 

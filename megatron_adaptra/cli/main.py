@@ -1,7 +1,7 @@
 """`adaptra`: one command per module of this package, each imported only when it is used.
 
-Exit status: 0 success, 2 bad input (one line that names the field, the value and what is allowed),
-1 anything else that went wrong on purpose.
+Exit status: 0 success, 2 bad input (one line that names the field, the value and what is allowed)
+or something missing (the line says how to install it), 1 anything else that went wrong on purpose.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from megatron_adaptra import __version__
-from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.errors import AdaptraError, BadInput, MissingPackage, UnsupportedMegatron
 
 # Each is a module here with `add_parser(subparsers)`, which sets `run`: (args) -> exit status.
 COMMANDS = ("plan", "compare", "simulate", "draw", "reproduce", "demo", "netlab", "run")
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, head say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except BadInput as error:
+    except (BadInput, MissingPackage, UnsupportedMegatron) as error:
         return _fail(error, 2)
     except AdaptraError as error:
         return _fail(error, 1)

@@ -14,7 +14,6 @@ from megatron_adaptra.errors import BadInput
 if TYPE_CHECKING:
     from rich.console import Console
 
-NO_PLOT = "a PNG needs matplotlib: pip install 'megatron-adaptra[plot]'"
 _WIDE = 1000  # characters; a pipe or a file has no edge that a table would have to be cut at
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.cli.output import (
-    NO_PLOT,
     Table,
     markdown,
     note,
@@ -31,6 +30,7 @@ from megatron_adaptra.cli.reference import (
     summary,
 )
 from megatron_adaptra.view.html.page import header, page, section, table
+from megatron_adaptra.view.png import no_matplotlib
 from megatron_adaptra.view.png.sheet import sheet_png
 from megatron_adaptra.view.svg.dots import DotChart, Dots, dot_chart_svg, dots_legend
 from megatron_adaptra.view.svg.markup import element
@@ -145,7 +145,7 @@ def save(folder: Path, pairs: Pairs) -> list[Path]:
             sheet_png(folder / "reproduce.png", headline, [lead], charts)
             done.append(folder / "reproduce.png")
         except ImportError:
-            note(NO_PLOT)
+            note(str(no_matplotlib()))
     return done
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.demo.options import ENVIRONMENT, LAUNCHED, PROGRESS, DemoOptions
-from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.errors import AdaptraError, MissingPackage
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.runtime.watchdog import die_with_parent
 
@@ -22,18 +22,30 @@ _LAST_WORDS = "adaptra: "
 _GRACE = 25.0  # seconds that torchrun gets to end its ranks
 
 
-def require_megatron() -> None:
-    """Raise BadInput, before anything starts, unless torch and a known megatron-core are there."""
-    for module, package in (("torch", "torch"), ("megatron", "megatron-core")):
-        if importlib.util.find_spec(module) is None:
-            raise BadInput(package, None, f"install it, e.g. pip install {package}")
-    from megatron_adaptra.adapter.compat.profiles import profile
-    from megatron_adaptra.errors import UnsupportedMegatron
+_HOST = {"torch": "torch", "megatron.core": "megatron-core"}  # module: package
+_EXTRA = ("einops", "packaging", "regex", "six")  # what these import; without matplotlib no PNG
 
+
+def require_megatron() -> None:
+    """Raise, before anything starts, unless all is there that the ranks will import.
+
+    MissingPackage names what is missing, UnsupportedMegatron the releases that are known.
+    """
+    host = [package for module, package in _HOST.items() if not _installed(module)]
+    extra = [module for module in _EXTRA if not _installed(module)]
+    if host or extra:
+        install = " ".join([*host, *(["'megatron-adaptra[demo]'"] if extra else [])])
+        raise MissingPackage("adaptra demo", [*host, *extra], install)
+    from megatron_adaptra.adapter.compat.profiles import profile
+
+    profile()
+
+
+def _installed(module: str) -> bool:
     try:
-        profile()
-    except UnsupportedMegatron as error:
-        raise BadInput("megatron-core", "installed", str(error)) from None
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it would be in
+        return False
 
 
 def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

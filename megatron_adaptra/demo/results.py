@@ -21,6 +21,7 @@ from megatron_adaptra.telemetry.probe import IterationRecord, Memory, merge
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.html.demo_page import report_html
 from megatron_adaptra.view.html.report import ArmReport, Report
+from megatron_adaptra.view.png import no_matplotlib
 
 WARM_UP = 2  # iterations at the start that no median counts
 
@@ -116,7 +117,7 @@ def write(
 
         report_png(report, out / "report.png")
     except ImportError:  # matplotlib is an extra
-        print("adaptra: no report.png: install megatron-adaptra[plot]", flush=True)
+        print(f"adaptra: no report.png: {no_matplotlib()}", flush=True)
 
 
 def _arm_reports(

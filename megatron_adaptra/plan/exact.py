@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from megatron_adaptra.errors import AdaptraError, BadInput, ScheduleError
+from megatron_adaptra.errors import AdaptraError, BadInput, MissingPackage, ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
@@ -54,14 +54,14 @@ def solve(
     `time_limit`: seconds, and what is found by then depends on the machine. Without one the limit
     is `SECONDS` by the solver's count of its own steps: one release of OR-tools then finds the same
     schedule every time. `hint`: a schedule to start from, of use if it is one of those looked for.
-    Raises BadInput, for a job that is too large too, and AdaptraError where OR-tools is missing.
+    Raises BadInput, for a job that is too large too, and MissingPackage for want of OR-tools.
     """
     count = _refuse(conditions)
     try:
         from ortools.sat.python import cp_model
-    except ImportError as error:
-        how = "pip install 'megatron-adaptra[exact]'"
-        raise AdaptraError(f"policy exact needs OR-tools ({error}): {how}") from None
+    except ImportError:
+        install = "'megatron-adaptra[exact]'"
+        raise MissingPackage("policy exact", ["OR-tools"], install) from None
     from megatron_adaptra.plan.exact_model import Model
 
     known = min(_starts(conditions, hint), key=lambda one: _seconds(one, conditions))

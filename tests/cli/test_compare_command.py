@@ -166,6 +166,7 @@ sys.exit(main({argv}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0
-    assert done.stderr == "adaptra: a PNG needs matplotlib: pip install 'megatron-adaptra[plot]'\n"
+    said = "a PNG needs matplotlib, which is not installed: pip install 'megatron-adaptra[plot]'"
+    assert done.stderr == f"adaptra: {said}\n"
     assert {path.name for path in tmp_path.iterdir()} == {"compare.json", "compare.html"}
     assert "compare.png" not in done.stdout

@@ -166,7 +166,7 @@ from megatron_adaptra.cli.main import main
 sys.exit(main({words}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    message = "a PNG needs matplotlib: pip install 'megatron-adaptra[plot]'"
+    assert done.returncode == 2
+    message = "a PNG needs matplotlib, which is not installed: pip install 'megatron-adaptra[plot]'"
     assert done.stderr == f"adaptra: error: {message}\n"
     assert [path.suffix for path in tmp_path.iterdir()] == [".svg"]

@@ -1,1 +1,8 @@
 """The same pictures as PNG, by matplotlib."""
+
+from megatron_adaptra.errors import MissingPackage
+
+
+def no_matplotlib() -> MissingPackage:
+    """What is said, or raised, where a PNG is asked for and matplotlib is not installed."""
+    return MissingPackage("a PNG", ["matplotlib"], "'megatron-adaptra[plot]'")
