@@ -39,7 +39,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "stock": (),
     "warmup": ("--adaptra", "--adaptra-receives", "needed", "--adaptra-small-collectives", "off"),
     "posted": ("--adaptra", "--adaptra-small-collectives", "off"),
-    "tail": ("--adaptra",),
+    "collectives": ("--adaptra",),
 }
 LOGGED = 3  # iterations per line: a logged one has barriers of its own
 

@@ -91,7 +91,7 @@ def conditions_of(values: Mapping[str, Any], field: Field = as_key) -> Condition
         activation_budget=take.numbers(
             "activation_budget", stages, "stage", default=math.inf, least=1.0, infinite=True
         ),
-        tail=take.number("optimizer_ms", values.get("optimizer_ms", 0.0)) / 1e3,
+        step_seconds=take.number("optimizer_ms", values.get("optimizer_ms", 0.0)) / 1e3,
         chunks=chunks,
         split=take.truth("split", True),
         recompute=take.truth("recompute", False),

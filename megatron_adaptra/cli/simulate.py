@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def shares(plan: Plan, conditions: Conditions) -> dict[str, list[float]]:
-    """Per stage, compute and the rest, as shares of the iteration without its tail."""
-    seconds = plan.predicted - conditions.tail
+    """Per stage, compute and the rest, as shares of the iteration without its step."""
+    seconds = plan.predicted - conditions.step_seconds
     busy = [plan.timeline.busy(stage) for stage in range(conditions.stages)]
     share = [b / seconds if seconds else 0.0 for b in busy]
     return {

@@ -166,8 +166,8 @@ class _Demo:
     def _iteration(self, name: str, iteration: int) -> None:
         arm, watchdog = self.arms[name], self.session.watchdog
         watchdog.phase = f"iteration {iteration} of {name}, outside the pipeline's messages"
-        if self.session.tail is not None:
-            self.session.tail.active = name == "adaptra"
+        if self.session.small_collectives is not None:
+            self.session.small_collectives.active = name == "adaptra"
         begin = time.perf_counter()
         arm.begin()
         if name == "stock":

@@ -30,8 +30,8 @@ class Conditions:
     """Seconds per op and stage, the links, and the limits.
 
     `cores`: compute slots that the stages of this pipeline share when they run on one machine's
-    CPUs; None where every stage has a device of its own. `tail`: seconds from the end of the
-    pipeline to the end of the optimizer step, of which `exchanges` are those in which the stages
+    CPUs; None where every stage has a device of its own. `step_seconds`: from the end of the
+    pipeline to the end of the optimizer step, of which `step_sync` are those in which the stages
     wait for each other, one by one. `activation_budget`: microbatches in flight per
     stage, infinite where there is no limit. `chunks`: model chunks per device, of equal cost.
     `split`: whether a backward may run as two halves; `recompute`: whether single microbatches may
@@ -47,8 +47,8 @@ class Conditions:
     links: Mapping[tuple[int, int], LinkState] = field(default_factory=dict)
     message_bytes: float = 0.0
     activation_budget: tuple[float, ...] = ()
-    tail: float = 0.0
-    exchanges: tuple[float, ...] = ()
+    step_seconds: float = 0.0
+    step_sync: tuple[float, ...] = ()
     cores: float | None = None
     chunks: int = 1
     split: bool = True
@@ -87,10 +87,11 @@ class Conditions:
                 raise BadInput(f"link {source}>{target}", tuple(link), allowed)
         if self.cores is not None and not 0 < self.cores < math.inf:
             raise BadInput("cores", self.cores, "a finite number above 0, or none")
-        if not all(x >= 0 for x in self.exchanges) or sum(self.exchanges) > self.tail * (1 + 1e-9):
-            allowed = f"numbers of at least 0 that are within the tail, {self.tail}, together"
-            raise BadInput("exchanges", list(self.exchanges), allowed)
-        for name in ("tail", "message_bytes"):
+        most = self.step_seconds
+        if not all(x >= 0 for x in self.step_sync) or sum(self.step_sync) > most * (1 + 1e-9):
+            allowed = f"numbers of at least 0, together within step_seconds, {most}"
+            raise BadInput("step_sync", list(self.step_sync), allowed)
+        for name in ("step_seconds", "message_bytes"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadInput(name, getattr(self, name), "a finite number of at least 0")
 
@@ -100,8 +101,8 @@ class Conditions:
 
     @property
     def step_work(self) -> float:
-        """Seconds of the tail in which no stage waits for another."""
-        return max(0.0, self.tail - sum(self.exchanges))
+        """Seconds of the step in which no stage waits for another."""
+        return max(0.0, self.step_seconds - sum(self.step_sync))
 
     @property
     def shared(self) -> bool:
@@ -145,8 +146,8 @@ class Conditions:
             },
             "message_bytes": self.message_bytes,
             "activation_budget": [_none(b) for b in self.activation_budget],
-            "tail": self.tail,
-            "exchanges": list(self.exchanges),
+            "step_seconds": self.step_seconds,
+            "step_sync": list(self.step_sync),
             "cores": self.cores,
             "chunks": self.chunks,
             "split": self.split,
@@ -171,8 +172,8 @@ class Conditions:
             links=links,
             message_bytes=data["message_bytes"],
             activation_budget=tuple(_inf(b) for b in data["activation_budget"]),
-            tail=data["tail"],
-            exchanges=tuple(data.get("exchanges", ())),
+            step_seconds=data["step_seconds"],
+            step_sync=tuple(data.get("step_sync", ())),
             cores=data["cores"],
             chunks=data["chunks"],
             split=data["split"],

@@ -21,8 +21,8 @@ class Kind(str, Enum):
     SEND_B = "SB"  # send an input gradient to the previous stage
     POST_F = "PF"  # post the receive of a forward's input
     POST_B = "PB"  # post the receive of an output gradient
-    TAIL = "T"  # what an iteration does after its last backward, up to the optimizer step
-    EXCHANGE = "X"  # the parts of its tail in which stages wait for each other
+    STEP = "T"  # what an iteration does after its last backward, up to the optimizer step
+    SYNC = "X"  # the parts of the step in which stages wait for each other
 
     __hash__ = str.__hash__  # Enum's own is Python code, and ops are looked up all the time
 

@@ -55,7 +55,7 @@ class Timeline:
     def iteration(self) -> float:
         """Seconds as the first stage sees them: it starts the pipeline and is the last to end.
 
-        Another stage's tail may reach into the next iteration.
+        Another stage's step may reach into the next iteration.
         """
         own = [s for s in self.spans if s.stage == 0]
         return max(s.end for s in own) - min(s.start for s in own) if own else 0.0
@@ -65,7 +65,7 @@ class Timeline:
         return 1 + max((s.stage for s in self.spans), default=-1)
 
     def busy(self, stage: int) -> float:
-        """Seconds of compute on a stage; its tail does not count."""
+        """Seconds of compute on a stage; its step does not count."""
         return sum(s.end - s.start for s in self.spans if s.stage == stage and s.op.kind.computes)
 
     def peak_in_flight(self) -> tuple[float, ...]:

@@ -34,9 +34,9 @@ def lower_bound(conditions: Conditions) -> float:
     c, job = conditions, Job(conditions)
     room = job.room(c)
     if c.recompute and (room < job.most).any():
-        return _recomputed(c, job, room) + c.tail
+        return _recomputed(c, job, room) + c.step_seconds
     starts = earliest(job, room)
-    return max(_end(c, job, starts), _carried(c, job, starts)) + c.tail
+    return max(_end(c, job, starts), _carried(c, job, starts)) + c.step_seconds
 
 
 def _recomputed(c: Conditions, job: Job, room: Ints) -> float:

@@ -130,7 +130,7 @@ def search(shop: Shop, effort: Effort) -> Order | None:
 
 
 def _bound(shop: Shop) -> float:
-    return lower_bound(shop.conditions) - shop.conditions.tail
+    return lower_bound(shop.conditions) - shop.conditions.step_seconds
 
 
 def rivals(conditions: Conditions, sends: str, names: tuple[str, ...]) -> Iterator[Schedule]:

@@ -66,7 +66,7 @@ def solve(
 
     known = min(_starts(conditions, hint), key=lambda one: _seconds(one, conditions))
     seconds = _seconds(known, conditions)
-    tick = (seconds - conditions.tail) / TICKS or 1.0
+    tick = (seconds - conditions.step_seconds) / TICKS or 1.0
     whole = in_ticks(conditions, tick)
     start = simulate(lower(known), whole)
     model = Model(whole, horizon=round(start.makespan))
@@ -100,7 +100,7 @@ def solve(
     proven = modelled and status == cp_model.OPTIMAL
     bound = 0.0
     if modelled:  # every op, and every message, may have been rounded by a tick
-        bound = (solver.best_objective_bound - 2 * count) * tick + conditions.tail
+        bound = (solver.best_objective_bound - 2 * count) * tick + conditions.step_seconds
     if not proven:
         bound = max(bound, lower_bound(conditions))
     bound = min(max(bound, 0.0), seconds)
@@ -147,7 +147,7 @@ def in_ticks(conditions: Conditions, tick: float) -> Conditions:
         recomputation=ticks(Kind.R) if conditions.recomputation else (),
         links=links,
         message_bytes=1.0,
-        tail=0.0,
+        step_seconds=0.0,
     )
 
 

@@ -147,11 +147,11 @@ class Controller:
                 self.log.write()  # with what is known of the last outcome
 
     def _previous(self) -> dict[str, Any]:
-        """The tail and the whole of the last iteration, which had not ended when it reported."""
+        """The step and the whole of the last iteration, which had not ended when it reported."""
         last = self._last
         if last is None or not last.end:
-            return {"tail": None, "seconds": None}
-        return {"tail": last.tail, "seconds": last.end - last.begin}
+            return {"step": None, "seconds": None}
+        return {"step": last.step, "seconds": last.end - last.begin}
 
     def _listen(self, channel: Channel) -> None:
         """The control thread of one channel."""

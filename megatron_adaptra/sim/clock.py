@@ -45,9 +45,9 @@ def simulate(program: Program, conditions: Conditions, sends: str = "eager") -> 
     spans: list[Span] = []
     messages: list[Message] = []
     end = Clock(lines, conditions, rendezvous, spans, messages).run()
-    ends = list(accumulate(conditions.exchanges, initial=end + conditions.step_work))
-    parts = [(Op(Kind.TAIL, 0), end, ends[0])]
-    parts += [(Op(Kind.EXCHANGE, i), *pair) for i, pair in enumerate(pairwise(ends))]
+    ends = list(accumulate(conditions.step_sync, initial=end + conditions.step_work))
+    parts = [(Op(Kind.STEP, 0), end, ends[0])]
+    parts += [(Op(Kind.SYNC, i), *pair) for i, pair in enumerate(pairwise(ends))]
     for op, start, stop in parts:
         if stop > start:
             spans += [Span(stage, op, start, stop) for stage in range(program.stages)]

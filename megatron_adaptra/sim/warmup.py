@@ -92,7 +92,7 @@ class WarmupClock:
                     if ready > t:
                         t = ready
                 now[s] = below = t + seconds
-        return max(now) + self.conditions.tail
+        return max(now) + self.conditions.step_seconds
 
     def _with_shared_cores(self, depths: Sequence[int]) -> float:
         """Processor sharing needs the event queue; the lines of a stage are compiled once."""
@@ -105,7 +105,7 @@ class WarmupClock:
                 line = lower_line(warmup_line(depth, count), s, stages, 1, ahead)
                 self.lines[s, around] = compile_line(line, s, self.conditions, 1, self.rendezvous)
             lines.append(self.lines[s, around])
-        return Clock(lines, self.conditions, self.rendezvous).run() + self.conditions.tail
+        return Clock(lines, self.conditions, self.rendezvous).run() + self.conditions.step_seconds
 
     def _link(self, source: int, target: int) -> tuple[float, float, float]:
         """Of a message: the delay, the seconds on the wire, and the delay of the word back."""

@@ -43,7 +43,7 @@ class Estimator:
     machines only the round trip is known, and its halves are taken for equal. `cores`: see
     Conditions; where given, an op's cost is CPU time, else its wall time. `rendezvous`: whether a
     message waits until the word that its receive is posted has come back to the sender.
-    `everything`: whether slow links delay the tail's exchanges, too; emulated ones do not.
+    `everything`: whether slow links delay the step's collectives, too; emulated ones do not.
     `budget`: what a stage may hold, in bytes perhaps; what that is in microbatches is known once
     memory has been measured. `chunks`, `split`, `recompute`: see Conditions.
     """
@@ -78,7 +78,7 @@ class Estimator:
         self.charts = {link: DelayChart(floor) for a, b in pairs for link in ((a, b), (b, a))}
         self._ops: list[deque[OpSeconds]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._shares: list[deque[Shares]] = [deque(maxlen=WINDOW) for _ in range(stages)]
-        self._tails = StepSyncModel()
+        self._step = StepSyncModel()
         self._ratios: deque[float] = deque(maxlen=WINDOW)
 
     def update(self, reports: Sequence[Mapping[str, Any]]) -> list[Link]:
@@ -103,13 +103,13 @@ class Estimator:
             and chart.update(max(0.0, delay), stage_seconds)
         ]
         for report in reports:
-            if report["stage"] == 0 and report.get("tail") is not None:
-                self._tails.update(report["tail"], self._delays)
+            if report["stage"] == 0 and report.get("step") is not None:
+                self._step.update(report["step"], self._delays)
         return changed
 
     @property
     def _delays(self) -> dict[Link, float]:
-        """Seconds per link, as far as the tail's exchanges see them."""
+        """Seconds per link, as far as the step's collectives see them."""
         return {link: c.estimate * self.everything for link, c in self.charts.items()}
 
     def _delay(
@@ -176,9 +176,9 @@ class Estimator:
         return {f"{a}>{b}": chart.estimate for (a, b), chart in self.charts.items()}
 
     def conditions(self, corrected: bool = True, native: bool = False) -> Conditions:
-        """What to plan for. `native`: with the tail as it is in stock Megatron."""
+        """What to plan for. `native`: with the step as it is in stock Megatron."""
         scale = self.correction if corrected else 1.0
-        exchanges = (self._tails.native if native else self._tails.exchanges)(self._delays)
+        step_sync = (self._step.native if native else self._step.sync)(self._delays)
         ops = [OpSeconds(*(scale * s for s in _medians(window))) for window in self._ops]
         return Conditions(
             microbatches=self.microbatches,
@@ -188,8 +188,8 @@ class Estimator:
             links={link: LinkState(chart.estimate) for link, chart in self.charts.items()},
             message_bytes=float(self.message_bytes),
             activation_budget=self.budgets,
-            tail=self._tails.work + sum(exchanges),
-            exchanges=exchanges,
+            step_seconds=self._step.work + sum(step_sync),
+            step_sync=step_sync,
             cores=self.cores,
             chunks=self.chunks,
             split=self.split,

@@ -1,4 +1,4 @@
-"""What one stage saw in one iteration: its ops, its messages, its tail."""
+"""What one stage saw in one iteration: its ops, its messages, its step."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Memory(NamedTuple):
 
 
 class CollectiveSpan(NamedTuple):
-    """An operation of the tail that stages do together; seconds on the monotonic clock.
+    """An operation of the step that stages do together; seconds on the monotonic clock.
 
     `name`: the same one in every iteration.
     `backend` and `direct`: what it costs, as last measured, through torch's backend and through an
-    exchange of ours; negative where that is not known. `stages`: who takes part; () is everybody.
+    all-gather of ours; negative where that is not known. `stages`: who takes part; () is everybody.
     """
 
     name: str
@@ -144,8 +144,8 @@ class IterationRecord:
         return [t for t in stamps if t.posted <= t.sent] or stamps
 
     @property
-    def tail(self) -> dict[str, Any]:
-        """Seconds of the tail, and each crossing in it: name, seconds taken, backend's, direct, and
+    def step(self) -> dict[str, Any]:
+        """Seconds of the step, and each crossing in it: name, seconds taken, backend's, direct, and
         the stages that take part."""
         collectives = [(c.name, c.end - c.start, *c[3:]) for c in self.collectives]
         return {"seconds": self.end - self.last_op_end, "collectives": collectives}
@@ -204,14 +204,14 @@ def merge(records: Sequence[IterationRecord], name: str) -> Timeline:
 
 
 def _step_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, float]]:
-    """A stage's tail as ops: exchanges, numbered, and what is between them."""
+    """A stage's step as ops: collectives, numbered, and what is between them."""
     parts: list[tuple[Op, float, float]] = []
     now = begin
     for i, crossing in enumerate(record.collectives):
         start = max(now, crossing.start)
-        parts += [(Op(Kind.TAIL, i), now, start), (Op(Kind.EXCHANGE, i), start, crossing.end)]
+        parts += [(Op(Kind.STEP, i), now, start), (Op(Kind.SYNC, i), start, crossing.end)]
         now = max(now, crossing.end)
-    parts.append((Op(Kind.TAIL, len(record.collectives)), now, record.end))
+    parts.append((Op(Kind.STEP, len(record.collectives)), now, record.end))
     return [(op, a, b) for op, a, b in parts if b > a]
 
 

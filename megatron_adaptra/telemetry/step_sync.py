@@ -1,4 +1,4 @@
-"""What the tail of the next iterations will take, from those of the last ones."""
+"""What the step at the end of the next iterations will take, from those of the last ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has a longer tail
+WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has a longer step
 PASSES = 4  # delays of a backend's small all-reduce: there and back, each after a word (measured)
-# An exchange of ours stays while it costs less than this share of what the backend costs: on a
+# An all-gather of ours stays while it costs less than this share of what the backend costs: on a
 # healthy network they take the same time, but everybody telling everybody is more work for CPUs.
 KEEP = 0.8
 SLOWER = 1.5  # times the delay, and what was measured over it says nothing any more
@@ -36,7 +36,7 @@ class _Cost(NamedTuple):
 
 
 class StepSyncModel:
-    """Fed with the first stage's tails: the first stage is the last to end its pipeline.
+    """Fed with the first stage's steps: the first stage is the last to end its pipeline.
 
     What stages do together is kept apart from each stage's own work: it depends on the links.
     """
@@ -48,10 +48,10 @@ class StepSyncModel:
         self._direct: dict[str, _Cost] = {}
         self._stages: dict[str, frozenset[int]] = {}
 
-    def update(self, tail: Mapping[str, Any], delays: Delays) -> None:
-        """`tail`: as an IterationRecord has it. `delays`: seconds per link."""
-        collectives = tail["collectives"]
-        self._work.append(max(0.0, tail["seconds"] - sum(taken for _, taken, *_ in collectives)))
+    def update(self, step: Mapping[str, Any], delays: Delays) -> None:
+        """`step`: as an IterationRecord has it. `delays`: seconds per link."""
+        collectives = step["collectives"]
+        self._work.append(max(0.0, step["seconds"] - sum(taken for _, taken, *_ in collectives)))
         self._done.append([name for name, *_ in collectives])
         for name, _, native, direct, stages in collectives:
             self._stages[name] = frozenset(stages)
@@ -68,7 +68,7 @@ class StepSyncModel:
         usual = [seconds for seconds in self._work if seconds <= ONCE * median(self._work)]
         return sum(usual) / max(1, len(usual))
 
-    def exchanges(self, delays: Delays) -> tuple[float, ...]:
+    def sync(self, delays: Delays) -> tuple[float, ...]:
         """Seconds of each crossing once the way it takes has settled, over links of such delays.
 
         As many as the iterations had on average, each of the mean length.
@@ -95,8 +95,10 @@ class StepSyncModel:
         return cost.over(delay, PASSES) if cost.seconds >= 0 else 0.0
 
     def _settled(self, name: str, delays: Delays, waits: bool) -> float:
-        """An exchange takes one delay, or none for a stage that finds all values there; 0 seconds
-        are those of one that nobody waits for."""
+        """An all-gather of ours takes one delay, or none for a stage that finds all values there.
+
+        0 seconds are those of one that nobody waits for.
+        """
         cost, backend = self._direct[name], self._backend(name, delays)
         if cost.seconds == 0.0:
             return 0.0

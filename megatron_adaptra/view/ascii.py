@@ -16,8 +16,8 @@ FILL = {
     Kind.I: "~",
     Kind.W: "+",
     Kind.R: "*",
-    Kind.TAIL: "#",
-    Kind.EXCHANGE: "x",
+    Kind.STEP: "#",
+    Kind.SYNC: "x",
 }
 IDLE, MORE = ".", ">"
 LEAST_WIDTH = 32
@@ -110,7 +110,7 @@ def _box(op: Op, size: int) -> str:
     """The longest text that fits; a small letter is short for a later chunk."""
     letter = op.kind.value[:1]
     words = [str(op), letter]
-    if op.kind in (Kind.TAIL, Kind.EXCHANGE):
+    if op.kind in (Kind.STEP, Kind.SYNC):
         words = [letter]
     elif op.chunk:
         words[1:] = [f"{letter.lower()}{op.microbatch}", letter.lower()]

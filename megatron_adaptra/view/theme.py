@@ -15,8 +15,8 @@ OP_FILL = {
     Kind.I: "#efd777",
     Kind.W: "#7fc8b4",
     Kind.R: "#bda6dc",
-    Kind.TAIL: "#c3c8d0",
-    Kind.EXCHANGE: "#e3a3bd",
+    Kind.STEP: "#c3c8d0",
+    Kind.SYNC: "#e3a3bd",
 }
 OP_NAME = {
     Kind.F: "forward",
@@ -24,8 +24,8 @@ OP_NAME = {
     Kind.I: "input gradient",
     Kind.W: "weight gradient",
     Kind.R: "recompute",
-    Kind.TAIL: "tail and optimizer",
-    Kind.EXCHANGE: "exchange between stages",
+    Kind.STEP: "optimizer step",
+    Kind.SYNC: "collective of the step",
 }
 OP_TEXT = "#1d2733"
 MESSAGE = "#cb4d7b"
@@ -41,7 +41,7 @@ _LIGHTER = 0.42  # how far from one chunk's colour to white the next chunk's lie
 
 
 def op_fill(kind: Kind, chunk: int = 0) -> str:
-    fill = OP_FILL.get(kind, OP_FILL[Kind.TAIL])
+    fill = OP_FILL.get(kind, OP_FILL[Kind.STEP])
     keep = (1 - _LIGHTER) ** chunk
     parts = (int(fill[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - keep * (255 - part)):02x}" for part in parts)

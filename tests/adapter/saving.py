@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from megatron_lm_process import DIGESTS
 
-TAIL = ("--adaptra", "--adaptra-small-collectives", "on")
+ENDS = ("--adaptra", "--adaptra-small-collectives", "on")
 DROPOUT = ("--attention-dropout", "0.1", "--hidden-dropout", "0.1")
 SCALED = (
     "--fp16", "--initial-loss-scale", "65536", "--loss-scale-window", "6", "--hysteresis", "1",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import test_pretrain
-from saving import DROPOUT, HALF, OVERFLOWS, SCALED, TAIL, saved
+from saving import DROPOUT, ENDS, HALF, OVERFLOWS, SCALED, saved
 from test_pretrain import train
 
 pytestmark = test_pretrain.pytestmark
@@ -36,7 +36,7 @@ CASES: dict[str, tuple[str, ...]] = {  # of both trainings
 @pytest.mark.parametrize("name", CASES)
 def test_losses_norms_and_checkpoints_are_those_of_stock(name: str, tmp_path: Path) -> None:
     results, texts = {}, {}
-    for arm, more in (("stock", ()), ("ours", TAIL)):
+    for arm, more in (("stock", ()), ("ours", ENDS)):
         out = tmp_path / arm
         flags = (*SAVE, *CASES[name], *more, "--save", str(out / "saved"))
         done = train(out, 4, *flags, iterations=16)

@@ -13,14 +13,14 @@ from megatron_adaptra.adapter.compat.profiles import installed_version
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from iteration_tail import watch  # noqa: E402
+from iteration_end import watch  # noqa: E402
 
 
 def documented(release: str) -> set[tuple[str, str]]:
-    """Where and what, from the table of a release in docs/iteration-tail.md."""
-    text = (ROOT / "docs/iteration-tail.md").read_text()
+    """Where and what, from the table of a release in docs/iteration-end.md."""
+    text = (ROOT / "docs/iteration-end.md").read_text()
     found = re.search(rf"^### .*\b{re.escape(release)}\b.*?\n(.*?)(?=^### |\Z)", text, re.M | re.S)
-    assert found, f"docs/iteration-tail.md has no table of {release}: scripts/iteration_tail.py"
+    assert found, f"docs/iteration-end.md has no table of {release}: scripts/iteration_end.py"
     rows = re.findall(r"^\| `(.+?)` \| (.+?) \|", found[1], re.M)
     return {(where, what) for where, what in rows}
 
@@ -35,7 +35,7 @@ def test_the_documented_operations_are_all() -> None:
     }
     assert len(seen) >= 5
     new = seen - documented(release)
-    assert not new, f"{release} has operations that docs/iteration-tail.md does not know: {new}"
+    assert not new, f"{release} has operations that docs/iteration-end.md does not know: {new}"
 
 
 def test_a_table_of_every_release_that_is_supported() -> None:

@@ -43,7 +43,7 @@ def test_the_rest():
             "recompute": True,
         }
     )
-    assert (c.stages, c.microbatches, c.tail, c.message_bytes) == (4, 12, 0.03, 1000)
+    assert (c.stages, c.microbatches, c.step_seconds, c.message_bytes) == (4, 12, 0.03, 1000)
     assert (c.forward, c.backward_input, c.backward_weight) == (
         (9e-3,) * 4,
         (0.01,) * 4,
@@ -58,4 +58,4 @@ def test_what_is_left_out():
     assert c.backward_input == c.backward_weight == (0.002, 0.003)
     assert c.links == {(0, 1): LinkState(), (1, 0): LinkState()}
     assert c.activation_budget == (math.inf, math.inf)
-    assert (c.split, c.recompute, c.chunks, c.tail) == (True, False, 1, 0.0)
+    assert (c.split, c.recompute, c.chunks, c.step_seconds) == (True, False, 1, 0.0)

@@ -26,11 +26,11 @@ def test_a_policy_is_timed_as_it_is_planned():
     assert timed["draws"] is None
 
 
-def test_the_shares_leave_the_tail_out(here):
-    with_tail = here.json("simulate", *SMALL, "--policy", "1f1b", "--optimizer-ms", 50)
+def test_the_shares_leave_the_step_out(here):
+    with_step = here.json("simulate", *SMALL, "--policy", "1f1b", "--optimizer-ms", 50)
     without = here.json("simulate", *SMALL, "--policy", "1f1b")
-    assert with_tail["iteration_ms"] == pytest.approx(without["iteration_ms"] + 50)
-    assert with_tail["bubble_share"] == pytest.approx(without["bubble_share"])
+    assert with_step["iteration_ms"] == pytest.approx(without["iteration_ms"] + 50)
+    assert with_step["bubble_share"] == pytest.approx(without["bubble_share"])
 
 
 def test_the_table(here):

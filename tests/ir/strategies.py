@@ -40,7 +40,7 @@ def conditions(draw: st.DrawFn, stages: int | None = None, most: int = 16) -> Co
         links,
         message_bytes=draw(st.sampled_from([0.0, 1.0])),
         activation_budget=budget,
-        tail=draw(st.sampled_from([0.0, 1.5])),
+        step_seconds=draw(st.sampled_from([0.0, 1.5])),
         cores=draw(st.none() | st.floats(0.5, 7)),
     )
 

@@ -137,7 +137,7 @@ nan, inf = float("nan"), float("inf")
         ("link", {"links": {(1, 1): LinkState(1.0)}}),
         ("cores", {"cores": 0.0}),
         ("cores", {"cores": inf}),
-        ("tail", {"tail": nan}),
+        ("step_seconds", {"step_seconds": nan}),
         ("message_bytes", {"message_bytes": -1.0}),
     ],
 )

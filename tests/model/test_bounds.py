@@ -58,7 +58,7 @@ def test_no_schedule_beats_the_bound_of_what_it_holds(seed, sends, cores):
         stages,
         count,
         cores=cores,
-        tail=rng.choice([0.0, 0.5]),
+        step_seconds=rng.choice([0.0, 0.5]),
         chunks=chunks,
         split=Kind.I in kinds,
         recompute=Kind.R in kinds,
@@ -325,7 +325,7 @@ def test_a_budget_that_holds_everything_is_no_limit():
     for seed in range(20):
         rng = random.Random(seed)
         stages, count, chunks = rng.randint(1, 5), rng.randint(1, 9), rng.randint(1, 2)
-        c = random_conditions(rng, stages, count, chunks=chunks, tail=2.0)
+        c = random_conditions(rng, stages, count, chunks=chunks, step_seconds=2.0)
         assert lower_bound(c) == unlimited_bound(c)
         for recompute in (False, True):
             budget = tuple(rng.choice([math.inf, float(count)]) for _ in range(stages))
@@ -333,4 +333,4 @@ def test_a_budget_that_holds_everything_is_no_limit():
             assert lower_bound(enough) == lower_bound(c)
             one = replace(enough, activation_budget=(*budget[1:], 1.0))
             assert lower_bound(one) >= lower_bound(c) * LESS
-        assert lower_bound(c) == pytest.approx(lower_bound(replace(c, tail=0.0)) + 2)
+        assert lower_bound(c) == pytest.approx(lower_bound(replace(c, step_seconds=0.0)) + 2)

@@ -38,7 +38,7 @@ def jobs(draw: st.DrawFn, stages: int = 4, most: int = 8, cores: bool = True) ->
         draw(st.dictionaries(st.sampled_from(ways), link)) if ways else {},
         message_bytes=draw(st.sampled_from([0.0, 1.0])),
         activation_budget=each(limits),
-        tail=draw(st.sampled_from([0.0, 1.5])),
+        step_seconds=draw(st.sampled_from([0.0, 1.5])),
         cores=draw(st.none() | st.floats(0.5, 5)) if cores else None,
         chunks=chunks,
         split=draw(st.booleans()),

@@ -78,7 +78,7 @@ def test_the_shop_times_any_order_as_the_simulator_does(seed, c):
     schedule, shop = some_schedule(seed, c), Shop(c)
     order = shop.order_of(schedule)
     timing = shop.time(order)
-    spans = simulate(lower(schedule), replace(c, tail=0.0)).spans
+    spans = simulate(lower(schedule), replace(c, step_seconds=0.0)).spans
     ends = {(span.stage, span.op): span.end for span in spans}
     for stage, (line, row) in enumerate(zip(schedule.order, order, strict=True)):
         for op, number in zip(line, row, strict=True):

@@ -171,7 +171,7 @@ def test_halves_leave_no_bubble_but_the_start_and_the_end():
 
 def test_the_optimizer_comes_on_top():
     c = equal(2, 3, 1.0, 2.0, 1.0)
-    assert verified(replace(c, tail=7.0)).seconds == pytest.approx(verified(c).seconds + 7)
+    assert verified(replace(c, step_seconds=7.0)).seconds == pytest.approx(verified(c).seconds + 7)
 
 
 def test_a_narrow_link_is_a_queue():

@@ -168,15 +168,15 @@ def test_an_order_that_no_candidate_has_is_not_taken_for_one():
 
 
 def training(seat, stages, mode, seed):
-    """Some iterations' collectives, natively and through the tail."""
+    """Some iterations' collectives, natively and through ours."""
     ranks = len(stages)
     group = dist.new_group([0, ranks - 1])
     native = dist.all_reduce, dist.broadcast, dist.barrier
     ends = seat.rank in (0, ranks - 1)
     results = {}
-    for arm in ("native", "tail"):
+    for arm in ("native", "ours"):
         served = SmallCollectives(stages, mode, PATIENCE, Watchdog(seat.rank, range(ranks)))
-        if arm == "tail":
+        if arm == "ours":
             served.install()
         rng = torch.Generator().manual_seed(seed + seat.rank)
         log = []
@@ -196,11 +196,11 @@ def training(seat, stages, mode, seed):
                 dist.all_reduce(gradient, group=group)
             log.append(gradient.sum().item())
         costs = served.costs()
-        if arm == "tail":
+        if arm == "ours":
             served.undo()
         results[arm] = log
     assert (dist.all_reduce, dist.broadcast, dist.barrier) == native
-    assert results["native"] == results["tail"]
+    assert results["native"] == results["ours"]
     return {name: direct for name, (_, _, direct) in costs.items()}
 
 

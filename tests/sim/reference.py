@@ -59,5 +59,5 @@ def reference_seconds(program: Program, c: Conditions, sends: str) -> float:
                     free = max(free, ready) + c.message_bytes / link.bandwidth
                     new[key] = free + link.delay
         if new == arrival:
-            return max(ends) + c.tail
+            return max(ends) + c.step_seconds
         arrival = new

@@ -164,16 +164,16 @@ def test_half_a_core():
     assert simulate(lower(of_depths((1,), 1)), job(1, 1, cores=0.5)).makespan == 6
 
 
-def test_the_tail_follows_the_last_op_on_every_stage():
-    timeline = simulate(lower(TWO), job(2, 2, tail=4.0))
-    tails = [(s.stage, s.start, s.end) for s in timeline.spans if s.op.kind is Kind.TAIL]
-    assert tails == [(0, 9, 13), (1, 9, 13)]
+def test_the_step_follows_the_last_op_on_every_stage():
+    timeline = simulate(lower(TWO), job(2, 2, step_seconds=4.0))
+    steps = [(s.stage, s.start, s.end) for s in timeline.spans if s.op.kind is Kind.STEP]
+    assert steps == [(0, 9, 13), (1, 9, 13)]
     assert timeline.makespan == 13
     assert timeline.busy(1) == 6
 
 
-def test_exchanges_are_ops_at_the_end_of_the_tail():
-    timeline = simulate(lower(TWO), job(2, 2, tail=4.0, exchanges=(1.0, 2.0)))
+def test_collectives_are_ops_at_the_end_of_the_step():
+    timeline = simulate(lower(TWO), job(2, 2, step_seconds=4.0, step_sync=(1.0, 2.0)))
     ends = [(str(s.op), s.start, s.end) for s in timeline.spans if s.stage == 1][-3:]
     assert ends == [("T0", 9, 10), ("X0", 10, 11), ("X1", 11, 13)]
     assert (timeline.makespan, timeline.pipeline) == (13, 9)
@@ -230,7 +230,9 @@ def any_program(rng: random.Random, most: int = 4) -> Program:
 def test_agrees_with_the_reference(seed, sends):
     rng = random.Random(seed)
     program = any_program(rng)
-    c = random_conditions(rng, program.stages, program.microbatches, tail=rng.choice([0.0, 2.0]))
+    c = random_conditions(
+        rng, program.stages, program.microbatches, step_seconds=rng.choice([0.0, 2.0])
+    )
     assert simulate(program, c, sends).makespan == pytest.approx(
         reference_seconds(program, c, sends), rel=1e-12
     )
@@ -250,7 +252,7 @@ def test_warmup_schedules_agree_with_the_reference(seed, stages, count, sends):
 def test_the_warmup_clock_is_the_simulator_to_the_last_bit(seed, sends, cores):
     rng = random.Random(seed)
     stages, count = rng.randint(1, 6), rng.randint(1, 12)
-    c = random_conditions(rng, stages, count, cores=cores, tail=rng.choice([0.0, 0.3]))
+    c = random_conditions(rng, stages, count, cores=cores, step_seconds=rng.choice([0.0, 0.3]))
     clock = WarmupClock(c, sends)
     for _ in range(8):
         depths = random_depths(rng, stages, count)
@@ -259,9 +261,9 @@ def test_the_warmup_clock_is_the_simulator_to_the_last_bit(seed, sends, cores):
 
 def slower(rng: random.Random, c: Conditions) -> Conditions:
     """The same job with one cost, delay or bandwidth worse."""
-    name = rng.choice(["forward", "backward_input", "backward_weight", "links", "tail"])
-    if name == "tail":
-        return replace(c, tail=c.tail + rng.uniform(0, 5))
+    name = rng.choice(["forward", "backward_input", "backward_weight", "links", "step_seconds"])
+    if name == "step_seconds":
+        return replace(c, step_seconds=c.step_seconds + rng.uniform(0, 5))
     if name == "links":
         way = rng.randrange(c.stages), rng.randrange(c.stages)
         if way[0] == way[1]:

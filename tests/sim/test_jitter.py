@@ -14,7 +14,9 @@ LINKS = {
     (1, 0): LinkState(0.03, 1e9, 0.006),
     (1, 2): LinkState(0.01),
 }
-JOB = Conditions(6, (1e-3,) * 3, (1e-3,) * 3, (1e-3,) * 3, LINKS, message_bytes=10.0, tail=0.01)
+JOB = Conditions(
+    6, (1e-3,) * 3, (1e-3,) * 3, (1e-3,) * 3, LINKS, message_bytes=10.0, step_seconds=0.01
+)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 2.0])

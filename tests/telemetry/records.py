@@ -20,7 +20,7 @@ def record(
     backward: float = 0.02,
     count: int = 4,
     begin: float = 100.0,
-    tail: float = 0.005,
+    step: float = 0.005,
     clock: Mapping[int, float] | None = None,
     busy: float = 1.0,
 ) -> IterationRecord:
@@ -41,7 +41,7 @@ def record(
                 out.messages.append((source, Op(kind, i), stamps))
             now += seconds
     out.cpu = busy * sum(op.cpu for op in out.ops)
-    out.end = now + ahead.get(stage, 0.0) + tail
+    out.end = now + ahead.get(stage, 0.0) + step
     return out
 
 

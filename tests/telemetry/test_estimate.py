@@ -25,7 +25,7 @@ def reports(iteration, delays, **more):
         sources = {s: delays.get((s, stage), 0.0) for s in (stage - 1, stage + 1) if 0 <= s < 3}
         one = {
             **record(stage, iteration, sources, **more).report(),
-            "tail": {"seconds": 0.005, "collectives": []},
+            "step": {"seconds": 0.005, "collectives": []},
         }
         out.append(json.loads(json.dumps(one)) if stage else one)
     return out
@@ -43,7 +43,7 @@ def test_conditions_hold_what_was_measured():
     assert c.backward_input == c.backward_weight == pytest.approx((10 * MS,) * 3)
     assert (c.microbatches, c.message_bytes, c.cores) == (4, 1000.0, None)
     assert c.activation_budget == (7.0,) * 3
-    assert c.tail == pytest.approx(5 * MS)
+    assert c.step_seconds == pytest.approx(5 * MS)
     assert c.link(0, 1).delay == pytest.approx(30 * MS)
     assert c.link(1, 0).delay == pytest.approx(5 * MS)
     assert c.link(1, 2).delay == c.link(2, 1).delay == 0.0
@@ -71,7 +71,7 @@ def test_where_cores_are_shared_a_wait_for_one_is_not_a_slow_link():
         for r in mixed[1:]:
             r.messages += record(r.stage, i, {r.stage - 1: 9 * MS}).messages[:7]
             r.messages = r.messages[-14:]
-        got = [{**r.report(), "tail": None} for r in mixed]
+        got = [{**r.report(), "step": None} for r in mixed]
         alone.update(got)
         shared.update(got)
     assert alone.conditions().link(0, 1).delay > 4 * MS

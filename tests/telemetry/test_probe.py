@@ -127,39 +127,39 @@ def test_merge_makes_the_measured_timeline():
     first.messages = [(1, Op(B, 0), Stamps(54.0, 49.0, 55.0, 51.0))]  # posted the iteration before
     second.messages = [(0, Op(F, 0), Stamps(51.0, 50.5, 52.0, 50.5))]
     first.end, second.end = 60.0, 58.5
-    tail = Op(Kind.TAIL, 0)
+    step = Op(Kind.STEP, 0)
     assert merge([first, second], "measured") == Timeline(
         (
             Span(0, Op(F, 0), 0.0, 1.0),
             Span(0, Op(B, 0), 5.0, 7.0),
-            Span(0, tail, 7.0, 10.0),
+            Span(0, step, 7.0, 10.0),
             Span(1, Op(F, 0), 2.0, 3.0),
             Span(1, Op(B, 0), 3.0, 4.0),
-            Span(1, tail, 7.0, 8.5),  # the tail begins when the whole pipeline has finished
+            Span(1, step, 7.0, 8.5),  # the step begins when the whole pipeline has finished
         ),
         (Message(1, 0, Op(B, 0), 4.0, 5.0, 0.0), Message(0, 1, Op(F, 0), 1.0, 2.0, 0.5)),
         "measured",
     )
 
 
-def test_merge_without_ends_has_no_tail():
+def test_merge_without_ends_has_no_step():
     r = record(0, 0, {})
     r.end = 0.0
     timeline = merge([r], "open")
-    assert all(span.op.kind is not Kind.TAIL for span in timeline.spans)
+    assert all(span.op.kind is not Kind.STEP for span in timeline.spans)
     assert timeline.busy(0) == pytest.approx(4 * 30 * MS)
 
 
-def test_a_tail_is_drawn_with_its_exchanges():
-    r = record(0, 0, {}, count=1, begin=0.0, tail=0.0)
+def test_a_step_is_drawn_with_its_collectives():
+    r = record(0, 0, {}, count=1, begin=0.0, step=0.0)
     end = r.last_op_end
     r.end = end + 10 * MS
     r.collectives = [
         CollectiveSpan("all_reduce", end + 1 * MS, end + 4 * MS, 9 * MS, 3 * MS),
         CollectiveSpan("all_reduce", end + 4 * MS, end + 6 * MS, 9 * MS, 2 * MS),
     ]
-    assert r.tail["seconds"] == pytest.approx(10 * MS)
-    assert [taken for _, taken, *_ in r.tail["collectives"]] == pytest.approx([3 * MS, 2 * MS])
+    assert r.step["seconds"] == pytest.approx(10 * MS)
+    assert [taken for _, taken, *_ in r.step["collectives"]] == pytest.approx([3 * MS, 2 * MS])
     line = [s for s in merge([r], "measured").spans if s.start >= end - 1e-9]
     assert [str(s.op) for s in line] == ["T0", "X0", "X1", "T2"]
     assert [s.end - s.start for s in line] == pytest.approx([1 * MS, 3 * MS, 2 * MS, 4 * MS])

@@ -1,4 +1,4 @@
-"""The tail of the next iterations, from what the last ones did."""
+"""The step of the next iterations, from what the last ones did."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def slow(delay):
 
 
 def model(*rows, delay=0.0):
-    """Each row: seconds of the tail, then (taken, backend, direct) of its collectives.
+    """Each row: seconds of the step, then (taken, backend, direct) of its collectives.
 
     `delay`: of the slowest link at the time.
     """
@@ -23,9 +23,9 @@ def model(*rows, delay=0.0):
     return made
 
 
-def test_nothing_is_known_of_no_tail():
+def test_nothing_is_known_of_no_step():
     made = StepSyncModel()
-    assert (made.work, made.exchanges(slow(0.1)), made.native(slow(0.1))) == (0.0, (), ())
+    assert (made.work, made.sync(slow(0.1)), made.native(slow(0.1))) == (0.0, (), ())
 
 
 def test_work_is_what_remains_without_the_crossings():
@@ -33,20 +33,18 @@ def test_work_is_what_remains_without_the_crossings():
     assert made.work == pytest.approx((40 + 20) / 2 * MS)
 
 
-def test_exchanges_that_were_never_tried_take_a_delay_but_for_the_first():
+def test_collectives_that_were_never_tried_take_a_delay_but_for_the_first():
     """The stage that is the last to get there need not wait for the others."""
     crossing = (160 * MS, 160 * MS, -1.0)
-    assert model((200 * MS, crossing), delay=30 * MS).exchanges(slow(30 * MS)) == ()
+    assert model((200 * MS, crossing), delay=30 * MS).sync(slow(30 * MS)) == ()
     made = model((400 * MS, crossing, crossing, crossing), delay=30 * MS)
-    assert made.exchanges(slow(30 * MS)) == pytest.approx((30 * MS, 30 * MS))
+    assert made.sync(slow(30 * MS)) == pytest.approx((30 * MS, 30 * MS))
     assert made.native(slow(30 * MS)) == pytest.approx((160 * MS,) * 3)
 
 
 def test_the_backend_serves_where_it_is_faster():
-    assert model((9 * MS, (1 * MS, 1 * MS, 5 * MS))).exchanges(slow(0.0)) == pytest.approx(
-        (1 * MS,)
-    )
-    assert model((9 * MS, (1 * MS, 1 * MS, -1.0))).exchanges(slow(0.0)) == ()
+    assert model((9 * MS, (1 * MS, 1 * MS, 5 * MS))).sync(slow(0.0)) == pytest.approx((1 * MS,))
+    assert model((9 * MS, (1 * MS, 1 * MS, -1.0))).sync(slow(0.0)) == ()
 
 
 def test_a_backend_that_was_measured_before_the_link_got_slow():
@@ -54,15 +52,15 @@ def test_a_backend_that_was_measured_before_the_link_got_slow():
     assert made.native(slow(40 * MS)) == pytest.approx((160 * MS,))
 
 
-def test_an_exchange_that_was_measured_before_the_link_got_slow():
+def test_a_collective_that_was_measured_before_the_link_got_slow():
     """The backend is in use since, and tells what it takes now."""
     made = model((5 * MS, (1 * MS, 1 * MS, 1 * MS), (1 * MS, 1 * MS, 1 * MS)))
     now = (160 * MS, 160 * MS, 1 * MS)
     collectives = [(f"all_reduce {i}", *now, ()) for i in range(2)]
     made.update({"seconds": 330 * MS, "collectives": collectives}, slow(40 * MS))
-    assert sum(made.exchanges(slow(40 * MS))) == pytest.approx(41 * MS)
+    assert sum(made.sync(slow(40 * MS))) == pytest.approx(41 * MS)
     assert made.native(slow(40 * MS)) == pytest.approx((160 * MS, 160 * MS))
-    assert sum(made.exchanges(slow(0.0))) <= 2 * MS
+    assert sum(made.sync(slow(0.0))) <= 2 * MS
 
 
 def test_a_backend_that_is_slow_before_the_link_is_known_to_be():
@@ -75,15 +73,15 @@ def test_what_a_link_takes_that_has_healed():
     assert made.native(slow(0.0)) == pytest.approx((1 * MS,))
 
 
-def test_an_exchange_that_was_measured_over_a_slow_link_and_takes_less_is_not_in_doubt():
+def test_a_collective_that_was_measured_over_a_slow_link_and_takes_less_is_not_in_doubt():
     row = (50 * MS, (9 * MS, 160 * MS, 9 * MS), (41 * MS, 160 * MS, 41 * MS))
-    assert sum(model(row, delay=40 * MS).exchanges(slow(40 * MS))) == pytest.approx(50 * MS)
+    assert sum(model(row, delay=40 * MS).sync(slow(40 * MS))) == pytest.approx(50 * MS)
 
 
 def test_what_nobody_waits_for_takes_no_time_and_is_not_the_first():
     row = (50 * MS, (0.0, 160 * MS, 0.0), (0.0, 160 * MS, -1.0), (41 * MS, 160 * MS, -1.0))
     made = model(row, delay=40 * MS)
-    assert made.exchanges(slow(40 * MS)) == pytest.approx((40 * MS,))
+    assert made.sync(slow(40 * MS)) == pytest.approx((40 * MS,))
     assert made.native(slow(40 * MS)) == pytest.approx((160 * MS,) * 3)
 
 
@@ -91,13 +89,13 @@ def test_what_is_known_last_holds_for_all_iterations_of_the_window():
     made = model((9 * MS, (1 * MS, 1 * MS, 1 * MS)))
     crossing = ("all_reduce 0", 40 * MS, 160 * MS, 40 * MS, ())
     made.update({"seconds": 50 * MS, "collectives": [crossing]}, slow(40 * MS))
-    assert made.exchanges(slow(40 * MS)) == pytest.approx((40 * MS,))
+    assert made.sync(slow(40 * MS)) == pytest.approx((40 * MS,))
 
 
-def test_what_came_along_with_another_exchange_is_free_for_us_and_not_for_stock():
+def test_what_came_along_with_another_is_free_for_us_and_not_for_stock():
     row = (50 * MS, (40 * MS, 160 * MS, 40 * MS), (0.0, 160 * MS, 0.0))
     made = model(row, row, delay=40 * MS)
-    assert made.exchanges(slow(40 * MS)) == pytest.approx((40 * MS,))
+    assert made.sync(slow(40 * MS)) == pytest.approx((40 * MS,))
     assert made.native(slow(40 * MS)) == pytest.approx((160 * MS, 160 * MS))
 
 
@@ -106,8 +104,8 @@ def test_iterations_that_are_logged_count_by_their_share():
     logged = (22 * MS, *[(4 * MS, 16 * MS, 4 * MS)] * 4)
     made = model(plain, plain, logged, plain, plain, logged)
     assert made.work == pytest.approx(6 * MS)
-    assert sum(made.exchanges(slow(0.0))) == pytest.approx(8 * MS)
-    assert len(made.exchanges(slow(0.0))) == 2
+    assert sum(made.sync(slow(0.0))) == pytest.approx(8 * MS)
+    assert len(made.sync(slow(0.0))) == 2
 
 
 def test_a_slow_link_is_not_between_those_who_take_part():

@@ -47,15 +47,15 @@ def test_each_message_joins_its_two_ops() -> None:
     timeline = plan("warmup").timeline
     events = chrome_trace({"a": timeline})["traceEvents"]
     starts = {(e["tid"], e["ts"]): e["name"] for e in events if e["ph"] == "X"}
-    tails = {e["id"]: e for e in events if e["ph"] == "s"}
+    origins = {e["id"]: e for e in events if e["ph"] == "s"}
     heads = {e["id"]: e for e in events if e["ph"] == "f"}
-    assert len(tails) == len(heads) == len(timeline.messages)
-    for identity, tail in tails.items():
+    assert len(origins) == len(heads) == len(timeline.messages)
+    for identity, origin in origins.items():
         head = heads[identity]
         assert head["bp"] == "e"
-        assert abs(head["tid"] - tail["tid"]) == 1
-        assert starts[tail["tid"], tail["ts"]] == starts[head["tid"], head["ts"]]
-        assert tail["ts"] < head["ts"]
+        assert abs(head["tid"] - origin["tid"]) == 1
+        assert starts[origin["tid"], origin["ts"]] == starts[head["tid"], head["ts"]]
+        assert origin["ts"] < head["ts"]
 
 
 def test_flight_takes_the_links_delay() -> None:

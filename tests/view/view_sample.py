@@ -10,7 +10,9 @@ from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.view.html.report import ArmReport, Report
 
-SLOW = Conditions(12, (0.004,) * 4, (0.004,) * 4, (0.004,) * 4, both_ways({2: 0.04}), tail=0.012)
+SLOW = Conditions(
+    12, (0.004,) * 4, (0.004,) * 4, (0.004,) * 4, both_ways({2: 0.04}), step_seconds=0.012
+)
 PHASES = {"healthy": (0, 14), "slow": (14, 40), "recovered": (40, 54)}
 
 

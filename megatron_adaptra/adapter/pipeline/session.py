@@ -87,7 +87,7 @@ class Session:
         self.probe = Probe(self.stage)
         self.controller: Controller | None = None
         self.mailbox: Mailbox | None = None
-        self.tail: SmallCollectives | None = None
+        self.small_collectives: SmallCollectives | None = None
         self.later: list[Deferred] = []  # see SmallCollectives.later
         self.reruns: Reruns | None = None
         self.verdicts: StepResultSync | None = None
@@ -130,7 +130,7 @@ class Session:
         if self.iteration in self.keep_records:
             self.records.append(record)
         self.iteration += 1
-        # Before the tail: the word that a receive stands posted takes as long as a message.
+        # Before the step: the word that a receive stands posted takes as long as a message.
         self._post_first(self._begin(arguments))
         return result
 
@@ -141,8 +141,12 @@ class Session:
         schedule = self.controller.begin(self.iteration)
         self.mailbox.begin(self.iteration, message_of(arguments))
         if self._program is None or self._lowered is not schedule:
-            if self.tail is not None and self._program is not None and self.block is not None:
-                self.tail.try_again(self.block.members)
+            if (
+                self.small_collectives is not None
+                and self._program is not None
+                and self.block is not None
+            ):
+                self.small_collectives.try_again(self.block.members)
             self._lowered, self._program = schedule, lower(schedule, self._ahead)
         self._begun = True
         return self._program
@@ -156,28 +160,30 @@ class Session:
     def logging(self) -> Iterator[None]:
         """Barriers of Megatron's log only line up its timers: nobody waits for a slow link there,
         as soon as all ranks know that nobody does."""
-        if self.tail is None or self.verdicts is None:
+        if self.small_collectives is None or self.verdicts is None:
             yield
             return
-        self.tail.barriers = not self.verdicts.known
+        self.small_collectives.barriers = not self.verdicts.known
         try:
             yield
         finally:
-            self.tail.barriers = True
+            self.small_collectives.barriers = True
 
     def iteration_done(self) -> None:
         """The optimizer step is over. Without this call the next iteration's start counts."""
         if self.probe.record.ops and not self.probe.record.end:
-            self.probe.iteration_ends(self.tail.take_spans() if self.tail is not None else ())
+            self.probe.iteration_ends(
+                self.small_collectives.take_spans() if self.small_collectives is not None else ()
+            )
 
     def close(self) -> None:
         if self.mailbox is not None:
             self.mailbox.close()
         if self.controller is not None:
             self.controller.close()
-        if self.tail is not None:
-            self.tail.undo()
-            self.tail = None
+        if self.small_collectives is not None:
+            self.small_collectives.undo()
+            self.small_collectives = None
         for transport in self._transports:
             transport.close()
         self._transports = []
@@ -278,11 +284,11 @@ class Session:
         self.log = DecisionLog(self._log_file() if block.me == 0 else None)
         if self.config.small_collectives != "off":
             timeout, watchdog = self.config.timeout, self.watchdog
-            self.tail = SmallCollectives(
+            self.small_collectives = SmallCollectives(
                 block.stages, self.config.small_collectives, timeout, watchdog
             )
-            self.tail.later = self.later
-            self.tail.install()
+            self.small_collectives.later = self.later
+            self.small_collectives.install()
 
     def _start(self, arguments: dict[str, Any]) -> None:
         """Begin with 1F1B, or a checkpoint's plan, for this number of microbatches.

@@ -63,28 +63,28 @@ class StepResultSync:
     def step(self, *args: Any, **kwargs: Any) -> Any:
         self.known = False
         result = self._step(*args, **kwargs)
-        tail = self._session.tail
-        if tail is None or not tail.active:
+        collectives = self._session.small_collectives
+        if collectives is None or not collectives.active:
             return result
-        if tail.owes:
+        if collectives.owes:
             raise AdaptraError(
                 "this optimizer has stepped without a word of the other stages, though gradients "
                 "were on their way: use --adaptra-small-collectives off"
             )
         if isinstance(result, tuple) and len(result) == 3:
-            self._believe(tail, result)
+            self._believe(collectives, result)
             if not self.known:
-                self._announce(tail, result)
+                self._announce(collectives, result)
         return result
 
-    def _announce(self, tail: SmallCollectives, result: Any) -> None:
+    def _announce(self, collectives: SmallCollectives, result: Any) -> None:
         """The exchange for the first carries the others along."""
         values = [_number(value) for value in result[1 : 2 + self._zeros]]
         tensors = [torch.tensor([value], dtype=torch.float32) for value in values]
         group = mpu.get_model_parallel_group()
-        tail.announce([(tensor, dist.ReduceOp.MAX) for tensor in tensors], group)
+        collectives.announce([(tensor, dist.ReduceOp.MAX) for tensor in tensors], group)
 
-    def _believe(self, tail: SmallCollectives, result: Any) -> None:
+    def _believe(self, collectives: SmallCollectives, result: Any) -> None:
         """Whether ours is everybody's, from what all have told after the step before."""
         self._steps += 1
         success, norm, zeros = result
@@ -101,35 +101,37 @@ class StepResultSync:
             # A rank without a norm has nothing to train, or its step was skipped.
             self._trusted = self._trusted or (same and _WORD.unpack(words[0])[1] != _NONE)
             self.known = self._trusted
-        elif self._steps == _SURE and (members := tail.members(mpu.get_model_parallel_group())):
-            self._exchange = tail.open_all_gather(members, _WORD.size)
+        elif self._steps == _SURE and (
+            members := collectives.members(mpu.get_model_parallel_group())
+        ):
+            self._exchange = collectives.open_all_gather(members, _WORD.size)
         if self._exchange is not None:
             self._exchange.tell(torch.frombuffer(bytearray(word), dtype=torch.uint8))
 
     def _agreed(self, name: str, native: Any) -> Any:
         @functools.wraps(native)
         def agreed(value: Any, *args: Any, **kwargs: Any) -> Any:
-            tail = self._session.tail
-            if tail is None:
+            collectives = self._session.small_collectives
+            if collectives is None:
                 return native(value, *args, **kwargs)
             if not self.known:
-                return self._ask(tail, name, lambda: native(value, *args, **kwargs))
-            tail.spare(self._spared.get(name, ()))
+                return self._ask(collectives, name, lambda: native(value, *args, **kwargs))
+            collectives.spare(self._spared.get(name, ()))
             if value is None or isinstance(value, bool):
                 return value
             return torch.as_tensor(value, dtype=torch.float32).item()  # with Megatron's rounding
 
         return agreed
 
-    def _ask(self, tail: SmallCollectives, name: str, native: Callable[[], Any]) -> Any:
+    def _ask(self, collectives: SmallCollectives, name: str, native: Callable[[], Any]) -> Any:
         """Once the values are known, this will not take time of its own."""
         began = time.monotonic()
-        tail.absorbing = True
+        collectives.absorbing = True
         try:
             return native()
         finally:
-            tail.absorbing = False
-            self._spared[name] = tail.since(began)
+            collectives.absorbing = False
+            self._spared[name] = collectives.since(began)
 
 
 def _number(value: Any) -> float:

@@ -267,7 +267,7 @@ class SmallCollectives:
         if members not in self._groups:
             key = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
             base = dist.distributed_c10d._get_default_store()
-            store = dist.PrefixStore(f"adaptra/tail/{key}", base)
+            store = dist.PrefixStore(f"adaptra/small_collectives/{key}", base)
             stages = [self._stage_of[rank] for rank in members]
             names = [f"stage {s} (rank {rank})" for s, rank in zip(stages, members, strict=True)]
             me = members.index(dist.get_rank())

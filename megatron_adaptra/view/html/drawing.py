@@ -54,7 +54,7 @@ def drawing_svg(drawing: Drawing, width: int = WIDTH) -> str:
 def drawing_html(drawing: Drawing, width: int = WIDTH) -> str:
     timeline = drawing.timeline
     makespan = timeline.makespan
-    compute = timeline.pipeline  # the shares are of the pipeline, as the tail is not its matter
+    compute = timeline.pipeline  # the shares are of the pipeline, as the step is not its matter
     busy = [timeline.busy(stage) for stage in range(timeline.stages)]
     peaks = timeline.peak_in_flight()
     svg = timeline_svg(timeline, drawing.seconds, width=width, title=drawing.name, end=makespan)

@@ -107,8 +107,8 @@ def draw_gantt(
 def _word(axes: Axes, span: Span, begin: float, seconds: float) -> None:
     """An op's text, or its microbatch, where its box is wide enough."""
     inches = (span.end - span.start) / seconds * 0.90 * INCHES
-    tail = span.op.kind is Kind.TAIL
-    for word in ["tail"] if tail else [str(span.op), str(span.op.microbatch)]:
+    step = span.op.kind is Kind.STEP
+    for word in ["step"] if step else [str(span.op), str(span.op.microbatch)]:
         if inches >= 0.065 * len(word) + 0.02:
             middle = 500 * (span.start + span.end - 2 * begin)
             style: dict[str, Any] = {

@@ -123,7 +123,7 @@ class _Gantt:
         start, length = span.start - self.begin, span.end - span.start
         x, y = self.x(start), self.y(span.stage)
         wide = max(0.6, self.x(start + length) - x)
-        name = f"{span.op} {op_name(span.op.kind)}" if span.op.kind is not Kind.TAIL else "tail"
+        name = f"{span.op} {op_name(span.op.kind)}" if span.op.kind is not Kind.STEP else "step"
         parts = [
             element("title", text(f"{name}\nstart {ms(start)}\nduration {ms(length)}")),
             element(
@@ -137,7 +137,7 @@ class _Gantt:
             ),
         ]
         size = 10 if self.row >= 18 else 8.5
-        words = ["tail"] if span.op.kind is Kind.TAIL else [str(span.op), str(span.op.microbatch)]
+        words = ["step"] if span.op.kind is Kind.STEP else [str(span.op), str(span.op.microbatch)]
         for word in words:
             if len(word) * size * 0.6 + 1 <= wide:
                 parts.append(

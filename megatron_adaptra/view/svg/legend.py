@@ -71,4 +71,4 @@ def _stroke(x: float, y: float, colour: str) -> str:
 
 
 def _words(kind: Kind) -> str:
-    return OP_NAME[kind] if kind is Kind.TAIL else f"{kind.value} {OP_NAME[kind]}"
+    return OP_NAME[kind] if kind is Kind.STEP else f"{kind.value} {OP_NAME[kind]}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Which collectives of an iteration cross stages outside the pipeline: found by watching it train.
 
-Prints a table for each Megatron-LM checkout or script, as docs/iteration-tail.md has them.
+Prints a table for each Megatron-LM checkout or script, as docs/iteration-end.md has them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 from megatron_lm_process import ENVIRONMENT, become_subreaper, execute
 from megatron_lm_rows import FLAGS
 
-ENTRY = Path(__file__).with_name("iteration_tail_entry.py")
+ENTRY = Path(__file__).with_name("iteration_end_entry.py")
 STAGES, ITERATIONS = 4, 6
 FROM = 2  # the first iterations set things up
 
 
 def watch(script: Path, python: str, *flags: str) -> list[dict[str, Any]]:
     """One dict per operation that crosses stages, in the order of its first use."""
-    with tempfile.TemporaryDirectory(prefix="adaptra-tail-") as folder:
+    with tempfile.TemporaryDirectory(prefix="adaptra-end-") as folder:
         command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
         command += [str(STAGES), "-m", "megatron_adaptra.run", str(ENTRY), str(script), *FLAGS]
         sizes = {
@@ -37,7 +37,11 @@ def watch(script: Path, python: str, *flags: str) -> list[dict[str, Any]]:
         log = Path(folder) / "log"
         # A wheel's Megatron is on the caller's path; a checkout's comes first anyway.
         paths = [ENVIRONMENT["PYTHONPATH"], os.environ.get("PYTHONPATH", "")]
-        environment = {**ENVIRONMENT, "ADAPTRA_TAIL": folder, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = {
+            **ENVIRONMENT,
+            "ADAPTRA_RECORDS": folder,
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
         status = execute(command, log, Path(folder), 240, environment)
         if status != 0:
             raise RuntimeError(f"{script} ended with {status}\n{log.read_text()[-3000:]}")

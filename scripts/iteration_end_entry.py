@@ -1,7 +1,8 @@
 """Run a Megatron script, and note every collective of its iterations: `THIS SCRIPT flags...`.
 
-Each rank leaves a JSON list in the folder ADAPTRA_TAIL: iteration, function of torch.distributed,
-operation, elements, type, ranks of the group, and the place in Megatron that called it.
+Each rank leaves a JSON list in the folder ADAPTRA_RECORDS: iteration, function of
+torch.distributed, operation, elements, type, ranks of the group, and the place in Megatron that
+called it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def main() -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
     finally:
         iteration = -1
-        out = Path(os.environ["ADAPTRA_TAIL"]) / f"rank{os.environ['RANK']}.json"
+        out = Path(os.environ["ADAPTRA_RECORDS"]) / f"rank{os.environ['RANK']}.json"
         out.write_text(json.dumps(notes))
 
 
