@@ -9,13 +9,11 @@ docs/evidence/gpu.md. scripts/gpu_check.sh is its front.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import importlib.util
 import json
 import os
 import platform
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from megatron_adaptra.cli.output import Table, markdown
+from megatron_adaptra.processes import started
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "adapter"
@@ -52,29 +51,21 @@ def ranks(count: int, options: argparse.Namespace, *arguments: str) -> tuple[str
         env["CUDA_VISIBLE_DEVICES"] = ""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(count), str(ROOT / "benchmarks/gpu_check_rank.py")]
-    process = subprocess.Popen(
-        [*command, *arguments], env=env, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    command += arguments
     wrong = ""
-    try:
-        out, said = process.communicate(timeout=options.timeout)
-        if process.returncode:
-            wrong = f"{arguments[0]}, {count} ranks: exit status {process.returncode}"
-    except subprocess.TimeoutExpired:
-        _end(process)
-        out, said = process.communicate(timeout=60)
-        wrong = f"{arguments[0]}, {count} ranks: not done after {options.timeout:g} s"
-    finally:
-        _end(process)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(command, 5.0, env=env, text=True, **pipes) as process:
+        try:
+            out, said = process.communicate(timeout=options.timeout)
+            if process.returncode:
+                wrong = f"{arguments[0]}, {count} ranks: exit status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its ranks
+            out, said = process.communicate(timeout=60)
+            wrong = f"{arguments[0]}, {count} ranks: not done after {options.timeout:g} s"
     if wrong:
         print(said[-6000:], file=sys.stderr)
     return out[: out.rfind("\n") + 1], wrong  # a killed rank may leave half a line
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def chosen(layout: str, options: argparse.Namespace) -> list[Case]:

@@ -25,7 +25,6 @@ from make_patches import Refused, release
 from megatron_lm_process import (
     DIGESTS,
     ROOT,
-    become_subreaper,
     build_helpers,
     environment,
     execute,
@@ -44,6 +43,8 @@ from megatron_lm_rows import (
     pythons_for,
     rows,
 )
+
+from megatron_adaptra.processes import become_subreaper
 
 
 class Checkout:

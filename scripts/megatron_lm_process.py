@@ -6,21 +6,21 @@ over all tensors and numbers of its models and optimizers, as one JSON object pe
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import hashlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the plugin need not be installed
+
+from megatron_adaptra.processes import started  # noqa: E402
+
 DIGESTS = str(Path(__file__).resolve())  # this file as a command
 
 
@@ -111,58 +111,17 @@ def execute(
     environment: Mapping[str, str] = ENVIRONMENT,
 ) -> int | str:
     """Run to its end or to the timeout, and leave none of its processes behind."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=folder,
-            env=environment, start_new_session=True, preexec_fn=_die_with_parent,
-        )  # fmt: skip
+    with (
+        log.open("wb") as out,
+        started(
+            command, 5.0, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+            cwd=folder, env=environment,
+        ) as process,
+    ):  # fmt: skip
         try:
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
             return f"a timeout after {timeout:g} s"
-        finally:
-            _end_descendants(process)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":  # PR_SET_PDEATHSIG; torchrun passes SIGTERM on to its ranks
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-
-
-def _end_descendants(process: subprocess.Popen[bytes]) -> None:
-    """torchrun puts every rank into a session of its own: a process group is not enough."""
-    process.poll()
-    for signum, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 10.0)):
-        deadline = time.monotonic() + patience
-        for one in _descendants():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one, signum)
-        while _descendants() and time.monotonic() < deadline:
-            process.poll()
-            time.sleep(0.05)  # an orphan's end is no event for us
-    process.wait()
-
-
-def _descendants() -> list[int]:
-    """Living processes below this one. As a subreaper it inherits its descendants' orphans."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                children.setdefault(int(parent), []).append(int(entry.name))
-    found, todo = [], [os.getpid()]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
-
-
-def become_subreaper() -> None:
-    """Inherit the orphans of our descendants: a rank whose torchrun is gone is still ours."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
 def digests(checkout: str, *folders: str) -> list[dict[str, str]]:

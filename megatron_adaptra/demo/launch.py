@@ -16,7 +16,7 @@ from typing import Any
 from megatron_adaptra.demo.options import ENVIRONMENT, LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.errors import AdaptraError, MissingPackage
 from megatron_adaptra.netlab.lab import Lab
-from megatron_adaptra.runtime.watchdog import die_with_parent
+from megatron_adaptra.processes import started
 
 _LAST_WORDS = "adaptra: "
 _GRACE = 25.0  # seconds that torchrun gets to end its ranks
@@ -93,32 +93,22 @@ def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], hear: H
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         "--nproc-per-node", str(options.world), "--module", _WORKER, options.dump(),
     ]  # fmt: skip
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-    )
     terminated = threading.Event()
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with started(command, _GRACE, env=environment, text=True, **streams) as process:
 
-    def on_signal(*_: Any) -> None:
-        terminated.set()
-        process.terminate()
+        def on_signal(*_: Any) -> None:
+            terminated.set()
+            process.terminate()
 
-    before = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            hear(line)
-        status = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        _end(process)
+        before = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            for line in process.stdout or ():
+                hear(line)
+            status = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
     if terminated.is_set():
         raise AdaptraError("interrupted; all ranks have ended")
     return status
@@ -135,14 +125,3 @@ def _in_lab(options: DemoOptions, environment: Mapping[str, str], hear: Hear) ->
                 lab.iteration = iteration + 1
 
         return max(lab.run(command, environment, on_line))
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Torchrun passes SIGTERM on to its ranks; what is left after that is killed."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_GRACE)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()

@@ -27,7 +27,7 @@ from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.demo.results import Outlook, RankResult, write
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.log import log_line
-from megatron_adaptra.runtime.watchdog import die_with_parent
+from megatron_adaptra.processes import die_with_parent
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
 KEPT = 8  # iterations whose records are kept, to draw the one nearest to their median

@@ -6,10 +6,8 @@ notice writes down who was lost, so that every other rank names the culprit and 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +15,6 @@ from collections.abc import Callable, Sequence
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.log import log_line
-
-_PR_SET_PDEATHSIG = 1
 
 
 class FailureLog:
@@ -124,9 +120,3 @@ class Watchdog:
         if isinstance(error, RuntimeError) and ("peer" in text or "timed out" in text):
             return self.describe()
         return ""
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent dies (Linux; elsewhere nothing)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -16,7 +16,7 @@ import pytest
 from processes import living
 from running import ENVIRONMENT, demo
 
-from megatron_adaptra.runtime.watchdog import die_with_parent
+from megatron_adaptra.processes import die_with_parent
 
 
 def ranks(out: Path) -> dict[int, int]:

@@ -27,7 +27,7 @@ from running import ENVIRONMENT
 
 from megatron_adaptra.adapter.compat.profiles import installed_version
 from megatron_adaptra.adapter.entry.flags import with_ours
-from megatron_adaptra.runtime.watchdog import die_with_parent
+from megatron_adaptra.processes import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

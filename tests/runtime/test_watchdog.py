@@ -2,7 +2,6 @@
 
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -141,34 +140,6 @@ def test_sigterm_ends_a_process_that_gloo_holds(tmp_path):
         os.kill(processes.heard(0), signal.SIGTERM)
         assert processes.ended(0) == 128 + signal.SIGTERM
     assert "for B0 from stage 1 (rank 1)" in path.read_text()
-
-
-PARENT = """
-import os, subprocess, sys
-from megatron_adaptra.runtime.watchdog import die_with_parent
-child = "import os, time; os.write({write}, b'up'); time.sleep(600)"
-subprocess.Popen(
-    [sys.executable, "-c", child], preexec_fn=die_with_parent, pass_fds=[{write}]
-).wait()
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
-def test_child_dies_with_its_parent():
-    """The pipe closes when the last process that holds it has ended."""
-    read, write = os.pipe()
-    parent = subprocess.Popen([sys.executable, "-c", PARENT.format(write=write)], pass_fds=[write])
-    os.close(write)
-    try:
-        assert select.select([read], [], [], PATIENCE)[0]
-        assert os.read(read, 2) == b"up"
-        parent.kill()
-        parent.wait(PATIENCE)
-        assert select.select([read], [], [], PATIENCE)[0]
-        assert os.read(read, 1) == b""
-    finally:
-        parent.kill()
-        os.close(read)
 
 
 def notes(seat):
