@@ -161,7 +161,7 @@ class Overhead:
             message_of,
             models_of,
         )
-        from megatron_adaptra.adapter.pipeline.handlers import MegatronStage
+        from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
         from megatron_adaptra.adapter.pipeline.split import SplitBackward
         from megatron_adaptra.ir.schedule import parse_line
         from megatron_adaptra.runtime.mailbox import Mailbox
@@ -248,7 +248,7 @@ def weighed_forwards() -> Iterator[list[int]]:
     """By how many bytes each forward has let the allocator grow; zeros on a CPU, where the
     executor counts what autograd has saved."""
     from megatron_adaptra.adapter.compat.patch_attr import put
-    from megatron_adaptra.adapter.pipeline.handlers import MegatronStage
+    from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
 
     weights, original = [0], MegatronStage.forward
 

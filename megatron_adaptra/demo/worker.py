@@ -147,8 +147,8 @@ class _Demo:
             for iteration in iterations:
                 self._progress(iteration)
             if self.rank == 0 and self.last_drawn in iterations:
-                self.session.controller.drain()
-                self.drawn = Outlook.now(self.session.controller)
+                self.session.run.controller.drain()
+                self.drawn = Outlook.now(self.session.run.controller)
         self._finish()
 
     def _meet(self, phase: str) -> None:
@@ -205,7 +205,7 @@ class _Demo:
 
     def _progress(self, iteration: int) -> None:
         if self.rank == 0:
-            warmup = self.session.controller.ballot.schedule.warmup
+            warmup = self.session.run.controller.ballot.schedule.warmup
             last = {name: 1e3 * values[iteration] for name, values in self.seconds.items()}
             step = {"iteration": iteration, "ms": last, "warmup": warmup}
             if os.environ.get(LAUNCHED):
@@ -218,8 +218,8 @@ class _Demo:
         """Bring everything to rank 0, which writes it down."""
         watchdog = self.session.watchdog
         watchdog.phase = "collecting the results"
-        if self.session.controller.leads:
-            self.session.controller.drain()
+        if self.session.run.controller.leads:
+            self.session.run.controller.drain()
         losses = {
             n: [self.gpt.mean_loss(step) for step in steps] for n, steps in self.losses.items()
         }
@@ -235,7 +235,7 @@ class _Demo:
         if self.rank == 0:
             assert self.drawn is not None
             write(
-                self.options, everyone[: self.options.world], losses, self.session.controller,
+                self.options, everyone[: self.options.world], losses, self.session.run.controller,
                 self.drawn, self.session.ranks, self.gpt.versions(),
             )  # fmt: skip
 

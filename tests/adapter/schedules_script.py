@@ -79,7 +79,7 @@ def ours(case: Case, dataset: Any) -> dict[str, Any]:
         found = train(case.shape, dataset, gpt.forward_backward_function())
         if case.engine == "stock":
             return found
-        order = session.controller.ballot.schedule.order[session.stage]
+        order = session.run.controller.ballot.schedule.order[session.stage]
         found["ran"] = [sorted({o.op.kind.value for o in r.ops}) for r in session.records]
         found["predicted_peak"] = peak_in_flight(order, case.shape.chunks)
         found["peaks"] = [r.memory.peak if r.memory else None for r in session.records]

@@ -12,6 +12,7 @@ from typing import Any
 
 from megatron.core import parallel_state as mpu
 
+from megatron_adaptra.adapter.pipeline import status
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.log import log_line
 
@@ -22,7 +23,7 @@ def save(session: Session, iteration: int) -> None:
     """After Megatron has saved `iteration`. A disk that fails here does not end the training."""
     from megatron.training import get_args
 
-    state = session.state()
+    state = status.checkpoint_state(session.run)
     folder = get_args().save
     if state is None or not folder:
         return

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from megatron_adaptra.adapter.pipeline import status
 from megatron_adaptra.adapter.pipeline.session import Session
 
 _LOG_LINE = "elapsed time per iteration"  # in Megatron's own line, in every release
@@ -16,10 +17,10 @@ def training_log(session: Session, wrapped: Any, args: Any, kwargs: Any) -> Any:
     """Megatron's `training_log`, its line a little longer, and our scalars beside its own."""
     from megatron.training import training
 
-    with _longer_line(training, f" adaptra: {session.in_short()} |"), session.logging():
+    with _longer_line(training, f" adaptra: {status.summary(session.run)} |"), session.logging():
         result = wrapped(*args, **kwargs)
     iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments["iteration"]
-    _write_scalars(session.scalars(), iteration)
+    _write_scalars(status.scalars(session.run), iteration)
     return result
 
 

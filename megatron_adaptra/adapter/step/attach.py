@@ -19,8 +19,8 @@ def attach(session: Session, built: Any) -> Callable[[], None]:
     args, undo = get_args(), list[Callable[[], None]]()
     if session.config.small_collectives == "off" or optimizer is None:
         return _all(undo)
-    session.verdicts = StepResultSync(optimizer, session)
-    undo.append(session.verdicts.undo)
+    session.step_result = StepResultSync(optimizer, session)
+    undo.append(session.step_result.undo)
     if args.clip_grad > 0:
         embedding = tied_embedding.patience(args, session, model, optimizer)
         if embedding is not None:

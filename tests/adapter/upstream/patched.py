@@ -24,6 +24,7 @@ from megatron_adaptra.adapter.compat.schedule_args import models_of
 from megatron_adaptra.adapter.entry.activate import BINDINGS, Activation, activate
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.log import LogOnce
 
 Function = Callable[..., Any]
 NAMES = (
@@ -118,13 +119,13 @@ class Front:
 
     def _listen(self) -> None:
         """Why the plugin leaves a call to Megatron: rank 0 says it, once; all have the reason."""
-        tell = Session._tell
+        line = LogOnce.line
 
-        def listened(session: Session, text: str) -> None:
+        def listened(notices: LogOnce, text: str) -> None:
             self._said.append(text)
-            tell(session, text)
+            line(notices, text)
 
-        Session._tell = listened  # type: ignore[method-assign]
+        LogOnce.line = listened  # type: ignore[method-assign]
 
 
 def _through(session: Session, stock: Function, **arguments: Any) -> Any:

@@ -1,0 +1,101 @@
+"""Who runs an iteration: Megatron as it is, its schedule over our messages, or our executor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core import parallel_state as mpu
+
+from megatron_adaptra.adapter.baseline import stock
+from megatron_adaptra.adapter.baseline.trace import traced_ops
+from megatron_adaptra.adapter.compat.compatibility import unsupported
+from megatron_adaptra.adapter.compat.schedule_args import config_of, default_groups, models_of
+from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
+from megatron_adaptra.adapter.pipeline.native import AdaptraCommunicator
+from megatron_adaptra.adapter.pipeline.native_chunks import ChunkCommunicator, overlapping
+from megatron_adaptra.adapter.pipeline.run import Run
+from megatron_adaptra.adapter.pipeline.split import SplitBackward
+from megatron_adaptra.adapter.pipeline.wiring import RankContext
+from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.program import Program
+
+
+def run_megatron(context: RankContext, function: Any, arguments: dict[str, Any]) -> Any:
+    """Megatron's own schedule `function`, kept from freeing what it is still sending."""
+    config = config_of(arguments)
+    if not stock.frees_too_early(function, config, context.profile.waits):
+        return function(**arguments)
+    context.notices.line(
+        "WARNING: before megatron-core 0.18 interleaved schedules with overlapped messages "
+        "send garbage over gloo; they run without the overlap: pass "
+        "--no-overlap-p2p-communication to have it so without adaptra"
+    )
+    with stock.without_overlap(config, context.stages):
+        return function(**arguments)
+
+
+def run_stock(context: RankContext, function: Any, arguments: dict[str, Any]) -> Any:
+    """The same over links that are as slow as ours would be, where some are emulated."""
+    if context.emulator is None:
+        return run_megatron(context, function, arguments)
+    with stock.emulated_sends(context.emulator, context.ranks):
+        return run_megatron(context, function, arguments)
+
+
+def run_native(context: RankContext, run: Run, function: Any, arguments: dict[str, Any]) -> Any:
+    """Megatron's own schedule `function` over our messages, with the plan's warmup."""
+    line, mailbox, profile = run.line, run.wiring.mailbox, context.profile
+    group, config = mpu.get_pipeline_model_parallel_group(), config_of(arguments)
+    chunks = len(models_of(arguments))
+    arguments = {**arguments, profile.groups: groups_of(context, arguments)}
+    if chunks == 1:
+        arguments["p2p_communicator"] = AdaptraCommunicator(group, config, profile, line, mailbox)
+        return function(**arguments)
+    interleaved = ChunkCommunicator(group, config, chunks, line, mailbox)
+    arguments["p2p_communicator"] = interleaved
+    with traced_ops(context.probe, line), overlapping(config):
+        result = function(**arguments)
+    interleaved.finish()
+    return result
+
+
+class Executor:
+    """Runs iterations op by op; keeps what outlives one of them."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._splits: list[SplitBackward] = []  # by chunk, once a plan has halves of backwards
+        self._warm = False  # the first iteration, in which everything is allocated, is over
+        self._counted: Program | None = None  # whose activations have been counted in bytes
+
+    def runs(self, arguments: dict[str, Any]) -> bool:
+        """Whether the executor is wanted and can run this call of Megatron's schedule."""
+        if self._context.config.engine != "executor":
+            return False
+        if reason := unsupported(arguments):
+            text = f"native engine: the executor does not support {reason}"
+            self._context.notices.line(text)
+        return not reason
+
+    def run(self, run: Run, arguments: dict[str, Any]) -> Any:
+        """One iteration; in the first of every program bytes of activations are counted."""
+        context, line, models = self._context, run.line, models_of(arguments)
+        halves = any(op.kind is Kind.I for op in line)
+        if halves and not self._splits:
+            self._splits = [SplitBackward(model) for model in models]
+        count_bytes = self._warm and self._counted is not run.program
+        stage = MegatronStage(
+            line, context.stage, context.stages, run.wiring.mailbox, arguments,
+            groups_of(context, arguments), self._splits if halves else (), count_bytes,
+        )  # fmt: skip
+        result = stage.run()
+        self._warm = True
+        if count_bytes:
+            self._counted = run.program
+        context.probe.record.memory = stage.meter.memory(len(models))
+        return result
+
+
+def groups_of(context: RankContext, arguments: dict[str, Any]) -> Any:
+    """The caller's process groups, or those that Megatron's schedule would use."""
+    return arguments.get(context.profile.groups) or default_groups()

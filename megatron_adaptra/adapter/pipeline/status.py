@@ -1,0 +1,38 @@
+"""What people and checkpoints get to see of a run; `run` is None before training and as stock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_adaptra.adapter.pipeline.run import Run
+
+
+def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
+    """What a checkpoint keeps, on the rank that leads; None on others."""
+    if run is None or run.controller.estimator is None:
+        return None
+    schedule = run.controller.ballot.lasting
+    return {"schedule": schedule.text(), "delays": run.controller.estimator.state()}
+
+
+def summary(run: Run | None) -> str:
+    """This moment's plan, for a log line; the same on every rank of the plan group."""
+    if run is None:
+        return "stock"
+    return f"warmup {','.join(map(str, run.controller.ballot.schedule.warmup))}"
+
+
+def scalars(run: Run | None) -> dict[str, float]:
+    """For charts of the training; delays are known on the leader and on the last rank."""
+    if run is None:
+        return {}
+    status, schedule = run.controller.status, run.controller.ballot.schedule
+    found = {f"adaptra/warmup/stage-{i}": float(d) for i, d in enumerate(schedule.warmup)}
+    for link, seconds in status.get("delays", {}).items():
+        found[f"adaptra/delay-ms/{link.replace('>', '-to-')}"] = 1e3 * seconds
+    for name in ("predicted", "lower_bound"):
+        if name in status:
+            found[f"adaptra/{name.replace('_', '-')}-ms"] = 1e3 * status[name]
+    if "replans" in status:
+        found["adaptra/replans"] = float(status["replans"])
+    return found

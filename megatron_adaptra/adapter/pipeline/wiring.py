@@ -1,0 +1,171 @@
+"""What a rank has at start-up, and what its first training iteration opens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+
+from megatron_adaptra.adapter.compat.profiles import Profile
+from megatron_adaptra.adapter.compat.schedule_args import models_of
+from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, host_id
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.log import LogOnce
+from megatron_adaptra.runtime.channel import Channel
+from megatron_adaptra.runtime.collectives.small_collectives import Deferred, SmallCollectives
+from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.failure_log import SharedFailureLog
+from megatron_adaptra.runtime.mailbox import Mailbox
+from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.transport.emulate import LinkEmulator
+from megatron_adaptra.transport.scenario import load_rules
+from megatron_adaptra.transport.torch_p2p import TorchTransport, open_lanes
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """This rank before anything is connected; there from activation on.
+
+    `ranks[i]` is the global rank of stage i of this rank's pipeline, `stage` its own. `emulator`
+    is None where no link is emulated. `notices`: what is said once, at rank 0.
+    """
+
+    config: AdaptraConfig
+    profile: Profile
+    stage: int
+    ranks: tuple[int, ...]
+    emulator: LinkEmulator | None
+    failure_log: SharedFailureLog
+    watchdog: Watchdog
+    probe: Probe
+    notices: LogOnce
+
+    @classmethod
+    def create(cls, config: AdaptraConfig, profile: Profile) -> RankContext:
+        """Look it up in Megatron's groups, which exist. Raises BadInput for an unusable rule."""
+        group = mpu.get_pipeline_model_parallel_group()
+        stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
+        rules = load_rules(config.emulate_link, len(ranks))
+        failure_log = SharedFailureLog(host_id())
+        return cls(
+            config,
+            profile,
+            stage,
+            ranks,
+            LinkEmulator(stage, rules) if rules else None,
+            failure_log,
+            Watchdog(stage, ranks, failure_log),
+            Probe(stage),
+            LogOnce(dist.get_rank() == 0),
+        )
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return len(self.ranks)
+
+    @property
+    def ahead(self) -> int | None:
+        """How many ops before it is needed a receive is posted; see `lower`."""
+        return 0 if self.config.receives == "needed" else None
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Everything that is open, from the first training iteration to the end of the job.
+
+    `pipelines`: one transport, or one for each kind of message. `control`: between the leader of
+    the plan group and its other members. `log`: of the leader's decisions.
+    """
+
+    plan_group: PlanGroup
+    pipelines: tuple[TorchTransport, ...]
+    control: TorchTransport
+    mailbox: Mailbox
+    small_collectives: SmallCollectives
+    log: DecisionLog
+
+    @property
+    def rendezvous(self) -> bool:
+        """Whether a message waits at its sender until its receive is posted."""
+        return self.pipelines[0].traits.rendezvous
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pipeline's messages are."""
+        return self.pipelines[0].device
+
+    def channels(self) -> dict[int, Channel]:
+        """New control channels by member: of the leader to all others, of these to the leader."""
+        group = self.plan_group
+        peers = range(1, len(group.members)) if group.leader else [0]
+        return {peer: Channel(self.control, peer) for peer in peers}
+
+    def close(self) -> None:
+        """Put torch's collectives back and close all connections."""
+        self.small_collectives.undo()
+        for transport in (*self.pipelines, self.control):
+            transport.close()
+
+
+def open_wiring(
+    context: RankContext,
+    arguments: dict[str, Any],
+    resumed: dict[str, Any] | None,
+    limits: dict[str, str],
+    deferred: Sequence[Deferred],
+) -> Wiring:
+    """Connect to the neighbours and to the leader. Every rank is here.
+
+    `arguments`: of Megatron's schedule. `resumed`: what this rank brings from a checkpoint.
+    `limits`: what its model does not allow, and why. `deferred`: see SmallCollectives.
+    """
+    config = context.config
+    pipelines = _open_pipelines(context, chunks=len(models_of(arguments)))
+    group = PlanGroup.gather(resumed, limits)
+    for what, reason in group.limits.items():
+        context.notices.line(f"{what} is not possible: {reason}")
+    context.failure_log.meet()
+    star = [link for m in range(1, len(group.members)) for link in ((0, m), (m, 0))]
+    control = TorchTransport(*open_lanes(group.members, star, "control", who="member"))
+    mailbox = Mailbox(
+        context.stage, context.stages, pipelines[0], context.probe, context.watchdog,
+        config.timeout, pipelines[-1],
+    )  # fmt: skip
+    collectives = SmallCollectives(
+        group.stages, config.small_collectives, config.timeout, context.watchdog
+    )
+    collectives.later = deferred
+    if config.small_collectives != "off":
+        collectives.install()
+    log = DecisionLog(_log_file(config) if group.leader else None)
+    return Wiring(group, pipelines, control, mailbox, collectives, log)
+
+
+def _open_pipelines(context: RankContext, chunks: int) -> tuple[TorchTransport, ...]:
+    """Both directions of every link; of a ring where there are several chunks.
+
+    A ring of two stages has both kinds of messages on one link: each kind gets its transport.
+    """
+    stages, ranks = context.stages, context.ranks
+    links = [link for s in range(stages - 1) for link in ((s, s + 1), (s + 1, s))]
+    if chunks > 1 and stages > 2:
+        links += [(stages - 1, 0), (0, stages - 1)]
+    kinds = ["pipeline", "gradients"] if chunks > 1 and stages == 2 else ["pipeline"]
+    device = torch.device(torch.cuda.current_device())
+    return tuple(
+        TorchTransport(*open_lanes(ranks, links, kind), context.emulator, device) for kind in kinds
+    )
+
+
+def _log_file(config: AdaptraConfig) -> Path | None:
+    path, replica = Path(config.log), mpu.get_data_parallel_rank()
+    if not config.log or not replica:
+        return path if config.log else None
+    return path.with_suffix(f".replica{replica}{path.suffix}")
