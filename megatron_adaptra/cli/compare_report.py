@@ -9,11 +9,13 @@ from megatron_adaptra.cli.compare import budget_name, table_of
 from megatron_adaptra.cli.job import in_words
 from megatron_adaptra.cli.tradeoff import LEVERS, Comparison
 from megatron_adaptra.plan import Plan
+from megatron_adaptra.view.axis import ms, number
+from megatron_adaptra.view.charts import Curve, XYChart
+from megatron_adaptra.view.html.legend import curves_legend
 from megatron_adaptra.view.html.page import header, page, section, table, tiles
-from megatron_adaptra.view.png.sheet import sheet_png
-from megatron_adaptra.view.svg.axis import ms, number
-from megatron_adaptra.view.svg.markup import element, text
-from megatron_adaptra.view.svg.xy import Curve, XYChart, chart_legend, xy_chart_svg
+from megatron_adaptra.view.markup import element, text
+from megatron_adaptra.view.png.charts import charts_png
+from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
 from megatron_adaptra.view.theme import BOUND, policy_colour
 
 _STOCK = {"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
@@ -24,7 +26,7 @@ def compare_html(title: str, result: Comparison, stock: Plan | None, share: floa
     charts = [
         section(
             chart.title,
-            chart_legend(chart.curves),
+            curves_legend(chart.curves),
             element("div", xy_chart_svg(chart), class_="scroll"),
             note=chart.note,
         )
@@ -52,7 +54,7 @@ def compare_png(
 ) -> None:
     """Raises ImportError where matplotlib is not installed."""
     lead = ": ".join(filter(None, (title, in_words(result.conditions))))
-    sheet_png(path, headline(result, stock), [lead], charts_of(result, share))
+    charts_png(path, headline(result, stock), [lead], charts_of(result, share))
 
 
 def headline(result: Comparison, stock: Plan | None) -> str:

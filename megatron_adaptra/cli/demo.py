@@ -17,7 +17,7 @@ from megatron_adaptra.config import POLICIES
 from megatron_adaptra.demo.options import DEMO_ENGINES, ENVIRONMENT, PRECISIONS, DemoOptions
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.units import parse_seconds
-from megatron_adaptra.view.html.facts import memory_rows
+from megatron_adaptra.view.findings import memory_rows
 
 _DEFAULTS = DemoOptions()
 

@@ -17,7 +17,7 @@ from megatron_adaptra.cli.source import add_source, planned_or_read
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_legend, ascii_timeline
 from megatron_adaptra.view.chrome import chrome_trace
-from megatron_adaptra.view.html.drawing import (
+from megatron_adaptra.view.drawing import (
     WIDTH,
     Drawing,
     drawing_html,

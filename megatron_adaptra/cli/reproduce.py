@@ -29,11 +29,13 @@ from megatron_adaptra.cli.reference import (
     predict,
     summary,
 )
+from megatron_adaptra.view.charts import DotChart, Dots
+from megatron_adaptra.view.html.legend import dots_legend
 from megatron_adaptra.view.html.page import header, page, section, table
+from megatron_adaptra.view.markup import element
 from megatron_adaptra.view.png import no_matplotlib
-from megatron_adaptra.view.png.sheet import sheet_png
-from megatron_adaptra.view.svg.dots import DotChart, Dots, dot_chart_svg, dots_legend
-from megatron_adaptra.view.svg.markup import element
+from megatron_adaptra.view.png.charts import charts_png
+from megatron_adaptra.view.svg.dot_chart import dot_chart_svg
 from megatron_adaptra.view.theme import ADAPTRA, BOUND, OTHER, STOCK
 
 Pairs = Sequence[tuple[Experiment, Prediction]]
@@ -142,7 +144,7 @@ def save(folder: Path, pairs: Pairs) -> list[Path]:
     done = [folder / "reproduce.json", folder / "reproduce.html"]
     with writing(folder / "reproduce.png"):
         try:
-            sheet_png(folder / "reproduce.png", headline, [lead], charts)
+            charts_png(folder / "reproduce.png", headline, [lead], charts)
             done.append(folder / "reproduce.png")
         except ImportError:
             note(str(no_matplotlib()))

@@ -19,9 +19,9 @@ from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.telemetry.probe import IterationRecord, Memory, merge
 from megatron_adaptra.view.chrome import chrome_trace
-from megatron_adaptra.view.html.demo_page import report_html
-from megatron_adaptra.view.html.report import ArmReport, Report
+from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.png import no_matplotlib
+from megatron_adaptra.view.report import ArmReport, Report
 
 WARM_UP = 2  # iterations at the start that no median counts
 
@@ -113,7 +113,7 @@ def write(
     )
     out.joinpath("report.html").write_text(report_html(report))
     try:
-        from megatron_adaptra.view.png.figure import report_png
+        from megatron_adaptra.view.png.report import report_png
 
         report_png(report, out / "report.png")
     except ImportError:  # matplotlib is an extra

@@ -7,7 +7,7 @@ from megatron_adaptra.ir.deps import Token, makes, needs
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.view.svg.axis import ms, number, ticks
+from megatron_adaptra.view.axis import ms, number, ticks
 from megatron_adaptra.view.theme import OP_TEXT, op_fill, op_name
 
 FILL = {

@@ -14,7 +14,7 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Span, Timeline
 from megatron_adaptra.view.ascii import ascii_legend, ascii_schedule, ascii_timeline
-from megatron_adaptra.view.svg.axis import ms, number, round_up, ticks
+from megatron_adaptra.view.axis import ms, number, round_up, ticks
 
 
 @settings(max_examples=30, deadline=None)

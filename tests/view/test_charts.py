@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from megatron_adaptra.view.charts import Curve, DotChart, Dots, XYChart
+from megatron_adaptra.view.html.legend import curves_legend, dots_legend
 from megatron_adaptra.view.html.page import header, page, section, table, tiles
-from megatron_adaptra.view.png.sheet import sheet_png
-from megatron_adaptra.view.svg.dots import DotChart, Dots, dot_chart_svg, dots_legend
-from megatron_adaptra.view.svg.xy import Curve, XYChart, chart_legend, xy_chart_svg
+from megatron_adaptra.view.png.charts import charts_png
+from megatron_adaptra.view.svg.dot_chart import dot_chart_svg
+from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert('&')</script>"
@@ -71,7 +73,7 @@ def test_round_ticks_where_none_are_named() -> None:
 
 
 def test_legends_name_every_curve() -> None:
-    root = ET.fromstring(chart_legend(CURVES))
+    root = ET.fromstring(curves_legend(CURVES))
     assert [span.findtext(".") or "".join(span.itertext()) for span in root] == [
         "adaptive",
         "1f1b",
@@ -118,7 +120,7 @@ def test_what_comes_from_elsewhere_is_escaped() -> None:
         EVIL,
         header(EVIL, EVIL, [EVIL]),
         tiles([(EVIL, EVIL)]),
-        section(EVIL, xy_chart_svg(chart), chart_legend(chart.curves), note=EVIL),
+        section(EVIL, xy_chart_svg(chart), curves_legend(chart.curves), note=EVIL),
         section(EVIL, dot_chart_svg(dots), dots_legend(dots.series)),
         table((EVIL, EVIL), [(EVIL, EVIL)], strong=[0]),
     )
@@ -130,7 +132,7 @@ def test_what_comes_from_elsewhere_is_escaped() -> None:
 def test_a_sheet_holds_both_kinds_of_chart(tmp_path: Path) -> None:
     image = pytest.importorskip("matplotlib.image")
     path = tmp_path / "sheet.png"
-    sheet_png(path, "$x_1$", ["lead"], [CHART, DOTS])
+    charts_png(path, "$x_1$", ["lead"], [CHART, DOTS])
     pixels = image.imread(path)
     assert pixels.shape[1] > 1200
     left, right = pixels[:, :845, :3], pixels[:, 845:, :3]

@@ -9,8 +9,9 @@ from view_sample import measured, plan
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.view.svg.chart import Mark, Series, line_chart_svg
+from megatron_adaptra.view.charts import Mark, Series
 from megatron_adaptra.view.svg.gantt import timeline_svg
+from megatron_adaptra.view.svg.line_chart import line_chart_svg
 from megatron_adaptra.view.theme import MESSAGE, OP_FILL, SLOW_PHASE, op_fill
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -94,9 +95,7 @@ def test_empty_timeline_and_evil_title() -> None:
 
 def test_chart_has_points_phases_and_marks() -> None:
     lines = [Series("stock", [10.0, 11.0, 30.0, 31.0], "#111"), Series("x", [10.0] * 4, "#222")]
-    svg = line_chart_svg(
-        lines, phases={"healthy": (0, 2), "slow": (2, 4)}, marks=[Mark(3, EVIL)], unit="ms"
-    )
+    svg = line_chart_svg(lines, phases={"healthy": (0, 2), "slow": (2, 4)}, marks=[Mark(3, EVIL)])
     root = ET.fromstring(svg)
     titles = [e.text for e in root.iter(f"{SVG}title")]
     assert "stock, iteration 2: 30 ms" in titles

@@ -15,9 +15,9 @@ import pytest
 from view_sample import sample_report
 
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.view.html.demo_page import report_html
-from megatron_adaptra.view.html.report import ArmReport, Report
-from megatron_adaptra.view.png.figure import report_png
+from megatron_adaptra.view.html.report import report_html
+from megatron_adaptra.view.png.report import report_png
+from megatron_adaptra.view.report import ArmReport, Report
 
 EVIL = '<script>alert(1)</script> & "quotes"'
 
@@ -188,7 +188,7 @@ def test_png_has_a_picture(tmp_path: Path) -> None:
 
 def test_a_page_needs_neither_torch_nor_matplotlib() -> None:
     code = (
-        "import sys, megatron_adaptra.view.html.demo_page, megatron_adaptra.view.png.figure, "
+        "import sys, megatron_adaptra.view.html.report, megatron_adaptra.view.png.report, "
         "megatron_adaptra.view.chrome, megatron_adaptra.view.ascii; "
         "sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
     )

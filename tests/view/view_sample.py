@@ -8,7 +8,7 @@ from typing import Any
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.plan import Plan, make_plan
-from megatron_adaptra.view.html.report import ArmReport, Report
+from megatron_adaptra.view.report import ArmReport, Report
 
 SLOW = Conditions(
     12, (0.004,) * 4, (0.004,) * 4, (0.004,) * 4, both_ways({2: 0.04}), step_seconds=0.012

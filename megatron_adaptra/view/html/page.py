@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron_adaptra.view.html.style import CSS
-from megatron_adaptra.view.svg.markup import element, text
+from megatron_adaptra.view.markup import element, text
 
 
 def page(title: str, *parts: str, footer: str = "") -> str:

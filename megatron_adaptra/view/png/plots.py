@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.timeline import Span, Timeline
-from megatron_adaptra.view.svg.axis import ms, number, ticks
-from megatron_adaptra.view.svg.dots import DotChart
-from megatron_adaptra.view.svg.legend import keys, slow_messages
-from megatron_adaptra.view.svg.xy import XYChart
+from megatron_adaptra.view.axis import ms, number, ticks
+from megatron_adaptra.view.charts import DotChart, XYChart
+from megatron_adaptra.view.legend import legend_keys, slow_messages
 from megatron_adaptra.view.theme import MESSAGE, OP_TEXT, op_fill
 
 if TYPE_CHECKING:
@@ -127,13 +126,13 @@ def draw_legend(figure: Any, timelines: Sequence[Timeline], seconds: float, y: f
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = []
-    for key in keys(timelines, seconds):
+    keys, handles = legend_keys(timelines, seconds), list[Any]()
+    for key in keys:
         if key.line:
             handles.append(Line2D([], [], color=key.fills[0], linewidth=1, label=key.words))
         else:
             handles.append(tuple(Patch(facecolor=fill) for fill in key.fills))
-    names = [key.words for key in keys(timelines, seconds)]
+    names = [key.words for key in keys]
     figure.legend(
         handles,
         names,

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.view.svg.axis import ms, number, ticks
-from megatron_adaptra.view.svg.legend import legend_svg, slow_messages
-from megatron_adaptra.view.svg.markup import element, picture, text
+from megatron_adaptra.view.axis import ms, number, ticks
+from megatron_adaptra.view.legend import slow_messages
+from megatron_adaptra.view.markup import element, picture, text
+from megatron_adaptra.view.svg.legend import legend_svg
+from megatron_adaptra.view.svg.parts import label, rule
 from megatron_adaptra.view.theme import MESSAGE, OP_TEXT, op_fill, op_name
 
 LEFT, RIGHT = 62, 14  # room for the stages' names, and for the last tick's label
@@ -88,20 +90,10 @@ class _Gantt:
         parts = []
         for tick in ticks(1e3 * self.seconds, 10):
             x = self.x(tick / 1e3)
-            parts.append(
-                element(
-                    "line",
-                    x1=x,
-                    x2=x,
-                    y1=self.top - 4,
-                    y2=self.bottom + 4,
-                    stroke="currentColor",
-                    stroke_opacity=0.12,
-                )
-            )
+            parts.append(rule(x, x, self.top - 4, self.bottom + 4))
             if self.axis:
                 word = number(tick) if tick else "0 ms"
-                parts.append(_label(word, x, self.bottom + 19, "middle", 11))
+                parts.append(label(word, x, self.bottom + 19, size=11))
         return parts
 
     def labels(self) -> list[str]:
@@ -113,9 +105,9 @@ class _Gantt:
         size = 12 if self.row >= 18 else 10
         for stage in range(self.timeline.stages):
             middle = self.y(stage) + self.row / 2 + size * 0.35
-            parts.append(_label(f"stage {stage}", LEFT - 10, middle, "end", size))
+            parts.append(label(f"stage {stage}", LEFT - 10, middle, "end", size))
         if not self.timeline.spans:
-            parts.append(_label("nothing ran", LEFT, self.top + self.row / 2, "start", 12))
+            parts.append(label("nothing ran", LEFT, self.top + self.row / 2, "start", 12))
         return parts
 
     def box(self, span: Span) -> str:
@@ -191,7 +183,7 @@ class _Gantt:
             stroke_opacity=0.7,
         )
         room = x + 40 < self.width
-        label = element(
+        length = element(
             "text",
             text(ms(self.finish)),
             x=max(x, 9.0 * len(self.title)) if room else float(self.width),
@@ -200,16 +192,4 @@ class _Gantt:
             font_size=12,
             font_weight=600,
         )
-        return [mark, label]
-
-
-def _label(word: str, x: float, y: float, anchor: str, size: int) -> str:
-    return element(
-        "text",
-        text(word),
-        x=float(x),
-        y=float(y),
-        text_anchor=anchor,
-        font_size=size,
-        fill_opacity=0.7,
-    )
+        return [mark, length]

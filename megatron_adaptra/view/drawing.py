@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.view.axis import ms, number
+from megatron_adaptra.view.html.legend import timeline_legend
 from megatron_adaptra.view.html.page import header, page, section, table, tiles
+from megatron_adaptra.view.markup import element
 from megatron_adaptra.view.png.plots import draw_gantt, draw_legend, save, write_header
-from megatron_adaptra.view.svg.axis import ms, number
 from megatron_adaptra.view.svg.gantt import timeline_svg
-from megatron_adaptra.view.svg.legend import legend_html
-from megatron_adaptra.view.svg.markup import element
 
 WIDTH = 1160  # pixels
 
@@ -58,14 +58,14 @@ def drawing_html(drawing: Drawing, width: int = WIDTH) -> str:
     busy = [timeline.busy(stage) for stage in range(timeline.stages)]
     peaks = timeline.peak_in_flight()
     svg = timeline_svg(timeline, drawing.seconds, width=width, title=drawing.name, end=makespan)
-    facts = [(ms(makespan), "an iteration, predicted")]
+    key_figures = [(ms(makespan), "an iteration, predicted")]
     if drawing.bound:
-        facts.append((ms(drawing.bound), "no schedule is faster"))
+        key_figures.append((ms(drawing.bound), "no schedule is faster"))
     if compute > 0:
         idle = 1 - sum(busy) / len(busy) / compute
-        facts.append((f"{100 * idle:.1f} %", "of the time a stage waits, on average"))
+        key_figures.append((f"{100 * idle:.1f} %", "of the time a stage waits, on average"))
     if peaks:
-        facts.append((number(max(peaks)), "microbatches' activations on one stage at most"))
+        key_figures.append((number(max(peaks)), "microbatches' activations on one stage at most"))
     rows = [
         [
             f"stage {stage}",
@@ -79,10 +79,10 @@ def drawing_html(drawing: Drawing, width: int = WIDTH) -> str:
     return page(
         drawing.headline(),
         header(drawing.job, drawing.headline(), [drawing.why]),
-        tiles(facts),
+        tiles(key_figures),
         section(
             "The iteration",
-            legend_html([timeline], drawing.seconds),
+            timeline_legend([timeline], drawing.seconds),
             element("div", element("div", svg, style=_wide(width)), class_="scroll"),
             note="Hover over a box or a line for its times.",
         ),

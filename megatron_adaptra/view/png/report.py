@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from megatron_adaptra.view.html import facts
-from megatron_adaptra.view.html.report import Report
+from megatron_adaptra.view import findings
+from megatron_adaptra.view.axis import number, round_up, ticks
+from megatron_adaptra.view.charts import Series, known, scale_top
 from megatron_adaptra.view.png.plots import BAD, GOOD, draw_gantt, draw_legend, save, write_header
-from megatron_adaptra.view.svg.axis import number, round_up, ticks
-from megatron_adaptra.view.svg.chart import Series, known, scale_top
+from megatron_adaptra.view.report import Report
 from megatron_adaptra.view.theme import REPLAN, SLOW_PHASE
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 def report_png(report: Report, path: str | os.PathLike[str]) -> None:
     """Write the figure: headline, timelines on one scale, iteration times, link delays."""
-    pictures = [(p, p.timeline) for p in facts.pictures(report) if p.timeline is not None]
-    seconds = facts.common_seconds(report)
+    pictures = [(p, p.timeline) for p in findings.pictures(report) if p.timeline is not None]
+    seconds = findings.common_seconds(report)
     charts = [
         (title, series)
         for title, series in (
-            ("Iteration time, ms", facts.time_series(report)),
-            ("Delay of the links, ms", facts.delay_series(report)),
+            ("Iteration time, ms", findings.time_series(report)),
+            ("Delay of the links, ms", findings.delay_series(report)),
         )
         if series
     ]
@@ -55,9 +55,9 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
 
 
 def _header(figure: Any, report: Report, height: float) -> None:
-    write_header(figure, height, facts.headline(report), facts.setting(report))
-    said = "   ".join(("✓ " if same else "✗ ") + words for words, same in facts.verdicts(report))
-    fine = all(same for _, same in facts.verdicts(report))
+    write_header(figure, height, findings.headline(report), findings.setting(report))
+    said = "   ".join(("✓ " if same else "✗ ") + words for words, same in findings.verdicts(report))
+    fine = all(same for _, same in findings.verdicts(report))
     style = {"fontsize": 10.5, "fontweight": "bold", "color": GOOD if fine else BAD}
     figure.text(0.025, 1 - 0.93 / height, said, va="top", **style)
 
@@ -81,7 +81,7 @@ def _chart(axes: Axes, series: Sequence[Series], report: Report, title: str) -> 
             label=line.name if line.name not in seen else None,
         )
         seen.add(line.name)
-    for i, mark in enumerate(facts.replan_marks(report)):
+    for i, mark in enumerate(findings.replan_marks(report)):
         label = "replan" if i == 0 else None
         axes.axvline(mark.iteration, color=REPLAN, linewidth=1.1, linestyle="--", label=label)
     top = round_up(1.04 * scale_top(series))

@@ -6,14 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from megatron_adaptra.view.charts import DotChart, XYChart
 from megatron_adaptra.view.png.plots import INCHES, draw_dots, draw_xy, save, write_header
-from megatron_adaptra.view.svg.dots import DotChart
-from megatron_adaptra.view.svg.xy import XYChart
 
 HEAD, LEGEND = 1.55, 1.35  # inches above and below the charts
 
 
-def sheet_png(
+def charts_png(
     path: str | os.PathLike[str],
     headline: str,
     leads: Sequence[str],

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.view.html.report import ArmReport, Report
-from megatron_adaptra.view.svg.axis import number
-from megatron_adaptra.view.svg.chart import Mark, Series, known
+from megatron_adaptra.view.axis import number
+from megatron_adaptra.view.charts import Mark, Series, known
+from megatron_adaptra.view.report import ArmReport, Report
 from megatron_adaptra.view.theme import OTHER, STOCK, arm_colour
 
 QUIET = 0.25  # a link whose highest delay is below this share of the worst one stays grey

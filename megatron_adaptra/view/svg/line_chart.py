@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from megatron_adaptra.view.svg.axis import number, round_up, ticks
-from megatron_adaptra.view.svg.markup import element, picture, text
+from megatron_adaptra.view.axis import number, round_up, ticks
+from megatron_adaptra.view.charts import Mark, Series, known, scale_top
+from megatron_adaptra.view.markup import element, picture, text
+from megatron_adaptra.view.svg.parts import label, polyline, rule
 from megatron_adaptra.view.theme import REPLAN, SLOW_PHASE
 
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 50, 34
-
-
-class Series(NamedTuple):
-    """`values[i]` belongs to iteration i, in ms; None or NaN where there is none."""
-
-    name: str
-    values: Sequence[float | None]
-    colour: str
-    dashed: bool = False
-
-
-class Mark(NamedTuple):
-    """Something that happened at an iteration: a replan."""
-
-    iteration: int
-    title: str
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 50, 34  # pixels
 
 
 def line_chart_svg(
@@ -34,8 +18,7 @@ def line_chart_svg(
     *,
     phases: Mapping[str, tuple[int, int]] | None = None,
     marks: Sequence[Mark] = (),
-    unit: str = "ms",
-    label: str = "",
+    title: str = "",
     width: int = 640,
     height: int = 290,
 ) -> str:
@@ -44,19 +27,7 @@ def line_chart_svg(
     The first iteration pays for start-up, so it does not stretch the scale: where it lies beyond,
     a triangle at the upper edge stands for it.
     """
-    return _Chart(series, phases or {}, marks, unit, label, width, height).svg()
-
-
-def known(values: Sequence[float | None]) -> list[tuple[int, float]]:
-    """The iterations that have a value, with it."""
-    return [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
-
-
-def scale_top(series: Sequence[Series]) -> float:
-    """The highest value after the first iteration, or the highest there is."""
-    points = [point for line in series for point in known(line.values)]
-    later = [value for i, value in points if i > 0]
-    return max(later or [value for _, value in points], default=0.0)
+    return _Chart(series, phases or {}, marks, title, width, height).svg()
 
 
 class _Chart:
@@ -65,13 +36,12 @@ class _Chart:
         series: Sequence[Series],
         phases: Mapping[str, tuple[int, int]],
         marks: Sequence[Mark],
-        unit: str,
-        label: str,
+        title: str,
         width: int,
         height: int,
     ) -> None:
         self.series, self.phases, self.marks = series, phases, marks
-        self.unit, self.label = unit, label
+        self.title = title
         self.width, self.height, self.base = width, height, height - BOTTOM
         self.count = max([len(line.values) for line in series] + [2])
         self.top = round_up(1.04 * scale_top(series))
@@ -84,7 +54,7 @@ class _Chart:
         return self.base - value / self.top * (self.base - TOP)
 
     def svg(self) -> str:
-        parts = [element("title", text(self.label or "values over iterations"))]
+        parts = [element("title", text(self.title or "values over iterations"))]
         parts += self.background() + self.axes()
         for mark in self.marks:
             parts.append(self.mark(mark))
@@ -113,32 +83,20 @@ class _Chart:
                         fill_opacity=0.12,
                     )
                 )
-            parts.append(_small(name, (left + right) / 2, TOP - 6, "middle"))
+            parts.append(label(name, (left + right) / 2, TOP - 6))
         return parts
 
     def axes(self) -> list[str]:
         parts = []
         for tick in ticks(self.top, 5):
             y = self.y(tick)
-            parts.append(
-                element(
-                    "line",
-                    x1=LEFT,
-                    x2=self.width - RIGHT,
-                    y1=y,
-                    y2=y,
-                    stroke="currentColor",
-                    stroke_opacity=0.3 if tick == 0 else 0.12,
-                )
-            )
-            parts.append(_small(number(tick), LEFT - 7, y + 4, "end"))
+            parts.append(rule(LEFT, self.width - RIGHT, y, y, 0.3 if tick == 0 else 0.12))
+            parts.append(label(number(tick), LEFT - 7, y + 4, "end"))
         for tick in ticks(self.count - 1, 8):
             if tick == int(tick):
-                parts.append(_small(number(tick), self.x(tick), self.base + 16, "middle"))
-        parts.append(
-            _small("iteration", (LEFT + self.width - RIGHT) / 2, self.height - 4, "middle")
-        )
-        parts.append(_small(self.unit, LEFT - 7, TOP - 12, "end"))
+                parts.append(label(number(tick), self.x(tick), self.base + 16))
+        parts.append(label("iteration", (LEFT + self.width - RIGHT) / 2, self.height - 4))
+        parts.append(label("ms", LEFT - 7, TOP - 12, "end"))
         return parts
 
     def mark(self, mark: Mark) -> str:
@@ -161,23 +119,11 @@ class _Chart:
 
     def line(self, line: Series) -> list[str]:
         points = known(line.values)
-        inside = [(i, v) for i, v in points if v <= self.top]
-        parts = [
-            element(
-                "polyline",
-                points=" ".join(f"{self.x(i):.1f},{self.y(v):.1f}" for i, v in inside),
-                fill="none",
-                stroke=line.colour,
-                stroke_width=2,
-                stroke_linejoin="round",
-                stroke_dasharray="5 3" if line.dashed else None,
-            )
-        ]
+        inside = [(self.x(i), self.y(v)) for i, v in points if v <= self.top]
+        parts = [polyline(inside, line.colour, "5 3" if line.dashed else None)]
         for i, value in points:
             x, y = self.x(i), self.y(min(value, self.top))
-            title = element(
-                "title", text(f"{line.name}, iteration {i}: {number(value)} {self.unit}")
-            )
+            title = element("title", text(f"{line.name}, iteration {i}: {number(value)} ms"))
             if value > self.top:
                 d = f"M{x - 4:.1f} {y + 7:.1f}h8l-4 -7z"
                 parts.append(element("path", title, d=d, fill=line.colour))
@@ -207,15 +153,3 @@ class _Chart:
             parts.append(element("text", text(name), x=x + 26, y=18, font_size=12.5))
             x += 48 + 7 * len(name)
         return parts
-
-
-def _small(word: str, x: float, y: float, anchor: str) -> str:
-    return element(
-        "text",
-        text(word),
-        x=float(x),
-        y=float(y),
-        text_anchor=anchor,
-        font_size=11.5,
-        fill_opacity=0.7,
-    )

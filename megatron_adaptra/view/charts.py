@@ -1,0 +1,111 @@
+"""What charts show, whatever draws them: values, colours, and where the axes end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from megatron_adaptra.view.axis import number, round_up, ticks
+
+
+class Series(NamedTuple):
+    """A line over iterations: `values[i]` belongs to iteration i, in ms; None or NaN is a gap."""
+
+    name: str
+    values: Sequence[float | None]
+    colour: str
+    dashed: bool = False
+
+
+class Mark(NamedTuple):
+    """Something that happened at an iteration: a replan."""
+
+    iteration: int
+    title: str
+
+
+def known(values: Sequence[float | None]) -> list[tuple[int, float]]:
+    """Index and value of those of `values` that are finite numbers."""
+    return [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
+
+
+def scale_top(series: Sequence[Series]) -> float:
+    """The highest value after the first iteration, which pays for start-up; or the highest."""
+    points = [point for line in series for point in known(line.values)]
+    later = [value for i, value in points if i > 0]
+    return max(later or [value for _, value in points], default=0.0)
+
+
+class Curve(NamedTuple):
+    """Points (x, y) in the order of x. `joined`: by a line; `marked`: each with a dot."""
+
+    name: str
+    colour: str
+    points: Sequence[tuple[float, float]]
+    joined: bool = True
+    marked: bool = True
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class XYChart:
+    """Curves. `x_names`: the only ticks of the x axis, by value; empty for round values."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: Sequence[Curve]
+    x_names: Mapping[float, str] = field(default_factory=dict)
+    note: str = ""
+
+    def x_range(self) -> tuple[float, float]:
+        """With some room to either side, so that no dot stands on the edge."""
+        xs = [x for curve in self.curves for x, _ in curve.points] + list(self.x_names)
+        low, high = min(xs, default=0.0), max(xs, default=1.0)
+        room = 0.05 * (high - low) or 0.5
+        return low - room, high + room
+
+    def top(self) -> float:
+        """Where the y axis ends; it starts at 0."""
+        return round_up(1.02 * max((y for c in self.curves for _, y in c.points), default=0.0))
+
+    def x_ticks(self) -> list[tuple[float, str]]:
+        """Value and label."""
+        if self.x_names:
+            return sorted(self.x_names.items())
+        low, high = self.x_range()
+        return [(tick, number(tick)) for tick in ticks(high, 8) if tick >= low]
+
+
+class Dots(NamedTuple):
+    """`values[i]` belongs to row i; None where there is none. A bar is an upright stroke."""
+
+    name: str
+    colour: str
+    values: Sequence[float | None]
+    bar: bool = False
+
+
+@dataclass(frozen=True)
+class DotChart:
+    """Several figures of each of several cases, one row per case; the x axis begins at `start`."""
+
+    title: str
+    x_label: str
+    rows: Sequence[str]
+    series: Sequence[Dots]
+    start: float = 0.0
+    note: str = ""
+
+    def end(self) -> float:
+        """Where the x axis ends."""
+        values = [v for dots in self.series for v in dots.values if v is not None]
+        return self.start + 1.04 * max((v - self.start for v in values), default=0.0) or 1.0
+
+    def marks(self) -> list[float]:
+        """Round values of the x axis."""
+        step = ticks(self.end() - self.start, 6)
+        first = math.ceil(self.start / step[1] - 1e-9) * step[1] if len(step) > 1 else 0.0
+        return [first + tick for tick in step if first + tick <= self.end() * (1 + 1e-9)]

@@ -1,0 +1,48 @@
+"""Legends of pictures in a page: HTML, so that they wrap where the page is narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.view.charts import Curve, Dots
+from megatron_adaptra.view.legend import legend_keys
+from megatron_adaptra.view.markup import element, text
+
+
+def timeline_legend(timelines: Sequence[Timeline], seconds: float) -> str:
+    """Of timelines that are drawn on an axis of `seconds`."""
+    items = []
+    for key in legend_keys(timelines, seconds):
+        if key.line:
+            signs = [_sign("message", f"border-color:{key.fills[0]}")]
+        else:
+            signs = [_sign(None, f"background:{fill}") for fill in key.fills]
+        items.append(element("span", *signs, text(key.words)))
+    return element("p", *items, class_="legend")
+
+
+def curves_legend(curves: Sequence[Curve]) -> str:
+    """Names and signs of the curves."""
+    items = []
+    for curve in curves:
+        if curve.joined:
+            style = f"border-color:{curve.colour}" + (";border-top-style:dashed" * curve.dashed)
+            sign = _sign("message", style)
+        else:
+            sign = _sign("dot", f"background:{curve.colour}")
+        items.append(element("span", sign, text(curve.name)))
+    return element("p", *items, class_="legend")
+
+
+def dots_legend(series: Sequence[Dots]) -> str:
+    """Names and signs of the dots."""
+    items = [
+        element("span", _sign("bar" if d.bar else "dot", f"background:{d.colour}"), text(d.name))
+        for d in series
+    ]
+    return element("p", *items, class_="legend")
+
+
+def _sign(kind: str | None, style: str) -> str:
+    return element("i", class_=kind, style=style)
