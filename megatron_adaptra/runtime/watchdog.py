@@ -15,23 +15,7 @@ from collections.abc import Callable, Sequence
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.log import log_line
-
-
-class FailureLog:
-    """Where ranks note a failure. This one is private to a process; see SharedFailureLog."""
-
-    def __init__(self) -> None:
-        self._text = ""
-
-    def write(self, text: str) -> None:
-        self._text = self._text or text
-
-    def read(self) -> str:
-        return self._text
-
-    def gone(self) -> list[int]:
-        """Ranks that are known to have died."""
-        return []
+from megatron_adaptra.runtime.failure_log import FailureLog
 
 
 class Watchdog:
@@ -62,13 +46,13 @@ class Watchdog:
         return PeerLost(self.describe(f": {reason}"))
 
     def describe(self, reason: str = "") -> str:
-        """What this rank was doing and what befell it, for its last words; tells the others."""
+        """What this rank was doing and what befell it, for a failure message; tells the others."""
         own = f"{self.name(self.stage)} {self._doing()}{reason}"
         first = self.failure_log.read()
         if first:  # whoever noticed first saw the culprit, the rest may see each other go
             return f"{own}; first noticed: {first}"
-        gone = self.failure_log.gone()
-        died = f"; died: {', '.join(f'rank {rank}' for rank in gone)}" if gone else ""
+        dead = self.failure_log.dead_ranks()
+        died = f"; died: {', '.join(f'rank {rank}' for rank in dead)}" if dead else ""
         self.failure_log.write(own + died)
         return own + died
 

@@ -48,10 +48,10 @@ def many_swaps(seat, stages, seed):
         for exchange in exchanges:
             lengths = [rng.choice((0, 1, rng.randrange(300), 300)) for _ in stages]
             told.append([torch.full((n,), (number + i) % 251) for i, n in enumerate(lengths)])
-            exchange.tell(told[-1][seat.rank].byte())
+            exchange.start(told[-1][seat.rank].byte())
             threading.Event().wait(mine.choice((0, 0, 2e-3)))
         for exchange, values in zip(exchanges, told, strict=True):
-            heard = exchange.hear()
+            heard = exchange.wait()
             assert all(torch.equal(a, b.byte()) for a, b in zip(heard, values, strict=True))
     return True
 
@@ -66,16 +66,16 @@ def test_all_hear_what_each_has_told(stages):
 def faster(seat, stages, slow):
     """All but one are an exchange ahead: they have heard, and told again."""
     exchange = links_of(seat.rank, stages).open(8)
-    exchange.tell(word(seat.rank))
+    exchange.start(word(seat.rank))
     if seat.rank != slow:
-        first = exchange.hear()
-        exchange.tell(word(seat.rank, 1))
+        first = exchange.wait()
+        exchange.start(word(seat.rank, 1))
     seat.meet()
     if seat.rank == slow:
-        first = exchange.hear()
-        exchange.tell(word(seat.rank, 1))
+        first = exchange.wait()
+        exchange.start(word(seat.rank, 1))
     assert [v.tolist() for v in first] == [[i] for i in range(len(stages))]
-    assert [v.tolist() for v in exchange.hear()] == [[i, 1] for i in range(len(stages))]
+    assert [v.tolist() for v in exchange.wait()] == [[i, 1] for i in range(len(stages))]
     return True
 
 
@@ -86,13 +86,13 @@ def test_nobody_waits_for_another_to_hear(slow):
 
 def one_goes(seat, stages, lost):
     exchange = links_of(seat.rank, stages, SOON).open(8)
-    exchange.swap(word(seat.rank))
+    exchange.run(word(seat.rank))
     seat.meet()
     if seat.rank == lost:
         seat.say("ready")
         threading.Event().wait(PATIENCE)
     try:
-        exchange.swap(word(seat.rank))
+        exchange.run(word(seat.rank))
     except PeerLost as error:
         return str(error)
 
@@ -129,7 +129,7 @@ def crossing(seat, stages):
     links._groups = [Listener(g, s) for g, s in zip(links._groups, sent, strict=True)]
     exchange = links.open(100)
     for _ in range(5):
-        exchange.swap(word(seat.rank))
+        exchange.run(word(seat.rank))
     seat.meet()
     return sent
 
@@ -194,7 +194,7 @@ def large_group(rank, store, seed):
             for rows in adversarial(like.dtype, count, seed):
                 theirs = rows[rank].clone()
                 native(theirs)
-                said = exchange.swap(rows[rank].clone().view(torch.uint8))
+                said = exchange.run(rows[rank].clone().view(torch.uint8))
                 ours = orders.reduce(op, [value.view(like.dtype) for value in said])
                 assert bool(reduction._equal(ours, theirs).all()), (str(op), count)
     return found

@@ -16,7 +16,7 @@ from transport.ranks import PATIENCE, Processes
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.runtime.collectives import collective, reduction
 from megatron_adaptra.runtime.collectives.all_gather import FlatAllGather
-from megatron_adaptra.runtime.collectives.collective import FIRST, TRY
+from megatron_adaptra.runtime.collectives.collective import FIRST, FIRST_RETRY
 from megatron_adaptra.runtime.collectives.small_collectives import SmallCollectives
 from megatron_adaptra.runtime.watchdog import Watchdog
 
@@ -43,7 +43,7 @@ def many_swaps(seat, ranks, seed):
         told = [
             torch.full((n,), (number + i) % 251, dtype=torch.uint8) for i, n in enumerate(lengths)
         ]
-        heard = exchange.swap(told[seat.rank])
+        heard = exchange.run(told[seat.rank])
         assert all(map(torch.equal, heard, told)), number
     return True
 
@@ -57,13 +57,13 @@ def test_all_hear_what_each_has_told(ranks):
 
 def one_goes(seat):
     exchange = exchange_of(seat, 3, timeout=5.0)
-    exchange.swap(torch.zeros(1, dtype=torch.uint8))
+    exchange.run(torch.zeros(1, dtype=torch.uint8))
     seat.meet()
     if seat.rank == 2:
         return "gone"
     try:
         while True:
-            exchange.swap(torch.zeros(1, dtype=torch.uint8))
+            exchange.run(torch.zeros(1, dtype=torch.uint8))
     except PeerLost as error:
         return str(error)
 
@@ -180,7 +180,7 @@ def training(seat, stages, mode, seed):
             served.install()
         rng = torch.Generator().manual_seed(seed + seat.rank)
         log = []
-        for _ in range(2 * TRY + FIRST):
+        for _ in range(2 * FIRST_RETRY + FIRST):
             norm = torch.randn(1, generator=rng) * 1e3
             dist.all_reduce(norm)
             most = torch.randn(1, generator=rng)
@@ -220,13 +220,13 @@ def test_collectives_have_the_backends_results(stages, mode):
     assert used[0].keys() == {"all_reduce", "broadcast", "barrier"}
 
 
-def announcing(seat, wrong):
+def prefetching(seat, wrong):
     """A flag, then two values that were known when the flag was."""
     served = SmallCollectives([0, 0, 1, 2], "on", PATIENCE, Watchdog(seat.rank, range(4)))
     served.install()
     swaps = []
-    hear = collective.SmallCollective.hear
-    collective.SmallCollective.hear = lambda self: swaps.append(1) or hear(self)
+    wait = collective.SmallCollective.wait
+    collective.SmallCollective.wait = lambda self: swaps.append(1) or wait(self)
     counts = []
     for step in range(FIRST + 4):
         flag, norm = (
@@ -235,29 +235,29 @@ def announcing(seat, wrong):
         )
         zeros = torch.tensor([10.0 - seat.rank])
         before = len(swaps)
-        served.announce([(norm, ReduceOp.MAX), (zeros, ReduceOp.MAX)], dist.group.WORLD)
+        served.prefetch([(norm, ReduceOp.MAX), (zeros, ReduceOp.MAX)], dist.group.WORLD)
         if wrong and step == FIRST + 3 and seat.rank == 1:
             norm = norm + 1
         dist.all_reduce(flag, ReduceOp.MIN)
         dist.all_reduce(norm, op=ReduceOp.MAX)
         dist.all_reduce(zeros, op=ReduceOp.MAX)
         assert (flag.item(), norm.item(), zeros.item()) == (0, 3 + step / 8, 10.0), step
-        rate = torch.tensor([0.5])  # not announced
+        rate = torch.tensor([0.5])  # not prefetched
         dist.all_reduce(rate, op=ReduceOp.MAX)
         assert rate.item() == 0.5
         counts.append(len(swaps) - before)
-    collective.SmallCollective.hear = hear
+    collective.SmallCollective.wait = wait
     served.undo()
     return counts[-1]
 
 
-def test_what_is_announced_comes_with_the_first_exchange():
-    assert everywhere(announcing, False, ranks=4) == [2] * 4
+def test_what_is_prefetched_comes_with_the_first_exchange():
+    assert everywhere(prefetching, False, ranks=4) == [2] * 4
 
 
-def test_a_value_that_changes_after_its_announcement_is_refused():
-    with Processes(announcing, True, ranks=4) as processes:
-        with pytest.raises(AssertionError, match="was announced, now it is"):
+def test_a_value_that_changes_after_it_was_sent_ahead_is_refused():
+    with Processes(prefetching, True, ranks=4) as processes:
+        with pytest.raises(AssertionError, match="was sent ahead, now it is"):
             processes.result(1)
 
 
@@ -302,9 +302,9 @@ def left_alone(seat):
         dist.all_reduce(torch.ones(1), op=ReduceOp.PRODUCT)
     with pytest.raises(RuntimeError, match="taken over already"):
         SmallCollectives([0, 0, 1, 1], "on", PATIENCE, Watchdog(seat.rank, range(4))).install()
-    ways = served.costs()
+    costs = served.costs()
     served.undo()
-    return ways
+    return costs
 
 
 def test_the_rest_goes_to_torch():
@@ -321,7 +321,7 @@ def patient(seat):
     served = SmallCollectives(range(3), "on", PATIENCE, Watchdog(seat.rank, range(3)))
     raised = []
 
-    def can_wait(way, tensor):
+    def defer(collective, tensor):
         if tensor.numel() == 5000:
             return (lambda: None) if seat.rank == 2 else None
         if tensor.dtype != torch.int32:
@@ -334,7 +334,7 @@ def patient(seat):
 
         return learn
 
-    served.later = [can_wait]
+    served.defer_hooks = [defer]
     served.install()
     for step in range(FIRST + 6):
         doubt = step == FIRST + 3 and seat.rank == 1
@@ -348,7 +348,7 @@ def patient(seat):
         dist.all_reduce(flag)
         if step >= FIRST:
             assert flag.item() == 0
-            assert served.owes
+            assert served.has_pending
         if told_first:
             assert gradient[0].item() == seat.rank + step
             seat.meet()
@@ -360,14 +360,14 @@ def patient(seat):
         except Odd:
             raised.append(step)
         assert norm.item() == 3.0
-        assert not served.owes
+        assert not served.has_pending
         if seat.rank != 1:
             assert gradient.unique().tolist() == [2.0 + 2 * step]
     served.undo()
     return raised
 
 
-def test_what_can_wait_is_there_when_the_next_result_is():
+def test_what_is_deferred_is_there_when_the_next_result_is():
     assert everywhere(patient, ranks=3) == [[FIRST + 3]] * 3
 
 
@@ -391,7 +391,7 @@ def seldom(seat):
     return [call for call in calls if call > FIRST]
 
 
-def test_a_way_that_lost_is_tried_again_less_and_less_often():
+def test_a_path_that_lost_is_measured_less_and_less_often():
     tries = everywhere(seldom, ranks=2)
     assert tries[0] == tries[1]
     gaps = [b - a for a, b in pairwise(tries[0])]

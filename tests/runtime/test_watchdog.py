@@ -14,12 +14,12 @@ from transport.ranks import PATIENCE, Processes, until
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Op
-from megatron_adaptra.runtime.failure_log import SharedFailureLog
-from megatron_adaptra.runtime.watchdog import FailureLog, Watchdog
+from megatron_adaptra.runtime.failure_log import FailureLog, SharedFailureLog
+from megatron_adaptra.runtime.watchdog import Watchdog
 
 
-class Gone(FailureLog):
-    def gone(self):
+class Dead(FailureLog):
+    def dead_ranks(self):
         return [6]
 
 
@@ -49,7 +49,7 @@ def test_wait_that_went_well_is_forgotten():
 
 
 def test_first_to_notice_is_repeated_by_the_others():
-    failure_log = Gone()
+    failure_log = Dead()
     first, second = Watchdog(1, [4, 5, 6], failure_log), Watchdog(0, [4, 5, 6], failure_log)
     first.phase = second.phase = "iteration 7"
     words = first.describe()
@@ -145,8 +145,8 @@ def test_sigterm_ends_a_process_that_gloo_holds(tmp_path):
 def notes(seat):
     failure_log = SharedFailureLog("here" if seat.rank < 2 else "elsewhere")
     seat.meet()
-    failure_log.meet()
-    before = failure_log.read(), failure_log.gone()
+    failure_log.exchange_pids()
+    before = failure_log.read(), failure_log.dead_ranks()
     seat.meet()
     failure_log.write(f"rank {seat.rank} was first")
     seat.meet()
@@ -168,13 +168,13 @@ def sees_the_dead(seat):
     """Ranks 0 and 1 are on one machine, 2 is on another."""
     failure_log = SharedFailureLog("here" if seat.rank < 2 else "elsewhere")
     seat.meet()
-    failure_log.meet()
+    failure_log.exchange_pids()
     seat.say("ready")
     if seat.rank:
         time.sleep(PATIENCE)
-    until(lambda: failure_log.gone() != [], "somebody is missed")
+    until(lambda: failure_log.dead_ranks() != [], "somebody is missed")
     watchdog = Watchdog(0, [0, 1, 2], failure_log)
-    return failure_log.gone(), watchdog.describe()
+    return failure_log.dead_ranks(), watchdog.describe()
 
 
 def test_killed_process_is_named():
@@ -183,19 +183,19 @@ def test_killed_process_is_named():
             assert processes.heard(rank) == "ready"
         processes.kill(2)
         processes.kill(1)
-        gone, words = processes.result(0)
-    assert gone == [1]
+        dead, words = processes.result(0)
+    assert dead == [1]
     assert words == "stage 0 (rank 0) was in start-up; died: rank 1"
 
 
 def outlives_the_store(seat):
     failure_log = SharedFailureLog("here")
     seat.meet()
-    failure_log.meet()
+    failure_log.exchange_pids()
     seat.say("ready")
     until(lambda: not _reaches_store(), "the store is gone")
     failure_log.write("something")
-    return failure_log.read(), failure_log.gone()
+    return failure_log.read(), failure_log.dead_ranks()
 
 
 def _reaches_store() -> bool:

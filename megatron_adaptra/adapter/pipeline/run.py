@@ -57,7 +57,7 @@ class Run:
         schedule = self.controller.begin(iteration)
         self.wiring.mailbox.begin(iteration, new_message)
         if schedule is not self._schedule:
-            self.wiring.small_collectives.try_again(self.wiring.plan_group.members)
+            self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
             self._schedule, self.program = schedule, lower(schedule, self._context.ahead)
         for op in first_posts(self.program, self._context.stage):
             self.wiring.mailbox.post(op)
@@ -66,7 +66,7 @@ class Run:
         """End the run although an iteration has begun, as all ranks do: another one follows."""
         self.controller.close()
         self.wiring.mailbox.discard(unused_posts(self.program, self._context.stage))
-        self.wiring.small_collectives.try_again(self.wiring.plan_group.members)
+        self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
 
     def close(self) -> None:
         """End the run and close its connections."""

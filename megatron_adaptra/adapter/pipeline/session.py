@@ -15,7 +15,7 @@ from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_w
 from megatron_adaptra.adapter.step.reruns import Reruns
 from megatron_adaptra.adapter.step.step_result import StepResultSync
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.runtime.collectives.small_collectives import Deferred, SmallCollectives
+from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.telemetry.probe import IterationRecord, Memory
 
 
@@ -26,7 +26,7 @@ class Session:
     tells the number of microbatches and the size of a message; another one takes its place when
     that number changes. `iteration`: the one to come. Of iterations in `keep_records`, `records`
     has what was measured. `counted`: iterations whose bytes were counted. `resumed`: the plan of a
-    checkpoint (`status.checkpoint_state`). `announce`: decisions are said aloud. `later`: see
+    checkpoint (`status.checkpoint_state`). `announce`: decisions are said aloud. `defer_hooks`: see
     SmallCollectives; it, `reruns` and `step_result` are there where `attach` has put them.
     """
 
@@ -41,7 +41,7 @@ class Session:
         self.counted: list[tuple[int, Memory]] = []
         self.resumed: dict[str, Any] | None = None
         self.announce = False
-        self.later: list[Deferred] = []
+        self.defer_hooks: list[DeferHook] = []
         self.reruns: Reruns | None = None
         self.step_result: StepResultSync | None = None
         self._executor = Executor(context)
@@ -127,7 +127,7 @@ class Session:
 
     def _open(self, arguments: dict[str, Any]) -> Wiring:
         limits = limits_of(arguments, self.config) if self._executor.runs(arguments) else {}
-        return open_wiring(self.context, arguments, self.resumed, limits, self.later)
+        return open_wiring(self.context, arguments, self.resumed, limits, self.defer_hooks)
 
     def _start(self, wiring: Wiring, arguments: dict[str, Any]) -> Run:
         return start_run(

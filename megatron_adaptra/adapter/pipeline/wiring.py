@@ -17,7 +17,7 @@ from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, host_id
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.log import LogOnce
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.collectives.small_collectives import Deferred, SmallCollectives
+from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.failure_log import SharedFailureLog
 from megatron_adaptra.runtime.mailbox import Mailbox
@@ -119,19 +119,19 @@ def open_wiring(
     arguments: dict[str, Any],
     resumed: dict[str, Any] | None,
     limits: dict[str, str],
-    deferred: Sequence[Deferred],
+    defer_hooks: Sequence[DeferHook],
 ) -> Wiring:
     """Connect to the neighbours and to the leader. Every rank is here.
 
     `arguments`: of Megatron's schedule. `resumed`: what this rank brings from a checkpoint.
-    `limits`: what its model does not allow, and why. `deferred`: see SmallCollectives.
+    `limits`: what its model does not allow, and why. `defer_hooks`: see SmallCollectives.
     """
     config = context.config
     pipelines = _open_pipelines(context, chunks=len(models_of(arguments)))
     group = PlanGroup.gather(resumed, limits)
     for what, reason in group.limits.items():
         context.notices.line(f"{what} is not possible: {reason}")
-    context.failure_log.meet()
+    context.failure_log.exchange_pids()
     star = [link for m in range(1, len(group.members)) for link in ((0, m), (m, 0))]
     control = TorchTransport(*open_lanes(group.members, star, "control", who="member"))
     mailbox = Mailbox(
@@ -141,7 +141,7 @@ def open_wiring(
     collectives = SmallCollectives(
         group.stages, config.small_collectives, config.timeout, context.watchdog
     )
-    collectives.later = deferred
+    collectives.defer_hooks = defer_hooks
     if config.small_collectives != "off":
         collectives.install()
     log = DecisionLog(_log_file(config) if group.leader else None)

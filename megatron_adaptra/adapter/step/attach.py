@@ -22,11 +22,11 @@ def attach(session: Session, built: Any) -> Callable[[], None]:
     session.step_result = StepResultSync(optimizer, session)
     undo.append(session.step_result.undo)
     if args.clip_grad > 0:
-        embedding = tied_embedding.patience(args, session, model, optimizer)
+        embedding = tied_embedding.defer_hook(args, session, model, optimizer)
         if embedding is not None:
-            session.later.append(embedding)
+            session.defer_hooks.append(embedding)
         session.reruns = Reruns(get_timers())
-        session.later.append(session.reruns.can_wait)
+        session.defer_hooks.append(session.reruns.defer)
         undo.append(session.reruns.undo)
     return _all(undo)
 

@@ -43,9 +43,9 @@ class Reruns:
         if self._again and dist.get_rank() == 0:
             log_line(f"iterations run again after their end: {self._again}")
 
-    def can_wait(self, way: SmallCollective, tensor: torch.Tensor) -> Callable[[], None] | None:
-        """What a SmallCollectives asks."""
-        if not self._asking or way.name != "all_reduce" or tensor.numel() != 1:
+    def defer(self, collective: SmallCollective, tensor: torch.Tensor) -> Callable[[], None] | None:
+        """A DeferHook: whether this all-reduce is the question, which nobody waits for."""
+        if not self._asking or collective.name != "all_reduce" or tensor.numel() != 1:
             return None
         tensor.zero_()
 

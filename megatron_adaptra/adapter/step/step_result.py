@@ -46,8 +46,8 @@ class StepResultSync:
         self.known = False  # what the last step returned is the same everywhere
         self._trusted = False  # for good: all have agreed before
         self._steps = 0
-        self._exchange: AllGather | None = None
-        self._spared: dict[str, list[CollectiveSpan]] = {}  # what agreeing has taken, by function
+        self._all_gather: AllGather | None = None
+        self._skipped: dict[str, list[CollectiveSpan]] = {}  # what agreeing has taken, by function
         self._undo: list[Callable[[], None]] = []
         self._step = optimizer.step
         stepped = functools.wraps(self._step)(lambda *a, **k: self.step(*a, **k))
@@ -66,7 +66,7 @@ class StepResultSync:
         collectives = self._session.small_collectives
         if collectives is None or not collectives.active:
             return result
-        if collectives.owes:
+        if collectives.has_pending:
             raise AdaptraError(
                 "this optimizer has stepped without a word of the other stages, though gradients "
                 "were on their way: use --adaptra-small-collectives off"
@@ -74,23 +74,23 @@ class StepResultSync:
         if isinstance(result, tuple) and len(result) == 3:
             self._believe(collectives, result)
             if not self.known:
-                self._announce(collectives, result)
+                self._prefetch(collectives, result)
         return result
 
-    def _announce(self, collectives: SmallCollectives, result: Any) -> None:
-        """The exchange for the first carries the others along."""
+    def _prefetch(self, collectives: SmallCollectives, result: Any) -> None:
+        """They are sent along with the first one."""
         values = [_number(value) for value in result[1 : 2 + self._zeros]]
         tensors = [torch.tensor([value], dtype=torch.float32) for value in values]
         group = mpu.get_model_parallel_group()
-        collectives.announce([(tensor, dist.ReduceOp.MAX) for tensor in tensors], group)
+        collectives.prefetch([(tensor, dist.ReduceOp.MAX) for tensor in tensors], group)
 
     def _believe(self, collectives: SmallCollectives, result: Any) -> None:
         """Whether ours is everybody's, from what all have told after the step before."""
         self._steps += 1
         success, norm, zeros = result
         word = _WORD.pack(bool(success), _number(norm), _number(zeros))
-        if self._exchange is not None:
-            words = [bytes(w.tolist()) for w in self._exchange.hear()]
+        if self._all_gather is not None:
+            words = [bytes(w.tolist()) for w in self._all_gather.wait()]
             same = all(w == words[0] for w in words)
             if self._trusted and not same:
                 said = [_WORD.unpack(w) for w in words]
@@ -101,12 +101,12 @@ class StepResultSync:
             # A rank without a norm has nothing to train, or its step was skipped.
             self._trusted = self._trusted or (same and _WORD.unpack(words[0])[1] != _NONE)
             self.known = self._trusted
-        elif self._steps == _SURE and (
-            members := collectives.members(mpu.get_model_parallel_group())
-        ):
-            self._exchange = collectives.open_all_gather(members, _WORD.size)
-        if self._exchange is not None:
-            self._exchange.tell(torch.frombuffer(bytearray(word), dtype=torch.uint8))
+        elif self._steps == _SURE:
+            members = collectives.members(mpu.get_model_parallel_group())
+            if members:
+                self._all_gather = collectives.open_all_gather(members, _WORD.size)
+        if self._all_gather is not None:
+            self._all_gather.start(torch.frombuffer(bytearray(word), dtype=torch.uint8))
 
     def _agreed(self, name: str, native: Any) -> Any:
         @functools.wraps(native)
@@ -116,7 +116,7 @@ class StepResultSync:
                 return native(value, *args, **kwargs)
             if not self.known:
                 return self._ask(collectives, name, lambda: native(value, *args, **kwargs))
-            collectives.spare(self._spared.get(name, ()))
+            collectives.record_skipped(self._skipped.get(name, ()))
             if value is None or isinstance(value, bool):
                 return value
             return torch.as_tensor(value, dtype=torch.float32).item()  # with Megatron's rounding
@@ -126,12 +126,12 @@ class StepResultSync:
     def _ask(self, collectives: SmallCollectives, name: str, native: Callable[[], Any]) -> Any:
         """Once the values are known, this will not take time of its own."""
         began = time.monotonic()
-        collectives.absorbing = True
+        collectives.hiding = True
         try:
             return native()
         finally:
-            collectives.absorbing = False
-            self._spared[name] = collectives.since(began)
+            collectives.hiding = False
+            self._skipped[name] = collectives.spans_since(began)
 
 
 def _number(value: Any) -> float:

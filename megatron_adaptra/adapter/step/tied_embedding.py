@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from megatron_adaptra.runtime.collectives.collective import SmallCollective
-from megatron_adaptra.runtime.collectives.small_collectives import Deferred
+from megatron_adaptra.runtime.collectives.small_collectives import DeferHook
 
 
-def patience(args: Any, session: Any, model: Sequence[Any], optimizer: Any) -> Deferred | None:
+def defer_hook(args: Any, session: Any, model: Sequence[Any], optimizer: Any) -> DeferHook | None:
     """What SmallCollectives asks; None where gradients are looked at before the norm has come."""
     first, last = session.stage == 0, session.stage == session.stages - 1
     chunk = model[0] if first else model[-1]
@@ -26,16 +26,16 @@ def patience(args: Any, session: Any, model: Sequence[Any], optimizer: Any) -> D
     if not (first or last) or len(tied) != 1 or _looked_at(args, optimizer):
         return None
 
-    def can_wait(way: SmallCollective, tensor: torch.Tensor) -> Callable[[], None] | None:
+    def defer(collective: SmallCollective, tensor: torch.Tensor) -> Callable[[], None] | None:
         gradient = getattr(tied[0], "main_grad", None)
         if gradient is None or gradient.data_ptr() != tensor.data_ptr():
             return None
         if gradient.dtype != torch.float32 or (last and not getattr(tied[0], "shared", False)):
             return None
-        way.absorbed = True  # the first stage finds it there
+        collective.hidden = True  # the first stage finds it there
         return (lambda: None) if last else None
 
-    return can_wait
+    return defer
 
 
 def _looked_at(args: Any, optimizer: Any) -> bool:

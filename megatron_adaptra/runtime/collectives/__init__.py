@@ -1,1 +1,1 @@
-"""Small collectives between stages, in one delay of the slowest link."""
+"""Collectives of a few bytes across stages, in one delay of the slowest link."""

@@ -1,8 +1,8 @@
-"""Small values from every member of a group to every other, in one delay of the slowest link.
+"""An asynchronous all-gather of a few bytes, in one delay of the slowest link.
 
 A backend's all-reduce passes partial results round a ring or up a tree: over a slow link it takes
 two delays or more, and over gloo twice that, for nothing moves before the receiver has said that it
-is ready. Here values are sent at once, into receives that were posted long ago.
+is ready. Here values are sent at once, into receives that were posted two all-gathers before.
 """
 
 from __future__ import annotations
@@ -20,43 +20,48 @@ import torch.distributed as dist
 
 from megatron_adaptra.errors import PeerLost, reason_of
 
-_HEAD = struct.Struct("<qq")  # the exchange's number, payload bytes; negative: of a loss, in words
-_LOSS = 256  # bytes of those words
-_RING = 1 << 20  # exchanges before a tag comes back
-# Nobody can be more than one exchange ahead: to end one it needs to hear of everybody.
+_HEAD = struct.Struct("<qq")  # number of the all-gather, payload bytes; negative: text of an error
+_ERROR_BYTES = 256  # at most, of such a text
+_TAGS = 1 << 20  # all-gathers before a tag comes back
+# Nobody can be further ahead: to end an all-gather one needs a value of everybody.
 _AHEAD = 2
-_Sends = list[tuple[int, "dist.Work | str"]]  # to whom, and how it goes
+_Sends = list[tuple[int, "dist.Work | str"]]  # to whom, and the send, or why there is none
 
 
 class AllGather(ABC):
-    """One member's side. All members make the same calls in the same order.
+    """One member's side of all-gathers over one group; all members make the same calls in order.
 
-    `me`: this one's number. Raises PeerLost, with the name of the member, for one from which
-    nothing comes in time.
+    `me`: this member's index. All methods raise PeerLost, which names the member, if a member sends
+    or takes nothing for the timeout of the group.
     """
 
     me: int
 
-    def swap(self, payload: torch.Tensor) -> list[torch.Tensor]:
-        """Tell everybody `payload`, bytes on the CPU; what each member told, mine included."""
-        self.tell(payload)
-        return self.hear()
+    def run(self, payload: torch.Tensor) -> list[torch.Tensor]:
+        """Gather `payload` (flat, uint8, on the CPU) of all members; returned by member."""
+        self.start(payload)
+        return self.wait()
 
     @abstractmethod
-    def tell(self, payload: torch.Tensor) -> None:
-        """The first half of a swap, which waits for nobody; `hear` is the other."""
+    def start(self, payload: torch.Tensor) -> None:
+        """Send this member's `payload`, and return without waiting for any other member.
+
+        At most one all-gather is in flight: `wait` comes before the next `start`.
+        """
 
     @abstractmethod
-    def hear(self) -> list[torch.Tensor]:
-        """What each member told; waits for all of them."""
+    def wait(self) -> list[torch.Tensor]:
+        """Wait for the payloads of all members; returned by member, this one's included."""
 
 
 class FlatAllGather(AllGather):
-    """Each member tells its value to all others.
+    """Each member sends its payload to every other one.
 
-    `group`: a c10d backend of all members on the CPU. `names[i]`: for errors. `nbytes`:
-    the most that a member has to say. `channel`: keeps several exchanges over one group apart.
-    `targets`, `sources`: whom this one tells, and hears; without them all others.
+    `group`: a c10d backend on the CPU, of all members. `names`: of the members, for errors.
+    `nbytes`: of the longest payload. `timeout`: seconds that `wait` waits for each member's
+    payload, and that `start` waits for a payload of three all-gathers ago to be taken. `channel`:
+    keeps several all-gathers over one group apart. `targets`, `sources`: members to send to and to
+    receive from; None: all others.
     """
 
     def __init__(
@@ -74,9 +79,9 @@ class FlatAllGather(AllGather):
         others = [i for i in range(len(names)) if i != self.me]
         self._targets = others if targets is None else targets
         self._sources = others if sources is None else sources
-        self._first_tag, self._number_told, self._number_heard = channel * _RING, 0, 0
-        self._told = torch.empty(0, dtype=torch.uint8)
-        size = _HEAD.size + max(nbytes, _LOSS)
+        self._first_tag, self._next_start, self._next_wait = channel * _TAGS, 0, 0
+        self._payload = torch.empty(0, dtype=torch.uint8)  # this member's, of the one in flight
+        size = _HEAD.size + max(nbytes, _ERROR_BYTES)
         self._outgoing: list[tuple[torch.Tensor, _Sends]] = [
             (torch.empty(size, dtype=torch.uint8), []) for _ in range(_AHEAD + 1)
         ]
@@ -87,32 +92,35 @@ class FlatAllGather(AllGather):
             for peer in self._sources:
                 self._post(peer, torch.empty(size, dtype=torch.uint8), number)
 
-    def tell(self, payload: torch.Tensor) -> None:
-        frame, sends = self._outgoing[self._number_told % len(self._outgoing)]
+    def start(self, payload: torch.Tensor) -> None:
+        frame, sends = self._outgoing[self._next_start % len(self._outgoing)]
         for peer, send in sends:
-            self._await(send, peer, f"take exchange {self._number_told}")
+            self._await(send, peer, f"take exchange {self._next_start}")
         sends[:] = self._send(frame, payload, payload.numel())
-        self._told = payload
+        self._payload = payload
 
-    def tell_loss(self, loss: PeerLost) -> None:
-        """In place of a value: whoever hears it raises the same. Returns when it is on its way."""
-        words = torch.frombuffer(bytearray(str(loss).encode()[:_LOSS]), dtype=torch.uint8)
-        frame = torch.empty(_HEAD.size + _LOSS, dtype=torch.uint8)
-        for peer, send in self._send(frame, words, -words.numel()):
+    def send_error(self, error: PeerLost) -> None:
+        """Send `error` in place of a payload: the `wait` of whoever gets it raises it.
+
+        Returns when it is on its way, or after the timeout.
+        """
+        text = torch.frombuffer(bytearray(str(error).encode()[:_ERROR_BYTES]), dtype=torch.uint8)
+        frame = torch.empty(_HEAD.size + _ERROR_BYTES, dtype=torch.uint8)
+        for peer, send in self._send(frame, text, -text.numel()):
             with contextlib.suppress(PeerLost):
-                self._await(send, peer, "take the news")
+                self._await(send, peer, "take an error")
 
-    def hear(self) -> list[torch.Tensor]:
-        number = self._number_heard
-        self._number_heard += 1
-        values = [self._told] * len(self._names)
+    def wait(self) -> list[torch.Tensor]:
+        number = self._next_wait
+        self._next_wait += 1
+        values = [self._payload] * len(self._names)
         for peer in self._sources:
             buffer, work = self._posted[peer].popleft()
             self._await(work, peer, f"send exchange {number}")
-            said, size = _HEAD.unpack_from(buffer.numpy())
+            got, size = _HEAD.unpack_from(buffer.numpy())
             value = buffer[_HEAD.size : _HEAD.size + abs(size)].clone()
-            if said != number:
-                raise PeerLost(f"{self._names[peer]} sent exchange {said} instead of {number}")
+            if got != number:
+                raise PeerLost(f"{self._names[peer]} sent exchange {got} instead of {number}")
             if size < 0:
                 raise PeerLost(bytes(value.tolist()).decode(errors="replace"))
             values[peer] = value
@@ -120,23 +128,23 @@ class FlatAllGather(AllGather):
         return values
 
     def _send(self, frame: torch.Tensor, payload: torch.Tensor, size: int) -> _Sends:
-        _HEAD.pack_into(frame.numpy(), 0, self._number_told, size)
+        _HEAD.pack_into(frame.numpy(), 0, self._next_start, size)
         end = _HEAD.size + payload.numel()
         frame[_HEAD.size : end] = payload
-        tag, said = self._tag(self._number_told), frame[:end]
-        self._number_told += 1
-        return [(peer, self._try(self._group.send, said, peer, tag)) for peer in self._targets]
+        tag, used = self._tag(self._next_start), frame[:end]
+        self._next_start += 1
+        return [(peer, self._try(self._group.send, used, peer, tag)) for peer in self._targets]
 
     def _post(self, peer: int, buffer: torch.Tensor, number: int) -> None:
         work = self._try(self._group.recv, buffer, peer, self._tag(number))
         self._posted[peer].append((buffer, work))
 
     def _tag(self, number: int) -> int:
-        return self._first_tag + number % _RING
+        return self._first_tag + number % _TAGS
 
     @staticmethod
     def _try(move: Any, buffer: torch.Tensor, peer: int, tag: int) -> dist.Work | str:
-        """A peer may be gone after the last exchange; it matters once something is missing."""
+        """A peer may have ended after the last one; it matters once something is missing."""
         try:
             work: dist.Work = move([buffer[:]], peer, tag)
             return work

@@ -1,7 +1,7 @@
 """An exchange on two levels, between members of which several are of one stage.
 
 Only one member of each stage, its leader, talks over the slow links. Members tell their leader,
-leaders tell each other what their stages have said and their members what they have heard: still
+leaders tell each other what their stages have said and their members what they have gathered: still
 one delay of the slowest link, and no more messages over it than there are pairs of stages.
 """
 
@@ -69,8 +69,8 @@ class HierarchicalAllGather(AllGather):
     """`parts`: each stage's members, the leader first. `groups`: two of the stage, and that of all
     leaders for one of them. The rest is as for FlatAllGather.
 
-    From `tell` on a leader's part is done by a thread, for others may want to hear before it does:
-    nobody waits in `tell`. Its patience begins there, too.
+    From `start` on a leader's part is done by a thread, for others may want to hear before it does:
+    nobody waits in `start`. Its patience begins there, too.
     """
 
     def __init__(
@@ -99,24 +99,24 @@ class HierarchicalAllGather(AllGather):
         self._up = FlatAllGather(up, ours, nbytes, _UP * timeout, channel, *up_ends)
         self._down = FlatAllGather(down, ours, each * len(names), timeout, channel, *down_ends)
 
-    def tell(self, payload: torch.Tensor) -> None:
+    def start(self, payload: torch.Tensor) -> None:
         if not self._leads:
-            self._up.tell(payload)
+            self._up.start(payload)
             return
-        heard: Future[torch.Tensor] = Future()
-        self._heard = heard
+        gathered: Future[torch.Tensor] = Future()
+        self._gathered = gathered
 
         def lead() -> None:
             try:
-                heard.set_result(self._lead(payload))
+                gathered.set_result(self._lead(payload))
             except BaseException as error:
-                heard.set_exception(error)
+                gathered.set_exception(error)
 
         # A daemon: one that still waits must not keep a process that has failed from ending.
-        threading.Thread(target=lead, name="adaptra-exchange", daemon=True).start()
+        threading.Thread(target=lead, name="adaptra-all-gather", daemon=True).start()
 
-    def hear(self) -> list[torch.Tensor]:
-        everything = self._heard.result() if self._leads else self._down.hear()[0]
+    def wait(self) -> list[torch.Tensor]:
+        everything = self._gathered.result() if self._leads else self._down.wait()[0]
         values: dict[int, torch.Tensor] = {}
         at = 0
         for part in self._parts:
@@ -130,14 +130,14 @@ class HierarchicalAllGather(AllGather):
     def _lead(self, payload: torch.Tensor) -> torch.Tensor:
         """Everybody's values, a stage after another."""
         try:
-            said = self._up.hear()
+            said = self._up.wait()
             said[0] = payload
             sizes = bytearray(struct.pack(f"<{len(said)}q", *(value.numel() for value in said)))
             told = torch.cat([torch.frombuffer(sizes, dtype=torch.uint8), *said])
-            everything = torch.cat(self._across.swap(told))
+            everything = torch.cat(self._across.run(told))
         except PeerLost as loss:
-            self._across.tell_loss(loss)
-            self._down.tell_loss(loss)
+            self._across.send_error(loss)
+            self._down.send_error(loss)
             raise
-        self._down.tell(everything)
+        self._down.start(everything)
         return everything

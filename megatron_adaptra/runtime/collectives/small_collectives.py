@@ -1,13 +1,15 @@
 """The end of an iteration: collectives that cross stages outside the pipeline, in one delay each.
 
-While installed, `torch.distributed.all_reduce`, `broadcast` and `barrier` look at their group. Over
-ranks of several stages, and with little to say, they go through an AllGather; everything else goes
-to torch as ever. Results are those of the backend to the last bit: the order of its sums is found
-out by a self-test against it, and what no order explains stays with the backend.
+The callables of `stand_ins` take the place of torch.distributed's `all_reduce`, `broadcast` and
+`barrier`. They look at their group: over ranks of several stages, and with few bytes, a call goes
+through an AllGather; everything else goes to torch as ever. Results are those of the backend to the
+last bit: the order of its sums is found by a self-test against it, and what no order explains stays
+with the backend.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 import time
@@ -19,25 +21,30 @@ import torch.distributed as dist
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.runtime.collectives.all_gather import AllGather
-from megatron_adaptra.runtime.collectives.collective import COSTS, Announced, SmallCollective
+from megatron_adaptra.runtime.collectives.collective import COSTS, Prefetch, SmallCollective
 from megatron_adaptra.runtime.collectives.hierarchical import Links
 from megatron_adaptra.runtime.collectives.reduction import KNOWN, Native
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import CollectiveSpan
 
-SMALL = 1024  # bytes that every member may have to say to every other
+SMALL = 1024  # bytes: the most that every member may send to every other
 PAIR = 64 << 20  # the same for two members, such as the two ends of a tied embedding
-MOST_STAGES = 64  # each tells each other
-MOST_MEMBERS = 1024  # what a stage has heard, and passes on to its members, is a MiB or so
-SLACK = 64  # bytes of a message for what was announced; a digest fits, too
-FUNCTIONS = ("all_reduce", "broadcast", "barrier")
-# Asked when an operation's value has been told: what to do when its result is there, if that may be
-# later, at the end of the next all-reduce; else None.
-Deferred = Callable[[SmallCollective, torch.Tensor], Callable[[], None] | None]
+MOST_STAGES = 64  # each sends to each
+MOST_MEMBERS = 1024  # what the leader of a stage passes on to its members is a MiB or so
+SLACK = 64  # bytes of a message for what is sent ahead; a digest fits, too
+FUNCTIONS = ("all_reduce", "broadcast", "barrier")  # of torch.distributed
+# Asked when an operation has been started: what to do when its result is there, if the caller can
+# go on without it until the end of the next all-reduce; else None.
+DeferHook = Callable[[SmallCollective, torch.Tensor], Callable[[], None] | None]
 
 
 class SmallCollectives:
-    """`stage_of[rank]`: of every global rank. `mode`: on, or auto for what is faster, measured."""
+    """Serves the small collectives of one rank.
+
+    `stage_of`: by global rank. `mode`: "on", or "auto" for whatever is faster, measured. `timeout`:
+    seconds that a call waits for each other member, and that connections take to be made; then
+    PeerLost says who was waited for.
+    """
 
     def __init__(
         self, stage_of: Sequence[int], mode: str, timeout: float, watchdog: Watchdog
@@ -45,122 +52,149 @@ class SmallCollectives:
         self._stage_of, self._auto, self._timeout = tuple(stage_of), mode == "auto", timeout
         self._watchdog = watchdog
         self.active = True  # while False all goes to torch; the same on all ranks
-        self._native: dict[str, Any] = {}
-        self._groups: dict[tuple[int, ...], Links] = {}
-        self._spanning: dict[Any, tuple[int, ...]] = {}
-        self._announced: dict[tuple[int, ...], list[tuple[SmallCollective, torch.Tensor]]] = {}
-        self._ways: dict[Any, SmallCollective] = {}
-        self._journal: list[CollectiveSpan] = []
-        self.absorbing = False  # see SmallCollective.absorbed
+        self.hiding = False  # see SmallCollective.hidden: true of what runs meanwhile
         self.barriers = True  # False: they are left out; the same on all ranks
-        self.later: Sequence[Deferred] = ()
-        self._owed: list[tuple[SmallCollective, Callable[[], None]]] = []  # told, not heard
+        self.defer_hooks: Sequence[DeferHook] = ()
+        self._native: dict[str, Any] = {}
+        self._links: dict[tuple[int, ...], Links] = {}
+        self._members: dict[Any, tuple[int, ...]] = {}  # by group
+        self._collectives: dict[Any, SmallCollective] = {}
+        self._to_prefetch: dict[tuple[int, ...], Prefetch] = {}
+        self._pending: list[tuple[SmallCollective, Callable[[], None]]] = []  # started, deferred
+        self._spans: list[CollectiveSpan] = []
 
     def take_spans(self) -> list[CollectiveSpan]:
-        """What has crossed stages since the last call."""
-        journal, self._journal = self._journal, []
-        return journal
+        """The operations since the last call."""
+        spans, self._spans = self._spans, []
+        return spans
 
-    def since(self, moment: float) -> list[CollectiveSpan]:
-        """What has crossed stages since then."""
-        return [c for c in self._journal if c.start >= moment]
+    def spans_since(self, moment: float) -> list[CollectiveSpan]:
+        """The operations that have begun since `moment`, in seconds of the monotonic clock."""
+        return [c for c in self._spans if c.start >= moment]
 
-    def spare(self, collectives: Sequence[CollectiveSpan]) -> None:
-        """Take note of operations that are not needed here, but that stock Megatron does."""
+    def record_skipped(self, collectives: Sequence[CollectiveSpan]) -> None:
+        """Record operations that are left out here, but that stock Megatron does."""
         now = time.monotonic()
-        self._journal += [c._replace(start=now, end=now, direct=0.0) for c in collectives]
+        self._spans += [c._replace(start=now, end=now, direct=0.0) for c in collectives]
+
+    def stand_ins(self, native: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+        """What to call instead of each of FUNCTIONS; `native`: torch's own ones, by name.
+
+        A stand-in takes torch's arguments. Raises PeerLost, which says what this rank waited for.
+        """
+        self._native = dict(native)
+        ours = {
+            "all_reduce": self._naming_peers(self._all_reduce),
+            "broadcast": self._naming_peers(self._broadcast),
+            "barrier": self._naming_peers(self._barrier),
+        }
+        return {name: functools.wraps(native[name])(function) for name, function in ours.items()}
+
+    def _naming_peers(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except PeerLost as error:
+                raise PeerLost(self._watchdog.describe(f": {error}")) from error
+
+        return stand_in
 
     def install(self) -> None:
-        """Raises RuntimeError if another SmallCollectives is installed."""
+        """Put the stand-ins into torch.distributed.
+
+        Raises RuntimeError if another SmallCollectives is installed.
+        """
         if hasattr(dist.all_reduce, "adaptra"):
             raise RuntimeError("the collectives of torch.distributed are taken over already")
-        ours = {
-            "all_reduce": self._all_reduce,
-            "broadcast": self._broadcast,
-            "barrier": self._barrier,
-        }
-        for name in FUNCTIONS:
-            self._native[name] = getattr(dist, name)
-
-            def stand_in(*args: Any, _ours: Any = ours[name], **kwargs: Any) -> Any:
-                try:
-                    return _ours(*args, **kwargs)
-                except PeerLost as error:
-                    raise PeerLost(self._watchdog.describe(f": {error}")) from error
-
-            stand_in.adaptra = True  # type: ignore[attr-defined]
-            setattr(dist, name, stand_in)
+        for name, function in self.stand_ins({n: getattr(dist, n) for n in FUNCTIONS}).items():
+            function.adaptra = True  # type: ignore[attr-defined]
+            setattr(dist, name, function)
 
     def undo(self) -> None:
+        """Take the stand-ins out, and forget all operations."""
         for name, function in self._native.items():
             setattr(dist, name, function)
         self._native = {}
-        self._ways, self._groups, self._owed = {}, {}, []
+        self._collectives, self._links, self._pending = {}, {}, []
 
     def costs(self) -> dict[str, tuple[float, float, bool]]:
-        """Per operation: seconds of the backend, seconds of the exchange, whether it is in use."""
-        return {
-            way.name: (way.native_cost, way.direct_cost, way.direct) for way in self._ways.values()
-        }
+        """By operation: seconds of the backend, of the AllGather, and whether that is in use."""
+        return {c.name: (c.native_cost, c.direct_cost, c.direct) for c in self._all()}
 
-    def try_again(self, ranks: Collection[int]) -> None:
-        """Links have changed: measure both ways anew. Call it on all of these ranks before the same
-        call; operations that others take part in are left alone."""
-        for way in self._ways.values():
-            if set(way.members) <= set(ranks):
-                way.try_again()
+    def measure_again(self, ranks: Collection[int]) -> None:
+        """Measure both paths anew, for links have changed.
 
-    def announce(self, values: Sequence[tuple[torch.Tensor, dist.ReduceOp]], group: Any) -> None:
-        """All-reduces that will follow over the group, in any order: one exchange serves them all.
-
-        The next exchange over it carries these values along. Whoever all-reduces one of them then
-        has the result at once, of equal ones in their order. What nobody asks for is dropped at the
-        next announcement. All members have to announce alike.
+        `ranks`: global ranks that all call it before the same operation; operations that others
+        take part in are left alone.
         """
-        ways = [(self._way("all_reduce", tensor, op, group), tensor) for tensor, op in values]
-        for way in self._ways.values():
-            way.kept.clear()
-        known = [(way, tensor) for way, tensor in ways if way is not None and way.proven]
-        self._announced[self.members(group)] = known
+        for one in self._all():
+            if set(one.members) <= set(ranks):
+                one.measure_again()
 
-    # What stands in for torch's functions; the arguments are theirs.
+    def prefetch(self, values: Sequence[tuple[torch.Tensor, dist.ReduceOp]], group: Any) -> None:
+        """Send `values` of all-reduces to come over `group` along with its next one.
+
+        Whoever all-reduces one of them then has the result at once, of equal ones in their order.
+        What nobody asks for is dropped at the next call. All members have to call it alike.
+        """
+        found = [(self._find("all_reduce", value, op, group), value) for value, op in values]
+        for one in self._all():
+            one.prefetched.clear()
+        tested = [(one, value) for one, value in found if one is not None and one.tested]
+        self._to_prefetch[self.members(group)] = tested
+
+    def wait_pending(self) -> None:
+        """Wait for what was deferred. Raises PeerLost, and what the deferred callables raise."""
+        pending, self._pending = self._pending, []
+        for one, _ in pending:
+            start = time.monotonic()
+            one.wait()
+            self._record(one, start, 0.0)
+        for _, finish in pending:
+            finish()
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a result is still to come."""
+        return bool(self._pending)
+
+    def members(self, group: Any) -> tuple[int, ...]:
+        """Global ranks of a torch process `group` that is served here; () for any other."""
+        group = dist.group.WORLD if group is None else group
+        if group not in self._members:
+            self._members[group] = self._look_up(group)
+        return self._members[group]
+
+    def open_all_gather(self, members: tuple[int, ...], nbytes: int) -> AllGather:
+        """One more, of at most `nbytes` each, between global ranks `members`, who all call it."""
+        start = time.monotonic()
+        all_gather = self._open(members, nbytes)
+        self._spans.append(CollectiveSpan("connect", start, time.monotonic(), 0.0, 0.0))
+        return all_gather
+
+    # The stand-ins; the arguments are torch's.
 
     def _all_reduce(
         self, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
         native = self._native["all_reduce"]
         known = str(op) in KNOWN and not async_op and isinstance(tensor, torch.Tensor)
-        way = self._way("all_reduce", tensor, op, group) if known else None
-        if way is None:
+        one = self._find("all_reduce", tensor, op, group) if known else None
+        if one is None:
             work = native(tensor, op=op, group=group, async_op=async_op)
-            self.settle()
+            self.wait_pending()
             return work
 
         def plain(tensor: torch.Tensor) -> None:
             native(tensor, op=op, group=group)
 
-        if not way.kept:
-            self._run(way, tensor, plain, self._announced.pop(self.members(group), []))
+        if not one.prefetched:
+            self._run(one, tensor, plain, self._to_prefetch.pop(self.members(group), ()))
         else:
             now = time.monotonic()
-            way.give_kept(tensor)
-            self._note(way, now, 0.0)
+            one.take_prefetched(tensor)
+            self._record(one, now, 0.0)
         return None
-
-    def settle(self) -> None:
-        """Hear what could wait. Raises what those raise who wanted to know."""
-        owed, self._owed = self._owed, []
-        for way, _ in owed:
-            start = time.monotonic()
-            way.hear()
-            self._note(way, start, 0.0)
-        for _, finish in owed:
-            finish()
-
-    @property
-    def owes(self) -> bool:
-        """Whether a result is still to come."""
-        return bool(self._owed)
 
     def _broadcast(
         self, tensor: Any, src: Any = None, group: Any = None, async_op: bool = False,
@@ -168,54 +202,52 @@ class SmallCollectives:
     ) -> Any:  # fmt: skip
         native = self._native["broadcast"]
         rest = {} if group_src is None else {"group_src": group_src}
-        way = None
+        one = None
         if not async_op and src is not None and isinstance(tensor, torch.Tensor):
-            way = self._way("broadcast", tensor, src, group)
-        if way is None:
+            one = self._find("broadcast", tensor, src, group)
+        if one is None:
             return native(tensor, src, group=group, async_op=async_op, **rest)
-        return self._run(way, tensor, lambda t: native(t, src, group=group))
+        return self._run(one, tensor, lambda t: native(t, src, group=group))
 
     def _barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
         native = self._native["barrier"]
         nothing = torch.empty(0, dtype=torch.uint8)
-        way = None if async_op else self._way("barrier", nothing, None, group)
-        if way is None:
+        one = None if async_op else self._find("barrier", nothing, None, group)
+        if one is None:
             return native(group=group, async_op=async_op, device_ids=device_ids)
         if not self.barriers:
-            self._note(way, time.monotonic(), 0.0)
+            self._record(one, time.monotonic(), 0.0)
             return None
-        return self._run(way, nothing, lambda _: native(group=group))
+        return self._run(one, nothing, lambda _: native(group=group))
 
     def _run(
-        self,
-        way: SmallCollective,
-        tensor: torch.Tensor,
-        native: Native,
-        announced: Announced = (),
+        self, one: SmallCollective, tensor: torch.Tensor, native: Native, prefetch: Prefetch = ()
     ) -> None:
         start = time.monotonic()
-        told = way.tell(tensor, native, announced)
-        asked = (ask(way, tensor) for ask in self.later) if told else ()
-        if (finish := next((f for f in asked if f is not None), None)) is not None:
-            way.absorbed = True
-            self._owed.append((way, finish))
+        started = one.start(tensor, native, prefetch)
+        answers = (hook(one, tensor) for hook in self.defer_hooks) if started else ()
+        if (finish := next((f for f in answers if f is not None), None)) is not None:
+            one.hidden = True
+            self._pending.append((one, finish))
             return
-        if told:
-            way.hear()
-        way.absorbed |= self.absorbing
-        self._note(way, start, 0.0 if way.absorbed else way.last[1])
-        self.settle()
+        if started:
+            one.wait()
+        one.hidden |= self.hiding
+        self._record(one, start, 0.0 if one.hidden else one.last_seconds[1])
+        self.wait_pending()
 
-    def _note(self, way: SmallCollective, start: float, direct: float) -> None:
-        crossing = CollectiveSpan(
-            way.title, start, time.monotonic(), way.last[0], direct, way.stages
-        )
-        self._journal.append(crossing)
+    def _record(self, one: SmallCollective, start: float, direct: float) -> None:
+        end = time.monotonic()
+        span = CollectiveSpan(one.title, start, end, one.last_seconds[0], direct, one.stages)
+        self._spans.append(span)
 
-    def _way(
+    def _all(self) -> Collection[SmallCollective]:
+        return self._collectives.values()
+
+    def _find(
         self, name: str, tensor: torch.Tensor, detail: Any, group: Any
     ) -> SmallCollective | None:
-        """Where this call goes if it crosses stages and is small enough."""
+        """What serves this call if it crosses stages and is small enough."""
         # A checkpoint's threads have an order of their own.
         if not self.active or threading.current_thread() is not threading.main_thread():
             return None
@@ -224,33 +256,18 @@ class SmallCollectives:
         if not members or nbytes > (PAIR if len(members) == 2 else SMALL):
             return None
         key = (name, str(detail), members, tensor.dtype, tensor.numel())
-        way = self._ways.get(key)
-        if way is None:
+        if key not in self._collectives:
             op = detail if name == "all_reduce" else None
             source = members.index(detail) if name == "broadcast" else 0
+            stages = tuple(sorted({self._stage_of[rank] for rank in members}))
 
             def connect() -> AllGather:
                 return self._open(members, nbytes + COSTS.size + SLACK)
 
-            number = len(self._ways)
-            way = self._ways[key] = SmallCollective(name, members, op, source, connect, self._auto)
-            way.title = f"{name} {number}"
-            way.stages = tuple(sorted({self._stage_of[rank] for rank in members}))
-        return way
-
-    def members(self, group: Any) -> tuple[int, ...]:
-        """Global ranks of the group if it is ours to serve, else nobody."""
-        group = dist.group.WORLD if group is None else group
-        if group not in self._spanning:
-            self._spanning[group] = self._look_up(group)
-        return self._spanning[group]
-
-    def open_all_gather(self, members: tuple[int, ...], nbytes: int) -> AllGather:
-        """One more between these global ranks, who all call it."""
-        start = time.monotonic()
-        exchange = self._open(members, nbytes)
-        self._journal.append(CollectiveSpan("connect", start, time.monotonic(), 0.0, 0.0))
-        return exchange
+            self._collectives[key] = SmallCollective(
+                name, len(self._collectives), members, stages, op, source, connect, self._auto
+            )
+        return self._collectives[key]
 
     def _look_up(self, group: Any) -> tuple[int, ...]:
         if group == dist.GroupMember.NON_GROUP_MEMBER:
@@ -264,12 +281,12 @@ class SmallCollectives:
 
     def _open(self, members: tuple[int, ...], nbytes: int) -> AllGather:
         """Made by its members alone, together."""
-        if members not in self._groups:
+        if members not in self._links:
             key = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
             base = dist.distributed_c10d._get_default_store()
             store = dist.PrefixStore(f"adaptra/small_collectives/{key}", base)
             stages = [self._stage_of[rank] for rank in members]
             names = [f"stage {s} (rank {rank})" for s, rank in zip(stages, members, strict=True)]
             me = members.index(dist.get_rank())
-            self._groups[members] = Links(store, me, stages, names, self._timeout)
-        return self._groups[members].open(nbytes)
+            self._links[members] = Links(store, me, stages, names, self._timeout)
+        return self._links[members].open(nbytes)
