@@ -1,0 +1,51 @@
+"""The docs name what there is: scripts/check_docs.py, and that it finds what it is for."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+import check_docs  # noqa: E402
+
+
+def test_the_docs_of_this_repository_are_true() -> None:
+    assert check_docs.faults(ROOT) == []
+
+
+V = "ADAPTRA_"  # apart from the rest: such a name in this file would have to be in the docs
+PAGES = {
+    "README.md": "[more](docs/README.md#the-index), [a file](scripts/go.sh), [out](https://x.y/z)\n",
+    "docs/README.md": "# The index\n\n[`a`](a.md#what-it-is)\n\n```\n[none](gone.md)\n```\n",
+    "docs/a.md": f"## What *it* is?\n\n`scripts/go.sh` reads `{V}GO`.\n",
+    "scripts/go.sh": f"echo ${V}GO\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "says"),
+    [
+        ("docs/a.md", "", None),
+        ("docs/a.md", "[x](b.md)", "docs/a.md: link b.md: there is no docs/b.md"),
+        ("docs/a.md", "[x](README.md#b)", "link README.md#b: docs/README.md has no heading for #b"),
+        ("docs/a.md", "[x](../../b.md)", "docs/a.md: link ../../b.md: leads out of the repository"),
+        ("docs/b.md", "alone", "docs/b.md: no link leads there from README.md"),
+        ("docs/a.md", "--adaptra-tale", "docs/a.md: there is no flag --adaptra-tale"),
+        ("docs/a.md", f"{V}GONE=1", f"docs/a.md: there is no variable {V}GONE"),
+        ("docs/a.md", "scripts/gone.sh", "docs/a.md: there is no script scripts/gone.sh"),
+        ("scripts/new.sh", "true", "no page names the script scripts/new.sh"),
+        ("scripts/go.sh", f"echo ${V}NEW", f"no page names the variable {V}NEW"),
+    ],
+)
+def test_a_fault_is_found(page: str, text: str, says: str | None, tmp_path: Path) -> None:
+    for name, words in PAGES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(words)
+    with (tmp_path / page).open("a") as out:
+        out.write(text)
+    # The flags are those of the real package: a page of them would be longer than this test.
+    found = [fault for fault in check_docs.faults(tmp_path) if "names the flag" not in fault]
+    assert len(found) == (says is not None), found
+    assert says is None or found[0].endswith(says)
