@@ -2,9 +2,8 @@
 
 Every row is a training of its own, one rank per host of a laboratory (`adaptra netlab`): stock
 Megatron; a deeper warmup with receives posted when needed, as Megatron does; receives posted ahead;
-the small collectives of the iteration's end exchanged directly; and the optimizer's step taken
-before its verdict is there. Saved parameters and optimizer states are compared by SHA-256.
-scripts/bench_whole_iteration.sh is its front.
+and the small collectives of the iteration's end exchanged directly. Saved parameters and optimizer
+states are compared by SHA-256. scripts/bench_whole_iteration.sh is its front.
 """
 
 from __future__ import annotations
@@ -37,9 +36,15 @@ from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 # What is added to Megatron's command line, row by row.
 ROWS: dict[str, tuple[str, ...]] = {
     "stock": (),
-    "warmup": ("--adaptra", "--adaptra-receives", "needed", "--adaptra-small-collectives", "off"),
-    "posted": ("--adaptra", "--adaptra-small-collectives", "off"),
-    "collectives": ("--adaptra",),
+    "warmup": (
+        "--adaptra",
+        "--adaptra-post-receives",
+        "on-demand",
+        "--adaptra-small-collectives",
+        "off",
+    ),
+    "post-receives": ("--adaptra", "--adaptra-small-collectives", "off"),
+    "small-collectives": ("--adaptra",),
 }
 LOGGED = 3  # iterations per line: a logged one has barriers of its own
 
@@ -60,7 +65,7 @@ class Arm:
         command = [sys.executable, "-m", "megatron_adaptra.run", str(o.script)]
         command += [*_flags(o), "--save", str(self.folder / "checkpoint"), *ROWS[self.name]]
         if self.name != "stock":
-            command += ["--adaptra-log", str(self.folder / "decisions.jsonl")]
+            command += ["--adaptra-decision-log", str(self.folder / "decisions.jsonl")]
         with Lab(o.stages, rules, o.seed) as lab:
             statuses = lab.run(command, self.environment, self._hear, o.timeout)
         if o.logs is not None:

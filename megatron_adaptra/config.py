@@ -15,12 +15,12 @@ import yaml
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.units import parse_bytes
 
-POSTING = ("ahead", "needed")
+POST_RECEIVES = ("ahead", "on-demand")
 SMALL_COLLECTIVES = ("auto", "on", "off")
 ENGINES = ("native", "executor", "stock")
 POLICIES = ("adaptive", "1f1b", "zb-h1", "zb-h2", "interleaved")
 SPLITTING = ("zb-h1", "zb-h2")  # policies that run backwards in halves
-FREE = "free"  # an activation budget: what the device has left
+AUTO = "auto"  # an activation budget: what the device has left
 LONGEST = 1e9  # seconds that a wait can last
 
 
@@ -36,22 +36,22 @@ class Budget(NamedTuple):
 
     microbatches: float = math.inf
     nbytes: float = math.inf
-    free: bool = False
+    auto: bool = False
 
     @property
     def in_bytes(self) -> bool:
-        return self.free or math.isfinite(self.nbytes)
+        return self.auto or math.isfinite(self.nbytes)
 
 
 UNLIMITED = Budget()
 
 
 def parse_budget(text: str, field: str = "activation_budget") -> Budget:
-    """`12`, `20GiB`, `free` or `none`. Raises BadInput."""
-    allowed = "microbatches (a number of at least 1), bytes such as 20GiB, free or none"
+    """`12`, `20GiB`, `auto` or `none`. Raises BadInput."""
+    allowed = "microbatches (a number of at least 1), bytes such as 20GiB, auto or none"
     text = str(text).strip()
-    if text in (FREE, "none"):
-        return Budget(free=text == FREE)
+    if text in (AUTO, "none"):
+        return Budget(auto=text == AUTO)
     try:
         count = float(text)
     except ValueError:
@@ -98,7 +98,7 @@ class AdaptraConfig:
     )
     activation_budget: str = _setting(
         "none",
-        "what a stage may hold of activations: microbatches (12), bytes (20GiB), or free, what the "
+        "what a stage may hold of activations: microbatches (12), bytes (20GiB), or auto, what the "
         "device has left after the first iterations",
         metavar="N",
     )
@@ -111,16 +111,18 @@ class AdaptraConfig:
         "delay, where that is faster (auto), always (on), or never (off)",
         choices=SMALL_COLLECTIVES,
     )
-    receives: str = _setting(
+    post_receives: str = _setting(
         "ahead",
-        "when receives are posted: as far ahead as the plan and the budget ask, or when needed, as "
+        "when receives are posted: ahead, as early as plan and budget allow, or on-demand, as "
         "Megatron does, for comparison",
-        choices=POSTING,
+        choices=POST_RECEIVES,
     )
     timeout: float = _setting(
         600.0, "seconds without a message after which a rank gives its neighbour up", metavar="S"
     )
-    log: str = _setting("", "file for the decisions, one JSON line each", metavar="FILE")
+    decision_log: str = _setting(
+        "", "file for the decisions to change the plan, one JSON line each", metavar="FILE"
+    )
     strict: bool = _setting(
         False, "end with an error where this Megatron does not fit, instead of training as stock"
     )
@@ -147,8 +149,8 @@ class AdaptraConfig:
         rules = self.emulate_link
         if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
             raise BadInput("emulate_link", rules, "a list of rules such as [2-3:40ms@10..]")
-        if not isinstance(self.log, str):
-            raise BadInput("log", self.log, "the name of a file")
+        if not isinstance(self.decision_log, str):
+            raise BadInput("decision_log", self.decision_log, "the name of a file")
         for name in ("strict", "recompute"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(name, getattr(self, name), "true or false")

@@ -40,7 +40,7 @@ def file(tmp_path):
 
 def test_defaults():
     assert config() == AdaptraConfig()
-    assert AdaptraConfig().budget == Budget(math.inf, math.inf, free=False)
+    assert AdaptraConfig().budget == Budget(math.inf, math.inf, auto=False)
 
 
 def test_flags_beat_the_file_and_the_file_beats_defaults(file):
@@ -74,7 +74,7 @@ def test_every_setting_has_a_flag():
         others = {
             "engine": "executor", "emulate_link": "0-1:1ms", "log": "a",
             "small_collectives": "off",
-            "receives": "needed", "policy": "1f1b",
+            "post_receives": "on-demand", "policy": "1f1b",
         }  # fmt: skip
         assert getattr(config(flag, others.get(name, "7")), name) != getattr(AdaptraConfig(), name)
 
@@ -87,7 +87,7 @@ def test_help_can_be_shown():
 
 def test_shipped_file_loads(request):
     path = request.config.rootpath / "configs" / "minimal.yaml"
-    assert config("--adaptra-config", str(path)).log == "adaptra-decisions.jsonl"
+    assert config("--adaptra-config", str(path)).decision_log == "adaptra-decisions.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_unknown_key_names_the_nearest(file, key, words):
             "small_collectives: maybe",
             "small_collectives: 'maybe' is not allowed; one of auto, on, off",
         ),
-        ("receives: late", "receives: 'late' is not allowed; one of ahead, needed"),
+        ("post_receives: late", "post_receives: 'late' is not allowed; one of ahead, on-demand"),
         ("timeout: 0", "timeout: 0 is not allowed; a number of at least 1"),
         ("timeout: 10s", "timeout: '10s'"),
         ("timeout: yes", "timeout: True"),
@@ -125,14 +125,14 @@ def test_unknown_key_names_the_nearest(file, key, words):
         ("activation_budget: 0.5", "activation_budget: '0.5' is not allowed; microbatches"),
         ("activation_budget: null", "activation_budget: 'None'"),
         ("activation_budget: 0GiB", "activation_budget: '0GiB'"),
-        ("activation_budget: 5 apples", "bytes such as 20GiB, free or none"),
+        ("activation_budget: 5 apples", "bytes such as 20GiB, auto or none"),
         ("policy: zb", "policy: 'zb' is not allowed; one of adaptive, 1f1b, zb-h1"),
         ("policy: zb-h1", "policy: 'zb-h1' is not allowed; with --adaptra-engine executor only"),
         ("recompute: true", "recompute: True is not allowed; with --adaptra-engine executor"),
         ("recompute: 1", "recompute: 1 is not allowed; true or false"),
         ("emulate_link: 2-3:40ms", "a list of rules"),
         ("emulate_link: [3]", "a list of rules"),
-        ("log: 5", "log: 5"),
+        ("decision_log: 5", "decision_log: 5"),
         ("strict: 1", "strict: 1 is not allowed; true or false"),
     ],
 )

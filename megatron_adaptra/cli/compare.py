@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--out", metavar="DIR", help="write compare.json, compare.html and compare.png there")
     add(
-        "--within",
+        "--max-slowdown",
         metavar="X",
         default="0.05",
         help="a budget absorbs a delay if the iteration takes at most this share longer than with "
@@ -66,7 +66,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     conditions = job_of(args)
     budgets = budgets_of(args.budgets) if args.budgets else default_budgets(conditions)
-    share = share_of(args.within)
+    share = share_of(args.max_slowdown)
 
     def make(job: Conditions, policy: str) -> Plan:
         return plan_of(args, job, policy)
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         with progress("looking how much delay each budget absorbs"):
             result = replace(
                 result,
-                absorbed={
+                tolerance={
                     row.name: tuple(
                         delay_tolerance(
                             within(replace(conditions, recompute=LEVERS[row.name]), b), make, share
@@ -118,7 +118,7 @@ def share_of(text: str) -> float:
     except ValueError:
         share = math.nan
     if not 0 <= share < math.inf:
-        raise BadInput("--within", text, "a share of at least 0, such as 0.05")
+        raise BadInput("--max-slowdown", text, "a share of at least 0, such as 0.05")
     return share
 
 
@@ -128,23 +128,26 @@ def as_json(result: Comparison, stock: Plan | None, share: float) -> dict[str, A
     def cell(it: Cell | None) -> dict[str, float] | None:
         return it and {
             "iteration_ms": 1e3 * it.seconds,
-            "over_bound": it.seconds / result.bound if result.bound else 1.0,
+            "ratio_to_unlimited_bound": it.seconds / result.bound if result.bound else 1.0,
             "peak_in_flight": it.peak,
         }
 
     return {
         "conditions": result.conditions.to_json(),
         "budgets": [None if math.isinf(b) else b for b in result.budgets],
-        "lower_bound_ms": 1e3 * result.bound,
+        "unlimited_bound_ms": 1e3 * result.bound,
         "lower_bounds_ms": [1e3 * bound for bound in result.bounds],
         "stock_ms": None if stock is None else 1e3 * stock.predicted,
         "policies": {
-            row.name: {"own": cell(row.own), "cells": [cell(c) for c in row.cells]}
+            row.name: {
+                "unlimited": cell(row.unlimited),
+                "within_budgets": [cell(c) for c in row.cells],
+            }
             for row in result.rows
         },
         "refused": result.refused,
-        "within": share,
-        "delay_tolerance": {k: list(v) for k, v in result.absorbed.items()},
+        "max_slowdown": share,
+        "delay_tolerance": {k: list(v) for k, v in result.tolerance.items()},
     }
 
 

@@ -59,7 +59,7 @@ def compare_png(
 
 def headline(result: Comparison, stock: Plan | None) -> str:
     """What adapting gains in the memory that stock takes, and with no limit."""
-    free = min((row.own.seconds for row in result.adaptive), default=0.0)
+    free = min((row.unlimited.seconds for row in result.adaptive), default=0.0)
     if not free:
         return f"No schedule is faster than {ms(result.bound)}"
     if stock is None:
@@ -96,7 +96,7 @@ def charts_of(result: Comparison, share: float) -> list[XYChart]:
     }
     curves = []
     for row in sorted(result.rows, key=lambda row: row.name in LEVERS):
-        points = [(row.own.peak, 1e3 * row.own.seconds)]
+        points = [(row.unlimited.peak, 1e3 * row.unlimited.seconds)]
         if not row.fixed:
             points = [(x, 1e3 * c.seconds) for x, c in zip(at, row.cells, strict=True) if c]
         curves.append(Curve(row.name, policy_colour(row.name), points, joined=not row.fixed))
@@ -105,15 +105,15 @@ def charts_of(result: Comparison, share: float) -> list[XYChart]:
     curves.append(Curve("lower bound", BOUND, bound, marked=False, dashed=True))
     note = "A dot alone is a policy that knows no budget, at what it holds."
     charts = [XYChart("Memory against time", _AXIS, "iteration, ms", curves, names, note)]
-    if result.absorbed:
+    if result.tolerance:
         worst = 1e3 * max(link.delay for link in result.conditions.links.values())
         lines = [
             Curve(
                 name,
                 policy_colour(name),
-                [(x, times * worst) for x, times in zip(at, absorbed, strict=True)],
+                [(x, times * worst) for x, times in zip(at, tolerance, strict=True)],
             )
-            for name, absorbed in result.absorbed.items()
+            for name, tolerance in result.tolerance.items()
         ]
         job = [(x, worst) for x in (at[0], at[-1])]
         lines.append(Curve("this job", BOUND, job, marked=False, dashed=True))
@@ -136,7 +136,7 @@ def _tiles(result: Comparison, stock: Plan | None) -> list[tuple[str, str]]:
         same = same_memory(result, stock)
         if same is not None:
             out.insert(0, (ms(same), "adaptive in the same memory"))
-    free = min((row.own for row in result.adaptive), default=None)
+    free = min((row.unlimited for row in result.adaptive), default=None)
     if free is not None:
         out.append((ms(free.seconds), f"adaptive with no limit, which holds {number(free.peak)}"))
     out.append((ms(result.bound), "no schedule is faster"))

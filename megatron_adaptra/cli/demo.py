@@ -42,7 +42,7 @@ def add_model(group: Any) -> None:
         ("--stages", d.stages, "pipeline stages, one rank each"),
         ("--microbatches", d.microbatches, "microbatches per iteration"),
         ("--data-parallel", d.data_parallel, "replicas of the pipeline"),
-        ("--hidden", d.hidden, "hidden size"),
+        ("--hidden-size", d.hidden_size, "hidden size"),
         ("--seq-length", d.seq_length, "tokens per sequence"),
         ("--iterations", d.iterations, "iterations per arm"),
         ("--seed", d.seed, "seed of model, data order and dropout"),
@@ -51,7 +51,11 @@ def add_model(group: Any) -> None:
             flag, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
         )
     group.add_argument(
-        "--layers", type=int, default=0, metavar="N", help="transformer layers (default: 1 a chunk)"
+        "--num-layers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="transformer layers (default: 1 a chunk)",
     )
     group.add_argument(
         "--precision",
@@ -102,7 +106,6 @@ def add_links(group: Any) -> None:
     )
     group.add_argument(
         "--emulate-link",
-        "--adaptra-emulate-link",
         action="append",
         default=[],
         metavar="RULE",
@@ -155,17 +158,17 @@ def add_run(group: Any) -> None:
         "(default: no limit)",
     )
     group.add_argument(
-        "--settings",
-        "--adaptra-config",
+        "--config",
         default="",
         metavar="FILE",
         help="YAML file with further settings of the plugin, e.g. min_gain",
     )
     group.add_argument(
         "--timeout",
-        default="25s",
-        metavar="TIME",
-        help="how long a rank waits for a message before it gives up (default: 25s)",
+        type=float,
+        default=_DEFAULTS.timeout,
+        metavar="SECONDS",
+        help="how long a rank waits for a message before it gives up (default: 25)",
     )
     group.add_argument(
         "--out",
@@ -184,12 +187,11 @@ def add_run(group: Any) -> None:
 def options_of(args: argparse.Namespace) -> DemoOptions:
     """The checked options; raises BadInput."""
     given = vars(args)
-    same = {f.name for f in fields(DemoOptions)} & given.keys() - {"delay", "timeout"}
+    same = {f.name for f in fields(DemoOptions)} & given.keys() - {"delay"}
     return DemoOptions(
         **{name: given[name] for name in same},
         slow_links=[part for text in args.slow_link for part in text.split(",")],
         delay=parse_seconds(args.delay, "--delay"),
-        timeout=parse_seconds(args.timeout, "--timeout"),
         emulate=not args.no_emulation,
     )
 
@@ -295,10 +297,10 @@ def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> Non
         )
     if not summary["replans"]:
         console.print("no replan: no change was worth one")
-    overhead = summary["overhead_healthy"]
-    if overhead is not None:
+    slowdown = summary["slowdown_healthy"]
+    if slowdown is not None:
         console.print(
-            f"healthy iterations: adaptra takes {overhead:.3f} x of stock", highlight=False
+            f"healthy iterations: adaptra takes {slowdown:.3f} x of stock", highlight=False
         )
     for what in ("losses", "parameters"):
         same = summary[f"{what}_identical"]

@@ -40,7 +40,6 @@ _SWITCHES = {
     "recompute": "let single microbatches be recomputed, which saves memory (default: no)",
 }
 _EXAMPLE = "--stages 4 --microbatches 12 --forward-ms 9 --backward-ms 16 --link-delay-ms 0,0,40"
-_FLAGS = {"link_jitter": "--jitter"}  # where a flag is not called as its key
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +136,7 @@ def in_words(conditions: Conditions) -> str:
 
 
 def _flag(key: str) -> str:
-    return _FLAGS.get(key, "--" + key.replace("_", "-"))
+    return "--" + key.replace("_", "-")
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from megatron_adaptra.cli.output import print_json
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.measure import Measured
@@ -56,7 +56,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--timeout", type=float, default=math.inf, metavar="SECONDS",
         help="end the command then (default: never)")  # fmt: skip
     parser.add_argument("--no-measure", action="store_true", help="do not measure the links first")
-    parser.add_argument("--json", metavar="FILE", help="write what was measured there")
+    parser.add_argument("--json", action="store_true",
+        help="print one JSON object, after the command's output")  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -102,8 +103,7 @@ def run(args: argparse.Namespace) -> int:
         elif any(each.fault for each in measured):
             status = 1
         if args.json:
-            with open(args.json, "w") as file:
-                json.dump(_plain(measured, lab), file, indent=1)
+            print_json(_plain(measured, lab))
     return status
 
 
@@ -113,7 +113,7 @@ def _show(host: int, line: bytes) -> None:
 
 
 def _table(measured: Sequence[Measured]) -> Table:
-    table = Table(title="links, asked / measured", title_justify="left", box=None)
+    table = Table(title="links, requested / measured", title_justify="left", box=None)
     for head in ("link", "delay ms", "jitter ms", "rate MB/s", "loss %"):
         table.add_column(head, justify="left" if head == "link" else "right")
     for m in measured:
@@ -134,7 +134,12 @@ def _table(measured: Sequence[Measured]) -> Table:
 def _plain(measured: Sequence[Measured], lab: Lab) -> dict[str, Any]:
     def figures(of: Any) -> dict[str, float | None]:
         """Of a rule or of a measurement: their fields have the same names."""
-        values = {k: getattr(of, k) for k in ("delay", "jitter", "bandwidth", "loss")}
+        values = {
+            "delay_ms": 1e3 * of.delay,
+            "jitter_ms": 1e3 * of.jitter,
+            "bandwidth": of.bandwidth,
+            "loss": of.loss,
+        }
         return {k: value if math.isfinite(value) else None for k, value in values.items()}
 
     traffic = lab.traffic
@@ -143,7 +148,7 @@ def _plain(measured: Sequence[Measured], lab: Lab) -> dict[str, Any]:
         "links": [
             {
                 "link": f"{m.rule.source}>{m.rule.target}",
-                "asked": figures(m.rule),
+                "requested": figures(m.rule),
                 "measured": figures(m),
                 "fault": m.fault,
             }

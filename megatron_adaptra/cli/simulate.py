@@ -16,7 +16,7 @@ from megatron_adaptra.plan import Plan
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws
 
-DRAWS = 200  # where links have jitter and --draws is not given
+SAMPLES = 200  # where links have jitter and --samples is not given
 
 
 def add_parser(subparsers: Any) -> None:
@@ -24,19 +24,19 @@ def add_parser(subparsers: Any) -> None:
         "simulate",
         help="how long a schedule takes, and where it waits",
         description="Prove that a schedule can run within the activation budget, and time it. "
-        "With --jitter, time it under many drawn delays: every directed link has one delay for a "
-        "whole iteration, lognormal around the link's delay.",
+        "With --link-jitter, time it under many sampled delays: in each sample every directed link "
+        "has one delay for the whole iteration, lognormal around the link's delay.",
         allow_abbrev=False,
     )
     add_source(parser)
     parser.add_argument(
-        "--draws",
+        "--samples",
         type=int,
         metavar="N",
-        help=f"iterations to draw the delays of (default: {DRAWS} where there is jitter)",
+        help=f"iterations to sample the delays of (default: {SAMPLES} where there is jitter)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the drawn delays (default: 0)"
+        "--seed", type=int, default=0, metavar="N", help="of the sampled delays (default: 0)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_job(parser)
@@ -46,10 +46,10 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     plan, conditions = planned_or_read(args)
     jitter = any(link.jitter and link.delay for link in conditions.links.values())
-    count = args.draws if args.draws is not None else DRAWS * jitter
+    count = args.samples if args.samples is not None else SAMPLES * jitter
     if count < 0 or (count and not jitter):
-        allowed = "at least 0" if count < 0 else "0, as no link has jitter (see --jitter)"
-        raise BadInput("--draws", count, allowed)
+        allowed = "at least 0" if count < 0 else "0, as no link has jitter (see --link-jitter)"
+        raise BadInput("--samples", count, allowed)
     result = {
         "policy": plan.schedule.policy,
         "why": plan.schedule.why,
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         "peak_in_flight": list(plan.peak_in_flight),
         "activation_budget": [None if math.isinf(b) else b for b in conditions.activation_budget],
         **shares(plan, conditions),
-        "draws": drawn(plan, conditions, count, args.seed, args.sends) if count else None,
+        "samples": sampled(plan, conditions, count, args.seed, args.sends) if count else None,
     }
     if args.json:
         print_json(result)
@@ -80,10 +80,10 @@ def shares(plan: Plan, conditions: Conditions) -> dict[str, list[float]]:
     }
 
 
-def drawn(
+def sampled(
     plan: Plan, conditions: Conditions, count: int, seed: int, sends: str
 ) -> dict[str, float | int]:
-    """The same schedule under `count` draws of the delays."""
+    """The same schedule under `count` samples of the delays."""
     times = sorted(
         1e3 * simulate(plan.program, one, sends).makespan for one in draws(conditions, count, seed)
     )
@@ -98,7 +98,7 @@ def drawn(
         "median_ms": median(times),
         "p90_ms": quantile(0.9),
         "p99_ms": quantile(0.99),
-        "worst_ms": times[-1],
+        "max_ms": times[-1],
     }
 
 
@@ -129,9 +129,9 @@ def show(result: dict[str, Any]) -> None:
         for stage, (busy, share, bubble, peak, budget) in enumerate(rows)
     ]
     show_table(Table("", columns, shown))
-    if result["draws"]:
-        d = result["draws"]
-        names = ("mean", "median", "p90", "p99", "worst")
+    if result["samples"]:
+        d = result["samples"]
+        names = ("mean", "median", "p90", "p99", "max")
         values = (f"{time:.1f}", *(f"{d[f'{name}_ms']:.1f}" for name in names))
-        row = (f"{d['count']} draws, seed {d['seed']}", *values)
+        row = (f"{d['count']} samples, seed {d['seed']}", *values)
         show_table(Table("", ("iteration, ms", "no jitter", *names), [row]))

@@ -29,21 +29,21 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """`cells[i]` belongs to budget i; None where the policy needs more. `own`: with no limit."""
+    """`cells[i]` is within budget i, None where the policy needs more; `unlimited` has no limit."""
 
     name: str
-    own: Cell
+    unlimited: Cell
     cells: tuple[Cell | None, ...]
 
     @property
     def fixed(self) -> bool:
         """Whether the policy takes no notice of the budget."""
-        return self.name not in LEVERS and {c for c in self.cells if c} <= {self.own}
+        return self.name not in LEVERS and {c for c in self.cells if c} <= {self.unlimited}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`absorbed[row][i]`: the largest multiple of the job's delays that budget i absorbs.
+    """`tolerance[row][i]`: the largest multiple of the job's delays that budget i absorbs.
 
     `bound`: what no schedule beats, whatever its memory; `bounds[i]`: within budget i, if nothing
     is recomputed.
@@ -55,7 +55,7 @@ class Comparison:
     bounds: tuple[float, ...]
     rows: tuple[Row, ...]
     refused: dict[str, str]  # policy -> why it takes no such job
-    absorbed: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    tolerance: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def adaptive(self) -> list[Row]:
@@ -80,12 +80,12 @@ def compare(conditions: Conditions, budgets: Sequence[float], make: Make) -> Com
         policy, recompute = ("adaptive", LEVERS[name]) if name in LEVERS else (name, False)
         job = replace(conditions, recompute=recompute)
         try:
-            own = _cell(make(within(job, math.inf), policy))
+            unlimited = _cell(make(within(job, math.inf), policy))
         except BadInput as error:
             refused[name] = str(error)
             continue
-        cells = (own if math.isinf(b) else _fitting(job, b, policy, make) for b in budgets)
-        rows.append(Row(name, own, tuple(cells)))
+        cells = (unlimited if math.isinf(b) else _fitting(job, b, policy, make) for b in budgets)
+        rows.append(Row(name, unlimited, tuple(cells)))
     kept = replace(conditions, recompute=False)
     bounds = tuple(lower_bound(within(kept, budget)) for budget in budgets)
     bound = unlimited_bound(conditions)

@@ -34,28 +34,28 @@ ENVIRONMENT = {
 
 @dataclass
 class DemoOptions:
-    """`layers` 0: one per chunk; `slow_links` empty: the last link; times are seconds.
+    """`num_layers` 0: one per chunk; `slow_links` empty: the last link; times are seconds.
 
     `engine` empty: native, or the executor where policy, chunks or recompute need it. `chunks` 0:
     2 per stage under policy interleaved, else 1.
 
     `emulate_link`: rules or scenario files instead of `slow_links`, `delay` and the two iterations.
     `netlab`: one host per rank, joined by links that are really slow, instead of emulated ones.
-    `settings`: a YAML file of AdaptraConfig. `from_iteration` and `to_iteration` -1: a third and
+    `config`: a YAML file of AdaptraConfig. `from_iteration` and `to_iteration` -1: a third and
     two thirds of the run.
     """
 
     stages: int = 4
     microbatches: int = 12
     data_parallel: int = 1
-    layers: int = 0
-    hidden: int = 64
+    num_layers: int = 0
+    hidden_size: int = 64
     seq_length: int = 64
     iterations: int = 60
     slow_links: list[str] = field(default_factory=list)
     delay: float = 0.040
     emulate_link: list[str] = field(default_factory=list)
-    settings: str = ""
+    config: str = ""
     from_iteration: int = -1
     to_iteration: int = -1
     engine: str = ""
@@ -74,21 +74,21 @@ class DemoOptions:
 
     def __post_init__(self) -> None:
         for name, least in (
-            ("stages", 2), ("microbatches", 1), ("data_parallel", 1), ("layers", 0), ("hidden", 4),
-            ("seq_length", 8), ("iterations", 9), ("seed", 0), ("chunks", 0),
+            ("stages", 2), ("microbatches", 1), ("data_parallel", 1), ("num_layers", 0),
+            ("hidden_size", 4), ("seq_length", 8), ("iterations", 9), ("seed", 0), ("chunks", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value < least:
                 raise BadInput(_flag(name), value, f"a whole number of at least {least}")
         self._check_schedule()
         positions = self.stages * self.chunks
-        self.layers = self.layers or positions
-        if self.layers % positions:
+        self.num_layers = self.num_layers or positions
+        if self.num_layers % positions:
             parts = f"{self.chunks} chunks of {self.stages} stages"
             what = parts if self.chunks > 1 else f"{self.stages} stages"
-            raise BadInput("--layers", self.layers, f"a multiple of the {what}")
-        if self.hidden % 4:
-            raise BadInput("--hidden", self.hidden, "a multiple of the 4 attention heads")
+            raise BadInput("--num-layers", self.num_layers, f"a multiple of the {what}")
+        if self.hidden_size % 4:
+            raise BadInput("--hidden-size", self.hidden_size, "a multiple of the 4 attention heads")
         if not 0 <= self.dropout < 1:
             raise BadInput("--dropout", self.dropout, "from 0 up to, not including, 1")
         for name, allowed in (("engine", DEMO_ENGINES), ("precision", PRECISIONS)):
@@ -97,7 +97,7 @@ class DemoOptions:
         if self.activation_budget:
             parse_budget(self.activation_budget, "--activation-budget")
         if self.timeout < 5:
-            raise BadInput("--timeout", self.timeout, "at least 5s")
+            raise BadInput("--timeout", self.timeout, "at least 5 seconds")
         self._check_config()
         if self.emulate_link:
             rules = load_rules(self.emulate_link, self.stages)
@@ -138,8 +138,8 @@ class DemoOptions:
             raise BadInput("--engine", self.engine, allowed)
 
     def _check_config(self) -> None:
-        if self.settings:
-            AdaptraConfig.from_mapping(load_yaml(Path(self.settings)), self.settings)
+        if self.config:
+            AdaptraConfig.from_mapping(load_yaml(Path(self.config)), self.config)
 
     @property
     def world(self) -> int:

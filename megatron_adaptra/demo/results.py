@@ -218,11 +218,11 @@ def _summary(
             "stages": options.stages,
             "microbatches": options.microbatches,
             "data_parallel": options.data_parallel,
-            "layers": options.layers,
-            "hidden": options.hidden,
+            "num_layers": options.num_layers,
+            "hidden_size": options.hidden_size,
             "seq_length": options.seq_length,
             "iterations": options.iterations,
-            "slow_link": options.slow_links if options.emulate else [],
+            "slow_links": options.slow_links if options.emulate else [],
             "delay_ms": 1e3 * options.delay if options.emulate else None,
             "from_iteration": options.from_iteration if options.emulate else None,
             "to_iteration": options.to_iteration if options.emulate else None,
@@ -249,7 +249,7 @@ def _summary(
         "parameters_identical": all(r.digests["stock"] == r.digests["adaptra"] for r in ranks),
         "speedup_slow": medians["stock"][slow]["iteration_ms"]
         / medians["adaptra"][slow]["iteration_ms"],
-        "overhead_healthy": median(pairs) if pairs else None,
+        "slowdown_healthy": median(pairs) if pairs else None,
         "replans": [
             {
                 "iteration": d.iteration,

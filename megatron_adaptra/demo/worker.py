@@ -86,8 +86,8 @@ class _Demo:
             stages=options.stages,
             chunks=options.chunks,
             microbatches=options.microbatches,
-            layers=options.layers,
-            hidden=options.hidden,
+            layers=options.num_layers,
+            hidden=options.hidden_size,
             seq_length=options.seq_length,
             dropout=options.dropout,
             precision=options.precision,
@@ -103,15 +103,15 @@ class _Demo:
         dataset = gpt.build_dataset(self.out / "data" / "text", self.shape, samples)
         self.arms = {name: gpt.Arm.build(self.shape, dataset) for name in ("stock", "adaptra")}
         self.stock = gpt.forward_backward_function()
-        settings = load_yaml(Path(options.settings)) if options.settings else {}
+        settings = load_yaml(Path(options.config)) if options.config else {}
         config = replace(
-            AdaptraConfig.from_mapping(settings, options.settings),
+            AdaptraConfig.from_mapping(settings, options.config),
             engine=options.engine,
             policy=options.policy,
             recompute=options.recompute,
             emulate_link=options.rules,
             timeout=options.timeout,
-            log=str(self.out / "decisions.jsonl"),
+            decision_log=str(self.out / "decisions.jsonl"),
         )
         if options.activation_budget:
             config = replace(config, activation_budget=options.activation_budget)

@@ -226,7 +226,7 @@ class Estimator:
 
     def _limit(self, memory: Mapping[str, Any]) -> float:
         """Bytes that a stage may take, by what it was first seen to take."""
-        if self._budget.free:
+        if self._budget.auto:
             return float(memory["peak_bytes"] + USABLE * memory["free"])
         return self._budget.nbytes
 

@@ -81,7 +81,7 @@ def speedup(report: Report) -> float | None:
 
 def slow_links(report: Report) -> str:
     """ "link 2–3", "links 0–1 and 2–3", or nothing."""
-    names = [str(link).replace("-", "–") for link in listing(config(report).get("slow_link"))]
+    names = [str(link).replace("-", "–") for link in listing(config(report).get("slow_links"))]
     if not names:
         return ""
     return ("link " if len(names) == 1 else "links ") + " and ".join(names)

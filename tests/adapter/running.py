@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-SMALL = ("--hidden", "32", "--seq-length", "32")
+SMALL = ("--hidden-size", "32", "--seq-length", "32")
 
 
 def demo(out: Path, *options: str, timeout: float = 200) -> subprocess.CompletedProcess[str]:

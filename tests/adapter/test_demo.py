@@ -19,7 +19,7 @@ CASES = {
     ),
     "native, one way, bf16": ("--slow-link", "1>2", "--precision", "bf16"),
     "three stages, uneven layers per stage, budget": (
-        "--stages", "3", "--layers", "6", "--activation-budget", "5", "--slow-link", "0-1",
+        "--stages", "3", "--num-layers", "6", "--activation-budget", "5", "--slow-link", "0-1",
     ),
     "data parallel": ("--stages", "2", "--data-parallel", "2"),
     "data parallel, executor": (
@@ -74,7 +74,7 @@ def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) ->
 
 
 def test_a_delay_too_short_to_matter_changes_nothing(tmp_path: Path) -> None:
-    done = summary(tmp_path, *ITERATIONS, "--delay", "300us", "--hidden", "128")
+    done = summary(tmp_path, *ITERATIONS, "--delay", "300us", "--hidden-size", "128")
     assert done["replans"] == []
     assert done["losses_identical"]
     assert done["parameters_identical"]

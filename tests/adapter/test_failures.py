@@ -67,7 +67,7 @@ def test_a_killed_rank_is_named_with_the_op_and_all_end(victim: int, tmp_path: P
 
 def test_a_frozen_rank_is_given_up_in_time(tmp_path: Path) -> None:
     """SIGSTOP: no connection closes, only the timeout tells."""
-    with training(tmp_path, "--timeout", "5s") as process:
+    with training(tmp_path, "--timeout", "5") as process:
         frozen = ranks(tmp_path)[1]
         os.kill(frozen, signal.SIGSTOP)
         try:
@@ -107,7 +107,7 @@ def test_interrupting_the_demo_ends_it_cleanly(tmp_path: Path) -> None:
         (("--microbatches", "many"), ("--microbatches", "many", "invalid int")),
         (("--microbatches", "0"), ("--microbatches", "0", "at least 1")),
         (("--delay", "40"), ("--delay", "40", "40ms")),
-        (("--layers", "5"), ("--layers", "5", "multiple of the 4 stages")),
+        (("--num-layers", "5"), ("--num-layers", "5", "multiple of the 4 stages")),
         (("--engine", "steam"), ("--engine", "steam", "native")),
         (("--iterations", "12", "--from-iteration", "12"), ("--from-iteration", "12")),
         (("--emulate-link", "2-3:40ms@x"), ("2-3:40ms@x", "a rule such as")),
@@ -132,7 +132,7 @@ def test_an_unknown_key_in_a_yaml_file_is_named_with_the_nearest_known_one(tmp_p
     settings.write_text("min_gian: 0.2\n")
     for options, near in (
         (("--emulate-link", str(scenario)), "did you mean 'from'?"),
-        (("--settings", str(settings)), "did you mean 'min_gain'?"),
+        (("--config", str(settings)), "did you mean 'min_gain'?"),
     ):
         done = demo(tmp_path / "out", *options, timeout=60)
         assert done.returncode == 2

@@ -34,7 +34,7 @@ def test_settings_are_read_among_other_flags():
         (["--adaptra", "--adaptra-timeout", "soon"], "invalid float value: 'soon'"),
         (["--adaptra", "--adaptra-timeout", "0"], "timeout: 0.0 is not allowed"),
         (["--adaptra-engine", "fast"], "invalid choice: 'fast'"),
-        (["--adaptra-log"], "--adaptra-log: expected one argument"),
+        (["--adaptra-decision-log"], "--adaptra-decision-log: expected one argument"),
     ],
 )
 def test_what_is_misspelt_is_refused_in_one_line(words, said):

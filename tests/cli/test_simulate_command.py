@@ -23,7 +23,7 @@ def test_a_policy_is_timed_as_it_is_planned():
         assert busy == pytest.approx(300 / plan["predicted_ms"])
         assert busy + bubble == pytest.approx(1)
     assert timed["activation_budget"] == [None] * 4
-    assert timed["draws"] is None
+    assert timed["samples"] is None
 
 
 def test_the_shares_leave_the_step_out(here):
@@ -34,8 +34,14 @@ def test_the_shares_leave_the_step_out(here):
 
 
 def test_the_table(here):
-    out, _ = here("simulate", *FLAGS, "--policy", "1f1b", "--jitter", 0.3, "--draws", 20)
-    for words in ("1f1b: 1095.0 ms", "the lower bound of", "27.4 %", "72.6 %", "20 draws, seed 0"):
+    out, _ = here("simulate", *FLAGS, "--policy", "1f1b", "--link-jitter", 0.3, "--samples", 20)
+    for words in (
+        "1f1b: 1095.0 ms",
+        "the lower bound of",
+        "27.4 %",
+        "72.6 %",
+        "20 samples, seed 0",
+    ):
         assert words in out
 
 
@@ -126,27 +132,29 @@ def test_schedules_that_cannot_run(here, tmp_path, content, budget, line):
 
 def test_draws_are_the_same_for_the_same_seed(here):
     def drawn(*words):
-        return here.json("simulate", *SMALL, "--policy", "1f1b", *words)["draws"]
+        return here.json("simulate", *SMALL, "--policy", "1f1b", *words)["samples"]
 
-    words = ("--jitter", 0.5, "--draws", 50)
+    words = ("--link-jitter", 0.5, "--samples", 50)
     assert drawn(*words) == drawn(*words, "--seed", 0) != drawn(*words, "--seed", 1)
-    assert drawn("--jitter", 0.5)["count"] == 200
-    assert drawn("--jitter", 0.5, "--draws", 0) is None
+    assert drawn("--link-jitter", 0.5)["count"] == 200
+    assert drawn("--link-jitter", 0.5, "--samples", 0) is None
 
 
 def test_draws_spread_around_the_time_without_jitter(here):
-    words = (*SMALL, "--policy", "1f1b", "--draws", 400)
-    quiet = here.json("simulate", *words, "--jitter", 0.001)["draws"]
-    loud = here.json("simulate", *words, "--jitter", 0.8)["draws"]
+    words = (*SMALL, "--policy", "1f1b", "--samples", 400)
+    quiet = here.json("simulate", *words, "--link-jitter", 0.001)["samples"]
+    loud = here.json("simulate", *words, "--link-jitter", 0.8)["samples"]
     exact = 1e3 * make_plan(JOB, "1f1b").predicted
     assert quiet["mean_ms"] == pytest.approx(exact, rel=1e-3)
-    assert loud["median_ms"] < loud["p90_ms"] < loud["p99_ms"] <= loud["worst_ms"]
-    assert loud["worst_ms"] > exact > 0
+    assert loud["median_ms"] < loud["p90_ms"] < loud["p99_ms"] <= loud["max_ms"]
+    assert loud["max_ms"] > exact > 0
     # Two links of 20 ms, which a round trip takes: the mean of 1F1B grows with the mean delay.
     assert loud["mean_ms"] == pytest.approx(exact, rel=0.1)
 
 
 def test_draws_need_jitter(here):
-    line = here.refused("simulate", *SMALL, "--draws", 10)
-    assert line == "--draws: 10 is not allowed; 0, as no link has jitter (see --jitter)"
-    assert here.refused("simulate", *SMALL, "--draws", -1).startswith("--draws: -1 is not allowed")
+    line = here.refused("simulate", *SMALL, "--samples", 10)
+    assert line == "--samples: 10 is not allowed; 0, as no link has jitter (see --link-jitter)"
+    assert here.refused("simulate", *SMALL, "--samples", -1).startswith(
+        "--samples: -1 is not allowed"
+    )

@@ -121,7 +121,7 @@ def test_the_demo_that_started_the_laboratory(mark):
     remains = Remains(mark)
     demo = [
         sys.executable, "-m", "megatron_adaptra", "demo", "--netlab", "--stages", "2",
-        "--microbatches", "2", "--hidden", "32", "--seq-length", "16", "--iterations", "1000",
+        "--microbatches", "2", "--hidden-size", "32", "--seq-length", "16", "--iterations", "1000",
         "--out", mark,
     ]  # fmt: skip
     with running(demo) as process:

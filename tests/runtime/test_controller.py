@@ -155,7 +155,7 @@ def test_a_slow_link_is_planned_for_within_a_budget_in_bytes(tmp_path):
     measured = Memory(peak=3.0, peak_bytes=300, per_microbatch=100, free=200)
     run = drive(
         path, lambda i: SLOW if i >= 8 else {}, 24, paced=True, memory=measured,
-        budget=Budget(free=True), rule=ReplanPolicy(policy="adaptive"), split=True, recompute=True,
+        budget=Budget(auto=True), rule=ReplanPolicy(policy="adaptive"), split=True, recompute=True,
     )  # fmt: skip
     before, during = (run.ran[0][i] for i in (7, -1))
     assert before.warmup == STOCK

@@ -228,7 +228,7 @@ def test_seconds_of_a_stage_are_those_of_all_its_chunks():
 
 
 @pytest.mark.parametrize(
-    ("budget", "microbatches"), [(Budget(nbytes=1000), 3.0), (Budget(free=True), 9.0)]
+    ("budget", "microbatches"), [(Budget(nbytes=1000), 3.0), (Budget(auto=True), 9.0)]
 )
 def test_a_budget_in_bytes_is_known_once_all_stages_have_measured(budget, microbatches):
     e = estimator(budget=budget)

@@ -122,7 +122,7 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 def test_what_the_report_brings_is_escaped() -> None:
     replan = {"iteration": 17, "why": EVIL, "warmup_before": [EVIL], "warmup_after": [EVIL]}
     report = sample_report(
-        replans=[replan], versions={EVIL: EVIL}, config={"slow_link": [EVIL], "stages": EVIL}
+        replans=[replan], versions={EVIL: EVIL}, config={"slow_links": [EVIL], "stages": EVIL}
     )
     evil_arm = replace(report.arms[1], name=EVIL)
     source = report_html(

@@ -74,11 +74,11 @@ def sample_report(**summary: Any) -> Report:
         "config": {
             "stages": 4,
             "microbatches": 12,
-            "layers": 8,
-            "hidden": 256,
+            "num_layers": 8,
+            "hidden_size": 256,
             "seq_length": 128,
             "iterations": 54,
-            "slow_link": ["2-3"],
+            "slow_links": ["2-3"],
             "delay_ms": 40.0,
             "from_iteration": 14,
             "engine": "native",
@@ -87,7 +87,7 @@ def sample_report(**summary: Any) -> Report:
         "losses_identical": True,
         "parameters_identical": True,
         "speedup_slow": stock / adaptra,
-        "overhead_healthy": 1.008,
+        "slowdown_healthy": 1.008,
         "replans": [
             {
                 "iteration": 17,

@@ -73,7 +73,7 @@ class RankContext:
     @property
     def ahead(self) -> int | None:
         """How many ops before it is needed a receive is posted; see `lower`."""
-        return 0 if self.config.receives == "needed" else None
+        return 0 if self.config.post_receives == "on-demand" else None
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _open_pipelines(context: RankContext, chunks: int) -> tuple[TorchTransport, 
 
 
 def _log_file(config: AdaptraConfig) -> Path | None:
-    path, replica = Path(config.log), mpu.get_data_parallel_rank()
-    if not config.log or not replica:
-        return path if config.log else None
+    path, replica = Path(config.decision_log), mpu.get_data_parallel_rank()
+    if not config.decision_log or not replica:
+        return path if config.decision_log else None
     return path.with_suffix(f".replica{replica}{path.suffix}")

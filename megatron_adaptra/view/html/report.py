@@ -59,7 +59,7 @@ def _tiles(report: Report) -> str:
     errors = [_error(arm) for arm in report.arms if arm.name == "adaptra"]
     if errors and errors[0] != NONE:
         items.append((errors[0], "measured against the plan's prediction"))
-    overhead = findings.value(report.summary.get("overhead_healthy"))
+    overhead = findings.value(report.summary.get("slowdown_healthy"))
     if overhead is not None:
         items.append((f"{100 * (overhead - 1):+.1f} %", "time of a healthy iteration"))
     after = findings.value(report.summary.get("detected_after_iterations"))
