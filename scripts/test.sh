@@ -1,12 +1,33 @@
 #!/usr/bin/env bash
-# The whole test suite, with its own set-up: scripts/test.sh [options of pytest]
-# ADAPTRA_TEST_NEWEST=0 leaves out the second megatron-core line (Python 3.12, a download of 3 GB).
+# The test suite, with its own set-up; docs/testing.md says how it is built.
+#   scripts/test.sh          what CI runs: both lines of megatron-core, a covering selection of trainings
+#   scripts/test.sh --quick  for every commit: one line, nothing that starts cold or compares durations
+#   scripts/test.sh --full   before a release: all combinations and the large sizes
+#   scripts/test.sh [options of pytest]
+# ADAPTRA_TEST_NEWEST=0 leaves out the newest megatron-core (Python 3.12, its own environment).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
-venv=${ADAPTRA_VENV:-$PWD/.venv}
+mode=()
+case "${1:-}" in
+  --quick | --full) mode=("$1") && shift ;;
+esac
+venv=${ADAPTRA_VENV:-$PWD/.venv} newest="" notes=()
 make_venv "$venv" demo,dev
 export PATH="$venv/bin:$PATH" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
+
+# The second environment is made while the first one's tests run.
+if [ $# = 0 ] && [ "${mode[0]:-}" != --quick ]; then
+  if [ "${ADAPTRA_TEST_NEWEST:-1}" != 1 ]; then
+    notes+=("the newest megatron-core was NOT tested: ADAPTRA_TEST_NEWEST=$ADAPTRA_TEST_NEWEST")
+  elif newest=$(find_python 3.12); then
+    make_venv "$venv-newest" demo,dev "$newest" &
+    making=$!
+    trap 'kill "$making" 2>/dev/null || true' EXIT
+  else
+    notes+=("the newest megatron-core was NOT tested: it needs Python 3.12, and there is none with venv")
+  fi
+fi
 
 echo "== style, types, layers"
 ruff check .
@@ -14,34 +35,25 @@ ruff format --check .
 mypy
 lint-imports
 
-if [ $# -gt 0 ]; then
-  exec python -m pytest "$@"
-fi
+run=(-m pytest ${mode[@]+"${mode[@]}"})
+if [ $# -gt 0 ]; then exec python "${run[@]}" "$@"; fi
 
-echo "== tests"
-python -m pytest -n 2 -m "not slow"
-echo "== tests that train a model in several processes ($(python -c 'from importlib.metadata import version; print("megatron-core", version("megatron-core"))'))"
-python -m pytest -m slow
-
-# The newest megatron-core needs Python 3.12; its torch brings CUDA libraries, which go unused.
-if [ "${ADAPTRA_TEST_NEWEST:-1}" = 1 ]; then
-  newest=""
-  for candidate in python3.12 "$HOME"/.pyenv/versions/3.12*/bin/python; do
-    if "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
-      newest=$candidate
-      break
-    fi
-  done
-  if [ -n "$newest" ]; then
-    echo "== the newest megatron-core, with Megatron's own training program ($("$newest" --version))"
-    make_venv "$venv-newest" demo,dev "$newest"
-    ADAPTRA_LAYOUTS=pp4 "$venv-newest/bin/python" -m pytest tests/adapter/test_schedules.py \
-      tests/adapter/test_pretrain.py tests/adapter/test_executor_training.py \
-      tests/adapter/test_iteration_end.py \
-      tests/adapter/test_step_operations.py \
-      tests/launch/test_models.py \
-      tests/adapter/test_demo.py tests/adapter/test_seams.py
-  else
-    echo "adaptra: no Python 3.12 here: the newest megatron-core line was NOT tested" >&2
-  fi
+say_line() { echo "== $("$1" -c 'import platform; from importlib.metadata import version as v; print("megatron-core", v("megatron-core"), "on Python", platform.python_version())')"; }
+failed=()
+say_line python
+python "${run[@]}" -n 2 --durations=25 || failed+=("the first line")
+if [ -n "$newest" ]; then
+  wait "$making" || { echo "adaptra: no environment for the newest megatron-core" >&2 && exit 1; }
+  trap - EXIT
+  say_line "$venv-newest/bin/python"
+  # What does not import Megatron has been tested.
+  "$venv-newest/bin/python" "${run[@]}" -n 2 --durations=25 tests/adapter tests/launch/test_models.py ||
+    failed+=("the newest line")
 fi
+echo "== in short"
+for note in ${notes[@]+"${notes[@]}"}; do echo "adaptra: $note"; done
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'adaptra: tests failed on %s\n' "${failed[@]}"
+  exit 1
+fi
+echo "adaptra: all tests passed in $((SECONDS / 60)) min $((SECONDS % 60)) s with set-up"

@@ -1,5 +1,14 @@
-"""Settings of every test; a failing hypothesis example prints the blob that reproduces it."""
+"""Settings of every test, and what is said at the end of a run.
 
+A failing hypothesis example prints the blob that reproduces it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -10,3 +19,58 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("adaptra")
+
+# Tests of one of these files, and in test_schedules.py of one layout, share trainings.
+SHARING = (
+    "adapter/test_executor_training.py", "adapter/test_iteration_end.py",
+    "adapter/test_pretrain.py", "adapter/test_schedules.py",
+)  # fmt: skip
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="the large sizes and whole products, too")
+    parser.addoption("--quick", action="store_true", help="leave out what is cold or timing")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What the mode leaves out is deselected, which the last line of a run counts."""
+    left_out = set() if config.getoption("--full") else {"large"}
+    if config.getoption("--quick"):
+        left_out |= {"cold", "timing"}
+    chosen, others = [], []
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        (others if marks & left_out else chosen).append(item)
+    if others:
+        items[:] = chosen
+        config.hook.pytest_deselected(items=others)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that share trainings go to one process; all others wherever there is time.
+
+    xdist's own groups (--dist loadgroup) are lost with pytest 9.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path, _, name = nodeid.partition("::")
+            if not path.endswith(SHARING):
+                return nodeid
+            layout = name.partition("[")[2].partition(" ")[0]
+            return f"{path} {layout}" if path.endswith("test_schedules.py") else path
+
+    return Scheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many were skipped and why, each reason once: nothing is skipped silently."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        _, _, why = report.longrepr
+        reasons[why.removeprefix("Skipped: ")] += 1
+    terminalreporter.write_sep("=", f"{sum(reasons.values())} skipped")
+    for why, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:4d}  {why}")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+from pairwise import Row, covering, rows
+
 from megatron_adaptra.ir.conditions import Conditions, both_ways
-from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.plan.interleaved import interleaved_line
 
+# How it is run: by the executor under a policy, or by Megatron's own functions, with its warmup
+# and with deeper ones.
 POLICIES = ("1f1b", "adaptive", "zb-h1", "zb-h2", "interleaved")
+NATIVE = ("native", "stock interleaved", *(f"native interleaved {i}" for i in range(3)))
+RELEASES = ("0.16 or older", "0.17 or newer")
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,17 @@ class Shape:
     distributed_optimizer: bool = False
 
 
+_two = partial(Shape, 2, layers=4, microbatches=6)  # two stages
 # Layout -> ranks, and what is trained there.
 LAYOUTS: dict[str, tuple[int, dict[str, Shape]]] = {
     "pp2": (2, {
-        "fp32": Shape(2),
-        "bf16": Shape(2, precision="bf16"),
-        "experts": Shape(2, experts=4),
+        "fp32": _two(),
+        "bf16": _two(precision="bf16"),
+        "experts": _two(experts=4),
+        "no dropout": _two(dropout=0.0),
+    }),
+    "pp3": (3, {
+        "fp32": Shape(3, layers=6, microbatches=6),
     }),
     "pp4": (4, {
         "fp32": Shape(4),
@@ -70,17 +81,19 @@ LAYOUTS: dict[str, tuple[int, dict[str, Shape]]] = {
         "experts": Shape(4, experts=4),
         "untied": Shape(4, tied=False),
         "fused": Shape(4, fused=True),
+        "two microbatches": Shape(4, microbatches=2),
+        "one microbatch": Shape(4, microbatches=1),
     }),
     "dp2pp2": (4, {
-        "fp32": Shape(2),
-        "buckets": Shape(2, overlap_reduce=True),
-        "distributed": Shape(2, distributed_optimizer=True),
-        "distributed bf16": Shape(2, distributed_optimizer=True, precision="bf16"),
-        "experts": Shape(2, experts=4),
+        "fp32": _two(),
+        "buckets": _two(overlap_reduce=True),
+        "distributed": _two(distributed_optimizer=True),
+        "distributed bf16": _two(distributed_optimizer=True, precision="bf16"),
+        "experts": _two(experts=4),
     }),
     "tp2pp2": (4, {
-        "fp32": Shape(2, tensor_parallel=2),
-        "bf16": Shape(2, tensor_parallel=2, precision="bf16"),
+        "fp32": _two(tensor_parallel=2),
+        "bf16": _two(tensor_parallel=2, precision="bf16"),
     }),
 }  # fmt: skip
 
@@ -96,46 +109,64 @@ def planned(stages: int, microbatches: int, recompute: bool) -> str:
     return make_plan(conditions).schedule.text()
 
 
-def cases_of(layout: str) -> list[Case]:
-    native = natively(layout) if layout in ("pp2", "pp4") else ()
-    return [*matrix(layout), *native]
+AXES = {
+    "release": RELEASES,
+    "layout": tuple(LAYOUTS),
+    "shape": tuple(dict.fromkeys(name for _, shapes in LAYOUTS.values() for name in shapes)),
+    "schedule": (*POLICIES, *NATIVE),
+    "recompute": (False, True),
+}
 
 
-def natively(layout: str) -> Iterator[Case]:
-    """Megatron's own interleaved schedule over our messages, with its warmup and with deeper ones.
+def possible(row: Row) -> bool:
+    """Whether there is such a case. Chunks need a multiple of the stages as microbatches."""
+    shape = LAYOUTS[row["layout"]][1].get(row["shape"])
+    schedule, recompute = row["schedule"], row["recompute"]
+    if shape is None or (recompute and schedule in NATIVE):
+        return False
+    if "interleaved" in schedule and shape.microbatches % shape.stages:
+        return False
+    if schedule == "adaptive" and shape.microbatches < shape.stages:
+        return False  # the plan would be 1F1B
+    if schedule in NATIVE[1:]:
+        return row["layout"] in ("pp2", "pp4") and row["shape"] in ("fp32", "bf16")
+    return True
 
-    Not much deeper: what the first stage needs for a second chunk comes from the last stage, which
-    cannot go on without gradients.
-    """
-    _, shapes = LAYOUTS[layout]
-    for name in ("fp32", "bf16"):
-        shape = replace(shapes[name], chunks=2)
-        stages = shape.stages
-        extras = [(0,) * stages, (2, *(1,) * (stages - 2), 0), (3, *(1,) * (stages - 1))]
+
+def chosen(release: str, everything: bool) -> list[tuple[str, Case]]:
+    """Layout and case: all of a release, or its share of those in which every pair of values is."""
+    found = rows(AXES, possible) if everything else covering(AXES, possible)
+    return [(row["layout"], case(row)) for row in found if row["release"] == release]
+
+
+def case(row: Row) -> Case:
+    shape: Shape = LAYOUTS[row["layout"]][1][row["shape"]]
+    schedule, recompute = row["schedule"], row["recompute"]
+    title = f"{row['layout']} {row['shape']}, {schedule}{', recompute' if recompute else ''}"
+    stages, count = shape.stages, shape.microbatches
+    if schedule == "stock interleaved":
         # Before 0.18 stock Megatron would send garbage here: the plugin has it run otherwise.
-        title = f"{layout} {name}, stock interleaved with overlapped messages"
-        yield Case(title, replace(shape, overlapped=True), "interleaved", engine="stock")
-        for extra in extras:
-            order = tuple(
-                interleaved_line(s, stages, shape.microbatches, 2, stages, extra[s])
-                for s in range(stages)
-            )
-            schedule = Schedule(order, shape.microbatches, 2, "interleaved", "deeper").text()
-            title = f"{layout} {name}, native interleaved + {','.join(map(str, extra))}"
-            yield Case(title, shape, "interleaved", False, schedule, "native")
+        overlapped = replace(shape, chunks=2, overlapped=True)
+        return Case(title, overlapped, "interleaved", engine="stock")
+    if schedule.startswith("native interleaved"):
+        text = deeper_interleaved(stages, count, int(schedule[-1]))
+        return Case(title, replace(shape, chunks=2), "interleaved", False, text, "native")
+    if schedule == "native":
+        lines = tuple(warmup_line(min(stages - s + 2, count), count) for s in range(stages))
+        text = Schedule(lines, count, policy="1f1b", why="deeper").text()
+        return Case(title, shape, "1f1b", False, text, "native")
+    if schedule == "interleaved":
+        return Case(title, replace(shape, chunks=2), schedule, recompute)
+    if schedule == "adaptive":
+        return Case(title, shape, "1f1b", recompute, planned(stages, count, recompute))
+    return Case(title, shape, schedule, recompute)
 
 
-def matrix(layout: str) -> Iterator[Case]:
-    """Every policy, with recompute and without, for every shape. Chunks are for interleaved."""
-    _, shapes = LAYOUTS[layout]
-    for policy in POLICIES:
-        for recompute in (False, True):
-            for name, shape in shapes.items():
-                title = f"{layout} {name}, {policy}{', recompute' if recompute else ''}"
-                if policy == "interleaved":
-                    yield Case(title, replace(shape, chunks=2), policy, recompute)
-                elif policy == "adaptive":
-                    text = planned(shape.stages, shape.microbatches, recompute)
-                    yield Case(title, shape, "1f1b", recompute, text)
-                else:
-                    yield Case(title, shape, policy, recompute)
+def deeper_interleaved(stages: int, microbatches: int, which: int) -> str:
+    """Not much deeper: what the first stage needs for a second chunk comes from the last stage,
+    which cannot go on without gradients."""
+    extra = [(0,) * stages, (2, *(1,) * (stages - 2), 0), (3, *(1,) * (stages - 1))][which]
+    order = tuple(
+        interleaved_line(s, stages, microbatches, 2, stages, extra[s]) for s in range(stages)
+    )
+    return Schedule(order, microbatches, 2, "interleaved", "deeper").text()

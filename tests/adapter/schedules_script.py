@@ -19,19 +19,15 @@ if not torch.cuda.is_available():
 
     cpu.install()
 
-import fused_kernel
+import torch.distributed as dist
+from cases import Case
+from megatron.core import parallel_state as mpu
+from megatron.core.transformer.moe import moe_utils
 
-fused_kernel.install()
-
-import torch.distributed as dist  # noqa: E402
-from cases import Case  # noqa: E402
-from megatron.core import parallel_state as mpu  # noqa: E402
-from megatron.core.transformer.moe import moe_utils  # noqa: E402
-
-from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
-from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
-from megatron_adaptra.config import AdaptraConfig  # noqa: E402
-from megatron_adaptra.ir.timeline import peak_in_flight  # noqa: E402
+from megatron_adaptra.adapter.baseline import gpt
+from megatron_adaptra.adapter.entry.activate import activate
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.ir.timeline import peak_in_flight
 
 ITERATIONS = 3
 

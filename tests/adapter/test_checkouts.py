@@ -17,7 +17,7 @@ import pytest
 MATRIX = Path(__file__).resolve().parents[2] / "scripts" / "megatron_lm_matrix.py"
 NAME = "ADAPTRA_MEGATRON_LM"
 CHECKOUTS = [folder for folder in os.environ.get(NAME, "").split(":") if folder]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.trains, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.skipif(not CHECKOUTS, reason=f"{NAME} names no Megatron-LM checkouts (FOLDER:FOLDER)")

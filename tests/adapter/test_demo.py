@@ -6,53 +6,48 @@ import json
 from pathlib import Path
 
 import pytest
-from running import decisions, summary
+from running import cold_summary, decisions, summary
 
 from megatron_adaptra.ir.schedule import Schedule
 
-ITERATIONS = ("--iterations", "18", "--from-iteration", "7", "--to-iteration", "13")
+SPAN = {"iterations": 18, "from_iteration": 7, "to_iteration": 13}
 
-# Every engine, precision and shape is met; --delay is large against an iteration's other parts.
+# Plans change while these train; more engines, precisions and shapes are in test_schedules.py.
 CASES = {
-    "executor, both ends slow, bf16": (
-        "--engine", "executor", "--precision", "bf16", "--slow-link", "0-1,2-3",
-    ),
-    "native, one way, bf16": ("--slow-link", "1>2", "--precision", "bf16"),
-    "three stages, uneven layers per stage, budget": (
-        "--stages", "3", "--num-layers", "6", "--activation-budget", "5", "--slow-link", "0-1",
-    ),
-    "data parallel": ("--stages", "2", "--data-parallel", "2"),
-    "data parallel, executor": (
-        "--stages", "2", "--data-parallel", "2", "--engine", "executor",
-    ),
-    "fewer microbatches than stages": ("--microbatches", "2", "--slow-link", "0-1"),
-    "one microbatch, executor": ("--microbatches", "1", "--engine", "executor"),
-    "no dropout, two stages": ("--stages", "2", "--dropout", "0"),
+    "executor, both ends slow, bf16": {
+        "engine": "executor", "precision": "bf16", "slow_links": ["0-1", "2-3"],
+    },
+    "native, one way, three stages, budget": {
+        "stages": 3, "num_layers": 6, "activation_budget": "5", "slow_links": ["0>1"],
+    },
+    "data parallel": {"stages": 2, "data_parallel": 2},
 }  # fmt: skip
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", CASES)
 def test_losses_and_parameters_equal_stock_bit_for_bit(name: str, tmp_path: Path) -> None:
     options = CASES[name]
-    done = summary(tmp_path, *ITERATIONS, *options)
+    done = summary(tmp_path, **SPAN, **options)
     assert done["losses_identical"]
     assert done["parameters_identical"]
     losses = done["arms"]["adaptra"]["losses"]
     assert len(losses) == 18
     assert losses[-1] < losses[0], "the model has to learn something"
-    if "--microbatches" not in options:  # with one or two there is nothing to hide a delay behind
-        into = done["replans"][0]
-        assert into["iteration"] > 7
-        assert max(into["warmup_after"]) > max(into["warmup_before"])
-        assert into["predicted_ms"] > 0
-    if "--activation-budget" in options:
+    into = done["replans"][0]
+    assert into["iteration"] > 7
+    assert max(into["warmup_after"]) > max(into["warmup_before"])
+    assert into["predicted_ms"] > 0
+    if "activation_budget" in options:
         assert max(done["arms"]["adaptra"]["peak_in_flight"]) <= 5
 
 
-@pytest.mark.parametrize("link", ["1-2", "2-3"])
+@pytest.mark.cold
+@pytest.mark.timing
+@pytest.mark.parametrize("link", [pytest.param("1-2", marks=pytest.mark.large), "2-3"])
 def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) -> None:
     """One replan into the delay, one out of it, none while healthy, and time is won."""
-    done = summary(tmp_path, "--iterations", "33", "--delay", "60ms", "--slow-link", link)
+    done = cold_summary(tmp_path, "--iterations", "33", "--delay", "60ms", "--slow-link", link)
     first, second = done["replans"]
     onset, end = done["config"]["from_iteration"], done["config"]["to_iteration"]
     assert onset < first["iteration"] < end < second["iteration"]
@@ -73,15 +68,16 @@ def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) ->
         assert (tmp_path / name).stat().st_size > 0
 
 
+@pytest.mark.timing
 def test_a_delay_too_short_to_matter_changes_nothing(tmp_path: Path) -> None:
-    done = summary(tmp_path, *ITERATIONS, "--delay", "300us", "--hidden-size", "128")
+    done = summary(tmp_path, **SPAN, delay=300e-6, hidden_size=128)
     assert done["replans"] == []
     assert done["losses_identical"]
     assert done["parameters_identical"]
 
 
 def test_a_budget_below_1f1b_is_kept_from_the_first_iteration(tmp_path: Path) -> None:
-    done = summary(tmp_path, *ITERATIONS, "--activation-budget", "2")
+    done = summary(tmp_path, **SPAN, activation_budget="2")
     assert done["losses_identical"]
     assert done["parameters_identical"]
     assert max(done["arms"]["adaptra"]["peak_in_flight"]) <= 2

@@ -10,11 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import test_pretrain
-from saving import DROPOUT, HALF, OVERFLOWS, SCALED, saved
-from test_pretrain import Done, train
+from trainings import (
+    DROPOUT,
+    HALF,
+    ITERATIONS,
+    OVERFLOWS,
+    SCALED,
+    USUAL,
+    digests,
+    needs_training,
+    stock,
+    train,
+    trained,
+)
 
-pytestmark = test_pretrain.pytestmark
+pytestmark = [needs_training, pytest.mark.timeout(600)]
 
 ON = ("--adaptra", "--adaptra-engine", "executor")
 H1 = (*ON, "--adaptra-policy", "zb-h1", "--adaptra-recompute")
@@ -25,75 +35,75 @@ EXPERTS = (
     "--moe-aux-loss-coeff", "1e-2", "--moe-token-dispatcher-type", "alltoall",
     "--disable-bias-linear",
 )  # fmt: skip
+SAVE = ("--save-interval", "8")
 OVERLAP = ("--overlap-grad-reduce", "--overlap-param-gather", "--use-distributed-optimizer")
-EVALUATION = ("--eval-interval", "5", "--eval-iters", "2")
 
 
 @dataclass(frozen=True)
 class Case:
-    """Flags of both trainings, and of ours. `digests`: whether what is saved can be compared."""
+    """Flags of both trainings, and of ours."""
 
     flags: tuple[str, ...]
     ours: tuple[str, ...]
-    digests: bool = True
 
 
+# What USUAL is combined with saves checkpoints, which are compared, too.
 CASES = {
-    "evaluations and checkpoints between halves": Case((*DROPOUT, *EVALUATION), H1),
+    "evaluations and checkpoints between halves": Case(USUAL, H1),
     "a slow link in little memory": Case(
-        DROPOUT,
+        USUAL,
         (*ON, "--adaptra-recompute", "--adaptra-activation-budget", "4",
          "--adaptra-emulate-link", "2-3:40ms"),
     ),
     "memory in bytes": Case(
-        (), (*ON, "--adaptra-recompute", "--adaptra-activation-budget", "300KiB")
+        USUAL, (*ON, "--adaptra-recompute", "--adaptra-activation-budget", "300KiB")
     ),
-    "overflows of some stages and their loss scale": Case((*SCALED, *DROPOUT, *OVERFLOWS), H2),
-    "a batch size that grows": Case(("--rampup-batch-size", "4", "4", "80"), H1),
-    "experts and their auxiliary loss": Case((*EXPERTS, *DROPOUT), H1),
-    "loss per token": Case(("--calculate-per-token-loss",), H1),
-    "chunks, recomputed": Case(
-        (*CHUNKS, *DROPOUT, *EVALUATION), (*ON, "--adaptra-recompute")
+    "overflows of some stages and their loss scale": Case(
+        (*USUAL, *SCALED, *OVERFLOWS, "--clip-grad", "2"), H2
     ),
-    "chunks of experts": Case((*CHUNKS, *EXPERTS), ON),
-    "tensor parallel": Case((*HALF, "--tensor-model-parallel-size", "2", *DROPOUT), H1),
-    "data parallel, buckets": Case((*HALF, "--overlap-grad-reduce", "--bf16"), H2),
-    "distributed optimizer": Case((*HALF, *OVERLAP), H1, digests=False),
-    "distributed optimizer and chunks": Case((*HALF, *CHUNKS, *OVERLAP), ON, digests=False),
+    "a batch size that grows": Case(("--rampup-batch-size", "4", "4", "80", *SAVE), H1),
+    "experts and their auxiliary loss": Case((*EXPERTS, *USUAL), H1),
+    "loss per token": Case(("--calculate-per-token-loss", *SAVE), H1),
+    "chunks, recomputed": Case((*CHUNKS, *USUAL), (*ON, "--adaptra-recompute")),
+    "chunks of experts": Case((*CHUNKS, *EXPERTS, *SAVE), ON),
+    "tensor parallel": Case((*HALF, "--tensor-model-parallel-size", "2", *USUAL), H1),
+    "data parallel, buckets": Case((*HALF, "--overlap-grad-reduce", "--bf16", *SAVE), H2),
+    "distributed optimizer": Case((*HALF, *OVERLAP), H1),
+    "distributed optimizer and chunks": Case((*HALF, *CHUNKS, *OVERLAP), ON),
 }  # fmt: skip
-
-
-def auxiliary(done: Done) -> list[str]:
-    return re.findall(r"load_balancing_loss: (\S+)", done.text)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_as_stock(name: str, tmp_path: Path) -> None:
-    case, found = CASES[name], {}
-    for arm, more in (("stock", ()), ("ours", case.ours)):
-        out = tmp_path / arm
-        saves = ("--save", str(out / "saved"), "--save-interval", "8") if case.digests else ()
-        done = train(out, 4, *case.flags, *more, *saves, iterations=16)
-        what = saved(out, done) if case.digests else [done.printed, done.evaluated]
-        found[arm] = [*what, auxiliary(done)]
-    assert found["ours"] == found["stock"]
-    assert len(done.printed) >= 12, "overflown iterations print no loss"
-    assert "stock schedule: " not in re.sub("stock schedule: evaluation", "", done.text)
-    assert "native engine" not in done.text
+    case = CASES[name]
+    ours = trained(tmp_path, 4, *case.flags, *case.ours)
+    assert ours.compared() == stock(4, *case.flags).compared()
+    text = ours.done.text
+    assert len(ours.done.printed) >= 12, "overflown iterations print no loss"
+    assert "stock schedule: " not in re.sub("stock schedule: evaluation", "", text)
+    assert "native engine" not in text
     if name == "memory in bytes":
-        assert "its memory is for" in done.text
+        assert "its memory is for" in text
+
+
+def interrupted(out: Path, *flags: str) -> tuple[list[object], list[list[int]], list[list[int]]]:
+    """What a training in two parts has printed and saved, and the plans of either part."""
+    both = (*DROPOUT, *flags, "--save", str(out / "saved"), "--load", str(out / "saved"))
+    first = train(out, 4, *both, "--save-interval", str(ITERATIONS), "--exit-interval", "11")
+    second = train(out, 4, *both, "--save-interval", str(ITERATIONS))
+    what = [first.numbers, second.numbers, digests(out)]
+    return what, first.plans, second.plans
+
+
+@pytest.fixture(scope="module")
+def stock_interrupted(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    return interrupted(tmp_path_factory.mktemp("stock"))[0]
 
 
 @pytest.mark.parametrize("more", [H1, (*ON, "--adaptra-emulate-link", "2-3:40ms")])
-def test_a_resumed_training_goes_on_as_stock(more: tuple[str, ...], tmp_path: Path) -> None:
-    found = {}
-    for arm, flags in (("stock", ()), ("ours", more)):
-        out = tmp_path / arm
-        folder = ("--save", str(out / "saved"), "--load", str(out / "saved"))
-        folder += ("--save-interval", "16")
-        all_flags = (*DROPOUT, *flags, *folder)
-        first = train(out, 4, *all_flags, "--exit-interval", "11", iterations=16)
-        second = train(out, 4, *all_flags, iterations=16)
-        found[arm] = [first.printed, saved(out, second)]
-    assert found["ours"] == found["stock"]
-    assert second.plans[0] == first.plans[-1]
+def test_a_resumed_training_goes_on_as_stock(
+    more: tuple[str, ...], stock_interrupted: list[object], tmp_path: Path
+) -> None:
+    ours, before, after = interrupted(tmp_path, *more)
+    assert ours == stock_interrupted
+    assert after[0] == before[-1]

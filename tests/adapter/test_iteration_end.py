@@ -10,42 +10,42 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import test_pretrain
-from saving import DROPOUT, ENDS, HALF, OVERFLOWS, SCALED, saved
-from test_pretrain import train
+from trainings import (
+    DROPOUT,
+    ENDS,
+    HALF,
+    OVERFLOWS,
+    SCALED,
+    USUAL,
+    needs_training,
+    stock,
+    trained,
+)
 
-pytestmark = test_pretrain.pytestmark
+pytestmark = [needs_training, pytest.mark.timeout(600)]
 
-DOUBTS = ("--user-doubt", "0:8,1:9,3:9,2:13")
+RERUNS = ("--user-doubt", "0:8,1:9,3:9,2:13")
 TIMERS = ("--timing-log-level", "1", "--log-interval", "3")
-SAVE = ("--save-interval", "16")
-CASES: dict[str, tuple[str, ...]] = {  # of both trainings
-    "run again": (*DROPOUT, *DOUBTS, *TIMERS, "--log-num-zeros-in-grad"),
-    "run again, tensor parallel": (*HALF, "--tensor-model-parallel-size", "2", *DOUBTS),
-    "clipping, saved and evaluated in between": (
-        *DROPOUT, "--save-interval", "4", "--eval-interval", "6", "--eval-iters", "1",
-    ),
-    "overflows of some stages": (
-        *SCALED, *DROPOUT, *OVERFLOWS, "--clip-grad", "2", "--save-interval", "8",
-    ),
-    "data parallel": HALF,
-    "nothing can wait": ("--bf16", "--grad-reduce-in-bf16", "--clip-grad", "0"),
+SAVE = ("--save-interval", "8")
+CASES: dict[str, tuple[str, ...]] = {  # flags of both trainings
+    "run again": (*DROPOUT, *RERUNS, *TIMERS, "--log-num-zeros-in-grad", *SAVE),
+    "run again, tensor parallel": (*HALF, "--tensor-model-parallel-size", "2", *RERUNS, *SAVE),
+    "clipping, saved and evaluated in between": USUAL,
+    "overflows of some stages": (*USUAL, *SCALED, *OVERFLOWS, "--clip-grad", "2"),
+    "data parallel": (*HALF, *SAVE),
+    "nothing can wait": ("--bf16", "--grad-reduce-in-bf16", "--clip-grad", "0", *SAVE),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_norms_and_checkpoints_are_those_of_stock(name: str, tmp_path: Path) -> None:
-    results, texts = {}, {}
-    for arm, more in (("stock", ()), ("ours", ENDS)):
-        out = tmp_path / arm
-        flags = (*SAVE, *CASES[name], *more, "--save", str(out / "saved"))
-        done = train(out, 4, *flags, iterations=16)
-        results[arm], texts[arm] = saved(out, done), done.text
-    assert results["ours"] == results["stock"]
-    wanted = 2 if HALF[0] in CASES[name] else 3  # iterations; some stages do not exist there
-    if DOUBTS[0] in CASES[name]:
-        for text in texts.values():
-            assert text.count("Need to rerun step") == wanted
-        assert f"run again after their end: {wanted}" in texts["ours"]
+    flags = CASES[name]
+    theirs, ours = stock(4, *flags), trained(tmp_path, 4, *flags, *ENDS)
+    assert ours.compared() == theirs.compared()
+    wanted = 2 if HALF[0] in flags else 3  # iterations; some stages do not exist there
+    if RERUNS[0] in flags:
+        for result in (theirs, ours):
+            assert result.done.text.count("Need to rerun step") == wanted
+        assert f"run again after their end: {wanted}" in ours.done.text
     else:
-        assert "run again" not in texts["ours"]
+        assert "run again" not in ours.done.text

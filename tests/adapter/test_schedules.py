@@ -1,48 +1,65 @@
 """Every schedule trains Megatron's models to the same bits as stock Megatron.
 
-ADAPTRA_LAYOUTS: those to run, separated by commas (default: all; see cases.py).
+Which schedules of which models: cases.py. All of a layout run in the same processes.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import LAYOUTS, cases_of
-from running import torchrun
+from cases import LAYOUTS, RELEASES, Case, chosen
+from packaging.version import Version
+from running import zygote
+
+from megatron_adaptra.adapter.compat.profiles import installed_version
 
 HERE = Path(__file__).parent
-CHOSEN = [name for name in os.environ.get("ADAPTRA_LAYOUTS", "").split(",") if name] or list(
-    LAYOUTS
-)
-CASES = [(layout, case) for layout in CHOSEN for case in cases_of(layout)]
+RELEASE = RELEASES[installed_version() >= Version("0.17")]
+
+
+def selected(config: pytest.Config) -> list[tuple[str, Case]]:
+    """All with --full; a covering selection without; of that, few stages with --quick."""
+    found = chosen(RELEASE, config.getoption("--full"))
+    quick = config.getoption("--quick")
+    return [(layout, case) for layout, case in found if not quick or layout in ("pp2", "pp3")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        cases = selected(metafunc.config)
+        ids = [case.name for _, case in cases]
+        metafunc.parametrize(("layout", "case"), cases, ids=ids)
 
 
 @functools.cache
-def trained(layout: str) -> dict[str, list[dict[str, Any]]]:
+def trained(layout: str, config: pytest.Config) -> dict[str, list[dict[str, Any]]]:
     """By case, what every rank ended with; all cases of a layout run in the same processes."""
     with tempfile.TemporaryDirectory() as folder:
         cases = Path(folder) / "cases.json"
-        cases.write_text(json.dumps([case.dump() for case in cases_of(layout)]))
+        mine = [case.dump() for name, case in selected(config) if name == layout]
+        cases.write_text(json.dumps(mine))
         ranks, _ = LAYOUTS[layout]
-        done = torchrun(HERE / "schedules_script.py", ranks, str(cases), folder, timeout=900)
-    rows = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("CASE ")]
-    found = {row[0]["name"]: row for row in rows}
-    if done.returncode:
-        found["error"] = [{"error": done.stderr[-4000:]}]
-    return found
+        words = [str(HERE / "schedules_script.py"), str(cases), folder]
+        done = zygote(False).run(Path(folder), words, ranks=ranks, timeout=1800)
+    found = [json.loads(line[5:]) for line in done.texts[0].splitlines() if line[:5] == "CASE "]
+    by_name = {row[0]["name"]: row for row in found}
+    if done.status:
+        by_name["error"] = [{"error": done.text[-4000:]}]
+    return by_name
 
 
-@pytest.mark.timeout(1000)
-@pytest.mark.parametrize(("layout", "case"), CASES, ids=[case.name for _, case in CASES])
-def test_same_bits_as_stock_and_the_predicted_memory(layout: str, case: Any) -> None:
-    ranks = trained(layout).get(case.name)
-    assert ranks is not None, trained(layout)["error"]
+@pytest.mark.timeout(2000)
+def test_same_bits_as_stock_and_the_predicted_memory(
+    layout: str, case: Case, pytestconfig: pytest.Config
+) -> None:
+    results = trained(layout, pytestconfig)
+    ranks = results.get(case.name)
+    assert ranks is not None, results["error"]
     if case.engine != "stock":
         kinds = {kind for rank in ranks for ran in rank["ours"]["ran"] for kind in ran}
         halves = case.policy.startswith("zb") or "adaptive" in case.name
@@ -57,12 +74,12 @@ def test_same_bits_as_stock_and_the_predicted_memory(layout: str, case: Any) -> 
     assert any(rank["stock"]["losses"] for rank in ranks)
 
 
-def test_sequence_parallel_layers_in_halves() -> None:
-    done = torchrun(HERE / "sequence_parallel_script.py", 2)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("good") == 2
+def test_sequence_parallel_layers_in_halves(tmp_path: Path) -> None:
+    done = zygote(False).run(tmp_path, [str(HERE / "sequence_parallel_script.py")], ranks=2)
+    assert done.status == 0, done.text[-3000:]
+    assert done.text.count("good") == 2
 
 
-def test_what_a_forward_does_besides_happens_once() -> None:
-    done = torchrun(HERE / "replay_script.py", 1)
-    assert "REPLAYED" in done.stdout, done.stderr[-3000:]
+def test_what_a_forward_does_besides_happens_once(tmp_path: Path) -> None:
+    done = zygote(False).run(tmp_path, [str(HERE / "replay_script.py")])
+    assert "REPLAYED" in done.text

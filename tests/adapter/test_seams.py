@@ -9,27 +9,26 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import ENVIRONMENT, summary, torchrun
+from running import ENVIRONMENT, summary, zygote
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.large)])
 def test_the_stock_arm_trains_as_megatron_alone(precision: str, tmp_path: Path) -> None:
     """Neither the second arm in the same processes nor the emulated link leaves a trace."""
     out = tmp_path / "losses.json"
-    done = summary(tmp_path, "--iterations", "18", "--precision", precision)
-    alone = torchrun(
-        HERE / "stock_script.py", 4, str(tmp_path / "data" / "text"), str(out), precision
-    )
-    assert alone.returncode == 0, alone.stderr[-3000:]
+    done = summary(tmp_path, iterations=18, precision=precision)
+    words = [str(HERE / "stock_script.py"), str(tmp_path / "data" / "text"), str(out), precision]
+    alone = zygote(False).run(tmp_path, words, ranks=4)
+    assert alone.status == 0, alone.text[-3000:]
     assert json.loads(out.read_text()) == done["arms"]["stock"]["losses"]
 
 
-def test_activate_and_undo_in_ones_own_script() -> None:
-    done = torchrun(HERE / "activation_script.py", 2)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("good") == 2
+def test_activate_and_undo_in_ones_own_script(tmp_path: Path) -> None:
+    done = zygote(False).run(tmp_path, [str(HERE / "activation_script.py")], ranks=2)
+    assert done.status == 0, done.text[-3000:]
+    assert done.text.count("good") == 2
 
 
 @pytest.mark.parametrize("version", ["0.12.0", "0.13.1"])
@@ -42,7 +41,7 @@ def test_an_old_megatron_core_is_refused_with_one_line(version: str, tmp_path: P
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-m", "megatron_adaptra", "demo", "--out", str(tmp_path / "out")],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
         env={**ENVIRONMENT, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 2

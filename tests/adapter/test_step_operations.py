@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-import test_pretrain
+from trainings import SCRIPT, needs_training
 
 from megatron_adaptra.adapter.compat.profiles import installed_version
 
@@ -25,10 +25,10 @@ def documented(release: str) -> set[tuple[str, str]]:
     return {(where, what) for where, what in rows}
 
 
-@test_pretrain.pytestmark[0]  # megatron.training has to be there
+@needs_training
 def test_the_documented_operations_are_all() -> None:
     release = ".".join(str(installed_version()).split(".")[:2])
-    rows = watch(test_pretrain.SCRIPT, sys.executable)
+    rows = watch(SCRIPT, sys.executable)
     seen = {
         (row["place"], " ".join(x for x in (row["function"], row["op"], row["type"]) if x))
         for row in rows

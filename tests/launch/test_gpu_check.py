@@ -67,7 +67,7 @@ def test_staged_calls_fill_what_the_calls_themselves_do() -> None:
     assert result.stdout.count("good") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.trains
 @pytest.mark.timeout(600)
 def test_rehearsal_on_the_cpu() -> None:
     page = PAGE.read_bytes()

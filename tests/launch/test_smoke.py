@@ -24,7 +24,7 @@ def losses(script: str, checkout: Path, *words: str) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.trains
 @pytest.mark.parametrize("checkout", CHECKOUTS, ids=lambda path: path.name)
 @pytest.mark.parametrize("script", ["pretrain_gpt.sh", "pretrain_llama.sh"])
 def test_smoke_trains_as_stock_does(script: str, checkout: Path) -> None:

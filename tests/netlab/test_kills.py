@@ -113,7 +113,7 @@ def test_nohup_lets_a_laboratory_go_on(shaper, tmp_path):
     assert "[0] went on: later" in said
 
 
-@pytest.mark.slow
+@pytest.mark.trains
 def test_the_demo_that_started_the_laboratory(mark):
     pytest.importorskip("megatron.core")
     if lab("run", "--hosts", "2", "--", "true").returncode:
