@@ -6,6 +6,7 @@ It knows nothing of the plugin. It has a flag of its own, and serves both forms 
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import os
 import sys
@@ -96,7 +97,13 @@ def forward_step(batches: Any, part: Any, *_: Any) -> Any:
     return output, loss
 
 
+def print_modules() -> None:
+    print("modules:", *sorted(name for name in sys.modules if name.startswith("megatron_adaptra")))
+
+
 if __name__ == "__main__":
+    if os.environ.get("ADAPTRA_TEST_MODULES"):
+        atexit.register(print_modules)
     # Megatron runs `make` at start; a wheel has the compiled module, but not the Makefile.
     dataset_utils.compile_helpers = lambda: None
     common = {
@@ -113,6 +120,3 @@ if __name__ == "__main__":
         given = arguments.parse_and_validate_args(extra_args_provider=flags)
         pretrain(pretrain_cfg_container_from_args(given), **common)
     print_rank_0(f"user flag: {get_args().user_flag}")
-    if os.environ.get("ADAPTRA_TEST_MODULES"):
-        found = sorted(name for name in sys.modules if name.startswith("megatron_adaptra"))
-        print_rank_0(f"modules: {' '.join(found)}")

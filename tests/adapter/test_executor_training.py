@@ -24,7 +24,7 @@ from trainings import (
     trained,
 )
 
-pytestmark = [needs_training, pytest.mark.timeout(600)]
+pytestmark = [needs_training, pytest.mark.timeout(1200)]
 
 ON = ("--adaptra", "--adaptra-engine", "executor")
 H1 = (*ON, "--adaptra-policy", "zb-h1", "--adaptra-recompute")

@@ -22,7 +22,7 @@ from trainings import (
     trained,
 )
 
-pytestmark = [needs_training, pytest.mark.timeout(600)]
+pytestmark = [needs_training, pytest.mark.timeout(1200)]
 
 RERUNS = ("--user-doubt", "0:8,1:9,3:9,2:13")
 TIMERS = ("--timing-log-level", "1", "--log-interval", "3")

@@ -38,7 +38,7 @@ from megatron_adaptra.adapter.compat.profiles import installed_version
 from megatron_adaptra.adapter.entry.flags import with_ours
 from megatron_adaptra.processes import die_with_parent
 
-pytestmark = [needs_training, pytest.mark.timeout(600)]
+pytestmark = [needs_training, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

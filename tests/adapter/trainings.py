@@ -140,7 +140,7 @@ def train_cold(folder: Path, ranks: int, *flags: str, iterations: int = ITERATIO
     words = command(folder, ranks, *flags, iterations=iterations)
     words[4:4] = ["--redirects", "3", "--log-dir", str(logs)]
     environment = {**TRAINING, "ADAPTRA_TEST_MODULES": "1"}
-    status = execute(words, logs / "torchrun", folder, 280, environment)
+    status = execute(words, logs / "torchrun", folder, 500, environment)
     files = [logs / "torchrun", *sorted(logs.glob("*/attempt_0/*/*.log"))]
     text = "\n".join(path.read_text(errors="replace") for path in files)
     assert status == 0, text[-4000:]
