@@ -40,6 +40,7 @@ class Budget(NamedTuple):
 
     @property
     def in_bytes(self) -> bool:
+        """Whether the size of a microbatch has to be measured before it can be kept."""
         return self.auto or math.isfinite(self.nbytes)
 
 
@@ -47,7 +48,10 @@ UNLIMITED = Budget()
 
 
 def parse_budget(text: str, field: str = "activation_budget") -> Budget:
-    """`12`, `20GiB`, `auto` or `none`. Raises BadInput."""
+    """The budget that `text` says: `12`, `20GiB`, `auto` or `none`.
+
+    Raises BadInput with the name of the `field`.
+    """
     allowed = "microbatches (a number of at least 1), bytes such as 20GiB, auto or none"
     text = str(text).strip()
     if text in (AUTO, "none"):
@@ -165,7 +169,10 @@ class AdaptraConfig:
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str) -> AdaptraConfig:
-        """Settings by name, e.g. of a YAML file; raises BadInput with the nearest known name."""
+        """Settings from `data`, by their names; `where` is what a message calls their source.
+
+        Raises BadInput for an unknown name, with the nearest known one, and for unusable values.
+        """
         refuse_unknown(data, [f.name for f in fields(cls)], where)
         return cls(**data)
 
@@ -221,7 +228,10 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def refuse_unknown(data: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raise BadInput for the first unknown key, with the nearest known one."""
+    """Raise BadInput for the first key of `data` that is not `known`, with the nearest known one.
+
+    `where`: what the message calls the source of `data`.
+    """
     for key in data:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)

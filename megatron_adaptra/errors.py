@@ -10,7 +10,11 @@ class AdaptraError(Exception):
 
 
 class BadInput(AdaptraError):
-    """A value given by the user is not usable; the command line exits with status 2."""
+    """A value given by the user is not usable; the command line exits with status 2.
+
+    `field`: the flag or key as the user wrote it; `value`: what was given; `allowed`: what may
+    be given.
+    """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field}: {value!r} is not allowed; {allowed}")
@@ -20,7 +24,8 @@ class BadInput(AdaptraError):
 class MissingPackage(AdaptraError):
     """Packages that something needs are not installed; the command line exits with status 2.
 
-    `install`: what pip has to be given, such as "'megatron-adaptra[demo]'".
+    `what` needs the `packages`. `install`: what pip has to be given, such as
+    "'megatron-adaptra[demo]'".
     """
 
     def __init__(self, what: str, packages: Sequence[str], install: str) -> None:
@@ -47,7 +52,7 @@ class PeerLost(AdaptraError):
 
 
 class Disagreement(AdaptraError):
-    """The ranks of a pipeline did not settle on one plan in time."""
+    """The ranks of a pipeline did not agree on one plan in time."""
 
 
 def reason_of(error: BaseException | str) -> str:

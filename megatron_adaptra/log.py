@@ -6,7 +6,7 @@ import os
 
 
 def log_line(text: str) -> None:
-    """Write one line, whole even when many ranks write at once."""
+    """Write `text` as one line, whole even when many ranks write at once."""
     os.write(2, f"adaptra: {text}\n".encode())
 
 
@@ -17,7 +17,7 @@ class LogOnce:
         self._speaks, self._written = speaks, set[str]()
 
     def line(self, text: str) -> None:
-        """Write a line, unless it has been written."""
+        """Write `text` as a line, unless it has been written."""
         if self._speaks and text not in self._written:
             self._written.add(text)
             log_line(text)

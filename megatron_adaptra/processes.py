@@ -55,7 +55,7 @@ def descendants() -> set[int]:
 def started(
     command: Sequence[str], grace: float, **options: Any
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Run a command in a session of its own; nothing that it has started outlives the block.
+    """Run `command` in a session of its own; nothing that it has started outlives the block.
 
     `grace`: seconds between SIGTERM and SIGKILL. `options`: those of subprocess.Popen. A process
     that has lost its parent is found only by a subreaper. Nothing else may start children here

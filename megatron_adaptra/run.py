@@ -24,7 +24,10 @@ checkout. --adaptra switches the plugin on; SCRIPT --help lists all its flags.""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script in this process, as one rank; returns only when it has ended."""
+    """Run the script that `argv` begins with in this process, as one rank.
+
+    Returns its exit status when it has ended.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print(USAGE)
@@ -43,7 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def launch(words: Sequence[str]) -> int:
-    """`adaptra run`: one rank, where something has started it as such, else torchrun and all."""
+    """Run `adaptra run` with the `words` after it.
+
+    Where something has started this process as a rank (RANK is set), it runs the script itself;
+    else it becomes torchrun. A BadInput is printed, and the status is 2.
+    """
     if not words or words[0] in ("-h", "--help") or "RANK" in os.environ:
         return main(words)
     at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)

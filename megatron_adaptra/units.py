@@ -19,24 +19,30 @@ _BYTES = {
 
 
 def parse_seconds(text: str, field: str = "duration") -> float:
-    """`40ms` -> 0.04; units s, ms, us. Raises BadInput."""
+    """Seconds that `text` says: `40ms` is 0.04; units s, ms, us. BadInput names the `field`."""
     return _parse(text, field, _SECONDS, "a duration such as 40ms, 1.5s or 200us")
 
 
 def parse_rate(text: str, field: str = "bandwidth") -> float:
-    """`10MB/s` -> 1e7; also bit/s with k, M, G. Raises BadInput."""
+    """Bytes/s that `text` says: `10MB/s` is 1e7; also bit/s. BadInput names the `field`."""
     return _parse(text, field, _BYTES_PER_SECOND, "a rate such as 10MB/s or 1Gbit/s")
 
 
 def parse_bytes(
     text: str, field: str = "size", allowed: str = "a size such as 20GiB or 500MB"
 ) -> float:
-    """`20GiB` -> bytes; units B, kB, MB, GB, KiB, MiB, GiB. Raises BadInput."""
+    """Bytes that `text` says; units B, kB, MB, GB, KiB, MiB, GiB.
+
+    Raises BadInput, which names the `field` and says what is `allowed`.
+    """
     return _parse(text, field, _BYTES, allowed)
 
 
 def parse_share(text: str, field: str = "share") -> float:
-    """`0.1%` -> 0.001; from 0 up to, not including, 100%. Raises BadInput."""
+    """The share that `text` says: `0.1%` is 0.001; less than 1.
+
+    Raises BadInput, which names the `field`.
+    """
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*%", str(text).strip())
     if match is None or not float(match[1]) < 100:
         raise BadInput(field, text, "a share such as 0.1%, below 100%")

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.cli.compare_report import compare_html, compare_png, table_of
 from megatron_adaptra.cli.job import add_job, in_words, job_of, plan_of, stock_of, title_of
 from megatron_adaptra.cli.output import (
-    Table,
-    note,
     print_json,
     progress,
     say,
     show_table,
-    write,
-    writing,
+    write_report,
 )
 from megatron_adaptra.cli.tradeoff import (
     LEVERS,
@@ -32,15 +29,15 @@ from megatron_adaptra.cli.tradeoff import (
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.view.png import no_matplotlib
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add this command to the `subparsers` of argparse."""
     parser = subparsers.add_parser(
         "compare",
         help="all policies and activation budgets for a job, side by side",
-        description="Plan a job with every policy and within several activation budgets. --out "
-        "also draws the trade-off, and how much delay each budget absorbs.",
+        description="Plan a job with every policy and within several activation budgets. With "
+        "--out, also find the longest delay that each budget can hide, and draw charts.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -55,8 +52,8 @@ def add_parser(subparsers: Any) -> None:
         "--max-slowdown",
         metavar="X",
         default="0.05",
-        help="a budget absorbs a delay if the iteration takes at most this share longer than with "
-        "no delay (default: 0.05)",
+        help="a delay counts as hidden if the iteration takes at most this share longer than "
+        "without it (default: 0.05)",
     )
     add("--json", action="store_true", help="print one JSON object")
     add_job(parser)
@@ -64,9 +61,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Compare, print, and write the report if asked; the exit status."""
     conditions = job_of(args)
-    budgets = budgets_of(args.budgets) if args.budgets else default_budgets(conditions)
-    share = share_of(args.max_slowdown)
+    budgets = _budgets_of(args.budgets) if args.budgets else default_budgets(conditions)
+    share = _share_of(args.max_slowdown)
 
     def make(job: Conditions, policy: str) -> Plan:
         return plan_of(args, job, policy)
@@ -74,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     with progress("planning"):
         result = compare(conditions, budgets, make)
     if args.out and any(link.delay for link in conditions.links.values()):
-        with progress("looking how much delay each budget absorbs"):
+        with progress("finding the longest delay that each budget can hide"):
             result = replace(
                 result,
                 tolerance={
@@ -88,21 +86,26 @@ def run(args: argparse.Namespace) -> int:
                 },
             )
     stock = stock_of(conditions, args.sends)
-    data = as_json(result, stock, share)
+    data, files = _as_json(result, stock, share), []
     if args.out:
-        save(Path(args.out), title_of(args), result, stock, data, share)
+        title = title_of(args)
+        files = write_report(
+            Path(args.out),
+            "compare",
+            data,
+            compare_html(title, result, stock, share),
+            lambda path: compare_png(path, title, result, stock, share),
+        )
     if args.json:
         print_json(data)
-    else:
-        show(result)
-        for kind in ("json", "html", "png") if args.out else ():
-            path = Path(args.out) / f"compare.{kind}"
-            if path.exists():
-                say(str(path))
+        return 0
+    _show(result)
+    for path in files:
+        say(str(path))
     return 0
 
 
-def budgets_of(text: str) -> tuple[float, ...]:
+def _budgets_of(text: str) -> tuple[float, ...]:
     try:
         budgets = {float(word) for word in text.split(",")}
     except ValueError:
@@ -112,7 +115,7 @@ def budgets_of(text: str) -> tuple[float, ...]:
     return tuple(sorted(budgets))
 
 
-def share_of(text: str) -> float:
+def _share_of(text: str) -> float:
     try:
         share = float(text)
     except ValueError:
@@ -122,7 +125,7 @@ def share_of(text: str) -> float:
     return share
 
 
-def as_json(result: Comparison, stock: Plan | None, share: float) -> dict[str, Any]:
+def _as_json(result: Comparison, stock: Plan | None, share: float) -> dict[str, Any]:
     """Infinity is null: a budget without limit."""
 
     def cell(it: Cell | None) -> dict[str, float] | None:
@@ -151,50 +154,14 @@ def as_json(result: Comparison, stock: Plan | None, share: float) -> dict[str, A
     }
 
 
-def budget_name(budget: float) -> str:
-    return "no limit" if math.isinf(budget) else f"{budget:g}"
-
-
-def cell_words(cell: Cell | None, bound: float) -> str:
-    if cell is None:
-        return "–"
-    return f"{1e3 * cell.seconds:.1f}" + (f" ({cell.seconds / bound:.2f} x)" if bound else "")
-
-
-def table_of(result: Comparison) -> Table:
-    bounds = ("lower bound, nothing recomputed", *(f"{1e3 * b:.1f}" for b in result.bounds))
-    rows = [(row.name, *(cell_words(c, result.bound) for c in row.cells)) for row in result.rows]
-    rows.append(bounds)
-    return Table("", ("policy", *map(budget_name, result.budgets)), rows)
-
-
-def show(result: Comparison) -> None:
+def _show(result: Comparison) -> None:
     say(in_words(result.conditions))
     say(
-        "milliseconds of an iteration, and times the lower bound for any memory of "
-        f"{1e3 * result.bound:.1f} ms, by activation budget of a stage"
+        "milliseconds of an iteration, and how many times the lower bound for any memory "
+        f"({1e3 * result.bound:.1f} ms), by activation budget of a stage"
     )
     show_table(table_of(result))
     if any(cell is None for row in result.rows for cell in row.cells):
         say("–: holds more activations than the budget allows")
     for name, reason in result.refused.items():
         say(f"without {name}: {reason}")
-
-
-def save(
-    folder: Path,
-    title: str,
-    result: Comparison,
-    stock: Plan | None,
-    data: dict[str, Any],
-    share: float,
-) -> None:
-    from megatron_adaptra.cli.compare_report import compare_html, compare_png
-
-    write(folder / "compare.json", json.dumps(data, indent=1, allow_nan=False) + "\n")
-    write(folder / "compare.html", compare_html(title, result, stock, share))
-    with writing(folder / "compare.png"):
-        try:
-            compare_png(folder / "compare.png", title, result, stock, share)
-        except ImportError:
-            note(str(no_matplotlib()))

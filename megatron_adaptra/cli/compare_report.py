@@ -1,13 +1,13 @@
-"""The trade-off between memory and time as a page and as a PNG."""
+"""The trade-off between memory and time as a table, as a page and as a PNG."""
 
 from __future__ import annotations
 
 import math
 import os
 
-from megatron_adaptra.cli.compare import budget_name, table_of
 from megatron_adaptra.cli.job import in_words
-from megatron_adaptra.cli.tradeoff import LEVERS, Comparison
+from megatron_adaptra.cli.output import Table
+from megatron_adaptra.cli.tradeoff import LEVERS, Cell, Comparison
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.view.axis import ms, number
 from megatron_adaptra.view.charts import Curve, XYChart
@@ -22,7 +22,25 @@ _STOCK = {"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
 _AXIS = "activation budget of a stage, microbatches"
 
 
+def table_of(result: Comparison) -> Table:
+    """Policies by budgets, and below them what no schedule that recomputes nothing can beat."""
+    rows = [(row.name, *(_cell_text(c, result.bound) for c in row.cells)) for row in result.rows]
+    rows.append(("lower bound without recompute", *(f"{1e3 * b:.1f}" for b in result.bounds)))
+    return Table("", ("policy", *map(_budget_name, result.budgets)), rows)
+
+
+def _cell_text(cell: Cell | None, bound: float) -> str:
+    if cell is None:
+        return "–"
+    return f"{1e3 * cell.seconds:.1f}" + (f" ({cell.seconds / bound:.2f} x)" if bound else "")
+
+
+def _budget_name(budget: float) -> str:
+    return "no limit" if math.isinf(budget) else f"{budget:g}"
+
+
 def compare_html(title: str, result: Comparison, stock: Plan | None, share: float) -> str:
+    """The page. `title`: what the user calls the job; `share`: of --max-slowdown."""
     charts = [
         section(
             chart.title,
@@ -30,13 +48,13 @@ def compare_html(title: str, result: Comparison, stock: Plan | None, share: floa
             element("div", xy_chart_svg(chart), class_="scroll"),
             note=chart.note,
         )
-        for chart in charts_of(result, share)
+        for chart in _charts(result, share)
     ]
     cells = table_of(result)
     notes = [f"without {name}: {reason}" for name, reason in result.refused.items()]
     return page(
-        headline(result, stock),
-        header(title, headline(result, stock), [in_words(result.conditions)]),
+        _headline(result, stock),
+        header(title, _headline(result, stock), [in_words(result.conditions)]),
         tiles(_tiles(result, stock)),
         element("div", *charts, class_="pair"),
         section(
@@ -52,12 +70,15 @@ def compare_html(title: str, result: Comparison, stock: Plan | None, share: floa
 def compare_png(
     path: str | os.PathLike[str], title: str, result: Comparison, stock: Plan | None, share: float
 ) -> None:
-    """Raises ImportError where matplotlib is not installed."""
+    """The same charts as a picture at `path`; ImportError where matplotlib is not installed.
+
+    `title` and `share` are those of the page.
+    """
     lead = ": ".join(filter(None, (title, in_words(result.conditions))))
-    charts_png(path, headline(result, stock), [lead], charts_of(result, share))
+    charts_png(path, _headline(result, stock), [lead], _charts(result, share))
 
 
-def headline(result: Comparison, stock: Plan | None) -> str:
+def _headline(result: Comparison, stock: Plan | None) -> str:
     """What adapting gains in the memory that stock takes, and with no limit."""
     free = min((row.unlimited.seconds for row in result.adaptive), default=0.0)
     if not free:
@@ -65,7 +86,7 @@ def headline(result: Comparison, stock: Plan | None) -> str:
     if stock is None:
         return f"Adaptive: {ms(free)}, {free / result.bound:.2f}× the lower bound"
     name = _STOCK.get(stock.schedule.policy, stock.schedule.policy)
-    same = same_memory(result, stock)
+    same = _same_memory(result, stock)
     times = f"{stock.predicted / free:.2f}×"
     if not same:
         return f"{times} as fast as {name} with no limit of memory"
@@ -74,7 +95,7 @@ def headline(result: Comparison, stock: Plan | None) -> str:
     )
 
 
-def same_memory(result: Comparison, stock: Plan) -> float | None:
+def _same_memory(result: Comparison, stock: Plan) -> float | None:
     """The best adaptive iteration within a budget that is no more than what stock holds."""
     most = math.ceil(max(stock.peak_in_flight) - 1e-9)
     inside = [
@@ -86,12 +107,12 @@ def same_memory(result: Comparison, stock: Plan) -> float | None:
     return min(inside, default=None)
 
 
-def charts_of(result: Comparison, share: float) -> list[XYChart]:
-    """The trade-off and, where there is delay, how much of it a budget absorbs."""
+def _charts(result: Comparison, share: float) -> list[XYChart]:
+    """The trade-off and, where there is delay, how much of it a budget hides."""
     count = result.conditions.microbatches
     at = [min(budget, float(count)) for budget in result.budgets]
     names = {
-        x: budget_name(b) if not math.isinf(b) else f"{count} (all)"
+        x: _budget_name(b) if not math.isinf(b) else f"{count} (all)"
         for x, b in zip(at, result.budgets, strict=True)
     }
     curves = []
@@ -121,7 +142,7 @@ def charts_of(result: Comparison, share: float) -> list[XYChart]:
             f"The delay of the slowest link (all scaled alike) up to which an iteration takes at "
             f"most {100 * share:g} % longer than with no delay."
         )
-        title, axis = "How much delay a given memory absorbs", "delay absorbed, ms"
+        title, axis = "How much delay a given memory hides", "delay hidden, ms"
         charts.append(XYChart(title, _AXIS, axis, lines, names, note))
     return charts
 
@@ -133,7 +154,7 @@ def _tiles(result: Comparison, stock: Plan | None) -> list[tuple[str, str]]:
         out.append(
             (ms(stock.predicted), f"{stock.schedule.policy}, which holds {peak} microbatches")
         )
-        same = same_memory(result, stock)
+        same = _same_memory(result, stock)
         if same is not None:
             out.insert(0, (ms(same), "adaptive in the same memory"))
     free = min((row.unlimited for row in result.adaptive), default=None)

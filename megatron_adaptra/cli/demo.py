@@ -23,6 +23,7 @@ _DEFAULTS = DemoOptions()
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add this command to the `subparsers` of argparse."""
     parser = subparsers.add_parser(
         "demo",
         help="train a real GPT in two arms, stock and adaptra, while a link gets slow",
@@ -30,13 +31,13 @@ def add_parser(subparsers: Any) -> None:
         "iteration by iteration: stock Megatron, and Megatron with adaptra. A link gets slow and "
         "heals again. Losses and parameters have to be equal to the last bit.",
     )
-    add_model(parser.add_argument_group("what is trained"))
-    add_links(parser.add_argument_group("which link gets slow, and when"))
-    add_run(parser.add_argument_group("how it runs"))
+    _add_model(parser.add_argument_group("what is trained"))
+    _add_links(parser.add_argument_group("which link gets slow, and when"))
+    _add_run(parser.add_argument_group("how it runs"))
     parser.set_defaults(run=run)
 
 
-def add_model(group: Any) -> None:
+def _add_model(group: Any) -> None:
     d = _DEFAULTS
     for flag, default, text in (
         ("--stages", d.stages, "pipeline stages, one rank each"),
@@ -78,7 +79,7 @@ def add_model(group: Any) -> None:
     )
 
 
-def add_links(group: Any) -> None:
+def _add_links(group: Any) -> None:
     group.add_argument(
         "--slow-link",
         action="append",
@@ -122,7 +123,7 @@ def add_links(group: Any) -> None:
     )
 
 
-def add_run(group: Any) -> None:
+def _add_run(group: Any) -> None:
     group.add_argument(
         "--engine",
         choices=DEMO_ENGINES,
@@ -184,7 +185,7 @@ def add_run(group: Any) -> None:
     )
 
 
-def options_of(args: argparse.Namespace) -> DemoOptions:
+def _options_of(args: argparse.Namespace) -> DemoOptions:
     """The checked options; raises BadInput."""
     given = vars(args)
     same = {f.name for f in fields(DemoOptions)} & given.keys() - {"delay"}
@@ -197,7 +198,8 @@ def options_of(args: argparse.Namespace) -> DemoOptions:
 
 
 def run(args: argparse.Namespace) -> int:
-    options = options_of(args)
+    """Train, show the progress and the closing table; the exit status."""
+    options = _options_of(args)
     from megatron_adaptra.demo.launch import launch, require_megatron
 
     require_megatron()
@@ -229,7 +231,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(summary))
     else:
-        show(summary, options, Console())
+        _show(summary, options, Console())
     return 0
 
 
@@ -249,11 +251,11 @@ def _one_rank(options: DemoOptions) -> int:
     status = run_rank(options.dump())
     if status == 0 and os.environ["RANK"] == "0":
         with open(f"{options.out}/summary.json") as file:
-            show(json.load(file), options, Console())
+            _show(json.load(file), options, Console())
     return status
 
 
-def show_memory(summary: dict[str, Any], console: Console) -> None:
+def _show_memory(summary: dict[str, Any], console: Console) -> None:
     """What the executor's activations took, per stage, in the slow phase."""
     rows = memory_rows(summary)
     if not rows:
@@ -267,7 +269,7 @@ def show_memory(summary: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> None:
+def _show(summary: dict[str, Any], options: DemoOptions, console: Console) -> None:
     """The closing table and the words to it."""
     stock, ours = summary["arms"]["stock"], summary["arms"]["adaptra"]
     table = Table(title="Iteration time, median ms")
@@ -286,7 +288,7 @@ def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> Non
         "",
     )
     console.print(table)
-    show_memory(summary, console)
+    _show_memory(summary, console)
     for replan in summary["replans"]:
         measured = replan["measured_ms"]
         console.print(

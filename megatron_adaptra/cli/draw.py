@@ -34,6 +34,7 @@ _TEXT_WIDTH = 120  # characters, where there is no terminal
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add this command to the `subparsers` of argparse."""
     formats = ",".join(SUFFIX)
     parser = subparsers.add_parser(
         "draw",
@@ -63,6 +64,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Draw, to the terminal or to files; the exit status.
+
+    Raises BadInput for values that do not go together.
+    """
     out = args.out
     formats, in_folder = targets(args.format.split(",") if args.format else [], out)
     least = LEAST_WIDTH if formats == ["ascii"] else _NARROWEST
@@ -104,7 +109,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def targets(formats: Sequence[str], out: str | None) -> tuple[list[str], bool]:
-    """The formats to draw, and whether `out` is a folder for them; raises BadInput."""
+    """The formats to draw, and whether `out` is a folder for them.
+
+    `formats`: what --format names, empty for what suits `out`. Raises BadInput.
+    """
     for kind in formats:
         if kind not in SUFFIX:
             raise BadInput("--format", kind, f"some of {', '.join(SUFFIX)}, with commas between")

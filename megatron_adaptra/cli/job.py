@@ -18,15 +18,15 @@ _MS = "milliseconds; one number, or one per {} with commas between"
 _WHOLE = {
     "stages": "pipeline stages",
     "microbatches": "microbatches per iteration",
-    "chunks": "model chunks per stage, which take turns (default: 1)",
+    "chunks": "model chunks per stage, as of Megatron's interleaved schedule (default: 1)",
 }
 _NUMBERS = {
     "forward_ms": "forward of a microbatch, " + _MS.format("stage"),
-    "backward_ms": "its backward",
-    "backward_input_ms": "the half of the backward that makes the input's gradient",
-    "backward_weight_ms": "the half of the backward that makes the weights' gradients",
-    "link_delay_ms": "what a message takes longer than on a healthy link, one per link; with "
-    "chunks, the link from the last stage to the first may follow",
+    "backward_ms": "its whole backward, in the same form",
+    "backward_input_ms": "instead of --backward-ms: its part for the gradient of the input",
+    "backward_weight_ms": "instead of --backward-ms: its part for the gradients of the weights",
+    "link_delay_ms": "how much longer a message takes than on a healthy link, one per link; "
+    "with chunks, the link from the last stage to the first may follow",
     "return_delay_ms": "the same for gradients, which go back (default: as --link-delay-ms)",
     "link_jitter": "standard deviation of a link's delay, as a share of the delay (default: 0)",
     "link_bandwidth": "bytes per second, one per link (default: no limit)",
@@ -36,8 +36,8 @@ _NUMBERS = {
 }
 _SINGLE = ("message_bytes", "optimizer_ms")
 _SWITCHES = {
-    "split": "let backwards run as two halves (default: yes)",
-    "recompute": "let single microbatches be recomputed, which saves memory (default: no)",
+    "split": "let a backward run in two parts, input and weights (default: yes)",
+    "recompute": "let single microbatches be recomputed, to save memory (default: no)",
 }
 _EXAMPLE = "--stages 4 --microbatches 12 --forward-ms 9 --backward-ms 16 --link-delay-ms 0,0,40"
 
@@ -46,7 +46,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     """The flags that describe a job, and how to plan for it."""
     parser.usage = "%(prog)s [flags]"
     parser.epilog = f"example: {parser.prog} {_EXAMPLE}"
-    group = parser.add_argument_group("the job", "by flags, or by a file, over which flags win")
+    group = parser.add_argument_group("the job", "by flags, or by --profile FILE; flags win")
     add = group.add_argument
     for key, text in _WHOLE.items():
         add(_flag(key), dest=key, metavar="N", help=text)
@@ -67,12 +67,13 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--time-limit",
         metavar="S",
-        help="seconds that a planner may search; the plan then depends on the machine "
-        "(default: a measure of its own, the same everywhere)",
+        help="seconds that a planner may search; the plan then depends on the machine's speed "
+        "(default: a fixed number of steps, the same plan everywhere)",
     )
 
 
 def add_policy(parser: argparse.ArgumentParser) -> None:
+    """The flag that names a planner."""
     names = ", ".join(sorted(PLANNERS))
     parser.add_argument("--policy", default="adaptive", help=f"{names} (default: adaptive)")
 
@@ -92,10 +93,11 @@ def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -
 
 
 def plan_of(args: argparse.Namespace, conditions: Conditions, policy: str) -> Plan:
-    return make_plan(conditions, policy, args.sends, time_limit_of(args))
+    """Plan the job with the named `policy`, as --sends and --time-limit say; raises BadInput."""
+    return make_plan(conditions, policy, args.sends, _time_limit(args))
 
 
-def time_limit_of(args: argparse.Namespace) -> float | None:
+def _time_limit(args: argparse.Namespace) -> float | None:
     if args.time_limit is None:
         return None
     try:
@@ -108,7 +110,10 @@ def time_limit_of(args: argparse.Namespace) -> float | None:
 
 
 def stock_of(conditions: Conditions, sends: str) -> Plan | None:
-    """What Megatron runs by itself; None for a shape that it refuses."""
+    """What Megatron runs by itself; None for a shape that it refuses.
+
+    `sends`: eager or rendezvous, as of --sends.
+    """
     try:
         return make_plan(conditions, "interleaved" if conditions.chunks > 1 else "1f1b", sends)
     except BadInput:
@@ -127,7 +132,7 @@ def in_words(conditions: Conditions) -> str:
     if c.chunks > 1:
         text += f" × {c.chunks} chunks"
     delays = sorted({round(1e3 * link.delay, 3) for link in c.links.values() if link.delay})
-    slow = sorted({(min(way), max(way)) for way, link in c.links.items() if link.delay})
+    slow = sorted({(min(pair), max(pair)) for pair, link in c.links.items() if link.delay})
     if not slow:
         return text + ", all links healthy"
     which = f"link {slow[0][0]}–{slow[0][1]}" if len(slow) == 1 else f"{len(slow)} links"

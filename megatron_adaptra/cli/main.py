@@ -21,7 +21,10 @@ COMMANDS = ("plan", "compare", "simulate", "draw", "reproduce", "demo", "netlab"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. argparse itself exits for --help and for misuse."""
+    """Run the command that `argv`, or the command line, names; returns the exit status.
+
+    argparse itself exits for --help and for misuse.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     named = next((word for word in words if not word.startswith("-")), None)
     if named == "run" and words[0] == "run":  # what follows belongs to torchrun and the script

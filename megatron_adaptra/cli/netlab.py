@@ -34,6 +34,7 @@ SHAPED_BY = {
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add this command to the `subparsers` of argparse."""
     parser = subparsers.add_parser(
         "netlab",
         help="run a command on several hosts of a slow network, all on this machine",
@@ -62,6 +63,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Make the hosts, measure their links, run the command; the largest exit status of all hosts.
+
+    Raises BadInput for `run` without a command.
+    """
     if args.do == "run" and not args.command:
         raise BadInput("COMMAND", "", "adaptra netlab run ... -- COMMAND ARGUMENTS")
     texts = [*args.link, *args.scenario]

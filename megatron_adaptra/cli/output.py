@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,11 +18,12 @@ _WIDE = 1000  # characters; a pipe or a file has no edge that a table would have
 
 
 def print_json(data: Any) -> None:
-    """One object; refuses NaN and Infinity, which are not JSON."""
+    """Print `data` as one object; ValueError for NaN and Infinity, which are not JSON."""
     print(json.dumps(data, allow_nan=False))
 
 
 def console() -> Console:
+    """Standard output, without colours for numbers or markup in texts."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _WIDE
@@ -30,7 +31,7 @@ def console() -> Console:
 
 
 class Table(NamedTuple):
-    """The first column is words, the others are numbers."""
+    """Cells as they are shown: words in the first column, numbers in the others."""
 
     title: str
     columns: Sequence[str]
@@ -38,6 +39,7 @@ class Table(NamedTuple):
 
 
 def show_table(table: Table) -> None:
+    """Print it, with its title in a line above."""
     from rich.table import Table as RichTable
 
     if table.title:
@@ -51,33 +53,34 @@ def show_table(table: Table) -> None:
 
 
 def markdown(table: Table) -> str:
-    """As a file in docs/ holds it."""
+    """The table in Markdown, with its title in a line above."""
     lines = [table.columns, ["---", *["---:"] * (len(table.columns) - 1)], *table.rows]
     body = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return f"{table.title}:\n\n{body}\n"
 
 
 def say(text: str) -> None:
+    """Print `text`, whole lines of any length."""
     console().print(text, soft_wrap=True)
 
 
-def progress(words: str) -> AbstractContextManager[object]:
-    """Something to look at while planning takes seconds; a pipe sees nothing of it."""
+def progress(doing: str) -> AbstractContextManager[object]:
+    """Show `doing`, one or two words, while it takes seconds; nothing where stderr is a pipe."""
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console
 
-    return Console(stderr=True).status(words)
+    return Console(stderr=True).status(doing)
 
 
 def note(text: str) -> None:
-    """What does not belong to the result."""
+    """Print `text`, which is not part of the result, to standard error."""
     print(f"adaptra: {text}", file=sys.stderr)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around what writes a file; makes the folders above it, and raises BadInput."""
+    """Around what writes a file: makes the folders above it; BadInput if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -86,14 +89,37 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, content: str) -> None:
+    """Make a file that holds `content`. Raises BadInput where it cannot be written."""
     with writing(path):
         path.write_text(content, encoding="utf-8")
 
 
+def write_report(
+    folder: Path, name: str, data: Any, html: str, draw_png: Callable[[Path], None]
+) -> list[Path]:
+    """Write `data` to `name`.json, `html` to `name`.html, and draw `name`.png; what was written.
+
+    Without matplotlib there is no PNG, which is said. Raises BadInput for an unusable folder.
+    """
+    files = [folder / f"{name}.{kind}" for kind in ("json", "html", "png")]
+    write(files[0], json.dumps(data, indent=1, allow_nan=False) + "\n")
+    write(files[1], html)
+    with writing(files[2]):
+        try:
+            draw_png(files[2])
+        except ImportError:
+            from megatron_adaptra.view.png import no_matplotlib
+
+            note(str(no_matplotlib()))
+            return files[:2]
+    return files
+
+
 def ms(seconds: float) -> str:
+    """`seconds` in milliseconds, with one digit after the point."""
     return f"{1e3 * seconds:.1f}"
 
 
 def numbers(values: Iterable[float]) -> str:
-    """Per stage, with commas between."""
+    """The `values` of all stages, with commas between."""
     return ",".join(f"{value:g}" for value in values)

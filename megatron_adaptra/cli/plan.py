@@ -15,6 +15,7 @@ from megatron_adaptra.plan import Plan
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add this command to the `subparsers` of argparse."""
     parser = subparsers.add_parser(
         "plan",
         help="the schedule that a job with slow links should run",
@@ -28,6 +29,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Plan, prove that the plan can run, and print it; the exit status."""
     conditions = job_of(args)
     start = time.perf_counter()
     plan = plan_of(args, conditions, args.policy)
@@ -43,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
         }
         print_json({**plan.to_json(), **more})
     else:
-        show(plan, stock, conditions, planning_ms)
+        _show(plan, stock, conditions, planning_ms)
     return 0
 
 
-def show(plan: Plan, stock: Plan | None, conditions: Conditions, planning_ms: float) -> None:
+def _show(plan: Plan, stock: Plan | None, conditions: Conditions, planning_ms: float) -> None:
     plans = [plan]
     if stock is not None and stock.schedule.policy != plan.schedule.policy:
         plans.append(stock)

@@ -27,12 +27,11 @@ MOST_CELLS = 1_000_000  # stages x microbatches x chunks; more is a slip, and ta
 Field = Callable[[str], str]  # how a key is called where the user wrote it
 
 
-def as_key(key: str) -> str:
-    return key
-
-
 def load_profile(path: str, name: str | None = None) -> dict[str, Any]:
-    """The keys and values of a YAML or JSON file; `name` picks one of a list. Raises BadInput."""
+    """The keys and values of the YAML or JSON file at `path`; `name` picks one of a list.
+
+    Raises BadInput for a file that cannot be read, and for unknown keys.
+    """
     from megatron_adaptra.config import refuse_unknown  # YAML is for files only
 
     data = _read(path)
@@ -72,8 +71,11 @@ def _pick(jobs: list[Any], name: str | None, path: str) -> Any:
     raise BadInput("--name", name, f"did you mean {near[0]!r}?" if near else has)
 
 
-def conditions_of(values: Mapping[str, Any], field: Field = as_key) -> Conditions:
-    """Conditions from the keys of a profile; raises BadInput with the name `field` gives a key."""
+def conditions_of(values: Mapping[str, Any], field: Field = str) -> Conditions:
+    """Conditions from `values` by the keys of a profile.
+
+    Raises BadInput with the name that `field` gives a key.
+    """
     take = _Taker(values, field)
     stages, count = take.whole("stages"), take.whole("microbatches")
     chunks = take.whole("chunks", 1)
@@ -104,7 +106,7 @@ def _links(
     """Both directions between neighbours; on a ring, between the last stage and the first, too."""
     count = stages if ring else stages - 1
     if ring:
-        values = {key: _with_way_back(key, value, stages) for key, value in values.items()}
+        values = {key: _with_return_link(key, value, stages) for key, value in values.items()}
     take = _Taker(values, field)
     down = take.numbers("link_delay_ms", count, "link", default=0.0)
     up = take.numbers("return_delay_ms", count, "link", default=down)
@@ -120,7 +122,7 @@ def _links(
     return links
 
 
-def _with_way_back(key: str, value: Any, stages: int) -> Any:
+def _with_return_link(key: str, value: Any, stages: int) -> Any:
     """A list may leave out the link from the last stage to the first, which is healthy then."""
     short = key in _HEALTHY and isinstance(value, (list, tuple)) and len(value) == stages - 1
     return [*value, _HEALTHY[key]] if short else value

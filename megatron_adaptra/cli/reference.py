@@ -48,7 +48,7 @@ class Prediction:
 
 
 def experiments(name: str | None = None) -> list[Experiment]:
-    """All of them, or the one that is called so; raises BadInput."""
+    """All that were published, or the one called `name`; BadInput if there is none."""
     folder = files("megatron_adaptra.cli") / "published"
     profiles = json.loads((folder / "pipemorph_profiles.json").read_text("utf-8"))
     rows = csv.DictReader((folder / "pipemorph_measured.csv").read_text("utf-8").splitlines())
@@ -72,6 +72,7 @@ def experiments(name: str | None = None) -> list[Experiment]:
 
 
 def predict(conditions: Conditions) -> Prediction:
+    """Plan with 1F1B, and with the adaptive policy within every budget."""
     plan = make_plan(conditions, "adaptive")
     return Prediction(
         stock=1e3 * make_plan(conditions, "1f1b").predicted,
@@ -89,7 +90,7 @@ def _within(conditions: Conditions, budget: float, recompute: bool) -> float:
     return make_plan(within(replace(conditions, recompute=recompute), budget)).predicted
 
 
-def ratios(e: Experiment, p: Prediction) -> dict[str, float]:
+def _ratios(e: Experiment, p: Prediction) -> dict[str, float]:
     out = {
         "predicted / measured 1F1B": p.stock / e.measured["1F1B"],
         "measured 1F1B / ReSchedule": e.measured["1F1B"] / e.measured["ZB-CPU-ReSchedule"],
@@ -104,8 +105,8 @@ def ratios(e: Experiment, p: Prediction) -> dict[str, float]:
 
 
 def summary(pairs: Sequence[tuple[Experiment, Prediction]]) -> dict[str, dict[str, float]]:
-    """Mean, lowest and highest of each ratio."""
-    each = [ratios(e, p) for e, p in pairs]
+    """Mean, lowest and highest of each ratio, by its name."""
+    each = [_ratios(e, p) for e, p in pairs]
     return {
         name: {
             "mean": fmean(one[name] for one in each),
@@ -117,6 +118,7 @@ def summary(pairs: Sequence[tuple[Experiment, Prediction]]) -> dict[str, dict[st
 
 
 def as_json(pairs: Sequence[tuple[Experiment, Prediction]]) -> dict[str, Any]:
+    """What `adaptra reproduce --json` prints."""
     return {
         "source": "arXiv:2504.19232",
         "profiles": [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,11 @@ from typing import Any
 from megatron_adaptra.cli.output import (
     Table,
     markdown,
-    note,
     print_json,
     progress,
     say,
     show_table,
-    write,
-    writing,
+    write_report,
 )
 from megatron_adaptra.cli.reference import (
     BUDGETS,
@@ -33,16 +30,17 @@ from megatron_adaptra.view.charts import DotChart, Dots
 from megatron_adaptra.view.html.legend import dots_legend
 from megatron_adaptra.view.html.page import header, page, section, table
 from megatron_adaptra.view.markup import element
-from megatron_adaptra.view.png import no_matplotlib
 from megatron_adaptra.view.png.charts import charts_png
 from megatron_adaptra.view.svg.dot_chart import dot_chart_svg
 from megatron_adaptra.view.theme import ADAPTRA, BOUND, OTHER, STOCK
 
 Pairs = Sequence[tuple[Experiment, Prediction]]
 SOURCE = "Measured: Wu et al., Adaptra, arXiv:2504.19232, and its artifact PipeMorph."
+LEAD = "The published profiles, predicted. " + SOURCE
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add this command to the `subparsers` of argparse."""
     parser = subparsers.add_parser(
         "reproduce",
         help="published measurements of slow links beside our predictions",
@@ -62,14 +60,24 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Predict, print, and write the report if asked; the exit status."""
     chosen = experiments(args.name)
     with progress("planning"):
         pairs = [(experiment, predict(experiment.conditions)) for experiment in chosen]
-    files = save(Path(args.out), pairs) if args.out else []
+    files = []
+    if args.out:
+        headline, charts = _headline(pairs), _charts(pairs)
+        files = write_report(
+            Path(args.out),
+            "reproduce",
+            as_json(pairs),
+            _html(pairs, headline, charts),
+            lambda path: charts_png(path, headline, [LEAD], charts),
+        )
     if args.json:
         print_json(as_json(pairs))
         return 0
-    for one in tables(pairs):
+    for one in _tables(pairs):
         if args.markdown:
             say(markdown(one))
         else:
@@ -81,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def tables(pairs: Pairs) -> list[Table]:
+def _tables(pairs: Pairs) -> list[Table]:
     return [
         Table(
             "Milliseconds of an iteration, measured by others and predicted here",
@@ -124,10 +132,7 @@ def tables(pairs: Pairs) -> list[Table]:
     ]
 
 
-def save(folder: Path, pairs: Pairs) -> list[Path]:
-    """The files that could be written."""
-    headline, charts = headline_of(pairs), charts_of(pairs)
-    write(folder / "reproduce.json", json.dumps(as_json(pairs), indent=1, allow_nan=False) + "\n")
+def _html(pairs: Pairs, headline: str, charts: Sequence[DotChart]) -> str:
     cards = [
         section(
             chart.title,
@@ -137,28 +142,19 @@ def save(folder: Path, pairs: Pairs) -> list[Path]:
         )
         for chart in charts
     ]
-    shown = [section(one.title, table(one.columns, one.rows)) for one in tables(pairs)]
-    lead = "The published profiles, predicted. " + SOURCE
+    shown = [section(one.title, table(one.columns, one.rows)) for one in _tables(pairs)]
     pair = element("div", *cards, class_="pair")
-    write(folder / "reproduce.html", page(headline, header("", headline, [lead]), pair, *shown))
-    done = [folder / "reproduce.json", folder / "reproduce.html"]
-    with writing(folder / "reproduce.png"):
-        try:
-            charts_png(folder / "reproduce.png", headline, [lead], charts)
-            done.append(folder / "reproduce.png")
-        except ImportError:
-            note(str(no_matplotlib()))
-    return done
+    return page(headline, header("", headline, [LEAD]), pair, *shown)
 
 
-def headline_of(pairs: Pairs) -> str:
+def _headline(pairs: Pairs) -> str:
     total = summary(pairs)
     over = total["adaptive / lower bound"]["mean"]
     times = total["predicted 1F1B / adaptive"]["mean"]
     return f"Adaptive: {times:.2f}× as fast as 1F1B, {over:.3f}× the lower bound"
 
 
-def charts_of(pairs: Pairs) -> list[DotChart]:
+def _charts(pairs: Pairs) -> list[DotChart]:
     rows = [e.name.replace("increasing-delay", "increasing") for e, _ in pairs]
     times = [
         Dots("1F1B, measured", STOCK, [e.measured["1F1B"] for e, _ in pairs]),

@@ -6,4 +6,5 @@ from typing import Any
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add this command to the `subparsers` of argparse."""
     subparsers.add_parser("run", help="run a Megatron script with the plugin's --adaptra flags")

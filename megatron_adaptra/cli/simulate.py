@@ -20,6 +20,7 @@ SAMPLES = 200  # where links have jitter and --samples is not given
 
 
 def add_parser(subparsers: Any) -> None:
+    """Add this command to the `subparsers` of argparse."""
     parser = subparsers.add_parser(
         "simulate",
         help="how long a schedule takes, and where it waits",
@@ -44,6 +45,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Time the schedule and print where it waits; the exit status.
+
+    Raises BadInput for --samples where there is nothing to sample.
+    """
     plan, conditions = planned_or_read(args)
     jitter = any(link.jitter and link.delay for link in conditions.links.values())
     count = args.samples if args.samples is not None else SAMPLES * jitter
@@ -58,17 +63,17 @@ def run(args: argparse.Namespace) -> int:
         "warmup": list(plan.schedule.warmup),
         "peak_in_flight": list(plan.peak_in_flight),
         "activation_budget": [None if math.isinf(b) else b for b in conditions.activation_budget],
-        **shares(plan, conditions),
-        "samples": sampled(plan, conditions, count, args.seed, args.sends) if count else None,
+        **_shares(plan, conditions),
+        "samples": _sampled(plan, conditions, count, args.seed, args.sends) if count else None,
     }
     if args.json:
         print_json(result)
     else:
-        show(result)
+        _show(result)
     return 0
 
 
-def shares(plan: Plan, conditions: Conditions) -> dict[str, list[float]]:
+def _shares(plan: Plan, conditions: Conditions) -> dict[str, list[float]]:
     """Per stage, compute and the rest, as shares of the iteration without its step."""
     seconds = plan.predicted - conditions.step_seconds
     busy = [plan.timeline.busy(stage) for stage in range(conditions.stages)]
@@ -80,7 +85,7 @@ def shares(plan: Plan, conditions: Conditions) -> dict[str, list[float]]:
     }
 
 
-def sampled(
+def _sampled(
     plan: Plan, conditions: Conditions, count: int, seed: int, sends: str
 ) -> dict[str, float | int]:
     """The same schedule under `count` samples of the delays."""
@@ -102,7 +107,7 @@ def sampled(
     }
 
 
-def show(result: dict[str, Any]) -> None:
+def _show(result: dict[str, Any]) -> None:
     time, bound = result["iteration_ms"], result["lower_bound_ms"]
     over = f", {time / bound:.3f} x the lower bound of {bound:.1f} ms" if bound else ""
     say(f"{result['policy'] or 'schedule'}: {time:.1f} ms{over}")

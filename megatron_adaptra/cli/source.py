@@ -18,6 +18,7 @@ from megatron_adaptra.plan import Plan, evaluate
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
+    """The flags that name a planner or a file with a schedule."""
     add_policy(parser)
     parser.add_argument(
         "--schedule",
@@ -32,7 +33,8 @@ def planned_or_read(
 ) -> tuple[Plan, Conditions]:
     """The plan, proven to run within the job's budget, and the job.
 
-    Raises BadInput for a file that is no schedule, ScheduleError for one that cannot run.
+    `default`: values of the job, by the keys of a profile, where the user gives none. Raises
+    BadInput for a file that is no schedule, ScheduleError for one that cannot run.
     """
     if not args.schedule:
         conditions = job_of(args, default)
@@ -51,7 +53,7 @@ def planned_or_read(
 
 
 def read_schedule(path: str) -> Schedule:
-    """Text or JSON; raises BadInput."""
+    """The schedule in the file at `path`, text or JSON; raises BadInput."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What every policy makes of every activation budget, and how much delay a budget absorbs."""
+"""What every policy makes of every activation budget, and how much delay a budget hides."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`tolerance[row][i]`: the largest multiple of the job's delays that budget i absorbs.
+    """`tolerance[row][i]`: the largest multiple of the job's delays that budget i hides.
 
     `bound`: what no schedule beats, whatever its memory; `bounds[i]`: within budget i, if nothing
     is recomputed.
@@ -74,6 +74,7 @@ def default_budgets(conditions: Conditions) -> tuple[float, ...]:
 
 
 def compare(conditions: Conditions, budgets: Sequence[float], make: Make) -> Comparison:
+    """Plan the job with every policy within each of `budgets`, in microbatches per stage."""
     rows, refused = [], {}
     names = sorted(set(PLANNERS) - {"adaptive", *LEFT_OUT})
     for name in (*names, *LEVERS):
@@ -93,15 +94,15 @@ def compare(conditions: Conditions, budgets: Sequence[float], make: Make) -> Com
 
 
 def within(conditions: Conditions, budget: float) -> Conditions:
-    """The same job with this budget on every stage."""
+    """The same job with `budget`, in microbatches, on every stage."""
     return replace(conditions, activation_budget=(budget,) * conditions.stages)
 
 
 def slower(conditions: Conditions, times: float) -> Conditions:
     """The same job with every delay `times` as long."""
     links = {
-        way: link._replace(delay=times * link.delay, jitter=times * link.jitter)
-        for way, link in conditions.links.items()
+        pair: link._replace(delay=times * link.delay, jitter=times * link.jitter)
+        for pair, link in conditions.links.items()
     }
     return replace(conditions, links=links)
 
@@ -113,15 +114,15 @@ def delay_tolerance(conditions: Conditions, make: Make, share: float) -> float:
     """
     most = (1 + share) * make(slower(conditions, 0.0), "adaptive").predicted
 
-    def fine(times: float) -> bool:
+    def hides(times: float) -> bool:
         return make(slower(conditions, times), "adaptive").predicted <= most * (1 + 1e-9)
 
     low, high = 0.0, 1.0
-    while high <= MOST and fine(high):
+    while high <= MOST and hides(high):
         low, high = high, 2 * high
     while high <= MOST and high - low > 0.03 * high and high > 0.01:
         middle = (low + high) / 2
-        low, high = (middle, high) if fine(middle) else (low, middle)
+        low, high = (middle, high) if hides(middle) else (low, middle)
     return low
 
 

@@ -18,12 +18,13 @@ from megatron_adaptra.errors import AdaptraError, MissingPackage
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.processes import started
 
-_LAST_WORDS = "adaptra: "
+_WORKER = "megatron_adaptra.demo.worker"
+_OURS = "adaptra: "  # a line of a rank that begins so is ours; a rank that fails says why
 _GRACE = 25.0  # seconds that torchrun gets to end its ranks
-
-
 _HOST = {"torch": "torch", "megatron.core": "megatron-core"}  # module: package
 _EXTRA = ("einops", "packaging", "regex", "six")  # what these import; without matplotlib no PNG
+
+OnLine = Callable[[str], int | None]
 
 
 def require_megatron() -> None:
@@ -51,17 +52,18 @@ def _installed(module: str) -> bool:
 def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run all ranks on this machine; the summary. Raises AdaptraError when a rank failed.
 
-    `on_progress` gets one dict per iteration. What the ranks print goes to `out`/ranks.log.
+    `on_progress` gets one dict per iteration: `iteration`, `ms` by arm, `warmup` by stage. What the
+    ranks print goes to `out`/ranks.log.
     """
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     for stale in ("summary.json", "decisions.jsonl", "timeline.json", "report.html", "report.png"):
         out.joinpath(stale).unlink(missing_ok=True)
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1", LAUNCHED: "1", **os.environ}
-    words: list[str] = []
+    messages: list[str] = []
     with out.joinpath("ranks.log").open("w") as log:
 
-        def hear(line: str) -> int | None:
+        def on_line(line: str) -> int | None:
             """The iteration that a line of progress reports; all others go to the log."""
             if line.startswith(PROGRESS):
                 step = json.loads(line[len(PROGRESS) :])
@@ -69,13 +71,13 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
                 return int(step["iteration"])
             log.write(line)
             log.flush()
-            if line.startswith(_LAST_WORDS) and line not in words:
-                words.append(line)
+            if line.startswith(_OURS) and line not in messages:
+                messages.append(line)
             return None
 
-        status = (_in_lab if options.netlab else _with_torchrun)(options, environment, hear)
+        status = (_in_lab if options.netlab else _with_torchrun)(options, environment, on_line)
     if status or not out.joinpath("summary.json").exists():
-        said = "\n".join(word.removeprefix(_LAST_WORDS).rstrip() for word in words)
+        said = "\n".join(line.removeprefix(_OURS).rstrip() for line in messages)
         raise AdaptraError(
             f"{said or f'the ranks ended with status {status}'}\n"
             f"(all that the ranks printed: {out / 'ranks.log'})"
@@ -84,11 +86,7 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
     return summary
 
 
-Hear = Callable[[str], int | None]
-_WORKER = "megatron_adaptra.demo.worker"
-
-
-def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], hear: Hear) -> int:
+def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], on_line: OnLine) -> int:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         "--nproc-per-node", str(options.world), "--module", _WORKER, options.dump(),
@@ -104,7 +102,7 @@ def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], hear: H
         before = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
             for line in process.stdout or ():
-                hear(line)
+                on_line(line)
             status = process.wait()
         finally:
             for number, handler in before.items():
@@ -114,14 +112,14 @@ def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], hear: H
     return status
 
 
-def _in_lab(options: DemoOptions, environment: Mapping[str, str], hear: Hear) -> int:
+def _in_lab(options: DemoOptions, environment: Mapping[str, str], on_line: OnLine) -> int:
     """One rank per host of a laboratory; its links change when the iterations say so."""
     command = [sys.executable, "-m", _WORKER, options.dump()]
     with Lab(options.world, options.host_rules, options.seed) as lab:
 
-        def on_line(_: int, line: bytes) -> None:
-            iteration = hear(line.decode(errors="replace") + "\n")
+        def of_host(_: int, line: bytes) -> None:
+            iteration = on_line(line.decode(errors="replace") + "\n")
             if iteration is not None:
                 lab.iteration = iteration + 1
 
-        return max(lab.run(command, environment, on_line))
+        return max(lab.run(command, environment, of_host))

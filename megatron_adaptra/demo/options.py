@@ -143,6 +143,7 @@ class DemoOptions:
 
     @property
     def world(self) -> int:
+        """The number of ranks."""
         return self.stages * self.data_parallel
 
     @property
@@ -179,10 +180,12 @@ class DemoOptions:
         return {name: span for name, span in phases.items() if span[0] < span[1]}
 
     def dump(self) -> str:
+        """As the text that `load` reads, for a rank's command line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def load(cls, text: str) -> DemoOptions:
+        """From the `text` that `dump` gave."""
         return cls(**json.loads(text))
 
 

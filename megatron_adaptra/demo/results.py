@@ -28,8 +28,11 @@ WARM_UP = 2  # iterations at the start that no median counts
 
 @dataclass
 class RankResult:
-    """One rank's share. Seconds per iteration and arm; records of the iterations to choose from;
-    the iterations whose activations were counted in bytes."""
+    """What one rank has measured.
+
+    By arm: `seconds` of each iteration, `digests` of the parameters, `records` of the iterations
+    that may be drawn. `counted`: the iterations whose activations were measured in bytes.
+    """
 
     stage: int
     seconds: dict[str, list[float]]
@@ -39,14 +42,14 @@ class RankResult:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Prediction:
     """What is predicted for an iteration: of ours, and of Megatron's as it is."""
 
     plan: Plan
     stock: Timeline
 
     @classmethod
-    def now(cls, controller: Controller) -> Outlook:
+    def now(cls, controller: Controller) -> Prediction:
         """For the schedule in force and the links as they are. Only on the leader."""
         assert controller.estimator is not None
         conditions = controller.estimator.conditions()
@@ -54,7 +57,7 @@ class Outlook:
         return cls(plan, controller.stock())
 
     @classmethod
-    def of(cls, decision: Decision, controller: Controller) -> Outlook:
+    def of(cls, decision: Decision, controller: Controller) -> Prediction:
         """As it was when the plan was made."""
         conditions = Conditions.from_json(decision.conditions)
         plan = controller.rule.evaluate(Schedule.parse(decision.plan), conditions)
@@ -66,12 +69,15 @@ def write(
     ranks: Sequence[RankResult],
     losses: Mapping[str, list[float]],
     controller: Controller,
-    drawn: Outlook,
+    drawn: Prediction,
     pipeline: Sequence[int],
     versions: Mapping[str, str],
 ) -> None:
-    """Write all files into `options.out`. `pipeline`: the ranks whose timelines are shown.
-    `drawn`: what was to be expected of these, at their end."""
+    """Write all files into `options.out`.
+
+    `losses`: of each iteration, by arm. `pipeline`: the ranks whose timelines are shown, and
+    `drawn`, what was predicted for them at their end. `versions`: of what was used, by package.
+    """
     out = Path(options.out)
     # An iteration begins with the first stage's first forward and ends with its last backward and
     # the optimizer step, so the first stage's clock tells; of several replicas the slowest.
@@ -90,10 +96,12 @@ def write(
     shown = [ranks[rank] for rank in pipeline]
     slow = options.phases.get("slow", (0, options.iterations))
     made = [d for d in decisions if slow[0] <= d.iteration < slow[1]]
-    outlook = Outlook.of(made[-1], controller) if made else drawn
-    arms = _arm_reports(iteration_ms, shown, outlook)
+    prediction = Prediction.of(made[-1], controller) if made else drawn
+    arms = _arm_reports(iteration_ms, shown, prediction)
     summary = _summary(options, ranks, losses, iteration_ms, decisions, arms, versions)
-    summary["memory"] = _memory(controller, shown, outlook.plan, made[-1].iteration if made else 0)
+    summary["memory"] = _memory(
+        controller, shown, prediction.plan, made[-1].iteration if made else 0
+    )
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     timelines = {
         f"{arm.name} {kind}": timeline
@@ -121,11 +129,11 @@ def write(
 
 
 def _arm_reports(
-    iteration_ms: Mapping[str, list[float]], shown: Sequence[RankResult], outlook: Outlook
+    iteration_ms: Mapping[str, list[float]], shown: Sequence[RankResult], prediction: Prediction
 ) -> list[ArmReport]:
     """Both arms, each with its measured and its predicted timeline of the same iteration."""
     measured = {name: _typical(shown, name, iteration_ms[name]) for name in iteration_ms}
-    predicted = {"stock": outlook.stock, "adaptra": outlook.plan.timeline}
+    predicted = {"stock": prediction.stock, "adaptra": prediction.plan.timeline}
     return [
         ArmReport(name, iteration_ms[name], measured[name], predicted[name])
         for name in ("stock", "adaptra")
@@ -140,8 +148,10 @@ def _last(shown: Sequence[RankResult]) -> int:
 def _memory(
     controller: Controller, shown: Sequence[RankResult], plan: Plan, since: int
 ) -> dict[str, Any] | None:
-    """What activations take, stage by stage, in microbatches and, as last counted, in bytes. None
-    for Megatron's own schedule, which keeps them itself. `since`: the plan's first iteration."""
+    """What activations take, stage by stage, in microbatches and, as last counted, in bytes.
+
+    None for Megatron's own schedule, which keeps them itself. `since`: the plan's first iteration.
+    """
     records = [[r for r in rank.records["adaptra"] if r.iteration >= since] for rank in shown]
     kept = [[r.memory for r in row if r.memory is not None] for row in records]
     if not all(kept):

@@ -1,8 +1,8 @@
 """One rank of the demo: both arms, iteration by iteration, in one process.
 
-The arms take turns, and change who goes first, so that both see the same machine. When a turn
-begins the ranks meet; nothing is added to the iterations. Where the network itself is slow a turn
-has several iterations: ranks leave a meeting, and an iteration, at different times there.
+The arms take turns, and change who goes first, so that both see the same machine. A turn begins
+with a barrier; nothing is added to the iterations. Where the network itself is slow a turn has
+several iterations: ranks leave a barrier, and an iteration, at different times there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from megatron_adaptra.adapter.compat.profiles import profile
 from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
-from megatron_adaptra.demo.results import Outlook, RankResult, write
+from megatron_adaptra.demo.results import Prediction, RankResult, write
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.log import log_line
 from megatron_adaptra.processes import die_with_parent
@@ -34,7 +34,10 @@ KEPT = 8  # iterations whose records are kept, to draw the one nearest to their 
 
 
 def main(options: DemoOptions) -> int:
-    """Run this rank to the end; rank 0 leaves the results in `options.out`."""
+    """Run this rank to the end; rank 0 leaves the results in `options.out`.
+
+    Raises AdaptraError if another number of ranks was started than the options need.
+    """
     profile()  # an unsupported megatron-core ends here, before anything is set up
     import torch
 
@@ -98,7 +101,7 @@ class _Demo:
             gpt.write_dataset(text, self.out / "data")
         dist.barrier()
         gpt.initialize(self.shape, options.timeout)
-        self.meeting = dist.new_group(backend="gloo")
+        self.barrier_group = dist.new_group(backend="gloo")
         samples = options.iterations * options.microbatches * options.data_parallel
         dataset = gpt.build_dataset(self.out / "data" / "text", self.shape, samples)
         self.arms = {name: gpt.Arm.build(self.shape, dataset) for name in ("stock", "adaptra")}
@@ -128,7 +131,7 @@ class _Demo:
         last = options.phases.get("slow", (0, options.iterations))[1]
         self.session.keep_records = range(max(1, last - KEPT), last)
         self.last_drawn = last - 1
-        self.drawn: Outlook | None = None  # rank 0: what is expected of these
+        self.drawn: Prediction | None = None  # rank 0: what is expected of these
         self.stock_records: list[Any] = []
         self.seconds: dict[str, list[float]] = {name: [] for name in self.arms}
         self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
@@ -141,23 +144,23 @@ class _Demo:
             order = ("stock", "adaptra") if first // turn % 2 == 0 else ("adaptra", "stock")
             iterations = range(first, min(first + turn, self.options.iterations))
             for name in order:
-                self._meet(f"the barrier before iteration {first} of {name}")
+                self._barrier(f"the barrier before iteration {first} of {name}")
                 for iteration in iterations:
                     self._iteration(name, iteration)
             for iteration in iterations:
                 self._progress(iteration)
             if self.rank == 0 and self.last_drawn in iterations:
                 self.session.run.controller.drain()
-                self.drawn = Outlook.now(self.session.run.controller)
+                self.drawn = Prediction.now(self.session.run.controller)
         self._finish()
 
-    def _meet(self, phase: str) -> None:
-        """A barrier. Rank 0 hears from each of the others and can say who is missing; let it."""
-        watchdog, patience = self.session.watchdog, self.options.timeout
+    def _barrier(self, phase: str) -> None:
+        """Wait for all ranks. Rank 0, which knows who is missing, gives up first and says so."""
+        watchdog, timeout = self.session.watchdog, self.options.timeout
         watchdog.phase = phase
-        limit = timedelta(seconds=patience if self.rank == 0 else 1.5 * patience)
+        limit = timedelta(seconds=timeout if self.rank == 0 else 1.5 * timeout)
         try:
-            self.dist.monitored_barrier(self.meeting, limit, wait_all_ranks=True)
+            self.dist.monitored_barrier(self.barrier_group, limit, wait_all_ranks=True)
         except RuntimeError as error:
             missing = re.search(r"Ranks? ([\d, ]+?) failed to pass", str(error))
             who = missing[1] if missing else "0"
@@ -241,7 +244,7 @@ class _Demo:
 
 
 def run_rank(text: str) -> int:
-    """What torchrun starts: the options as JSON."""
+    """Run one rank; `text`: the options, as `DemoOptions.dump` gives them. Returns its status."""
     die_with_parent()
     try:
         return main(DemoOptions.load(text))

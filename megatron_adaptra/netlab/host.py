@@ -27,7 +27,8 @@ from megatron_adaptra.processes import die_with_parent
 _PRIVATE, _RECURSIVE = 0x40000, 0x4000
 _SHARED = b"/dev/shm"
 _UP = b"up"
-_HEARD = (signal.SIGTERM, signal.SIGCHLD)
+_START = 30  # seconds that a host may take to make its namespace
+_SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
 
 
 @dataclass
@@ -40,26 +41,30 @@ class Host:
     output: int
     status: int | None = None  # of the command, once it has ended; 128 + signal if it was killed
 
-    def tell(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # it is gone, which its status will tell
+    def send(self, **message: Any) -> None:
+        """Give the host a task: `task`, and what that takes."""
+        with contextlib.suppress(OSError):  # it has ended, which its status will say
             self.control.send(json.dumps(message).encode())
 
-    def hear(self) -> dict[str, Any] | None:
-        """The answer to what was told; None if the host is gone."""
+    def receive(self) -> dict[str, Any] | None:
+        """The answer to a task; None if the host has ended."""
         answer = self.control.recv(1 << 20)
         return json.loads(answer) if answer else None
 
     def end(self, signum: int) -> None:
+        """Send it the signal `signum`; nothing if it has ended."""
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signum)
 
     def wait(self) -> int:
+        """The exit status of its command, once the host has been ended or has ended."""
         if self.status is None:
-            self.status = _status(os.waitpid(self.pid, 0)[1])
+            self.status = _exit_status(os.waitpid(self.pid, 0)[1])
         return self.status
 
     def close(self) -> None:
+        """Let go of its descriptors."""
         self.control.close()
         os.close(self.output)
 
@@ -68,7 +73,7 @@ Task = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def start(index: int, tasks: Callable[[int], Mapping[str, Task]]) -> Host:
-    """Make a host. `tasks(index)`, called on it, says what it can be told besides `run`.
+    """Make host `index`. `tasks(index)`, called on it, says what it can do besides `run`.
 
     It is called when the first task comes, and by then the host has to have its network. Raises
     AdaptraError if the kernel refuses a namespace.
@@ -81,22 +86,28 @@ def start(index: int, tasks: Callable[[int], Mapping[str, Task]]) -> Host:
     if pid == 0:
         ours.close()
         os.close(read)
-        _keep(index, theirs, write, tasks)
+        _hold(index, theirs, write, tasks)
     theirs.close()
     os.close(write)
-    word = ours.recv(4096)
-    if word != _UP:
+    ours.settimeout(_START)
+    try:
+        answer = ours.recv(4096)
+    except TimeoutError:
+        os.kill(pid, signal.SIGKILL)
+        answer = b"no network namespace after %d s" % _START
+    ours.settimeout(None)
+    if answer != _UP:
         os.waitpid(pid, 0)
         ours.close()
         os.close(read)
-        raise AdaptraError(f"host {index} of the laboratory: {word.decode() or 'it has ended'}")
+        raise AdaptraError(f"host {index} of the laboratory: {answer.decode() or 'it has ended'}")
     return Host(index, pid, ours, read)
 
 
-def _keep(
+def _hold(
     index: int, control: socket.socket, output: int, tasks: Callable[[int], Mapping[str, Task]]
 ) -> NoReturn:
-    """The keeper's whole life: it holds the namespace and does what it is told."""
+    """The keeper's whole life: it holds the namespace and does its tasks."""
     status = 1
     try:
         die_with_parent()
@@ -123,14 +134,14 @@ def _command(
 ) -> int:
     """Run the command under an init; its exit status."""
     call("unshare", NEW_PROCESSES)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     init = os.fork()
     if init == 0:
         control.close()
         die_with_parent()
         _init(command, environment, output)
     os.close(output)
-    return _outlive(init)
+    return _status_of(init)
 
 
 def _init(command: Sequence[str], environment: Mapping[str, str], output: int) -> NoReturn:
@@ -147,31 +158,31 @@ def _init(command: Sequence[str], environment: Mapping[str, str], output: int) -
         os._exit(126)
     child = os.fork()
     if child == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         try:
             os.execvpe(command[0], list(command), dict(environment))
         except OSError as error:
             os.write(2, f"{command[0]}: {error.strerror}\n".encode())
         os._exit(127)
-    os._exit(_outlive(child))
+    os._exit(_status_of(child))
 
 
-def _outlive(child: int) -> int:
+def _status_of(child: int) -> int:
     """Pass SIGTERM on to the child, reap orphans, and return the child's status when it has ended.
 
     Signals are blocked and taken one by one: a handler of Python's would run only after the wait
     that a signal may come just before.
     """
     while True:
-        if signal.sigwait(_HEARD) == signal.SIGTERM:
+        if signal.sigwait(_SIGNALS) == signal.SIGTERM:
             os.kill(child, signal.SIGTERM)
         pid = -1
         while pid:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == child:
-                return _status(status)
+                return _exit_status(status)
 
 
-def _status(status: int) -> int:
+def _exit_status(status: int) -> int:
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code

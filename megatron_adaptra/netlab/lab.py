@@ -20,19 +20,21 @@ from megatron_adaptra.netlab.shaper import build, choose
 from megatron_adaptra.transport.rules import LinkRule
 
 MOST_HOSTS = 64
-PATIENCE = 60.0  # seconds the other hosts get once the command has failed on one
+FAILED_GRACE = 60.0  # seconds the other hosts get once the command has failed on one
 GRACE = 20.0  # seconds between SIGTERM and SIGKILL
 PORT = 29500
-_LOOK = 0.01  # seconds between two looks at which rules are in force
+_RULES_EVERY = 0.01  # seconds between two looks at which rules are in force
 _ITERATION = re.compile(rb"\biteration +(\d+)[/:, ]")  # Megatron's log line, and our progress
 
 
 class Lab:
-    """A context manager. Raises AdaptraError where the machine does not allow a laboratory.
+    """A context manager: `hosts` of them, 2 to 64, else BadInput.
 
-    `rules`: links that are slow for some iterations, read from what the command prints, or some
-    seconds of its run. The first rule that fits is in force. `shaper`: one of shaper.SHAPERS; which
-    one it came to be is in `shaper` then, and in `why` why it is not netem.
+    Raises AdaptraError on entry where the machine does not allow a laboratory. `seed`: of a
+    relay's jitter and loss. `rules`: links that are slow for some iterations, read from what the
+    command prints, or some seconds of its run. The first rule that fits is in force. `shaper`: one
+    of shaper.SHAPERS; which one it came to be is in `shaper` then, and in `why` why it is not
+    netem.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Lab:
 
     @property
     def traffic(self) -> Traffic:
+        """What has crossed the network until now."""
         return self._network.traffic
 
     def measure(self) -> list[measure.Measured]:
@@ -90,27 +93,27 @@ class Lab:
             self._network.shape({(rule.source, rule.target): rule})
             source, target = self._hosts[rule.source], self._hosts[rule.target]
             rounds = []
-            for send, collect in measure.orders(rule):
-                source.tell(**send)
-                target.tell(**collect)
+            for send, collect in measure.rounds_of(rule):
+                source.send(**send)
+                target.send(**collect)
                 answers = self._answers(source, target)
                 rounds.append(answers[target.index]["seen"])
-            results.append(measure.judge(rule, rounds))
+            results.append(measure.result(rule, rounds))
         self._network.shape({})
         return results
 
     def _answers(self, *hosts: host.Host) -> dict[int, dict[str, Any]]:
-        heard: dict[int, dict[str, Any] | None] = {}
+        answered: dict[int, dict[str, Any] | None] = {}
         for each in hosts:
 
             def ready(each: host.Host = each) -> None:
-                heard[each.index] = each.hear()
+                answered[each.index] = each.receive()
 
             self._loop.watch(each.control.fileno(), ready)
-        done = self._loop.run(lambda: len(heard) == len(hosts), 30.0)
+        done = self._loop.run(lambda: len(answered) == len(hosts), 30.0)
         for each in hosts:
             self._loop.unwatch(each.control.fileno())
-        answers = {index: answer for index, answer in heard.items() if answer is not None}
+        answers = {index: answer for index, answer in answered.items() if answer is not None}
         if not done or len(answers) < len(hosts):
             raise AdaptraError("a host of the laboratory has not answered in 30 s")
         return answers
@@ -122,10 +125,11 @@ class Lab:
         on_line: Callable[[int, bytes], None],
         limit: float = 7 * 86400.0,
     ) -> list[int]:
-        """Run the command on every host; the exit statuses. `on_line(host, line)` gets its output.
+        """Run `command` on every host, for `limit` seconds at most; the exit statuses.
 
-        In words of the command {index} and {ip} are replaced. Its variables are those that torchrun
-        reads (one rank per host) and those of a rank by itself. SIGTERM and SIGINT end all.
+        `on_line(host, line)` gets its output. In words of the command {index} and {ip} are
+        replaced. To `environment` are added the variables that torchrun reads (one rank per host)
+        and those of a rank by itself. SIGTERM and SIGINT end all, and raise AdaptraError.
         """
         self._began = time.monotonic()
         rest = {each.index: b"" for each in self._hosts}
@@ -152,12 +156,12 @@ class Lab:
             pidfds.append(os.pidfd_open(each.pid))
             self._loop.watch(each.output, partial(read, each))
             self._loop.watch(pidfds[-1], self._reaper(each, pidfds[-1]))
-            each.tell(task="run", command=words, environment=variables)
+            each.send(task="run", command=words, environment=variables)
         before = {s: signal.signal(s, self._interrupt) for s in (signal.SIGTERM, signal.SIGINT)}
         if self._parent is not None:
             self._loop.watch(self._parent, self._abandoned)
         try:
-            self._carry(time.monotonic() + limit)
+            self._until_ended(time.monotonic() + limit)
             if any(each.status is None for each in self._hosts):
                 self._stop(GRACE)
             for each in self._hosts:
@@ -203,7 +207,7 @@ class Lab:
 
         return reap
 
-    def _carry(self, deadline: float) -> None:
+    def _until_ended(self, deadline: float) -> None:
         """Until the command has ended everywhere, or has failed somewhere long enough ago."""
         failed_at = 0.0
 
@@ -213,7 +217,7 @@ class Lab:
             self._shape(now)
             if not failed_at and any(h.status for h in self._hosts):
                 failed_at = now
-            late = now > deadline or (failed_at and now > failed_at + PATIENCE)
+            late = now > deadline or (failed_at and now > failed_at + FAILED_GRACE)
             everywhere = all(h.status is not None for h in self._hosts)
             return bool(everywhere or late or self._interrupted)
 
@@ -223,7 +227,7 @@ class Lab:
         iteration, until = self._shaped
         if iteration == self.iteration and now < until:
             return
-        self._shaped = (self.iteration, now + _LOOK)
+        self._shaped = (self.iteration, now + _RULES_EVERY)
         seconds = now - self._began
         rules: dict[Link, LinkRule] = {}
         for rule in self.rules:

@@ -18,16 +18,17 @@ class Loop:
         self._watched: dict[int, Callable[[], object]] = {}
 
     def watch(self, fd: int, ready: Callable[[], object]) -> None:
-        """Call `ready` whenever this descriptor can be read or its peer is gone."""
+        """Call `ready` whenever the descriptor `fd` can be read or its peer has closed."""
         self._watched[fd] = ready
         self._poll.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
+        """Forget the descriptor `fd`; nothing if it is not watched."""
         if self._watched.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def run(self, until: Callable[[], bool], seconds: float) -> bool:
-        """Go on until `until()` or for so many seconds; whether `until` came true."""
+        """Go on until `until()`, but for `seconds` at most; whether `until` came true."""
         end = time.monotonic() + seconds
         while not until():
             if time.monotonic() >= end:
@@ -38,4 +39,5 @@ class Loop:
         return True
 
     def close(self) -> None:
+        """Let go of the kernel's part."""
         self._poll.close()

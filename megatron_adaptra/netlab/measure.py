@@ -53,26 +53,26 @@ class Measured:
 
 
 def tasks(host: int) -> Mapping[str, Any]:
-    """What a host does for a measurement: send packets, and collect those that come."""
+    """What host number `host` does for a measurement: send packets, and collect those that come."""
     box = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     box.bind((address(host), _PORT))
     with contextlib.suppress(OSError):
         box.setsockopt(socket.SOL_SOCKET, _SOCKET_BUFFER, int(2 * _MOST_BULK))
 
-    def send(order: Mapping[str, Any]) -> dict[str, Any]:
-        to, nbytes = (address(order["target"]), _PORT), order["bytes"]
-        for _ in range(order["count"]):
+    def send(task: Mapping[str, Any]) -> dict[str, Any]:
+        to, nbytes = (address(task["target"]), _PORT), task["bytes"]
+        for _ in range(task["count"]):
             box.sendto(_HEAD.pack(time.monotonic()).ljust(nbytes, b"\0"), to)
-            if order["gap"]:
-                time.sleep(order["gap"])
+            if task["gap"]:
+                time.sleep(task["gap"])
         return {}
 
-    def collect(order: Mapping[str, Any]) -> dict[str, Any]:
+    def collect(task: Mapping[str, Any]) -> dict[str, Any]:
         """Sent and arrived, in seconds, of each packet; ends when none has come for a while."""
         seen: list[tuple[float, float]] = []
-        box.settimeout(order["patience"])
+        box.settimeout(task["timeout"])
         with contextlib.suppress(TimeoutError):
-            while len(seen) < order["count"]:
+            while len(seen) < task["count"]:
                 data = box.recv(65536)
                 seen.append((_HEAD.unpack_from(data)[0], time.monotonic()))
         return {"seen": seen}
@@ -80,9 +80,9 @@ def tasks(host: int) -> Mapping[str, Any]:
     return {"send": send, "collect": collect}
 
 
-def orders(rule: LinkRule) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What to tell the rule's source and target, round by round."""
-    patience = 0.5 + 2 * rule.delay + 6 * rule.jitter
+def rounds_of(rule: LinkRule) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The tasks of the rule's source and target, round by round."""
+    timeout = 0.5 + 2 * rule.delay + 6 * rule.jitter
     rounds = [(PINGS, 64, _GAP)]
     if math.isfinite(rule.bandwidth):
         volume = min(_MOST_BULK, rule.bandwidth * min(_BULK_SECONDS, 0.8 * QUEUE))
@@ -90,14 +90,14 @@ def orders(rule: LinkRule) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return [
         (
             {"task": "send", "target": rule.target, "count": n, "bytes": size, "gap": gap},
-            {"task": "collect", "count": n, "patience": patience},
+            {"task": "collect", "count": n, "timeout": timeout},
         )
         for n, size, gap in rounds
     ]
 
 
-def judge(rule: LinkRule, rounds: list[list[tuple[float, float]]]) -> Measured:
-    """From what the target has seen of each round."""
+def result(rule: LinkRule, rounds: list[list[tuple[float, float]]]) -> Measured:
+    """What `rounds` say of a link: of each packet that came, when it was sent and came, seconds."""
     pings = [arrived - sent for sent, arrived in rounds[0]]
     bandwidth = math.inf
     if len(rounds) > 1 and len(rounds[1]) > 1:

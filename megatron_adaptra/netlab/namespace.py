@@ -20,13 +20,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: Any) -> None:
-    """A function of the C library that Python (3.10) does not have. Raises OSError."""
+    """Call the function `name` of the C library, which Python (3.10) lacks. Raises OSError."""
     if getattr(_libc, name)(*arguments):
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
 def of(pid: int | None = None) -> int:
-    """A descriptor of a process's network namespace (None: of this thread's), which keeps it."""
+    """A descriptor that keeps the network namespace of process `pid`; None: of this thread."""
     where = "thread-self" if pid is None else str(pid)
     return os.open(f"/proc/{where}/ns/net", os.O_RDONLY)
 
@@ -45,7 +45,7 @@ def new() -> int:
 
 @contextlib.contextmanager
 def entered(namespace: int) -> Iterator[None]:
-    """This thread, and what it starts, are in that namespace for a while."""
+    """This thread, and what it starts, are in `namespace`, a descriptor, for a while."""
     home = of()
     try:
         call("setns", namespace, NEW_NETWORK)
@@ -58,7 +58,7 @@ def entered(namespace: int) -> Iterator[None]:
 
 
 def bring_up(device: str, own: str = "") -> None:
-    """Set a device of this thread's namespace up: the loopback, or a host's with its address."""
+    """Set up `device` of this thread's namespace: `lo`, or a host's, whose address is `own`."""
 
     def configure(what: int, value: bytes) -> None:
         fcntl.ioctl(any_socket, what, struct.pack("16s24s", device.encode(), value))

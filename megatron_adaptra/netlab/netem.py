@@ -29,7 +29,7 @@ from megatron_adaptra.netlab.network import (
 from megatron_adaptra.transport.rules import LinkRule
 
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where a root shell may not look
-_PATIENCE = 30.0  # seconds for one call of ip or tc
+_TIMEOUT = 30.0  # seconds for one call of ip or tc
 _UNLIMITED = 125e9  # bytes/s
 _ETHERNET = 14  # bytes of a packet's head that a relay of IP packets does not see
 # What a line asks of the kernel, by the first of these words in it.
@@ -43,7 +43,10 @@ _FREE = LinkRule(0, 0, 0.0)  # asks for nothing
 
 
 class Netem:
-    """`namespaces[i]`: of host i, in which process `pids[i]` is; `links`: that may get slow."""
+    """`namespaces[i]`: of host i, in which process `pids[i]` is; `links`: that may get slow.
+
+    Raises AdaptraError where the kernel, ip or tc refuses something.
+    """
 
     def __init__(
         self, namespaces: Sequence[int], pids: Sequence[int], links: Sequence[Link]
@@ -71,6 +74,7 @@ class Netem:
 
     @property
     def traffic(self) -> Traffic:
+        """What the hub's ports have counted until now."""
         with entered(self._hub):
             ports = json.loads(_call("ip", "-s", "-j", "link", "show"))
             queues = json.loads(_call("tc", "-s", "-j", "qdisc", "show"))
@@ -84,6 +88,7 @@ class Netem:
         )
 
     def shape(self, rules: Mapping[Link, LinkRule]) -> None:
+        """Make the links of `rules` slow, and all others healthy."""
         wanted = {link: rules.get(link, _FREE) for link in self._slots}
         changed = {link for link, rule in wanted.items() if rule != self._rules[link]}
         if not changed:
@@ -204,11 +209,11 @@ def _call(program: str, *words: str, lines: Sequence[str] = ()) -> str:
     text = "".join(f"{line}\n" for line in lines)
     try:
         done: Any = subprocess.run(
-            [_find(program), *words], input=text, capture_output=True, text=True, timeout=_PATIENCE,
+            [_find(program), *words], input=text, capture_output=True, text=True, timeout=_TIMEOUT,
             check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise AdaptraError(f"{program} has not ended in {_PATIENCE:g} s") from None
+        raise AdaptraError(f"{program} has not ended in {_TIMEOUT:g} s") from None
     if done.returncode == 0:
         return str(done.stdout)
     said = done.stderr.splitlines() or [f"status {done.returncode}"]

@@ -1,4 +1,4 @@
-"""What joins the hosts of a laboratory, whichever way it is done: addresses, links, counters."""
+"""What any network of a laboratory has: addresses, links, counters."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ INTERFACE = "eth0"  # of every host
 
 
 def address(host: int) -> str:
+    """The IP address of host number `host`."""
     return ".".join(map(str, (*PREFIX, host + 1)))
 
 
@@ -34,7 +35,7 @@ class Traffic:
         self.late: Counter[int] = Counter()  # held packets by lateness in whole milliseconds
 
     def late_ms(self, share: float) -> int:
-        """The lateness, in ms rounded up, that this share of the held packets kept to."""
+        """The lateness, in ms rounded up, that this `share` of the held packets kept to."""
         left = share * sum(self.late.values())
         for ms, count in sorted(self.late.items()):
             left -= count
@@ -47,9 +48,13 @@ class Network(Protocol):
     """Joins the hosts' network namespaces. Made by `shaper.build`."""
 
     @property
-    def traffic(self) -> Traffic: ...
+    def traffic(self) -> Traffic:
+        """What has crossed until now."""
+        ...
 
     def shape(self, rules: Mapping[Link, LinkRule]) -> None:
         """The slow links from now on; packets that are held already keep their time."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Take the network apart."""
+        ...

@@ -28,7 +28,10 @@ _BATCH = 64  # packets read from one device in a row
 
 
 class Relay:
-    """`namespaces[i]`: of host i. The packets move when the loop runs."""
+    """`namespaces[i]`: of host i. The packets move when the loop runs. `seed`: of jitter and loss.
+
+    Raises AdaptraError where there are no TUN devices.
+    """
 
     def __init__(self, namespaces: Sequence[int], loop: Loop, seed: int = 0) -> None:
         self.traffic = Traffic()
@@ -54,9 +57,11 @@ class Relay:
         loop.work = self._deliver
 
     def shape(self, rules: Mapping[Link, LinkRule]) -> None:
+        """Make the links of `rules` slow, and all others healthy."""
         self._rules = dict(rules)
 
     def close(self) -> None:
+        """Close the devices."""
         for fd in self._devices:
             self._loop.unwatch(fd)
             os.close(fd)

@@ -1,4 +1,4 @@
-"""Which of the two ways joins the hosts: the kernel's netem, or our relay where there is none."""
+"""Which network joins the hosts: the kernel's netem, or our relay where there is none."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SHAPERS = ("auto", "netem", "relay")
 
 
 def choose(shaper: str) -> tuple[str, str]:
-    """`netem` or `relay`, and why it is not netem.
+    """`netem` or `relay`, and why it is not netem, for a `shaper` of SHAPERS.
 
-    Raises AdaptraError where it has to be netem, but cannot.
+    Raises AdaptraError where it has to be netem, but cannot; BadInput for another shaper.
     """
     if shaper not in SHAPERS:
         raise BadInput("--shaper", shaper, ", ".join(SHAPERS))
@@ -42,7 +42,10 @@ def build(
     loop: Loop,
     seed: int,
 ) -> Network:
-    """Join the hosts. `links`: those that may get slow. `seed`: of a relay's jitter and loss."""
+    """Join the hosts: host i has network namespace `namespaces[i]` and is process `pids[i]`.
+
+    `shaper`: netem or relay. `links`: those that may get slow. `seed`: of a relay's jitter, loss.
+    """
     if shaper == "netem":
         return Netem(namespaces, pids, links)
     return Relay(namespaces, loop, seed)

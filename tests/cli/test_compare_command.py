@@ -102,7 +102,7 @@ def warmup(job, policy):
 
 
 @pytest.mark.parametrize("budget", [3.0, 6.0])
-def test_what_a_budget_absorbs_is_the_edge(budget):
+def test_the_delay_tolerance_is_the_edge(budget):
     job = replace(JOB, activation_budget=(budget,) * 3)
     times = delay_tolerance(job, warmup, 0.05)
     most = 1.05 * warmup(job.healthy(), "").predicted
@@ -111,7 +111,7 @@ def test_what_a_budget_absorbs_is_the_edge(budget):
     assert warmup(slower(job, 1.04 * times), "").predicted > most
 
 
-def test_all_delay_absorbed_ends_somewhere_and_none_is_zero():
+def test_endless_tolerance_ends_somewhere_and_none_is_zero():
     tiny = replace(JOB, links={(0, 1): LinkState(1e-9)})
     assert delay_tolerance(tiny, warmup, 0.05) == 64
     huge = replace(JOB, links={(0, 1): LinkState(1e3)})
@@ -137,7 +137,7 @@ def test_out_holds_data_page_and_picture(here, tmp_path):
     said = words(root)
     for text in (
         "Memory against time",
-        "How much delay a given memory absorbs",
+        "How much delay a given memory hides",
         "zb-h1",
         "6 (all)",
     ):
@@ -149,7 +149,7 @@ def test_out_holds_data_page_and_picture(here, tmp_path):
     assert png_size(tmp_path / "new" / "compare.png")[0] > 1000
 
 
-def test_a_healthy_job_has_no_delay_to_absorb(here, tmp_path):
+def test_a_healthy_job_has_no_delay_to_hide(here, tmp_path):
     pytest.importorskip("matplotlib")
     words_ = (*SMALL, "--link-delay-ms", 0, "--budgets", "3,6", "--out", tmp_path)
     assert here.json("compare", *words_)["delay_tolerance"] == {}

@@ -148,7 +148,7 @@ def test_a_host():
     [("signal.SIG_DFL", signal.SIGTERM), ("signal.SIG_IGN", signal.SIGKILL)],
 )
 def test_a_rank_that_waits_for_ever_is_ended(end, status, monkeypatch, mark):
-    monkeypatch.setattr(laboratory, "PATIENCE", 0.5)
+    monkeypatch.setattr(laboratory, "FAILED_GRACE", 0.5)
     monkeypatch.setattr(laboratory, "GRACE", 0.5)
     waiting = f"import signal; signal.signal(signal.SIGTERM, {end}); signal.pause()"
     script = f'test {{index}} = 1 && kill -9 $$; exec "$0" -c "{waiting}" {mark}'
