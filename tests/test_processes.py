@@ -10,7 +10,7 @@ import pytest
 from megatron_adaptra.processes import started
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
-PATIENCE = 60.0
+PATIENCE = 300.0
 
 PARENT = """
 import os, subprocess, sys

@@ -31,7 +31,7 @@ def run(*words, **environment):
     env = {**os.environ, **environment}
     env.pop("RANK", None) if "RANK" not in environment else None
     command = [sys.executable, "-m", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
 
 
 @pytest.mark.parametrize("way", [("megatron_adaptra.run",), ("megatron_adaptra", "run")])

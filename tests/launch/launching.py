@@ -20,7 +20,7 @@ def clean_env(**more: str) -> dict[str, str]:
 
 
 def run(
-    *command: object, timeout: float = 60, cwd: Path = ROOT, **env: str
+    *command: object, timeout: float = 300, cwd: Path = ROOT, **env: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(word) for word in command],

@@ -20,3 +20,9 @@ def shaper(request: pytest.FixtureRequest) -> str:
     if reason := refusal(request.param):
         pytest.skip(f"no laboratory with {request.param} here: {reason}")
     return str(request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "shaper" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.root)

@@ -16,7 +16,7 @@ from processes import living
 COMMAND = [sys.executable, "-m", "megatron_adaptra", "netlab"]
 
 
-def lab(*words: str, timeout: float = 150) -> subprocess.CompletedProcess[str]:
+def lab(*words: str, timeout: float = 500) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, *words], capture_output=True, text=True, timeout=timeout, check=False
     )
@@ -88,7 +88,7 @@ class Remains:
 
     def assert_none(self) -> None:
         assert self._inside, "see() has not been called"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while any(self._left().values()) and time.monotonic() < deadline:
             time.sleep(0.05)  # the kernel ends orphans, which is no event for us
         left = self._left()

@@ -53,7 +53,7 @@ def test_the_laboratory(shaper, signum, mark):
         wait_for(process, "] up", 3)
         assert len(remains.see(hosts=3)) > 9  # an init, a shell and its child on each
         process.send_signal(signum)
-        process.wait(60)
+        process.wait(300)
     remains.assert_none()
 
 
@@ -63,7 +63,7 @@ def test_a_rank_while_another_waits_for_it(shaper, mark):
     with running(command) as process:
         wait_for(process, "joined 2", 2)
         os.kill(rank(remains.see(hosts=2), 1), signal.SIGKILL)
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGKILL
     assert "ended with 1 on host 0" in said
     assert "ended with 137 on host 1" in said
@@ -79,7 +79,7 @@ def test_a_hosts_torchrun(shaper, host, mark, tmp_path):
     with running([*command, "torch.distributed.run", str(script)]) as process:
         wait_for(process, "joined 2", 2)
         os.kill(rank(remains.see(hosts=2), host, "torch.distributed.run"), signal.SIGKILL)
-        said, _ = process.communicate(timeout=120)
+        said, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGKILL
     assert f"ended with 137 on host {host}" in said
     assert f"ended with 1 on host {1 - host}" in said
@@ -94,7 +94,7 @@ def test_the_shell_that_started_the_laboratory(shaper, mark):
         wait_for(shell, "] up", 2)
         remains.see(hosts=2)
         shell.kill()
-        said, _ = shell.communicate(timeout=60)  # which ends when the laboratory does
+        said, _ = shell.communicate(timeout=300)  # which ends when the laboratory does
     assert "nohup" in said
     remains.assert_none()
 
@@ -107,9 +107,9 @@ def test_nohup_lets_a_laboratory_go_on(shaper, tmp_path):
     with running(["sh", "-c", 'nohup "$@"; true', "sh", *COMMAND, *words]) as shell:
         wait_for(shell, "] up", 2)
         shell.kill()
-        shell.wait(60)
+        shell.wait(300)
         gate.write_text("later\n")
-        said, _ = shell.communicate(timeout=60)
+        said, _ = shell.communicate(timeout=300)
     assert "[0] went on: later" in said
 
 

@@ -27,10 +27,10 @@ if index == 0:
             while data := link.recv(64):
                 link.sendall(data)
 else:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while True:
         try:
-            link = socket.create_connection((master, 5000), timeout=20)
+            link = socket.create_connection((master, 5000), timeout=120)
             break
         except ConnectionRefusedError:
             assert time.monotonic() < deadline
@@ -173,18 +173,18 @@ def test_links_do_what_was_asked(shaper):
 
 
 def test_a_command_on_every_host_across_a_slow_link(shaper):
-    words = ["--shaper", shaper, "--hosts", "3", "--link", "0-2:25ms"]
+    words = ["--shaper", shaper, "--hosts", "3", "--link", "0-2:150ms"]
     done = lab("run", *words, "--", sys.executable, "-c", ECHO)
     assert done.returncode == 0, done.stderr
-    assert min(echoes(done.stdout, 2)) >= 50  # the first link is slow both ways
+    assert min(echoes(done.stdout, 2)) >= 300  # the first link is slow both ways
     assert min(echoes(done.stdout, 1)) < min(echoes(done.stdout, 2)) / 2
     assert "packets" in done.stderr
 
 
 def test_a_throttled_link_queues_a_second_of_traffic(shaper):
-    seen = flood(shaper, 400, 0.0, "0>1:10ms,bandwidth=1MB/s")
+    seen = flood(shaper, 400, 0.0, "0>1:10ms,bandwidth=250kB/s")
     assert seen == sorted(seen)
-    assert 115 <= len(seen) < 300  # of 8 kB each: 125, and what leaves while they come
+    assert 28 <= len(seen) < 300  # of 8 kB each: 31, and what leaves while they come
 
 
 def test_packets_keep_their_order(shaper):
@@ -196,17 +196,17 @@ def test_packets_keep_their_order(shaper):
 def test_a_link_that_is_slow_for_a_while(shaper, unit, monkeypatch):
     def run(rounds: int, when: str) -> list[float]:
         monkeypatch.setenv("ROUNDS", str(rounds))
-        words = ["run", "--shaper", shaper, "--no-measure", "--link", f"0-1:100ms{when}"]
+        words = ["run", "--shaper", shaper, "--no-measure", "--link", f"0-1:250ms{when}"]
         return echoes(lab(*words, "--", sys.executable, "-c", ECHO).stdout, 1)
 
     rounds, when = 20, "@4..8"
     if unit == "seconds":  # from when a command of this machine surely runs
         began = time.monotonic()
         run(1, "@1000..")
-        first = 1.5 * (time.monotonic() - began)
-        rounds, when = 20 + int((first + 0.6) / 0.05), f"@{first:.1f}s..{first + 0.6:.1f}s"
+        first = 2 * (time.monotonic() - began)
+        rounds, when = 20 + int((first + 1.5) / 0.05), f"@{first:.1f}s..{first + 1.5:.1f}s"
     times = run(rounds, when)
-    slow = "".join("x" if ms >= 200 else " " for ms in times)
+    slow = "".join("x" if ms >= 500 else " " for ms in times)
     longest = max(slow.split(), key=len, default="")  # for a busy machine adds slow ones
     first = slow.find(longest)
     assert len(longest) > 1, times
@@ -249,7 +249,7 @@ def test_two_laboratories_at_once(shaper):
             [*command, sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True
         )
 
-    first, second = start(60), start(5)
-    slow, fast = (echoes(process.communicate(timeout=60)[0], 1) for process in (first, second))
-    assert min(slow) >= 120
+    first, second = start(250), start(5)
+    slow, fast = (echoes(process.communicate(timeout=300)[0], 1) for process in (first, second))
+    assert min(slow) >= 500
     assert 10 <= min(fast) < min(slow) / 2

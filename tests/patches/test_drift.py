@@ -88,7 +88,7 @@ def checkout(tmp_path):
 def drift(*words, expect=0):
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/drift.py", *words],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == expect, done.stderr
     return done.stderr if expect else done.stdout

@@ -213,7 +213,12 @@ def test_published_in_the_memory_of_1f1b(planned):
 
 
 @pytest.mark.parametrize(
-    ("times", "recompute", "most"), [(2, False, 1.05), (1, True, 1.13), (2, True, 1.025)]
+    ("times", "recompute", "most"),
+    [
+        (2, False, 1.05),
+        pytest.param(1, True, 1.13, marks=pytest.mark.large),
+        (2, True, 1.025),
+    ],
 )
 def test_published_in_little_memory(planned, times, recompute, most):
     """The mean, over the bound of unlimited memory."""
@@ -295,7 +300,7 @@ def test_the_same_bytes_in_every_process():
         )
         for seed in (1, 2)
     ]
-    first, second = (process.communicate(timeout=120)[0].split() for process in processes)
+    first, second = (process.communicate(timeout=300)[0].split() for process in processes)
     assert first == second
     assert len(first) == len(varied())
 
@@ -311,18 +316,19 @@ def test_the_same_bytes_from_the_same_job(c):
 # --- a limit of time -----------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_the_time_limit_is_what_it_takes():
     """On a job whose bound is not reached, so that there is always more to try."""
     c = Conditions(24, (9.0,) * 8, (10.0,) * 8, (6.0,) * 8, both_ways({3: 60.0}))
     c = replace(c, activation_budget=(8.0,) * 8, recompute=True)
     took = []
-    for limit in (0.1, 1.0):
+    for limit in (0.1, 4.0):  # far apart: what comes before the search takes its time, too
         began = time.perf_counter()
         plan = make_plan(c, time_limit=limit)
         took.append(time.perf_counter() - began)
         assert_valid(plan, c)
         assert plan.predicted > plan.lower_bound * 1.01
-    assert took[1] > 2 * took[0]
+    assert took[1] > took[0] + 1
 
 
 # --- in words ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import IterationRecord, Probe
 from megatron_adaptra.transport.base import Transport
 
-PATIENCE = 60.0
+PATIENCE = 300.0
 SHAPE = (3, 4)  # of one message
 
 
