@@ -133,7 +133,7 @@ def row(
     mine = turns[-1].decision
     predicted = decisions[-1]["stock_ms"] if decisions else None
     if mine:
-        predicted = mine["renewed_ms"] or mine["predicted_ms"]
+        predicted = mine["refreshed_ms"] or mine["predicted_ms"]
     ratios = [s.median_ms / arm.median_ms for s, arm in zip(stock, turns, strict=True)]
     return {
         "name": turns[0].name,

@@ -15,8 +15,8 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan
-from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.runtime.decisions import Decision
+from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.telemetry.probe import IterationRecord, Memory, merge
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.html.report import report_html
@@ -49,15 +49,14 @@ class Prediction:
     stock: Timeline
 
     @classmethod
-    def now(cls, controller: Controller) -> Prediction:
+    def now(cls, controller: Leader) -> Prediction:
         """For the schedule in force and the links as they are. Only on the leader."""
-        assert controller.estimator is not None
         conditions = controller.estimator.conditions()
         plan = controller.rule.evaluate(controller.ballot.schedule, conditions)
         return cls(plan, controller.stock())
 
     @classmethod
-    def of(cls, decision: Decision, controller: Controller) -> Prediction:
+    def of(cls, decision: Decision, controller: Leader) -> Prediction:
         """As it was when the plan was made."""
         conditions = Conditions.from_json(decision.conditions)
         plan = controller.rule.evaluate(Schedule.parse(decision.plan), conditions)
@@ -68,7 +67,7 @@ def write(
     options: DemoOptions,
     ranks: Sequence[RankResult],
     losses: Mapping[str, list[float]],
-    controller: Controller,
+    controller: Leader,
     drawn: Prediction,
     pipeline: Sequence[int],
     versions: Mapping[str, str],
@@ -86,7 +85,7 @@ def write(
         name: [1e3 * max(values) for values in zip(*(r.seconds[name] for r in first), strict=True)]
         for name in losses
     }
-    decisions = [d for d in controller.log.decisions if d.committed]
+    decisions = controller.log.committed
     for i, decision in enumerate(decisions):  # over the plan's whole life in its phase
         end = decisions[i + 1].iteration if i + 1 < len(decisions) else options.iterations
         end = min([end, *(b for _, b in options.phases.values() if b > decision.iteration)])
@@ -146,7 +145,7 @@ def _last(shown: Sequence[RankResult]) -> int:
 
 
 def _memory(
-    controller: Controller, shown: Sequence[RankResult], plan: Plan, since: int
+    controller: Leader, shown: Sequence[RankResult], plan: Plan, since: int
 ) -> dict[str, Any] | None:
     """What activations take, stage by stage, in microbatches and, as last counted, in bytes.
 
@@ -156,7 +155,6 @@ def _memory(
     kept = [[r.memory for r in row if r.memory is not None] for row in records]
     if not all(kept):
         return None
-    assert controller.estimator is not None
     budgets = controller.estimator.budgets
     # A plan's bytes are counted once, in its second iteration.
     upto = _last(shown)

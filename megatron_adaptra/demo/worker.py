@@ -28,6 +28,7 @@ from megatron_adaptra.demo.results import Prediction, RankResult, write
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.log import log_line
 from megatron_adaptra.processes import die_with_parent
+from megatron_adaptra.runtime.leader import Leader
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
 KEPT = 8  # iterations whose records are kept, to draw the one nearest to their median
@@ -149,9 +150,10 @@ class _Demo:
                     self._iteration(name, iteration)
             for iteration in iterations:
                 self._progress(iteration)
-            if self.rank == 0 and self.last_drawn in iterations:
-                self.session.run.controller.drain()
-                self.drawn = Prediction.now(self.session.run.controller)
+            leader = self.session.run.controller
+            if self.rank == 0 and isinstance(leader, Leader) and self.last_drawn in iterations:
+                leader.drain()
+                self.drawn = Prediction.now(leader)
         self._finish()
 
     def _barrier(self, phase: str) -> None:
@@ -221,8 +223,9 @@ class _Demo:
         """Bring everything to rank 0, which writes it down."""
         watchdog = self.session.watchdog
         watchdog.phase = "collecting the results"
-        if self.session.run.controller.leads:
-            self.session.run.controller.drain()
+        controller = self.session.run.controller
+        if isinstance(controller, Leader):
+            controller.drain()
         losses = {
             n: [self.gpt.mean_loss(step) for step in steps] for n, steps in self.losses.items()
         }
@@ -235,11 +238,11 @@ class _Demo:
         )
         everyone: list[Any] = [None] * self.dist.get_world_size()
         self.dist.all_gather_object(everyone, mine)
-        if self.rank == 0:
+        if self.rank == 0 and isinstance(controller, Leader):
             assert self.drawn is not None
             write(
-                self.options, everyone[: self.options.world], losses, self.session.run.controller,
-                self.drawn, self.session.ranks, self.gpt.versions(),
+                self.options, everyone[: self.options.world], losses, controller, self.drawn,
+                self.session.ranks, self.gpt.versions(),
             )  # fmt: skip
 
 

@@ -4,10 +4,10 @@ Two-phase commit between the leader (stage 0) and the others, off the critical p
 
 1. the leader proposes a plan, as bytes with their digest, and the iteration S of the swap;
 2. a stage that has read and checked it acknowledges; from then on it will not start iteration S
-   without the verdict;
+   without the decision;
 3. the leader commits when all have acknowledged, and aborts when it reaches S before that.
 
-So a stage waits at most once per replan, at S, and only if the verdict is later than a whole
+So a stage waits at most once per replan, at S, and only if the decision is later than a whole
 iteration. A stage that never got the proposal never acknowledged it, so nobody swaps.
 """
 
@@ -24,27 +24,35 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 
+TRIAL = 5  # iterations of a trial
+
 
 @dataclass
 class Proposal:
-    """`verdict`: None while open, then whether it was committed."""
+    """A `schedule` to run from iteration `swap` on.
+
+    `acks`: the ranks that have acknowledged it. `committed`: None while it is open.
+    """
 
     number: int
     swap: int
     schedule: Schedule
     acks: set[int] = field(default_factory=set)
-    verdict: bool | None = None
+    committed: bool | None = None
 
 
 def pack(number: int, swap: int, schedule: Schedule) -> dict[str, Any]:
-    """The message that proposes `schedule`."""
+    """The message that proposes `schedule` as proposal `number`, from iteration `swap` on."""
     plan = json.dumps(schedule.to_json(), sort_keys=True)
     digest = hashlib.sha256(plan.encode()).hexdigest()
     return {"kind": "propose", "number": number, "swap": swap, "plan": plan, "digest": digest}
 
 
 def unpack(message: dict[str, Any], stages: int, microbatches: int) -> Proposal:
-    """The proposal in a message; raises ScheduleError for one that must not run."""
+    """The proposal in a `message` for a pipeline of `stages` and so many `microbatches`.
+
+    Raises ScheduleError for one that must not run: damaged, of another shape, or unable to finish.
+    """
     plan = message["plan"]
     if hashlib.sha256(plan.encode()).hexdigest() != message["digest"]:
         raise ScheduleError(f"plan {message['number']}: its bytes do not match their digest")
@@ -59,10 +67,10 @@ def unpack(message: dict[str, Any], stages: int, microbatches: int) -> Proposal:
 
 
 class Ballot:
-    """One stage's side: at most one open proposal, and the plan in force.
+    """One stage's side: at most one open proposal, and the `schedule` in force.
 
     `decide` is called by the control thread, `at_boundary` by the training thread. `opening`: runs
-    instead until iteration `until`, which everybody knows, so that it takes no vote.
+    instead before iteration `until`, which everybody knows, so that it takes no vote.
     """
 
     def __init__(self, schedule: Schedule, opening: Schedule | None = None, until: int = 0) -> None:
@@ -92,24 +100,26 @@ class Ballot:
             self._open = proposal
             return True
 
-    def decide(self, number: int, verdict: bool) -> None:
+    def decide(self, number: int, commit: bool) -> None:
+        """Commit or abort proposal `number`; nothing if that is not open."""
         with self._changed:
             if self._open is not None and self._open.number == number:
-                if self._open.verdict is None:
-                    self._open.verdict = verdict
+                if self._open.committed is None:
+                    self._open.committed = commit
                 self._changed.notify_all()
 
     def lose_leader(self) -> None:
-        """The leader is gone: no verdict will come."""
+        """No decision will come any more."""
         with self._changed:
             self._leaderless = True
             self._changed.notify_all()
 
     def at_boundary(self, iteration: int, timeout: float, leads: bool) -> Proposal | None:
-        """Start `iteration`; the proposal whose fate was settled by that, if any.
+        """Start `iteration`; the proposal that is closed by that, if any.
 
-        The leader does not wait: reaching the swap without all acknowledgements is its abort.
-        Raises Disagreement when no verdict comes in `timeout` seconds, or can come no more.
+        The leader (`leads`) does not wait: reaching the swap without all acknowledgements is its
+        abort. Others wait `timeout` seconds for its decision on a proposal for this iteration.
+        Raises Disagreement when none comes, or can come no more.
         """
         with self._changed:
             self.iteration = iteration
@@ -118,18 +128,28 @@ class Ballot:
             proposal = self._open
             if proposal is None or proposal.swap > iteration:
                 return None
-            if leads and proposal.verdict is None:
-                proposal.verdict = False
+            if leads and proposal.committed is None:
+                proposal.committed = False
             self._changed.wait_for(
-                lambda: proposal.verdict is not None or self._leaderless, timeout
+                lambda: proposal.committed is not None or self._leaderless, timeout
             )
-            if proposal.verdict is None:
+            if proposal.committed is None:
                 why = "it is gone" if self._leaderless else f"waited {timeout:g} s"
                 raise Disagreement(
-                    f"no verdict on plan {proposal.number} from stage 0 "
+                    f"no decision on plan {proposal.number} from stage 0 "
                     f"at iteration {iteration}: {why}"
                 )
             self._open = None
-            if proposal.verdict:
+            if proposal.committed:
                 self.schedule, self._afterwards = proposal.schedule, None
             return proposal
+
+
+def starting_ballot(
+    schedule: Schedule, resumed: Schedule | None, trial: Schedule | None, first: int
+) -> Ballot:
+    """What to begin iteration `first` with: `resumed`, from a checkpoint, if there is one.
+
+    Else `schedule`, but a few iterations of `trial`, if any, which tells its ops' costs.
+    """
+    return Ballot(resumed) if resumed else Ballot(schedule, trial, first + TRIAL)

@@ -7,17 +7,22 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.base import Plan
 
+OUTCOME = 3  # iterations whose median is the measured outcome of a decision
+
 
 @dataclass
 class Decision:
-    """Times are milliseconds, as in every report. `iteration` is the first one on the new plan.
+    """One line of the log. Times are milliseconds, as in every report.
 
-    `renewed_ms`: predicted again for the iterations to come, uncorrected, once all that the model
+    `iteration`: the first one on the new plan. `detected`: the one whose reports led to it.
+    `predicted_without_ms`: an iteration under the same conditions without the decision.
+    `refreshed_ms`: predicted again for the iterations to come, uncorrected, once all that the model
     is fed with was measured under the plan. Ops take longer while a pipeline stalls.
     """
 
@@ -35,11 +40,12 @@ class Decision:
     plan: str
     conditions: dict[str, Any]
     committed: bool = False
-    renewed_ms: float | None = None
+    refreshed_ms: float | None = None
     measured_ms: float | None = None
     samples: list[float] = field(default_factory=list, repr=False)
 
     def to_json(self) -> dict[str, Any]:
+        """What the log and `adaptra replay` have."""
         skipped = ("stock", "samples")
         data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
         return {**data, "stock_ms": 1e3 * self.stock.makespan}
@@ -48,17 +54,47 @@ class Decision:
 class DecisionLog:
     """A JSON-lines file, whole at any moment: it is replaced, not appended to.
 
-    A decision is written when it is made and again when its outcome is known.
+    A decision is written when it is made and again when its outcome is known. Without a `path`
+    nothing is written.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.decisions = path, list[Decision]()
+        self._awaited: list[Decision] = []  # committed, the outcome not known
+
+    @property
+    def committed(self) -> list[Decision]:
+        """The decisions that have come into force, in order."""
+        return [d for d in self.decisions if d.committed]
 
     def add(self, decision: Decision) -> None:
+        """Log a decision that is proposed."""
         self.decisions.append(decision)
         self.write()
 
+    def commit(self, decision: Decision) -> None:
+        """A decision of the log comes into force."""
+        decision.committed = True
+        self._awaited.append(decision)
+        self.write()
+
+    def record_outcome(self, ran: int, seconds: float) -> None:
+        """Iteration `ran` took `seconds`; the first one on a plan does not count."""
+        in_force = [d for d in self._awaited if d.iteration <= ran][-1:]
+        if not in_force:
+            return
+        decision = in_force[0]
+        self._awaited = self._awaited[self._awaited.index(decision) :]
+        if decision.iteration == ran:
+            return
+        decision.samples.append(1e3 * seconds)
+        decision.measured_ms = median(decision.samples)
+        if len(decision.samples) == OUTCOME:
+            self._awaited.remove(decision)
+            self.write()
+
     def write(self) -> None:
+        """Replace the file."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +119,11 @@ def why_swap(
     plan: Plan,
     back: bool,
 ) -> str:
-    """The decision in one sentence, for people."""
+    """The decision in one sentence, for people.
+
+    `before`, `now`: seconds of delay of the links that have changed. `back`: whether `plan` is the
+    one without any slow link.
+    """
     links = ", ".join(
         f"{a}->{b} takes {1e3 * now[a, b]:.3g} ms, "
         + (f"before {1e3 * old:.3g} ms" if old else "from the start")
@@ -94,5 +134,6 @@ def why_swap(
 
 
 def warmups(current: Plan, plan: Plan) -> str:
+    """Both plans' warmup depths, for people."""
     old, new = (",".join(map(str, p.schedule.warmup)) for p in (current, plan))
     return f"warmup {old} -> {new}"

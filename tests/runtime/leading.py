@@ -15,9 +15,11 @@ from telemetry.records import record
 
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.baselines import stock_warmup
+from megatron_adaptra.runtime.agreement import starting_ballot
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import Memory
@@ -34,40 +36,41 @@ class Run:
     `told`: the last status that the watcher has got.
     """
 
-    leader: Controller
+    leader: Leader
     ran: list[list[Schedule]] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Watched(Controller):
-    """A Controller that tells the test when it has dealt with an iteration."""
+class Watched(Leader):
+    """A Leader that tells the test when it has dealt with an iteration."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._moved = threading.Condition()
-        self._weighed = -1
+        self._seen = -1
         super().__init__(*args, **kwargs)
 
-    def _weigh(self, iteration: int, reports: Sequence[dict[str, Any]]) -> None:
-        super()._weigh(iteration, reports)
+    def _on_reports(self, iteration: int, reports: Sequence[dict[str, Any]]) -> None:
+        super()._on_reports(iteration, reports)
         with self._moved:
-            self._weighed = iteration
+            self._seen = iteration
             self._moved.notify_all()
 
-    def _take_ack(self, number: int, stage: int, ok: bool) -> None:
-        super()._take_ack(number, stage, ok)
+    def _take_ack(self, number: int, member: int, ok: bool) -> None:
+        super()._take_ack(number, member, ok)
         with self._moved:
             self._moved.notify_all()
 
-    def settle(self, iteration: int, votes: bool) -> None:
-        """Wait until `iteration` is weighed and, with `votes`, what it proposed is decided."""
+    def wait_for(self, iteration: int, votes: bool) -> None:
+        """Until the reports of `iteration` are dealt with and, with `votes`, what was proposed is
+        decided."""
 
-        def settled() -> bool:
-            proposal = self._proposal
-            decided = proposal is None or proposal.verdict is not None
-            return self._weighed >= iteration and (decided or not votes)
+        def done() -> bool:
+            now = self._open
+            decided = now is None or now.proposal.committed is not None
+            return self._seen >= iteration and (decided or not votes)
 
         with self._moved:
-            assert self._moved.wait_for(settled, PATIENCE), f"iteration {iteration} not weighed"
+            assert self._moved.wait_for(done, PATIENCE), f"iteration {iteration} is not dealt with"
 
 
 def drive(
@@ -93,7 +96,7 @@ def drive(
     """`at(stage, iteration)` is called by every stage between the start and the report.
 
     All have begun an iteration before any reports it, as a pipeline brings it about. `paced`: an
-    iteration is over when the leader has weighed it and, unless `channels` hold them back, the
+    iteration is over when the leader has dealt with it and, unless `channels` hold them back, the
     votes on its proposal are in, as when iterations take long; else it takes about `pause` seconds,
     whatever the control threads do. `followers`: ranks beyond the pipeline that run its order;
     `resumed`: the plan of a checkpoint, made for links of 40 ms. `memory`: what every stage
@@ -103,7 +106,7 @@ def drive(
     network = control or LoopbackNetwork()
     start = schedule(stock_warmup(stages, count), count)
     barrier = threading.Barrier(members)
-    leaders: list[Controller] = []
+    leaders: list[Leader] = []
     watchers: list[Controller] = []
 
     def body(stage: int) -> list[Schedule]:
@@ -112,18 +115,17 @@ def drive(
         channel = (channels or {}).get(stage, Channel)
         peers = range(1, members) if stage == 0 else [0]
         made = {peer: channel(transport, peer) for peer in peers}
-        estimator = None
+        ballot = starting_ballot(start, resumed, None, 0)
+        controller: Watched | Member
         if stage == 0:
             estimator = Estimator(count, ["one"] * stages, None, 1000, **estimate)
-        log = DecisionLog(path if stage == 0 else None)
-        if estimator is not None and resumed is not None:
-            estimator.resume({f"{a}>{b}": 0.04 for a, b in estimator.charts})
-        controller = Watched(
-            stage, start, made, estimator, rule, log, PATIENCE, resumed=resumed,
-            reports=stage < stages, watcher=watcher if stage == 0 else None,
-        )  # fmt: skip
-        if estimator is not None:
+            if resumed is not None:
+                estimator.resume({f"{a}>{b}": 0.04 for a, b in estimator.charts})
+            log = DecisionLog(path)
+            controller = Watched(start, ballot, made, estimator, rule, log, watcher=watcher)
             leaders.append(controller)
+        else:
+            controller = Member(ballot, made, PATIENCE, reports=stage < stages)
         if stage == watcher:
             watchers.append(controller)
         ran = []
@@ -144,8 +146,8 @@ def drive(
                 if not paced:
                     time.sleep(rng.uniform(0.0, pause))
                     continue
-                if controller.leads:
-                    controller.settle(iteration, votes=channels is None)
+                if isinstance(controller, Watched):
+                    controller.wait_for(iteration, votes=channels is None)
                 barrier.wait(PATIENCE)
         except BaseException:
             barrier.abort()

@@ -28,7 +28,7 @@ def travelled(message):
 def test_plan_travels_and_is_what_it_was():
     got = unpack(travelled(pack(4, 17, NEW)), 3, 6)
     assert (got.number, got.swap, got.schedule) == (4, 17, NEW)
-    assert got.verdict is None
+    assert got.committed is None
     assert got.schedule.digest() == NEW.digest()
 
 
@@ -77,8 +77,8 @@ def test_commit_swaps_at_the_boundary_and_not_before():
     b.decide(0, True)
     assert b.at_boundary(2, 0.0, FOLLOWER) is None
     assert b.schedule == OLD
-    settled = b.at_boundary(3, 0.0, FOLLOWER)
-    assert (settled.number, settled.verdict) == (0, True)
+    closed = b.at_boundary(3, 0.0, FOLLOWER)
+    assert (closed.number, closed.committed) == (0, True)
     assert b.schedule == NEW
     assert b.at_boundary(4, 0.0, FOLLOWER) is None
 
@@ -87,25 +87,25 @@ def test_abort_keeps_the_plan():
     b = ballot(1)
     b.offer(Proposal(0, 3, NEW))
     b.decide(0, False)
-    assert b.at_boundary(3, 0.0, FOLLOWER).verdict is False
+    assert b.at_boundary(3, 0.0, FOLLOWER).committed is False
     assert b.schedule == OLD
 
 
-def test_leader_at_the_swap_without_a_verdict_aborts():
+def test_leader_at_the_swap_without_a_decision_aborts():
     b = ballot(1)
     b.offer(Proposal(0, 2, NEW))
-    assert b.at_boundary(2, PATIENCE, LEADER).verdict is False
+    assert b.at_boundary(2, PATIENCE, LEADER).committed is False
     b.decide(0, True)  # the last acknowledgement was too late
     assert b.at_boundary(3, 0.0, LEADER) is None
     assert b.schedule == OLD
 
 
-def test_first_verdict_stays():
+def test_first_decision_stays():
     b = ballot(1)
     b.offer(Proposal(0, 2, NEW))
     b.decide(0, False)
     b.decide(0, True)
-    assert b.at_boundary(2, 0.0, LEADER).verdict is False
+    assert b.at_boundary(2, 0.0, LEADER).committed is False
 
 
 def test_second_proposal_and_late_proposal_are_refused():
@@ -135,24 +135,24 @@ def at_boundary_on_a_thread(b, iteration, timeout):
     return thread, out
 
 
-@pytest.mark.parametrize("verdict", [True, False])
-def test_follower_waits_for_the_verdict(verdict):
+@pytest.mark.parametrize("commit", [True, False])
+def test_follower_waits_for_the_decision(commit):
     b = ballot(1)
     b.offer(Proposal(0, 2, NEW))
     thread, out = at_boundary_on_a_thread(b, 2, PATIENCE)
-    b.decide(1, not verdict)  # of another proposal
-    b.decide(0, verdict)
+    b.decide(1, not commit)  # of another proposal
+    b.decide(0, commit)
     thread.join(PATIENCE)
-    assert out[0].verdict is verdict
-    assert b.schedule == (NEW if verdict else OLD)
+    assert out[0].committed is commit
+    assert b.schedule == (NEW if commit else OLD)
 
 
-def test_follower_without_a_verdict_ends_in_time():
+def test_follower_without_a_decision_ends_in_time():
     b = ballot(1)
     b.offer(Proposal(6, 2, NEW))
     with pytest.raises(Disagreement) as error:
         b.at_boundary(2, 0.05, FOLLOWER)
-    assert str(error.value) == "no verdict on plan 6 from stage 0 at iteration 2: waited 0.05 s"
+    assert str(error.value) == "no decision on plan 6 from stage 0 at iteration 2: waited 0.05 s"
     assert b.schedule == OLD
 
 
@@ -166,12 +166,12 @@ def test_follower_does_not_wait_for_a_leader_that_is_gone():
     assert "it is gone" in str(out[0])
 
 
-def test_verdict_that_came_before_the_leader_went_counts():
+def test_decision_that_came_before_the_leader_went_counts():
     b = ballot(1)
     b.offer(Proposal(6, 2, NEW))
     b.decide(6, True)
     b.lose_leader()
-    assert b.at_boundary(2, 0.0, FOLLOWER).verdict is True
+    assert b.at_boundary(2, 0.0, FOLLOWER).committed is True
     assert b.schedule == NEW
 
 

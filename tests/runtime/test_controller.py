@@ -15,10 +15,9 @@ from megatron_adaptra.errors import Disagreement
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import peak_in_flight
-from megatron_adaptra.runtime.agreement import pack
+from megatron_adaptra.runtime.agreement import Ballot, pack
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Controller
-from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.controller import Member
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.probe import Memory
 from megatron_adaptra.transport.loopback import LoopbackNetwork
@@ -179,8 +178,8 @@ def test_ranks_beyond_the_pipeline_run_its_order(tmp_path):
     assert told["delays"]["1>2"] == pytest.approx(0.05, rel=0.1)
     row = committed(path)[0]
     # Predicted again once the plan's own iterations have been measured.
-    assert told["predicted"] * 1e3 == pytest.approx(row["renewed_ms"])
-    assert row["renewed_ms"] == pytest.approx(row["predicted_ms"], rel=0.2)
+    assert told["predicted"] * 1e3 == pytest.approx(row["refreshed_ms"])
+    assert row["refreshed_ms"] == pytest.approx(row["predicted_ms"], rel=0.2)
 
 
 def test_a_plan_of_a_checkpoint_is_in_force_at_once_and_stays(tmp_path):
@@ -250,7 +249,7 @@ def test_random_control_delays_never_split_the_pipeline(tmp_path):
 
 
 def follows_a_leader_that_dies(seat):
-    """Rank 0 proposes, gets the acknowledgement, and is killed before it gives a verdict."""
+    """Rank 0 proposes, gets the acknowledgement, and is killed before it decides."""
     if seat.rank == 0:
         channel = Channel(seat.transport, 1)
         channel.send(pack(0, 2, schedule((4, 1), 4)))
@@ -260,7 +259,7 @@ def follows_a_leader_that_dies(seat):
         threading.Event().wait(PATIENCE)  # killed here, and not with a lock that others need
     start = schedule((2, 1), 4)
     channels = {0: Channel(seat.transport, 0)}
-    follower = Controller(1, start, channels, None, ReplanPolicy(), DecisionLog(None), PATIENCE)
+    follower = Member(Ballot(start), channels, PATIENCE)
     assert follower.begin(0) == start
     seat.meet()
     assert follower.begin(1) == start
@@ -270,12 +269,12 @@ def follows_a_leader_that_dies(seat):
     return str(error.value)
 
 
-def test_leader_that_dies_before_its_verdict_holds_nobody():
+def test_leader_that_dies_before_its_decision_holds_nobody():
     with Processes(follows_a_leader_that_dies) as processes:
         assert processes.heard(0) == {"kind": "ack", "number": 0, "ok": True}
         processes.kill(0)
         words = processes.result(1)
-    assert words == "no verdict on plan 0 from stage 0 at iteration 2: it is gone"
+    assert words == "no decision on plan 0 from stage 0 at iteration 2: it is gone"
 
 
 def test_close_ends_the_control_threads(tmp_path):

@@ -20,7 +20,9 @@ from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.plan.initial import starting_schedule, trial
-from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.runtime.agreement import starting_ballot
+from megatron_adaptra.runtime.controller import Controller, Member
+from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.estimate import Estimator
 
@@ -95,16 +97,7 @@ def start_run(
     rendezvous = wiring.rendezvous and context.emulator is None
     split = executes and SPLIT not in group.limits
     recompute = config.recompute and RECOMPUTE not in group.limits
-    resumed, estimator = _resumed(context, wiring, count), None
-    new_message = message_of(arguments)
-    if group.leader:
-        hosts, cores = _hosts_and_cores(context, wiring)
-        estimator = Estimator(
-            count, hosts, cores, new_message().nbytes, config.budget, rendezvous,
-            context.emulator is None, chunks=chunks, split=split, recompute=recompute,
-        )  # fmt: skip
-        if resumed is not None and group.resumed is not None:
-            estimator.resume(group.resumed["delays"])
+    resumed, new_message = _resumed(context, wiring, count), message_of(arguments)
     if config.policy in SPLITTING and SPLIT in group.limits:
         reason = group.limits[SPLIT]
         raise BadInput("policy", config.policy, f"not this model: {reason}; use 1f1b")
@@ -114,6 +107,20 @@ def start_run(
     adapts = config.policy == "adaptive"
     # Of chunks the order is Megatron's: dropout falls as it does there.
     searches = adapts and executes and chunks == 1
+    first_trial = trial(start, split, recompute) if searches and (split or recompute) else None
+    ballot = starting_ballot(start, resumed, first_trial, iteration)
+    controller: Controller
+    if not group.leader:
+        reports = group.leads(context.ranks)
+        controller = Member(ballot, wiring.channels(), config.timeout, reports)
+        return Run(context, wiring, controller, count, iteration, new_message)
+    hosts, cores = _hosts_and_cores(context, wiring)
+    estimator = Estimator(
+        count, hosts, cores, new_message().nbytes, config.budget, rendezvous,
+        context.emulator is None, chunks=chunks, split=split, recompute=recompute,
+    )  # fmt: skip
+    if resumed is not None and group.resumed is not None:
+        estimator.resume(group.resumed["delays"])
     rule = ReplanPolicy(
         config.min_gain,
         policy="adaptive" if searches else "warmup",
@@ -122,18 +129,14 @@ def start_run(
         ahead=context.ahead,
     )
     last = dist.get_world_size() - 1  # Megatron's own writers are there
-    controller = Controller(
-        context.stage,
+    controller = Leader(
         start,
+        ballot,
         wiring.channels(),
         estimator,
         rule,
         wiring.log,
-        config.timeout,
-        resumed=resumed,
-        trial=trial(start, split, recompute) if searches and (split or recompute) else None,
         first=iteration,
-        reports=group.leads(context.ranks),
         watcher=group.members.index(last) if last in group.members[1:] else None,
         announce=announce and group.members[0] == 0,
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_adaptra.adapter.pipeline.run import Run
+from megatron_adaptra.runtime.leader import Leader
 
 
 def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
     """What a checkpoint keeps, on the rank that leads; None on others."""
-    if run is None or run.controller.estimator is None:
+    if run is None or not isinstance(run.controller, Leader):
         return None
     schedule = run.controller.ballot.lasting
     return {"schedule": schedule.text(), "delays": run.controller.estimator.state()}
