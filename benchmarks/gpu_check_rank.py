@@ -167,9 +167,9 @@ class Overhead:
         from megatron_adaptra.runtime.mailbox import Mailbox
         from megatron_adaptra.runtime.watchdog import Watchdog
         from megatron_adaptra.telemetry.probe import Probe
-        from megatron_adaptra.transport.torch_p2p import TorchTransport
+        from megatron_adaptra.transport.gloo import GlooTransport
 
-        probe, nobody = Probe(0), TorchTransport({}, {})
+        probe, nobody = Probe(0), GlooTransport({}, {})
         mailbox = Mailbox(0, 1, nobody, probe, Watchdog(0, [0]), 60.0)
         splits: list[SplitBackward] = []
 

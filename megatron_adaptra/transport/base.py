@@ -53,7 +53,7 @@ class Work(Protocol):
     def done(self) -> bool: ...
 
     def wait(self, timeout: float) -> Stamps:
-        """PlanGroup for at most `timeout` seconds; raises PeerLost that names peer and tag."""
+        """Block for at most `timeout` seconds; then PeerLost names peer and tag."""
         ...
 
     def abort(self) -> None:

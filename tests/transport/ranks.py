@@ -18,11 +18,11 @@ import torch.distributed as dist
 
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.emulate import LinkEmulator
+from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 from megatron_adaptra.transport.rules import parse_rules
-from megatron_adaptra.transport.torch_p2p import TorchTransport, open_lanes
 
-KINDS = ("eager", "rendezvous", "torch")
+KINDS = ("eager", "rendezvous", "gloo")
 PATIENCE = 300.0  # seconds until a test is given up; nothing is measured against it
 MS = 1e-3
 
@@ -47,7 +47,7 @@ Body = Callable[..., Any]
 
 def run(kind: str, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] = ()) -> list[Any]:
     """What `body(seat, *args)` returned on each rank; raises what it raised."""
-    if kind == "torch":
+    if kind == "gloo":
         with Processes(body, *args, ranks=ranks, rules=rules) as processes:
             return [processes.result(rank) for rank in range(ranks)]
     assert not rules, "loopback has no emulator"
@@ -146,11 +146,11 @@ def _process(
         links = list(permutations(range(ranks), 2))
         opened = []
 
-        def opens(name: str) -> TorchTransport:
+        def opens(name: str) -> GlooTransport:
             parsed = [rule for text in rules for rule in parse_rules(text, ranks)]
             emulator = LinkEmulator(rank, parsed) if parsed else None
             lanes = open_lanes(list(range(ranks)), links, name)
-            opened.append(TorchTransport(*lanes, emulator))
+            opened.append(GlooTransport(*lanes, emulator))
             return opened[-1]
 
         transport = opens("lane")

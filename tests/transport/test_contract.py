@@ -288,7 +288,7 @@ def close_while_waiting(seat):
 def test_close_ends_waits_and_threads(kind):
     for lost, left in run(kind, close_while_waiting, ranks=3):
         assert lost == 4
-        if kind == "torch":  # threads of loopback are the network's
+        if kind == "gloo":  # threads of loopback are the network's
             assert left == []
     until(lambda: not threads(), "the threads end")
 
@@ -381,7 +381,7 @@ def emulated(seat):
 
 
 def test_emulated_link_delays_one_way_and_holds_no_sender():
-    (held0, delays0, got0), (held1, delays1, got1) = run("torch", emulated, rules=["0>1:150ms"])
+    (held0, delays0, got0), (held1, delays1, got1) = run("gloo", emulated, rules=["0>1:150ms"])
     assert held0 == [True] * 3
     assert held1 == [False] * 3
     assert min(delays1) >= 0.15
@@ -404,7 +404,7 @@ def closed_while_held(seat):
 
 
 def test_close_drops_what_the_emulator_holds():
-    assert run("torch", closed_while_held, rules=["0>1:60s"])[0] == []
+    assert run("gloo", closed_while_held, rules=["0>1:60s"])[0] == []
 
 
 def abort_then_more(seat):
@@ -423,4 +423,4 @@ def abort_then_more(seat):
 
 
 def test_aborted_send_leaves_the_others_alone():
-    assert run("torch", abort_then_more, rules=["0>1:50ms"])[1] == [[1.0], [2.0]]
+    assert run("gloo", abort_then_more, rules=["0>1:50ms"])[1] == [[1.0], [2.0]]

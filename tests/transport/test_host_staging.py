@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.transport.torch_p2p import Lane, TorchTransport
+from megatron_adaptra.transport.gloo import GlooTransport, Lane
 
 PATIENCE = 30.0
 LIMIT = timedelta(seconds=PATIENCE)
@@ -20,7 +20,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
 
 
 @contextmanager
-def two_ends(device: str) -> Iterator[tuple[TorchTransport, TorchTransport]]:
+def two_ends(device: str) -> Iterator[tuple[GlooTransport, GlooTransport]]:
     """Stages 0 and 1, both in this process."""
     store = dist.HashStore()
 
@@ -31,8 +31,8 @@ def two_ends(device: str) -> Iterator[tuple[TorchTransport, TorchTransport]]:
     with ThreadPoolExecutor(4) as pool:  # a group is there when both of its ranks are
         ends = [pool.submit(lane, link, rank) for link in ("0>1", "1>0") for rank in (0, 1)]
         out, into, back_into, back_out = [end.result(PATIENCE) for end in ends]
-    first = TorchTransport({1: out}, {1: back_into}, device=torch.device(device))
-    second = TorchTransport({0: back_out}, {0: into}, device=torch.device(device))
+    first = GlooTransport({1: out}, {1: back_into}, device=torch.device(device))
+    second = GlooTransport({0: back_out}, {0: into}, device=torch.device(device))
     try:
         yield first, second
     finally:

@@ -24,8 +24,8 @@ from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.emulate import LinkEmulator
+from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
 from megatron_adaptra.transport.scenario import load_rules
-from megatron_adaptra.transport.torch_p2p import TorchTransport, open_lanes
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class Wiring:
     """
 
     plan_group: PlanGroup
-    pipelines: tuple[TorchTransport, ...]
-    control: TorchTransport
+    pipelines: tuple[GlooTransport, ...]
+    control: GlooTransport
     mailbox: Mailbox
     small_collectives: SmallCollectives
     log: DecisionLog
@@ -133,7 +133,7 @@ def open_wiring(
         context.notices.line(f"{what} is not possible: {reason}")
     context.failure_log.exchange_pids()
     star = [link for m in range(1, len(group.members)) for link in ((0, m), (m, 0))]
-    control = TorchTransport(*open_lanes(group.members, star, "control", who="member"))
+    control = GlooTransport(*open_lanes(group.members, star, "control", who="member"))
     mailbox = Mailbox(
         context.stage, context.stages, pipelines[0], context.probe, context.watchdog,
         config.timeout, pipelines[-1],
@@ -148,7 +148,7 @@ def open_wiring(
     return Wiring(group, pipelines, control, mailbox, collectives, log)
 
 
-def _open_pipelines(context: RankContext, chunks: int) -> tuple[TorchTransport, ...]:
+def _open_pipelines(context: RankContext, chunks: int) -> tuple[GlooTransport, ...]:
     """Both directions of every link; of a ring where there are several chunks.
 
     A ring of two stages has both kinds of messages on one link: each kind gets its transport.
@@ -160,7 +160,7 @@ def _open_pipelines(context: RankContext, chunks: int) -> tuple[TorchTransport, 
     kinds = ["pipeline", "gradients"] if chunks > 1 and stages == 2 else ["pipeline"]
     device = torch.device(torch.cuda.current_device())
     return tuple(
-        TorchTransport(*open_lanes(ranks, links, kind), context.emulator, device) for kind in kinds
+        GlooTransport(*open_lanes(ranks, links, kind), context.emulator, device) for kind in kinds
     )
 
 

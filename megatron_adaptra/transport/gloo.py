@@ -1,4 +1,4 @@
-"""Point to point over gloo, by torch.distributed.
+"""Point to point over gloo, as torch.distributed has it.
 
 Each directed link has a process group, and so a connection, of its own: no link queues behind
 another. A message is a frame: the payload, then a trailer with the moment it was sent. A receive is
@@ -47,7 +47,7 @@ class Lane:
     name: str  # of the peer, for errors: "stage 2 (rank 2)"
 
 
-class TorchTransport:
+class GlooTransport:
     """Transport over one process group per directed link; peers are stages.
 
     `device`: where messages are.
@@ -62,7 +62,7 @@ class TorchTransport:
     ) -> None:
         self.device = device or torch.device("cpu")
         rendezvous = True  # gloo moves nothing before the receive is posted
-        self.traits = Traits("torch", rendezvous, (self.device.type,))
+        self.traits = Traits("gloo", rendezvous, (self.device.type,))
         self._out, self._emulator = dict(outgoing), emulator
         self._inboxes = {peer: _Inbox(lane, self.device) for peer, lane in incoming.items()}
         self._pool: dict[int, list[_Frame]] = {}
@@ -157,7 +157,7 @@ class _Frame:
 class SendWork:
     """A send: the frame belongs to the transport until the backend has let go of it."""
 
-    def __init__(self, owner: TorchTransport, lane: Lane, frame: _Frame, tag: int) -> None:
+    def __init__(self, owner: GlooTransport, lane: Lane, frame: _Frame, tag: int) -> None:
         self.stamps = Stamps(sent=time.monotonic())
         self._owner, self._lane, self._frame, self._tag = owner, lane, frame, tag
         self._delivered = threading.Lock()  # held until the backend has the message
@@ -208,7 +208,7 @@ class ReceiveWork:
     """A posted receive. `wait` copies nothing: the link's thread has filled the buffer."""
 
     def __init__(
-        self, owner: TorchTransport, lane: Lane, frame: _Frame, buffer: torch.Tensor, tag: int
+        self, owner: GlooTransport, lane: Lane, frame: _Frame, buffer: torch.Tensor, tag: int
     ) -> None:
         self.stamps = Stamps(posted=time.monotonic())
         self._owner, self.lane, self.frame, self._buffer, self.tag = owner, lane, frame, buffer, tag
