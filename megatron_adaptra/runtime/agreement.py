@@ -101,7 +101,7 @@ class Ballot:
             return True
 
     def decide(self, number: int, commit: bool) -> None:
-        """Commit or abort proposal `number`; nothing if that is not open."""
+        """Commit proposal `number` if `commit`, else abort it; nothing if it is not open."""
         with self._changed:
             if self._open is not None and self._open.number == number:
                 if self._open.committed is None:

@@ -81,8 +81,10 @@ class Controller(ABC):
             self._on_loss()
 
     def _report_of(self, record: IterationRecord) -> dict[str, Any]:
-        """The message, with the end and the whole of the iteration before: `record` has not ended
-        when it is reported."""
+        """The message, with the step and the whole of the iteration before.
+
+        `record` itself has not ended when it is reported.
+        """
         last, self._last = self._last, record
         ended = last is not None and last.end > 0
         return {
@@ -113,10 +115,12 @@ class Member(Controller):
         self._start_listening()
 
     def begin(self, iteration: int) -> Schedule:
+        """As for Controller, at `iteration`; may wait for the leader's decision."""
         self.ballot.at_boundary(iteration, self._timeout, leads=False)
         return self.ballot.schedule
 
     def report(self, record: IterationRecord) -> None:
+        """Send it to the leader. Raises PeerLost as Channel.send does."""
         if self._reports:
             self._channels[0].send(self._report_of(record))
 

@@ -33,7 +33,7 @@ class FailureLog:
 
 
 class SharedFailureLog(FailureLog):
-    """In torch's key-value store, which outlives a dead rank. Never raises once it is made.
+    """In torch's key-value store, which outlives a dead rank. Reading and writing never raise.
 
     Every rank enters its process when it makes its log, so that the ranks of one machine can tell
     which of them has died. `machine`: the same for ranks that see each other's processes.
@@ -48,15 +48,17 @@ class SharedFailureLog(FailureLog):
         self._pids: dict[int, int] = {}  # by global rank, of this machine
 
     def exchange_pids(self) -> None:
-        """Learn the processes of the other ranks; waits for the store's timeout until all have made
-        their log."""
+        """Learn the processes of the other ranks, which have to make their logs meanwhile.
+
+        Raises what the store raises after its own timeout.
+        """
         for rank in self._ranks:
             machine, _, pid = self._store.get(f"process/{rank}").decode().rpartition(" ")
             if machine == self._machine:
                 self._pids[rank] = int(pid)
 
     def write(self, text: str) -> None:
-        """As FailureLog; waits for the store for two seconds at most."""
+        """As FailureLog writes `text`; waits for the store for two seconds at most."""
         super().write(text)
         _within(_STORE_TIMEOUT, lambda: self._store.compare_set("first", "", text))
 

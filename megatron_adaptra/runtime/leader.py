@@ -90,12 +90,14 @@ class Leader(Controller):
     # Called by the training thread.
 
     def begin(self, iteration: int) -> Schedule:
+        """As for Controller, at `iteration`; never waits for members."""
         if self.ballot.at_boundary(iteration, 0.0, leads=True) is not None:
             self._close_proposal()
         self._ran[iteration] = self.ballot.schedule
         return self.ballot.schedule
 
     def report(self, record: IterationRecord) -> None:
+        """Give it to the planning thread."""
         self._queue.put(self._report_of(record))
 
     def drain(self, timeout: float = 30.0) -> None:
@@ -105,6 +107,10 @@ class Leader(Controller):
         done.wait(timeout)
 
     def close(self) -> None:
+        """End training's plans: all members leave, and the log has its last outcome.
+
+        Waits ten seconds at most for each control thread and for the planning thread.
+        """
         for channel in self._channels.values():
             with contextlib.suppress(PeerLost):
                 channel.send({"kind": "bye"})
@@ -171,8 +177,11 @@ class Leader(Controller):
                 self._send_status(report["iteration"])
 
     def _send_status(self, iteration: int) -> None:
-        """What charts of the training show: `delays` in seconds per link, and of the last decision
-        the predicted seconds of an iteration and their lower bound."""
+        """What charts of the training show.
+
+        `delays` in seconds per link, and of the last decision the predicted seconds of an iteration
+        and their lower bound.
+        """
         committed = self.log.committed
         self.status = {
             "iteration": iteration, "delays": dict(self.delays[-1]) if self.delays else {},
@@ -186,7 +195,7 @@ class Leader(Controller):
             self._channels[self._watcher].send({"kind": "status", "status": self.status})
 
     def _on_reports(self, iteration: int, reports: Sequence[dict[str, Any]]) -> None:
-        """All stages have reported an iteration: is it time for another plan?"""
+        """All stages have reported an iteration: plan again if there is a reason."""
         seconds = reports[0]["seconds"]  # of the iteration before
         if seconds is not None:
             self.log.record_outcome(iteration - 1, seconds)

@@ -23,9 +23,10 @@ class Mailbox:
     """Delivers `F3`'s input and `B3`'s gradient, and sends what they make.
 
     A send returns at once and owns a copy; a receive is posted when `post` says so and awaited
-    when `take` needs it. After `timeout` seconds PeerLost names op and peer. `gradients`: another
-    transport for these, where two stages exchange both kinds over one link: messages of one link
-    are awaited in the order of their posts.
+    when `take` needs it. `stage`: this one, of so many `stages`. `timeout`: seconds that a `take`
+    waits for its message, and that `finish` and `close` wait for all sends together; then PeerLost
+    names op and peer. `gradients`: another transport for these, where two stages exchange both
+    kinds over one link: messages of one link are awaited in the order of their posts.
     """
 
     def __init__(
@@ -48,12 +49,11 @@ class Mailbox:
         self._sent_before: list[tuple[Op, int, Work]] = []
 
     def begin(self, iteration: int, new: Callable[[], torch.Tensor]) -> None:
-        """Start an iteration; `new()` makes an empty tensor for one message."""
+        """Start `iteration`; `new()` makes an empty tensor for one message."""
         self._iteration, self._new = iteration, new
 
     def post(self, op: Op) -> None:
-        """Hand the transport a buffer for the message that PF3 or PB3 announces, unless one is
-        there already."""
+        """Post the receive that PF3 or PB3 names, unless it is posted already."""
         token = carried(op, self.stage, self.stages)
         assert token is not None
         if token not in self._posted:
@@ -66,7 +66,7 @@ class Mailbox:
         return self._posted[self._awaited(op)][1]
 
     def take(self, op: Op) -> torch.Tensor:
-        """What `op` needs from another stage; waits for it."""
+        """What `op` needs from another stage. Raises PeerLost if it does not come in time."""
         token = self._awaited(op)
         work, buffer = self._posted.pop(token)
         source = token.position % self.stages
@@ -86,7 +86,7 @@ class Mailbox:
         self._sent.append((op, target, work))
 
     def discard(self, unused: UnusedPosts) -> None:
-        """Clear the links of an iteration that is not to be: every posted receive gets something.
+        """Clear the links of an iteration that will not run: every posted receive gets something.
 
         All stages call it together. Raises PeerLost as `take` does.
         """
@@ -99,12 +99,15 @@ class Mailbox:
             self._wait(work, op, token.position % self.stages, self.timeout)
 
     def finish(self) -> None:
-        """End the iteration. Sends are waited for one iteration late: by then they are done."""
+        """End the iteration. Sends are waited for one iteration late: by then they are done.
+
+        Raises PeerLost if one is not.
+        """
         waiting, self._sent_before, self._sent = self._sent_before, self._sent, []
         self._await(waiting)
 
     def close(self) -> None:
-        """Wait for the last sends, so that nobody misses them."""
+        """Wait for the last sends, so that nobody misses them. Raises PeerLost as `finish` does."""
         self._await(self._sent_before + self._sent)
         self._sent, self._sent_before = [], []
 

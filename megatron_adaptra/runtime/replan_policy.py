@@ -11,8 +11,12 @@ from megatron_adaptra.plan import Plan, evaluate, make_plan
 
 @dataclass(frozen=True)
 class ReplanPolicy:
-    """`min_gain`: share of an iteration that a new plan has to save. `fixed`: none is made.
-    `ahead`: see `lower`."""
+    """When to swap, and to what.
+
+    `min_gain`: share of an iteration that a new plan has to save. `policy`: of the planner, by name
+    (`plan.make_plan`). `fixed`: no plan is made. `sends`: "eager" or "rendezvous". `ahead`: see
+    `lower`.
+    """
 
     min_gain: float = 0.15
     policy: str = "warmup"
@@ -21,9 +25,11 @@ class ReplanPolicy:
     ahead: int | None = None
 
     def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
+        """What an iteration of the schedule takes."""
         return evaluate(schedule, conditions, self.sends, self.ahead)
 
     def make_plan(self, conditions: Conditions) -> Plan:
+        """The policy's schedule, and what an iteration of it takes."""
         return make_plan(conditions, self.policy, self.sends, ahead=self.ahead)
 
     def gains(self, plan: Plan, current: Plan) -> bool:
@@ -31,7 +37,7 @@ class ReplanPolicy:
         return plan.predicted <= current.predicted * (1 - self.min_gain)
 
     def worth(self, plan: Plan, current: Plan, eased: bool) -> bool:
-        """Whether to swap: clearly faster, or a link has eased and memory can be given back."""
+        """Whether to swap: clearly faster, or a link is better (`eased`) and memory is freed."""
         if plan.schedule.order == current.schedule.order:
             return False
         lighter = sum(plan.peak_in_flight) < sum(current.peak_in_flight)

@@ -19,7 +19,7 @@ from megatron_adaptra.runtime.failure_log import FailureLog
 
 
 class Watchdog:
-    """Knows what the main thread waits for. `ranks[i]` is the global rank of stage i."""
+    """Knows what the main thread of `stage` waits for. `ranks`: global ones, by stage."""
 
     def __init__(
         self, stage: int, ranks: Sequence[int], failure_log: FailureLog | None = None
@@ -30,10 +30,11 @@ class Watchdog:
         self._wait: tuple[Op, int, float] | None = None
 
     def name(self, stage: int) -> str:
+        """A `stage`, for errors."""
         return f"stage {stage} (rank {self.ranks[stage]})"
 
     def begins(self, op: Op, peer: int) -> None:
-        """Before every wait of the schedule; cheap, for it is called for every message."""
+        """Before every wait of the schedule for stage `peer`; cheap, as there are many."""
         self._wait = (op, peer, time.monotonic())
 
     def ends(self) -> None:
@@ -41,12 +42,12 @@ class Watchdog:
         self._wait = None
 
     def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
-        """The error to raise when a wait has failed; tells the other ranks."""
+        """The error to raise when a wait for stage `peer` has failed; the others learn it."""
         reason = str(error).partition(": ")[2] or str(error)
         return PeerLost(self.describe(f": {reason}"))
 
     def describe(self, reason: str = "") -> str:
-        """What this rank was doing and what befell it, for a failure message; tells the others."""
+        """What this rank was doing and the `reason` of its end; written into the failure log."""
         own = f"{self.name(self.stage)} {self._doing()}{reason}"
         first = self.failure_log.read()
         if first:  # whoever noticed first saw the culprit, the rest may see each other go
@@ -64,10 +65,10 @@ class Watchdog:
         return f"waited {time.monotonic() - since:.1f} s for {op} {way} {self.name(peer)}"
 
     def end_on_signal(self, signum: int = signal.SIGTERM) -> Callable[[], None]:
-        """On SIGTERM say what was waited for and exit, even while blocked inside a library.
+        """On signal `signum` log what was waited for and exit, even while blocked in a library.
 
         Python runs signal handlers between bytecodes only; the wake-up descriptor works always.
-        A handler of somebody else's keeps the signal. The returned function puts things back.
+        A handler of somebody else's keeps the signal. Returns a function that puts things back.
         """
         ours = threading.current_thread() is threading.main_thread()
         if not ours or signal.getsignal(signum) is not signal.SIG_DFL:

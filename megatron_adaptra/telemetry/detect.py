@@ -34,7 +34,7 @@ class DelayChart:
         self._calm: list[float] = []  # samples of the level, CALM at most
 
     def update(self, delay: float, stage_seconds: float) -> bool:
-        """Whether a change is confirmed: 2 of the last 3 samples are out, and agree.
+        """Take one `delay`; whether a change is confirmed: 2 of the last 3 are out, and agree.
 
         `stage_seconds`: what one microbatch takes, against which delays matter. The first level
         counts as a change from zero: a link can be slow from the start.
@@ -79,7 +79,7 @@ class DelayChart:
         return True
 
     def accept(self, stage_seconds: float) -> None:
-        """Take the delay as it is estimated now for normal: it has been planned for."""
+        """Take the delay of now, planned for, as normal. `stage_seconds`: see `update`."""
         if self.level is None:
             return
         if not self._material(abs(self.estimate - self.level), stage_seconds):
@@ -90,7 +90,7 @@ class DelayChart:
         self._recent.clear()
 
     def resume(self, level: float) -> None:
-        """Start from a delay that is planned for already; the spread is learned anew."""
+        """Start from a delay, `level`, that is planned for already; the spread is learned anew."""
         self._calm = [level]
         self.level = self.estimate = self._average = level
         self._spread = max(0.05 * level, 1e-6)

@@ -39,6 +39,7 @@ class Shares(NamedTuple):
 class Estimator:
     """Keeps one chart per directed link and the recent seconds per op of every stage.
 
+    `microbatches`: of an iteration. `message_bytes`: of one message of the pipeline.
     `hosts[i]`: an identity of stage i's machine. Stages of one machine share a clock; between
     machines only the round trip is known, and its halves are taken for equal. `cores`: see
     Conditions; where given, an op's cost is CPU time, else its wall time. `rendezvous`: whether a
@@ -82,7 +83,7 @@ class Estimator:
         self._ratios: deque[float] = deque(maxlen=WINDOW)
 
     def update(self, reports: Sequence[Mapping[str, Any]]) -> list[Link]:
-        """Take one iteration's reports, one per stage; the links whose change is confirmed."""
+        """Take one iteration's `reports`, one per stage; the links whose change is confirmed."""
         clock = "wall" if self.cores is None else "cpu"
         for report in reports:
             scale = 1.0 if self.cores is None else report["overhead"]
@@ -163,7 +164,7 @@ class Estimator:
                 chart.resume(state[f"{a}>{b}"])
 
     def learn(self, predicted: float, measured: float) -> None:
-        """Take note of how far off the model was for an iteration, uncorrected, in seconds."""
+        """Take note of an iteration's `predicted` (uncorrected) and `measured` seconds."""
         if predicted > 0:
             self._ratios.append(measured / predicted)
 
@@ -173,10 +174,11 @@ class Estimator:
         return min(max(median(self._ratios), 0.9), 1.25) if self._ratios else 1.0
 
     def delays(self) -> dict[str, float]:
+        """Seconds of every link now, by `"2>3"`."""
         return {f"{a}>{b}": chart.estimate for (a, b), chart in self.charts.items()}
 
     def conditions(self, corrected: bool = True, native: bool = False) -> Conditions:
-        """What to plan for. `native`: with the step as it is in stock Megatron."""
+        """What to plan for. `corrected`: by `correction`. `native`: with stock's step."""
         scale = self.correction if corrected else 1.0
         step_sync = (self._step.native if native else self._step.sync)(self._delays)
         ops = [OpSeconds(*(scale * s for s in _medians(window))) for window in self._ops]
@@ -199,7 +201,7 @@ class Estimator:
         )
 
     def measure_budget(self, reports: Sequence[Mapping[str, Any]]) -> bool:
-        """Take note of measured bytes; whether a budget in bytes now means other microbatches.
+        """Take the bytes in `reports`; whether a budget in bytes now means other microbatches.
 
         It does when all stages have measured for the first time. Afterwards only where a plan has
         taken more than it may: halves and temporaries are no exact shares of a microbatch.

@@ -105,14 +105,14 @@ class IterationRecord:
         return seconds
 
     def delay(self, source: int) -> float:
-        """Median seconds that messages from a stage were on their way.
+        """Median seconds that messages from stage `source` were on their way.
 
         The median, not the mean: one late wake-up of this process is not a slow link.
         """
         return median(stamps.delay for stamps in self._awaited(source))
 
     def delay_p25(self, source: int) -> float:
-        """The same where processes wait for a core, which a message then seems to do as well.
+        """The same from `source` where processes wait for a core, and so messages seem to.
 
         The lower quartile: a slow link delays all messages. Also of those alone that compute was
         waiting for: nothing else ran in this process when they came.
@@ -123,14 +123,14 @@ class IterationRecord:
         return min(delays[len(delays) // 4] for delays in quartiles)
 
     def transit(self, source: int) -> float:
-        """Least seconds from sent, on the sender's clock, to there, on this one.
+        """Least seconds from sent, on the clock of `source`, to there, on this one.
 
         The least: with two clocks nobody knows which messages have waited for their receive.
         """
         return min(t.completed - t.sent for s, _, t in self.messages if s == source)
 
     def ahead(self, source: int) -> float:
-        """Median seconds that a receive stood posted before its message was sent."""
+        """Median seconds that a receive from `source` stood posted before its message was sent."""
         return median(max(0.0, t.sent - t.posted) for t in self._awaited(source))
 
     def _awaited(self, source: int) -> list[Stamps]:
@@ -145,18 +145,21 @@ class IterationRecord:
 
     @property
     def step(self) -> dict[str, Any]:
-        """Seconds of the step, and each crossing in it: name, seconds taken, backend's, direct, and
-        the stages that take part."""
+        """Seconds of the step, and its collectives.
+
+        Of each the name, the seconds it took, the backend's and an all-gather's, and its stages.
+        """
         collectives = [(c.name, c.end - c.start, *c[3:]) for c in self.collectives]
         return {"seconds": self.end - self.last_op_end, "collectives": collectives}
 
     @property
     def last_op_end(self) -> float:
+        """When the pipeline part was over, on the monotonic clock."""
         return self.ops[-1].end if self.ops else self.begin
 
 
 class Probe:
-    """Collects one IterationRecord after another; cheap enough to be always on."""
+    """Collects one IterationRecord of `stage` after another; cheap enough to be always on."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
@@ -164,29 +167,35 @@ class Probe:
         self._op_start = self._op_cpu = self._process = 0.0
 
     def begin(self, iteration: int) -> None:
+        """Start the record of `iteration`."""
         self.record = IterationRecord(self.stage, iteration, time.monotonic())
         self._process = time.process_time()
 
     def op_begins(self) -> None:
+        """An op starts."""
         self._op_start, self._op_cpu = time.monotonic(), time.thread_time()
 
     def op_ends(self, op: Op) -> None:
+        """The op that has started is over, and was this one."""
         cpu = time.thread_time() - self._op_cpu
         self.record.ops.append(OpTime(op, self._op_start, time.monotonic(), cpu))
 
     def arrived(self, source: int, op: Op, stamps: Stamps) -> None:
+        """A message from stage `source`, made by `op` there, was taken."""
         self.record.messages.append((source, op, stamps))
 
     def pipeline_ends(self) -> None:
+        """The last op is over; the step follows."""
         self.record.cpu = time.process_time() - self._process
 
     def iteration_ends(self, collectives: Sequence[CollectiveSpan] = ()) -> None:
+        """The step is over; of `collectives` those after the last op belong to it."""
         self.record.end = time.monotonic()
         self.record.collectives = [c for c in collectives if c.start >= self.record.last_op_end]
 
 
 def merge(records: Sequence[IterationRecord], name: str) -> Timeline:
-    """The measured Timeline of one iteration, of stages that share a clock."""
+    """The measured Timeline, called `name`, of one iteration of stages that share a clock."""
     zero = min(r.begin for r in records)
     spans, messages = [], []
     finish = max(r.last_op_end for r in records)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has a longer step
-PASSES = 4  # delays of a backend's small all-reduce: there and back, each after a word (measured)
+PASSES = 4  # delays of a backend's small all-reduce: there and back, each after a handshake
 # An all-gather of ours stays while it costs less than this share of what the backend costs: on a
 # healthy network they take the same time, but everybody telling everybody is more work for CPUs.
 KEEP = 0.8
@@ -63,13 +63,15 @@ class StepSyncModel:
 
     @property
     def work(self) -> float:
-        """Seconds without any crossing; the mean, for only some iterations are logged, of those
-        that did not do something once."""
+        """Seconds of a stage's own work.
+
+        The mean, for only some iterations are logged, of those that did not do something once.
+        """
         usual = [seconds for seconds in self._work if seconds <= ONCE * median(self._work)]
         return sum(usual) / max(1, len(usual))
 
     def sync(self, delays: Delays) -> tuple[float, ...]:
-        """Seconds of each crossing once the way it takes has settled, over links of such delays.
+        """Seconds of each collective over links of such delays, by its faster path.
 
         As many as the iterations had on average, each of the mean length.
         """
@@ -77,7 +79,7 @@ class StepSyncModel:
         for row in self._done:
             # The first stage is the last to get there: what the others say first is there by then.
             awaited = [name for name in row if self._direct[name].seconds != 0.0]
-            rows.append([self._settled(n, delays, n in awaited[1:]) for n in row])
+            rows.append([self._expected(n, delays, n in awaited[1:]) for n in row])
         return _mean(rows)
 
     def native(self, delays: Delays) -> tuple[float, ...]:
@@ -94,7 +96,7 @@ class StepSyncModel:
         cost, delay = self._native[name], self._slowest(name, delays)
         return cost.over(delay, PASSES) if cost.seconds >= 0 else 0.0
 
-    def _settled(self, name: str, delays: Delays, waits: bool) -> float:
+    def _expected(self, name: str, delays: Delays, waits: bool) -> float:
         """An all-gather of ours takes one delay, or none for a stage that finds all values there.
 
         0 seconds are those of one that nobody waits for.

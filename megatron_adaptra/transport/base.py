@@ -14,7 +14,11 @@ Buffer = Any  # contiguous memory: a torch tensor, or for `loopback` anything me
 
 @dataclass(frozen=True)
 class Traits:
-    """What a transport can do. `rendezvous`: nothing moves before the receive is posted."""
+    """What a transport can do.
+
+    `rendezvous`: nothing moves before the receive is posted. `memory`: where messages may be, as
+    torch names devices.
+    """
 
     name: str
     rendezvous: bool
@@ -50,7 +54,9 @@ class Work(Protocol):
 
     stamps: Stamps
 
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        ...
 
     def wait(self, timeout: float) -> Stamps:
         """Block for at most `timeout` seconds; then PeerLost names peer and tag."""
@@ -67,14 +73,15 @@ class Transport(Protocol):
     traits: Traits
 
     def isend(self, buffer: Buffer, peer: int, tag: int) -> Work:
-        """Send a copy of `buffer`: it may be changed or freed as soon as this returns.
+        """Send a copy of `buffer` to `peer`: it may be changed or freed as soon as this returns.
 
-        Keep the Work and wait for it some time: a send whose Work is dropped may be cancelled.
+        `tag`: of 31 bits; of messages between two ranks that are under way each has its own. Keep
+        the Work and wait for it some time: a send whose Work is dropped may be cancelled.
         """
         ...
 
     def irecv(self, buffer: Buffer, peer: int, tag: int) -> Work:
-        """Post a receive into `buffer`, which has to have the message's size."""
+        """Post a receive of `tag` from `peer` into `buffer`, which has the message's size."""
         ...
 
     def close(self) -> None:

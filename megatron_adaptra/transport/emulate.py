@@ -20,7 +20,10 @@ from megatron_adaptra.transport.rules import LinkRule
 
 
 class LinkEmulator:
-    """Holds what `stage` sends over a slow link. `rules` may name every link of the pipeline."""
+    """Holds what `stage` sends over a slow link.
+
+    `rules` may name every link of the pipeline. `seed`: of the jitter.
+    """
 
     def __init__(self, stage: int, rules: Sequence[LinkRule], seed: int = 0) -> None:
         self.rules = [rule for rule in rules if rule.source == stage]
@@ -37,7 +40,7 @@ class LinkEmulator:
         return self._rule(target) is not None or self._held.get(target, 0) > 0
 
     def hold(self, target: int, nbytes: int, deliver: Callable[[], None]) -> None:
-        """Call `deliver` when a message of this size, sent now, has crossed the emulated link."""
+        """Call `deliver` when `nbytes`, sent now, have crossed the emulated link to `target`."""
         if not self.holds(target):
             deliver()
             return
@@ -61,6 +64,7 @@ class LinkEmulator:
             self._held[target] = self._held.get(target, 0) + by
 
     def close(self) -> None:
+        """Drop what is held, and end the thread."""
         self._line.close()
 
     def _rule(self, target: int) -> LinkRule | None:
@@ -79,6 +83,7 @@ class DelayLine:
         self._closed = False
 
     def put(self, due: float, call: Callable[[], None]) -> None:
+        """Call `call` at `due`, in seconds of the monotonic clock; not at all once closed."""
         with self._wake:
             if self._closed:
                 return
@@ -91,7 +96,7 @@ class DelayLine:
             self._wake.notify()
 
     def close(self) -> None:
-        """Stop; what is still held is dropped."""
+        """Drop what is held. Waits five seconds at most for a call in progress."""
         with self._wake:
             self._closed = True
             self._wake.notify()

@@ -50,7 +50,8 @@ class Lane:
 class GlooTransport:
     """Transport over one process group per directed link; peers are stages.
 
-    `device`: where messages are.
+    `outgoing`, `incoming`: the lanes of this rank by peer (`open_lanes`). `device`: where messages
+    are.
     """
 
     def __init__(
@@ -66,15 +67,16 @@ class GlooTransport:
         self._out, self._emulator = dict(outgoing), emulator
         self._inboxes = {peer: _Inbox(lane, self.device) for peer, lane in incoming.items()}
         self._pool: dict[int, list[_Frame]] = {}
-        self._held: list[SendWork] = []  # by the emulator
+        self._held: list[_SendWork] = []  # by the emulator
         self._closed = False
 
-    def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> SendWork:
+    def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _SendWork:
+        """As for Transport, to `peer` with `tag`. Raises PeerLost if this side is closed."""
         lane = self._out[peer]
         self._refuse_closed(lane)
         frame = self._frame(buffer.numel() * buffer.element_size())
         frame.pack(buffer, tag)
-        work = SendWork(self, lane, frame, tag)
+        work = _SendWork(self, lane, frame, tag)
         if self._emulator is None:
             work.deliver()
         else:
@@ -83,13 +85,17 @@ class GlooTransport:
             self._held.append(work)
         return work
 
-    def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> ReceiveWork:
+    def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> _ReceiveWork:
+        """As for Transport, from `peer` with `tag`.
+
+        Raises PeerLost if this side is closed, ValueError for memory that is not contiguous.
+        """
         inbox = self._inboxes[peer]
         self._refuse_closed(inbox.lane)
         if not buffer.is_contiguous():
             raise ValueError(f"message {tag}: a receive needs contiguous memory")
         frame = self._frame(buffer.numel() * buffer.element_size())
-        work = ReceiveWork(self, inbox.lane, frame, buffer, tag)
+        work = _ReceiveWork(self, inbox.lane, frame, buffer, tag)
         inbox.post(work)
         return work
 
@@ -118,6 +124,7 @@ class GlooTransport:
             return _Frame(nbytes, pinned=self.device.type == "cuda")
 
     def recycle(self, frame: _Frame) -> None:
+        """Take back a frame that the backend has let go of."""
         self._pool.setdefault(frame.nbytes, []).append(frame)
 
 
@@ -154,7 +161,7 @@ class _Frame:
         return float(sent)
 
 
-class SendWork:
+class _SendWork:
     """A send: the frame belongs to the transport until the backend has let go of it."""
 
     def __init__(self, owner: GlooTransport, lane: Lane, frame: _Frame, tag: int) -> None:
@@ -204,7 +211,7 @@ class SendWork:
         _unlock(self._delivered)
 
 
-class ReceiveWork:
+class _ReceiveWork:
     """A posted receive. `wait` copies nothing: the link's thread has filled the buffer."""
 
     def __init__(
@@ -259,14 +266,14 @@ class _Inbox:
 
     def __init__(self, lane: Lane, device: torch.device) -> None:
         self.lane, self._device = lane, device
-        self._posted: queue.SimpleQueue[tuple[ReceiveWork, dist.Work] | None] = queue.SimpleQueue()
-        self._open: set[ReceiveWork] = set()
+        self._posted: queue.SimpleQueue[tuple[_ReceiveWork, dist.Work] | None] = queue.SimpleQueue()
+        self._open: set[_ReceiveWork] = set()
         self._thread = threading.Thread(
             target=self._run, name=f"adaptra-from-{lane.name}", daemon=True
         )
         self._thread.start()
 
-    def post(self, work: ReceiveWork) -> None:
+    def post(self, work: _ReceiveWork) -> None:
         self._open.add(work)
         try:
             handle = self.lane.group.recv([work.frame.wire], self.lane.group_rank, work.tag)
@@ -313,12 +320,12 @@ def open_lanes(
     name: str,
     who: str = "stage",
 ) -> tuple[dict[int, Lane], dict[int, Lane]]:
-    """One group per directed link (source stage, target stage) of the pipeline on `ranks`.
+    """One group per directed link in `links` (source stage, target stage) of those on `ranks`.
 
     Returns the lanes out of and into this rank, by peer stage. The groups are made by their two
     members alone, over the default store; `name` keeps two sets of lanes apart, a count those of
     one name that are opened one after another, by all ranks alike. `who`: what errors call an index
-    of `ranks`.
+    of `ranks`. Raises RuntimeError, which gloo words, if a peer does not come in ten minutes.
     """
     me, serial = dist.get_rank(), _opened[name]
     _opened[name] += 1

@@ -21,24 +21,30 @@ _Key = tuple[int, int, int]  # source, target, tag
 
 
 class LoopbackNetwork:
-    """What the ranks of one test share. `open(rank)` gives a rank its Transport."""
+    """What the ranks of one test share.
+
+    `rendezvous`: nothing moves before the receive is posted. `delay`: seconds, by
+    source and target.
+    """
 
     def __init__(
         self, rendezvous: bool = False, delay: Mapping[tuple[int, int], float] | None = None
     ) -> None:
         self.rendezvous, self.delay = rendezvous, dict(delay or {})
         self.lock = threading.Lock()
-        self.sends: dict[_Key, LoopbackWork] = {}
-        self.receives: dict[_Key, LoopbackWork] = {}
+        self.sends: dict[_Key, _LoopbackWork] = {}
+        self.receives: dict[_Key, _LoopbackWork] = {}
         self.line = DelayLine()
 
     def open(self, rank: int) -> LoopbackTransport:
+        """The Transport of `rank`."""
         return LoopbackTransport(self, rank)
 
     def close(self) -> None:
+        """Drop what is on its way, and end the thread."""
         self.line.close()
 
-    def meet(self, key: _Key) -> None:
+    def match(self, key: _Key) -> None:
         """Both sides are there: move the bytes when the link has had its time. Lock held."""
         send, receive = self.sends.pop(key), self.receives.pop(key)
         source, target, _ = key
@@ -49,7 +55,7 @@ class LoopbackNetwork:
         self.line.put(due, lambda: _move(send, receive))
 
 
-def _move(send: LoopbackWork, receive: LoopbackWork) -> None:
+def _move(send: _LoopbackWork, receive: _LoopbackWork) -> None:
     if receive.done():
         return  # aborted: the buffer is its owner's again
     target = _bytes(receive.payload)
@@ -70,7 +76,7 @@ def _bytes(buffer: Buffer) -> memoryview:
 
 
 @dataclass(eq=False)
-class LoopbackWork:
+class _LoopbackWork:
     what: str
     payload: Buffer
     stamps: Stamps
@@ -104,30 +110,37 @@ class LoopbackWork:
 
 
 class LoopbackTransport:
+    """The Transport of one `rank`; peers are ranks."""
+
     def __init__(self, network: LoopbackNetwork, rank: int) -> None:
         self.network, self.rank = network, rank
         self.traits = Traits("loopback", network.rendezvous, ("cpu",))
-        self._open: list[LoopbackWork] = []
+        self._open: list[_LoopbackWork] = []
         self._closed = False
 
-    def isend(self, buffer: Buffer, peer: int, tag: int) -> LoopbackWork:
+    def isend(self, buffer: Buffer, peer: int, tag: int) -> _LoopbackWork:
+        """As for Transport, to `peer` with `tag`. Raises PeerLost if this side is closed."""
         key = (self.rank, peer, tag)
         if isinstance(buffer, torch.Tensor):
             buffer = buffer.detach().contiguous()
         payload = bytes(_bytes(buffer))
         stamps = Stamps(sent=time.monotonic())
         what = f"the receiver {peer} of message {tag}"
-        return self._put(key, LoopbackWork(what, payload, stamps, lambda: None), sending=True)
+        return self._put(key, _LoopbackWork(what, payload, stamps, lambda: None), sending=True)
 
-    def irecv(self, buffer: Buffer, peer: int, tag: int) -> LoopbackWork:
+    def irecv(self, buffer: Buffer, peer: int, tag: int) -> _LoopbackWork:
+        """As for Transport, from `peer` with `tag`.
+
+        Raises PeerLost if this side is closed, ValueError for memory that is not contiguous.
+        """
         key = (peer, self.rank, tag)
         if isinstance(buffer, torch.Tensor) and not buffer.is_contiguous():
             raise ValueError(f"message {tag}: a receive needs contiguous memory")
         stamps = Stamps(posted=time.monotonic())
         what = f"message {tag} from {peer}"
-        return self._put(key, LoopbackWork(what, buffer, stamps, lambda: None), sending=False)
+        return self._put(key, _LoopbackWork(what, buffer, stamps, lambda: None), sending=False)
 
-    def _put(self, key: _Key, work: LoopbackWork, sending: bool) -> LoopbackWork:
+    def _put(self, key: _Key, work: _LoopbackWork, sending: bool) -> _LoopbackWork:
         network = self.network
         mine = network.sends if sending else network.receives
         other = network.receives if sending else network.sends
@@ -145,12 +158,13 @@ class LoopbackTransport:
                 raise ValueError(f"tag {key[2]} is already under way from {key[0]} to {key[1]}")
             mine[key] = work
             if key in other:
-                network.meet(key)
+                network.match(key)
             self._open = [w for w in self._open if not w.done()]
             self._open.append(work)
         return work
 
     def close(self) -> None:
+        """As for Transport."""
         self._closed = True
         for work in self._open:
             work.abort()

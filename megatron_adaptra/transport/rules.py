@@ -37,6 +37,7 @@ class LinkRule:
     timed: bool = False
 
     def active(self, iteration: int, seconds: float = 0.0) -> bool:
+        """Whether the link is slow at `iteration`, or `seconds` after the start if `timed`."""
         return self.first <= (seconds if self.timed else iteration) < self.end
 
 
@@ -45,7 +46,8 @@ def parse_link(
 ) -> list[tuple[int, int]]:
     """`2-3` -> both directions, `2>3` -> one. Raises BadInput for a link that does not exist.
 
-    Stages have links to their neighbours, hosts (`anywhere`) to all others.
+    `text`: the link; of so many `stages`. `field`: for errors. Stages have links to their
+    neighbours, hosts (`anywhere`) to all others.
     """
     match = _LINK.fullmatch(str(text).strip())
     if match is None:
@@ -64,7 +66,7 @@ def parse_rules(
 ) -> list[LinkRule]:
     """The rules of one `LINK:DELAY[,jitter=..][,bandwidth=..][,loss=..][@FROM..[TO]]`.
 
-    Raises BadInput.
+    `text`: the rule. `stages`, `field`, `anywhere`: see `parse_link`. Raises BadInput.
     """
     match = _RULE.fullmatch(text.strip())
     if match is None:

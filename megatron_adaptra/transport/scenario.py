@@ -14,10 +14,10 @@ _KEYS = ("link", "delay", "from", "to", "jitter", "bandwidth", "loss")
 
 
 def load_rules(rules: Sequence[str], stages: int, network: bool = False) -> list[LinkRule]:
-    """Rules as text (`2-3:40ms@10..`) or as names of scenario files. Raises BadInput.
+    """The rules in `rules`: text (`2-3:40ms@10..`) or names of scenario files. Raises BadInput.
 
-    `network`: of a laboratory, where any two hosts have a link, packets can be lost, and rules may
-    be in force for seconds instead of iterations.
+    `stages`: of the pipeline. `network`: of a laboratory, where any two hosts have a link,
+    packets can be lost, and rules may be in force for seconds instead of iterations.
     """
     out = []
     for text, field in _expand(rules):
@@ -29,7 +29,7 @@ def load_rules(rules: Sequence[str], stages: int, network: bool = False) -> list
 
 
 def hosts_in(rules: Sequence[str]) -> int:
-    """As many hosts as the rules' links need."""
+    """As many hosts as the links of `rules` need."""
     links = [re.findall(r"\d+", text.partition(":")[0]) for text, _ in _expand(rules)]
     return 1 + max((int(end) for link in links for end in link), default=0)
 

@@ -105,7 +105,7 @@ def test_everybody_names_whoever_is_missing(lost, silent):
         if not silent:
             processes.kill(lost)
         words = [processes.result(rank) for rank in range(6) if rank != lost]
-    named = [f"waited for rank {lost} to send exchange 1" in said for said in words]
+    named = [f"waited for rank {lost} to send its part of all-gather 1" in said for said in words]
     assert all(named), words
 
 

@@ -93,9 +93,11 @@ class FlatAllGather(AllGather):
                 self._post(peer, torch.empty(size, dtype=torch.uint8), number)
 
     def start(self, payload: torch.Tensor) -> None:
+        """As for AllGather; `payload` must not change until the next `start`."""
         frame, sends = self._outgoing[self._next_start % len(self._outgoing)]
+        before = self._next_start - len(self._outgoing)  # it has used this frame
         for peer, send in sends:
-            self._await(send, peer, f"take exchange {self._next_start}")
+            self._await(send, peer, f"take all-gather {before}")
         sends[:] = self._send(frame, payload, payload.numel())
         self._payload = payload
 
@@ -111,16 +113,17 @@ class FlatAllGather(AllGather):
                 self._await(send, peer, "take an error")
 
     def wait(self) -> list[torch.Tensor]:
+        """As for AllGather. Raises PeerLost for a missing payload, or an error in its place."""
         number = self._next_wait
         self._next_wait += 1
         values = [self._payload] * len(self._names)
         for peer in self._sources:
             buffer, work = self._posted[peer].popleft()
-            self._await(work, peer, f"send exchange {number}")
+            self._await(work, peer, f"send its part of all-gather {number}")
             got, size = _HEAD.unpack_from(buffer.numpy())
             value = buffer[_HEAD.size : _HEAD.size + abs(size)].clone()
             if got != number:
-                raise PeerLost(f"{self._names[peer]} sent exchange {got} instead of {number}")
+                raise PeerLost(f"{self._names[peer]} sent all-gather {got} instead of {number}")
             if size < 0:
                 raise PeerLost(bytes(value.tolist()).decode(errors="replace"))
             values[peer] = value

@@ -1,8 +1,8 @@
-"""An exchange on two levels, between members of which several are of one stage.
+"""An all-gather on two levels, between members of which several are of one stage.
 
-Only one member of each stage, its leader, talks over the slow links. Members tell their leader,
-leaders tell each other what their stages have said and their members what they have gathered: still
-one delay of the slowest link, and no more messages over it than there are pairs of stages.
+Only one member of each stage, its leader, sends over the slow links. Members send to their leader,
+leaders send each other the payloads of their stages, and their members those of all: still one
+delay of the slowest link, and no more messages over it than there are pairs of stages.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ import torch.distributed as dist
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
 
-_SIZE = 8  # bytes that say how many a member has told
-# Shares of the patience: who waits for a leader learns whom that has waited for.
+_SIZE = 8  # bytes that say how many a payload has
+# Shares of the timeout: whoever waits for a leader learns whom that has waited for.
 _UP, _ACROSS = 0.5, 0.75
 
 
 class Links:
     """Connections between members, of whom number i is of stage `stages[i]`.
 
-    Where every stage has one member they are direct. Made by all members together.
+    Where every stage has one member they are direct. Made by all members together, over a c10d
+    `store` of their own. `me`: this member's number. `names`: of the members, for errors.
+    `timeout`: seconds that an all-gather waits for a member. Connections may take ten minutes to be
+    made, after which gloo raises RuntimeError.
     """
 
     def __init__(
@@ -49,13 +52,13 @@ class Links:
         if len(parts) == len(stages):
             self._groups = [connect("all", range(len(stages)))]
         else:
-            # Two in a stage: gloo closes a group's connections when its patience with one ends.
+            # Two in a stage: gloo closes all connections of a group when a wait for one times out.
             mine, leaders = parts[stages[me]], [part[0] for part in self._parts]
             self._groups = [connect(f"{way} {stages[me]}", mine) for way in ("up", "down")]
             self._groups += [connect("across", leaders)] if me in leaders else []
 
     def open(self, nbytes: int) -> AllGather:
-        """One more exchange, of at most so many bytes from each. All members open the same."""
+        """One more AllGather, of at most `nbytes` from each. All members open the same."""
         channel = self._opened
         self._opened += 1
         if len(self._parts) == len(self._names):
@@ -66,11 +69,13 @@ class Links:
 
 
 class HierarchicalAllGather(AllGather):
-    """`parts`: each stage's members, the leader first. `groups`: two of the stage, and that of all
-    leaders for one of them. The rest is as for FlatAllGather.
+    """The two-level all-gather; Links opens it.
 
-    From `start` on a leader's part is done by a thread, for others may want to hear before it does:
-    nobody waits in `start`. Its patience begins there, too.
+    `parts`: each stage's members, the leader first. `groups`: two of the stage, and that of all
+    leaders for one of them. `me`, `names`, `nbytes`, `timeout`, `channel`: as for FlatAllGather.
+
+    A leader's part is done by a thread from `start` on, for others may wait before it does: nobody
+    waits in `start`. The timeout begins there, too.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class HierarchicalAllGather(AllGather):
         up, down, *across = groups
         ours, each = [names[member] for member in mine], nbytes + _SIZE
         nobody, leader, rest = range(0), range(1), range(1, len(mine))
-        up_ends, down_ends = (leader, nobody), (nobody, leader)  # whom to tell, whom to hear
+        up_ends, down_ends = (leader, nobody), (nobody, leader)  # targets and sources
         if self._leads:
             up_ends, down_ends = (nobody, rest), (rest, nobody)
             leaders, most = [names[part[0]] for part in parts], max(map(len, parts))
@@ -100,6 +105,7 @@ class HierarchicalAllGather(AllGather):
         self._down = FlatAllGather(down, ours, each * len(names), timeout, channel, *down_ends)
 
     def start(self, payload: torch.Tensor) -> None:
+        """As for AllGather; `payload` must not change until `wait` returns."""
         if not self._leads:
             self._up.start(payload)
             return
@@ -116,6 +122,7 @@ class HierarchicalAllGather(AllGather):
         threading.Thread(target=lead, name="adaptra-all-gather", daemon=True).start()
 
     def wait(self) -> list[torch.Tensor]:
+        """As for AllGather; whoever is missing is named on all members."""
         everything = self._gathered.result() if self._leads else self._down.wait()[0]
         values: dict[int, torch.Tensor] = {}
         at = 0
@@ -130,11 +137,11 @@ class HierarchicalAllGather(AllGather):
     def _lead(self, payload: torch.Tensor) -> torch.Tensor:
         """Everybody's values, a stage after another."""
         try:
-            said = self._up.wait()
-            said[0] = payload
-            sizes = bytearray(struct.pack(f"<{len(said)}q", *(value.numel() for value in said)))
-            told = torch.cat([torch.frombuffer(sizes, dtype=torch.uint8), *said])
-            everything = torch.cat(self._across.run(told))
+            ours = self._up.wait()
+            ours[0] = payload
+            sizes = bytearray(struct.pack(f"<{len(ours)}q", *(value.numel() for value in ours)))
+            packed = torch.cat([torch.frombuffer(sizes, dtype=torch.uint8), *ours])
+            everything = torch.cat(self._across.run(packed))
         except PeerLost as loss:
             self._across.send_error(loss)
             self._down.send_error(loss)

@@ -26,12 +26,12 @@ _Pair = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def orders(size: int) -> int:
-    """How many candidates there are. Two members can only swap."""
+    """How many candidates `size` members have. Two can only swap."""
     return 4 * size if size > 2 else 2
 
 
 def path(which: torch.Tensor, size: int) -> torch.Tensor:
-    """Of each candidate a column: the members, in the order of their folding."""
+    """Of each candidate in `which` a column: the `size` members, in the order of their folding."""
     step = 1 - 2 * (which // size % 2)
     return (which + torch.arange(size)[:, None] * step) % size
 
@@ -74,7 +74,7 @@ KNOWN = frozenset(_PAIRS)
 
 
 class Orders:
-    """Which candidate each element of a tensor follows."""
+    """Which candidate each element of a tensor follows: `which`, int16, of `size` members."""
 
     def __init__(self, size: int, which: torch.Tensor) -> None:
         self.which, used = which, which.unique()
@@ -86,6 +86,7 @@ class Orders:
         return hashlib.sha256(self.which.numpy().tobytes()).digest()
 
     def reduce(self, op: ReduceOp, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the backend makes of the members' `values`: flat, in the order of the members."""
         pair, rows = _PAIRS[str(op)], values
         if self._path.shape[1] == 1:  # no copies of what may be much
             rows = [values[member] for member in self._path[:, 0].tolist()]
@@ -105,7 +106,8 @@ def orders_of(
     """Find out by reducing test values natively; None if no candidate explains the results.
 
     Collective: all members call it at the same time, and see the same results. It goes on until
-    the candidates that are left agree whatever the values. `like`: a tensor of the shape and kind.
+    the candidates that are left agree whatever the values. `native`: reduces in place over the
+    group. `like`: a tensor of the shape and kind. `me`: this one's index of `size` members.
     """
     kinds = kinds_of(op, like.dtype, size)[:, None]
     fewest = min(FEWEST_TRIALS, len(kinds.unique()))
@@ -125,7 +127,7 @@ def orders_of(
 
 @cache
 def kinds_of(op: ReduceOp, dtype: torch.dtype, size: int) -> torch.Tensor:
-    """Of each candidate a number, equal for two exactly if they always have equal results."""
+    """Of each candidate of `size` members a number, equal for those that always agree."""
     numbers = torch.arange(orders(size))
     if not dtype.is_floating_point:
         return torch.zeros_like(numbers)
@@ -139,7 +141,7 @@ def kinds_of(op: ReduceOp, dtype: torch.dtype, size: int) -> torch.Tensor:
 
 
 def trials(op: ReduceOp, dtype: torch.dtype, size: int, width: int) -> Iterator[torch.Tensor]:
-    """Test values without end, one row per member, whose result tells of the order."""
+    """Test values without end, `size` rows of `width`, whose result tells of the order."""
     generator, shape = torch.Generator().manual_seed(_SEED), (size, width)
     for number in count():
         if not dtype.is_floating_point:
