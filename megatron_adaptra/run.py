@@ -42,7 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     register()
     runpy.run_path(words[0], run_name="__main__")
+    _leave_gloo()
     return 0
+
+
+def _leave_gloo() -> None:
+    """End gloo's threads before the interpreter does, as Megatron from 0.17 on does itself.
+
+    Else a rank may abort after its last word: "terminate called without an active exception".
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        return
+    if distributed.get_backend() == "gloo":
+        distributed.destroy_process_group()
 
 
 def launch(words: Sequence[str]) -> int:

@@ -67,7 +67,7 @@ _COLOR = re.compile(r"\x1b\[[\d;]*[mK]")
 # Of Python, of argparse and of compilers; after the prefix with which torch marks a rank.
 _ERROR = re.compile(
     r"^(\[rank\d+\]: ?)?[\w.]*(?<!ChildFailed)(Error|Exception|Lost)\b"
-    r"|^\S+ (fatal )?error: |^adaptra: error"
+    r"|^\S+ (fatal )?error: |^adaptra: error|^terminate called|^Fatal Python error"
 )
 
 # The caller's PYTHONPATH might lead to another Megatron.

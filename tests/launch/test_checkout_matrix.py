@@ -79,6 +79,8 @@ def test_a_failed_row_says_why_in_its_line(checkout: Path, tmp_path: Path) -> No
          "[rank1]: ValueError: 3"),
         ("pretrain_gpt.py: error: unrecognized arguments: --x\n",
          "pretrain_gpt.py: error: unrecognized arguments: --x"),
+        ("done\nterminate called without an active exception\nFAILED\n====\n",
+         "terminate called without an active exception"),
         ("usage\nKilled\n", "Killed"),
         ("", "it said nothing"),
     ],
