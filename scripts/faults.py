@@ -1,0 +1,234 @@
+#!/usr/bin/env python3
+"""Does the suite notice? Put one deliberate fault after the other into a copy, and run its tests.
+
+    scripts/faults.py              all of tests/faults, in some minutes
+    scripts/faults.py late-swap    this one; several may be named
+    scripts/faults.py --list
+
+A fault is caught if its tests pass without it, and one of them fails with it. Prints the table of
+docs/testing.md: what caught it, and whether scripts/test.sh runs that test with --quick already,
+by default, or with --full only. Exit status 1 unless all are caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "faults"))
+
+from fitting import Fault, Misfit, changed, load  # noqa: E402
+
+MODES = ("--quick", "", "--full")  # of scripts/test.sh, which hands them on to pytest
+NO_TESTS = 5  # pytest's exit status when all were deselected
+LIMIT = 900.0  # seconds of one run of a fault's tests
+# What says that a fault is no code that runs, rather than that a test has noticed it.
+_BROKEN = ("ImportError", "ModuleNotFoundError", "NameError", "SyntaxError", "UnboundLocalError")
+
+
+class NotCaught(Exception):
+    """Why a fault does not count as caught."""
+
+
+@dataclass
+class Outcome:
+    """`mode`: the first of MODES in which a test has caught it."""
+
+    id: str
+    wrong: str
+    caught_by: str = ""
+    mode: str = ""
+    seconds: float = 0.0
+    problem: str = ""
+
+
+class Copy:
+    """The tracked files of the checkout in a folder of their own, where tests run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+        )
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, folder / name)
+
+    def pytest(self, python: str, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Run pytest here; raises NotCaught when it does not end. Nothing of it is left behind."""
+        environment = {
+            **os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        command = [python, "-m", "pytest", "-p", "no:cacheprovider", *words]
+        with tempfile.TemporaryFile("w+") as output:
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=environment, stdout=output,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            try:
+                status = process.wait(LIMIT)
+            except subprocess.TimeoutExpired:
+                raise NotCaught(f"the tests did not end in {LIMIT:g} s") from None
+            finally:
+                self._end_all(process.pid)
+                process.wait()
+            output.seek(0)
+            return subprocess.CompletedProcess(command, status, output.read())
+
+    def _end_all(self, group: int) -> None:
+        """Whatever still runs on this copy, in whichever session: some faults leave processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        mark = f"PYTHONPATH={self.folder}".encode()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
+def run_tests(copy: Copy, python: str, words: Sequence[str]) -> tuple[list[str], int]:
+    """Node ids of the tests that fail, and how many pass. Errors around tests do not count.
+
+    Raises NotCaught if there is an error and no failure, or no report.
+    """
+    report = copy.folder / "report.xml"
+    report.unlink(missing_ok=True)
+    options = ["-q", "-x", "-o", "junit_family=xunit1", f"--junitxml={report}"]
+    result = copy.pytest(python, [*options, *words])
+    last = "\n".join(result.stdout.splitlines()[-15:])
+    if not report.is_file():
+        raise NotCaught(f"pytest ended with status {result.returncode} and no report:\n{last}")
+    failed, passed, errors = [], 0, []
+    for case in ElementTree.parse(report).iter("testcase"):
+        failure, error = case.find("failure"), case.find("error")
+        if failure is not None and not failure.get("message", "").startswith(_BROKEN):
+            failed.append(f"{case.get('file')}::{case.get('name')}")
+        elif failure is not None or error is not None:
+            what = failure if failure is not None else error
+            errors.append(f"{case.get('name')}: {what.get('message', '')}")
+        elif case.find("skipped") is None:
+            passed += 1
+    if errors and not failed:
+        raise NotCaught(f"an error, not a failing test: {errors[0]}")
+    if not failed and result.returncode not in (0, NO_TESTS):
+        raise NotCaught(f"pytest ended with status {result.returncode}:\n{last}")
+    return failed, passed
+
+
+@cache
+def python_of(newest: bool) -> str:
+    """The interpreter of scripts/test.sh for a fault's tests."""
+    if not newest:
+        return sys.executable
+    venv = os.environ.get("ADAPTRA_VENV") or ROOT / ".venv"
+    return os.environ.get("ADAPTRA_PYTHON_NEWEST") or f"{venv}-newest/bin/python"
+
+
+class Judge:
+    """Looks at faults one by one; what their tests do without a fault is found out once."""
+
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
+        self._passing: dict[tuple[str, ...], int] = {}
+
+    def look_at(self, fault: Fault) -> Outcome:
+        """Put the fault into the copy, run its tests, take it out again."""
+        outcome = Outcome(fault.id, fault.wrong)
+        try:
+            path, text = changed(fault, self._copy.folder)
+            self._look_in_every_mode(fault, path, text, outcome)
+        except Misfit as misfit:
+            outcome.problem = f"does not fit any more: {misfit}"
+        except NotCaught as why:
+            outcome.problem = f"NOT CAUGHT: {why}"
+        return outcome
+
+    def _look_in_every_mode(self, fault: Fault, path: Path, text: str, outcome: Outcome) -> None:
+        python, ran = python_of(fault.newest), 0
+        for mode in MODES:
+            if fault.newest and mode == "--quick":
+                continue  # which has one release of Megatron, the older one
+            words = (*filter(None, [mode]), *fault.tests)
+            passing = self._without(python, words)
+            if not passing:
+                continue
+            ran, before, began = ran + passing, path.read_text(), time.monotonic()
+            path.write_text(text)
+            try:
+                failed, _ = run_tests(self._copy, python, words)
+            finally:
+                path.write_text(before)
+                outcome.seconds = time.monotonic() - began
+            if failed:
+                outcome.caught_by, outcome.mode = failed[0], mode
+                return
+        raise NotCaught("all its tests pass" if ran else "its tests are all skipped here")
+
+    def _without(self, python: str, words: tuple[str, ...]) -> int:
+        """How many of these tests pass without a fault; raises NotCaught if one fails."""
+        key = (python, *words)
+        if key not in self._passing:
+            failed, self._passing[key] = run_tests(self._copy, python, words)
+            if failed:
+                raise NotCaught(f"{failed[0]} fails without the fault, too")
+        return self._passing[key]
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Markdown for docs/testing.md."""
+    rows = ["| fault | what is wrong | caught by | in | s |", "|---|---|---|---|---:|"]
+    for o in outcomes:
+        by = f"`{o.caught_by.partition('[')[0]}`" if o.caught_by else o.problem.partition("\n")[0]
+        mode = "" if o.problem else f"`{o.mode}`" if o.mode else "default"
+        rows.append(f"| {o.id} | {o.wrong} | {by} | {mode} | {o.seconds:.0f} |")
+    return "\n".join(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("ids", nargs="*", metavar="ID", help="faults; without any, all")
+    parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
+    parser.add_argument("--json", action="store_true", help="one JSON list instead of the table")
+    options = parser.parse_args()
+    faults = load()
+    if unknown := set(options.ids) - {fault.id for fault in faults}:
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}; --list says which there are")
+    faults = [fault for fault in faults if not options.ids or fault.id in options.ids]
+    if options.list:
+        for fault in faults:
+            print(f"{fault.id:28s} {fault.wrong}")
+        return 0
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="adaptra-faults-") as folder:
+        judge = Judge(Copy(Path(folder).resolve()))
+        for fault in faults:
+            outcome = judge.look_at(fault)
+            outcomes.append(outcome)
+            said = outcome.problem or f"caught {outcome.mode} by {outcome.caught_by}"
+            print(f"{fault.id}: {said} [{outcome.seconds:.0f} s]", file=sys.stderr, flush=True)
+    print(json.dumps([asdict(o) for o in outcomes], indent=1) if options.json else table(outcomes))
+    caught = sum(not o.problem for o in outcomes)
+    print(f"{caught} of {len(outcomes)} caught", file=sys.stderr)
+    return 0 if caught == len(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
