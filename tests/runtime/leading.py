@@ -89,6 +89,7 @@ def drive(
     watcher: int | None = None,
     at: Callable[[int, int], None] = lambda stage, iteration: None,
     channels: Mapping[int, type[Channel]] | None = None,
+    votes: bool = True,
     rule: ReplanPolicy = ReplanPolicy(),  # noqa: B008  # frozen
     memory: Memory | None = None,
     **estimate: Any,
@@ -96,8 +97,8 @@ def drive(
     """`at(stage, iteration)` is called by every stage between the start and the report.
 
     All have begun an iteration before any reports it, as a pipeline brings it about. `paced`: an
-    iteration is over when the leader has dealt with it and, unless `channels` hold them back, the
-    votes on its proposal are in, as when iterations take long; else it takes about `pause` seconds,
+    iteration is over when the leader has dealt with it and, with `votes`, those on its proposal are
+    in, as when iterations take long; else it takes about `pause` seconds,
     whatever the control threads do. `followers`: ranks beyond the pipeline that run its order;
     `resumed`: the plan of a checkpoint, made for links of 40 ms. `memory`: what every stage
     measures from its second iteration on; `estimate`: more arguments of the Estimator.
@@ -147,7 +148,7 @@ def drive(
                     time.sleep(rng.uniform(0.0, pause))
                     continue
                 if isinstance(controller, Watched):
-                    controller.wait_for(iteration, votes=channels is None)
+                    controller.wait_for(iteration, votes)
                 barrier.wait(PATIENCE)
         except BaseException:
             barrier.abort()
