@@ -5,9 +5,9 @@
     scripts/faults.py late-swap    this one; several may be named
     scripts/faults.py --list
 
-A fault is caught if its tests pass without it, and one of them fails with it, twice. Prints the table of
-docs/testing.md: what caught it, and whether scripts/test.sh runs that test with --quick already,
-by default, or with --full only. Exit status 1 unless all are caught.
+A fault is caught if its tests pass without it, and one of them fails with it, twice. Prints the
+table of docs/testing.md: what caught it, and whether scripts/test.sh runs that test with --quick
+already, by default, or with --full only. Exit status 1 unless all are caught.
 """
 
 from __future__ import annotations
