@@ -12,7 +12,7 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,15 +85,10 @@ def unreachable(pages: list[Path], root: Path) -> Iterator[str]:
 def name_faults(pages: list[Path], files: list[Path], root: Path) -> Iterator[str]:
     """What pages name and does not exist; what exists and no page names."""
     sys.path.insert(0, str(root))
-    from megatron_adaptra.cli.demo import add_links
     from megatron_adaptra.config import add_flags
 
-    flags = {
-        option
-        for add in (add_flags, add_links)
-        for option in _options(add)
-        if option.startswith("--adaptra")
-    }
+    settings = add_flags(argparse.ArgumentParser(add_help=False))._actions
+    flags = {option for action in settings for option in action.option_strings}
     code = [p for p in files if p.suffix in (".py", ".sh", ".sbatch", ".yaml")]
     variables = {name for path in code for name in VARIABLE.findall(path.read_text())}
     scripts = {
@@ -115,12 +110,6 @@ def name_faults(pages: list[Path], files: list[Path], root: Path) -> Iterator[st
             word = name.rpartition("/")[2]  # the page of the scripts leaves out the folder
             if not re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", everything):
                 yield f"no page names the {what} {name}"
-
-
-def _options(add: Callable[[argparse.ArgumentParser], object]) -> list[str]:
-    parser = argparse.ArgumentParser(add_help=False)
-    add(parser)
-    return [option for action in parser._actions for option in action.option_strings]
 
 
 def faults(root: Path) -> list[str]:
