@@ -222,7 +222,7 @@ class Leader(Controller):
             self._changed = {}
         elif self._changed:
             self._replan_for_links(iteration)
-        elif iteration % LEARN == 0 and self.estimator.settled:
+        elif iteration % LEARN == 0 and self.estimator.calibrated:
             self._reconsider(iteration)
 
     def _refresh_prediction(self, iteration: int, ran: Schedule, predicted: float) -> None:

@@ -43,7 +43,7 @@ class Estimator:
     `hosts[i]`: an identity of stage i's machine. Stages of one machine share a clock; between
     machines only the round trip is known, and its halves are taken for equal. `cores`: see
     Conditions; where given, an op's cost is CPU time, else its wall time. `rendezvous`: whether a
-    message waits until the word that its receive is posted has come back to the sender.
+    message waits until its sender has been told that the receive is posted.
     `everything`: whether slow links delay the step's collectives, too; emulated ones do not.
     `budget`: what a stage may hold, in bytes perhaps; what that is in microbatches is known once
     memory has been measured. `chunks`, `split`, `recompute`: see Conditions.
@@ -129,12 +129,12 @@ class Estimator:
             return None if there is None or back is None else (there + back) / 2
         if link not in delays or reverse not in delays or not self.rendezvous:
             return delays.get(link)
-        # The message also waited for the word that its receive was posted, which crosses the link
+        # The message also waited for the handshake of its receive, which crosses the link
         # the other way, unless it was posted long enough ahead.
-        word = max(0.0, delays[reverse] - ahead[link])
-        if ahead[reverse] < delays[link]:  # the word's own time may contain such a wait
-            word = min(word, delays[link] / 2)
-        return delays[link] - word
+        handshake = max(0.0, delays[reverse] - ahead[link])
+        if ahead[reverse] < delays[link]:  # its own time may contain such a wait
+            handshake = min(handshake, delays[link] / 2)
+        return delays[link] - handshake
 
     def stage_seconds(self) -> float:
         """What one microbatch takes: on the slowest stage, or on all that share cores."""
@@ -149,7 +149,7 @@ class Estimator:
                 chart.accept(self.stage_seconds())
 
     @property
-    def settled(self) -> bool:
+    def calibrated(self) -> bool:
         """Whether of every link it is known what is normal."""
         return all(chart.level is not None for chart in self.charts.values())
 

@@ -136,9 +136,9 @@ class IterationRecord:
     def _awaited(self, source: int) -> list[Stamps]:
         """Stamps of the messages that were sent after their receive had been posted; all if none.
 
-        What is sent earlier has crossed the link by then, or waits for a word: when it is there
-        says more about this stage than about the link. A stage that runs all forwards before the
-        first backward has a few messages only that it awaits.
+        What is sent earlier has crossed the link by then, or waits for its receive: when it is
+        there says more about this stage than about the link. A stage that runs all forwards before
+        the first backward has a few messages only that it awaits.
         """
         stamps = [stamps for s, _, stamps in self.messages if s == source]
         return [t for t in stamps if t.posted <= t.sent] or stamps
@@ -216,10 +216,10 @@ def _step_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, flo
     """A stage's step as ops: collectives, numbered, and what is between them."""
     parts: list[tuple[Op, float, float]] = []
     now = begin
-    for i, crossing in enumerate(record.collectives):
-        start = max(now, crossing.start)
-        parts += [(Op(Kind.STEP, i), now, start), (Op(Kind.SYNC, i), start, crossing.end)]
-        now = max(now, crossing.end)
+    for i, span in enumerate(record.collectives):
+        start = max(now, span.start)
+        parts += [(Op(Kind.STEP, i), now, start), (Op(Kind.SYNC, i), start, span.end)]
+        now = max(now, span.end)
     parts.append((Op(Kind.STEP, len(record.collectives)), now, record.end))
     return [(op, a, b) for op, a, b in parts if b > a]
 

@@ -1,4 +1,4 @@
-"""The exchange on two levels: who talks to whom, who is missing, and large groups."""
+"""The all-gather on two levels: who sends to whom, who is missing, and large groups."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def word(*numbers):
     return torch.tensor(numbers, dtype=torch.uint8)
 
 
-def many_swaps(seat, stages, seed):
+def many_all_gathers(seat, stages, seed):
     """Over two exchanges by turns, told early and heard late."""
     rng, mine = random.Random(seed), random.Random(seed + seat.rank)
     links = links_of(seat.rank, stages)
@@ -57,10 +57,10 @@ def many_swaps(seat, stages, seed):
 
 
 @pytest.mark.parametrize("stages", [UNEVEN, (1, 0, 0), (3, 3, 1, 1), (0, 1, 0, 1, 2)])
-def test_all_hear_what_each_has_told(stages):
+def test_all_get_what_each_has_sent(stages):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    assert all(everywhere(many_swaps, stages, seed, ranks=len(stages)))
+    assert all(everywhere(many_all_gathers, stages, seed, ranks=len(stages)))
 
 
 def faster(seat, stages, slow):
@@ -80,7 +80,7 @@ def faster(seat, stages, slow):
 
 
 @pytest.mark.parametrize("slow", [0, 1, 2])  # alone, a leader, and one of its members
-def test_nobody_waits_for_another_to_hear(slow):
+def test_nobody_waits_for_another_to_wait(slow):
     assert all(everywhere(faster, UNEVEN, slow, ranks=6))
 
 

@@ -1,4 +1,4 @@
-"""The direct exchange, the backend's order of sums, and torch's collectives going through both."""
+"""All-gathers, the backend's order of sums, and the collectives of torch that go through both."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def exchange_of(seat, ranks, nbytes=512, channel=0, timeout=PATIENCE):
     return FlatAllGather(group, [f"rank {i}" for i in range(ranks)], nbytes, timeout, channel)
 
 
-def many_swaps(seat, ranks, seed):
+def many_all_gathers(seat, ranks, seed):
     rng = random.Random(seed)
     exchange = exchange_of(seat, ranks)
     for number in range(60):
@@ -49,10 +49,10 @@ def many_swaps(seat, ranks, seed):
 
 
 @pytest.mark.parametrize("ranks", [2, 5])
-def test_all_hear_what_each_has_told(ranks):
+def test_all_get_what_each_has_sent(ranks):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    assert all(everywhere(many_swaps, ranks, seed, ranks=ranks))
+    assert all(everywhere(many_all_gathers, ranks, seed, ranks=ranks))
 
 
 def one_goes(seat):
