@@ -40,10 +40,10 @@ def main() -> None:
     machine.validate_result = validate
     model, x = Model(), torch.ones(64, requires_grad=True)
     replay = Replay()
-    with replay.first():
+    with replay.discard():
         first = model(x).item()
     model(x)  # random states go on
-    with replay.again(model):
+    with replay.recompute(model):
         again = model(x)
     again.backward()
     assert machine.validate_result is validate

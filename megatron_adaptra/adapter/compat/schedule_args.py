@@ -12,18 +12,21 @@ from megatron.core.pipeline_parallel import schedules
 
 from megatron_adaptra.adapter.compat.profiles import call
 
+ScheduleArgs = dict[str, Any]  # keyword arguments of Megatron's schedule functions
 
-def models_of(arguments: dict[str, Any]) -> list[Any]:
+
+def models_of(arguments: ScheduleArgs) -> list[Any]:
     """The model chunks of this stage."""
     model = arguments["model"]
     return list(model) if isinstance(model, list) else [model]
 
 
-def config_of(arguments: dict[str, Any]) -> Any:
+def config_of(arguments: ScheduleArgs) -> Any:
+    """The model's configuration."""
     return schedules.get_model_config(models_of(arguments)[0])
 
 
-def message_of(arguments: dict[str, Any]) -> Callable[[], torch.Tensor]:
+def message_of(arguments: ScheduleArgs) -> Callable[[], torch.Tensor]:
     """What makes empty tensors of a message's shape: (sequence, microbatch, hidden)."""
     config = config_of(arguments)
     length = arguments.get("decoder_seq_length") or arguments["seq_length"]

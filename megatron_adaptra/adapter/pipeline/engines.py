@@ -9,7 +9,12 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra.adapter.baseline import stock
 from megatron_adaptra.adapter.baseline.trace import traced_ops
 from megatron_adaptra.adapter.compat.compatibility import unsupported
-from megatron_adaptra.adapter.compat.schedule_args import config_of, default_groups, models_of
+from megatron_adaptra.adapter.compat.schedule_args import (
+    ScheduleArgs,
+    config_of,
+    default_groups,
+    models_of,
+)
 from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
 from megatron_adaptra.adapter.pipeline.native import AdaptraCommunicator
 from megatron_adaptra.adapter.pipeline.native_chunks import ChunkCommunicator, overlapping
@@ -20,7 +25,7 @@ from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program
 
 
-def run_megatron(context: RankContext, function: Any, arguments: dict[str, Any]) -> Any:
+def run_megatron(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
     """Megatron's own schedule `function`, kept from freeing what it is still sending."""
     config = config_of(arguments)
     if not stock.frees_too_early(function, config, context.profile.waits):
@@ -34,15 +39,15 @@ def run_megatron(context: RankContext, function: Any, arguments: dict[str, Any])
         return function(**arguments)
 
 
-def run_stock(context: RankContext, function: Any, arguments: dict[str, Any]) -> Any:
-    """The same over links that are as slow as ours would be, where some are emulated."""
+def run_stock(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
+    """Megatron's own schedule `function` over links that are as slow as ours, where emulated."""
     if context.emulator is None:
         return run_megatron(context, function, arguments)
     with stock.emulated_sends(context.emulator, context.ranks):
         return run_megatron(context, function, arguments)
 
 
-def run_native(context: RankContext, run: Run, function: Any, arguments: dict[str, Any]) -> Any:
+def run_native(context: RankContext, run: Run, function: Any, arguments: ScheduleArgs) -> Any:
     """Megatron's own schedule `function` over our messages, with the plan's warmup."""
     line, mailbox, profile = run.line, run.wiring.mailbox, context.profile
     group, config = mpu.get_pipeline_model_parallel_group(), config_of(arguments)
@@ -68,7 +73,7 @@ class Executor:
         self._warm = False  # the first iteration, in which everything is allocated, is over
         self._counted: Program | None = None  # whose activations have been counted in bytes
 
-    def runs(self, arguments: dict[str, Any]) -> bool:
+    def runs(self, arguments: ScheduleArgs) -> bool:
         """Whether the executor is wanted and can run this call of Megatron's schedule."""
         if self._context.config.engine != "executor":
             return False
@@ -77,7 +82,7 @@ class Executor:
             self._context.notices.line(text)
         return not reason
 
-    def run(self, run: Run, arguments: dict[str, Any]) -> Any:
+    def run(self, run: Run, arguments: ScheduleArgs) -> Any:
         """One iteration; in the first of every program bytes of activations are counted."""
         context, line, models = self._context, run.line, models_of(arguments)
         halves = any(op.kind is Kind.I for op in line)
@@ -96,6 +101,6 @@ class Executor:
         return result
 
 
-def groups_of(context: RankContext, arguments: dict[str, Any]) -> Any:
+def groups_of(context: RankContext, arguments: ScheduleArgs) -> Any:
     """The caller's process groups, or those that Megatron's schedule would use."""
     return arguments.get(context.profile.groups) or default_groups()

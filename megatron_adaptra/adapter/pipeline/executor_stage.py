@@ -1,4 +1,4 @@
-"""The executor seam: handlers that run ops through Megatron's forward_step and backward_step.
+"""The executor seam: a stage whose ops run through Megatron's forward_step and backward_step.
 
 What surrounds the ops of an iteration (gradient synchronisation, deallocation of sent outputs,
 finalisation of gradients) follows Megatron's schedules, so that losses and parameters are the same.
@@ -16,8 +16,9 @@ from megatron.core.pipeline_parallel import schedules
 from torch.autograd.graph import GradientEdge
 
 from megatron_adaptra.adapter.compat.profiles import call
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
 from megatron_adaptra.adapter.pipeline.grad_sync import GradSync
-from megatron_adaptra.adapter.pipeline.memory import ActivationMeter
+from megatron_adaptra.adapter.pipeline.memory import ActivationMeter, Key
 from megatron_adaptra.adapter.pipeline.recompute import Replay, buffers_of
 from megatron_adaptra.adapter.pipeline.split import SplitBackward, WeightGradStore
 from megatron_adaptra.ir.deps import position_of
@@ -25,8 +26,6 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line
 from megatron_adaptra.runtime.executor import execute
 from megatron_adaptra.runtime.mailbox import Mailbox
-
-Key = tuple[int, int]  # microbatch and chunk
 
 
 @dataclass
@@ -36,14 +35,15 @@ class _Held:
     received: torch.Tensor | None
     output: torch.Tensor
     embedded: list[GradientEdge] = field(default_factory=list)
-    replay: Replay | None = None  # of a light one, until it is recomputed
+    replay: Replay | None = None  # of one that keeps no activations, until it is recomputed
 
 
 class MegatronStage:
-    """One training iteration of one stage. `arguments` are those of Megatron's schedule.
+    """One training iteration of one of `stages` stages; `stage` is its index.
 
-    `splits`: one per chunk, where the line has halves of backwards. `count_bytes`: whether to
-    measure what activations take, which costs time on a CPU.
+    `line`: its ops. `groups`: Megatron's process groups. `splits`:
+    one per chunk, where the line has halves of backwards. `count_bytes`: whether to measure what
+    activations take, which costs time on a CPU.
     """
 
     def __init__(
@@ -52,17 +52,16 @@ class MegatronStage:
         stage: int,
         stages: int,
         mailbox: Mailbox,
-        arguments: dict[str, Any],
+        arguments: ScheduleArgs,
         groups: Any,
         splits: Sequence[SplitBackward] = (),
         count_bytes: bool = False,
     ) -> None:
-        model, data = arguments["model"], arguments["data_iterator"]
-        self.models: list[Any] = model if isinstance(model, list) else [model]
+        data = arguments["data_iterator"]
+        self.models, self.config = models_of(arguments), config_of(arguments)
         self.data: list[Any] = data if isinstance(data, list) else [data]
         self.line, self.stage, self.stages, self.mailbox = line, stage, stages, mailbox
         self.arguments, self.groups = arguments, groups
-        self.config = schedules.get_model_config(self.models[0])
         self.losses: list[Any] = []
         self.tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
         self.light = {op[1:3] for op in line if op.kind is Kind.R}
@@ -71,7 +70,7 @@ class MegatronStage:
         ignored = (t for m in self.models for t in (*m.parameters(), *buffers_of(m)))
         self.meter = ActivationMeter(len(self.models), count_bytes, ignored)
         self._held: dict[Key, _Held] = {}
-        self._aside: dict[Key, WeightGradStore] = {}  # between the two halves of a backward
+        self._stores: dict[Key, WeightGradStore] = {}  # between the two halves of a backward
         self._gradients: dict[Key, torch.Tensor | None] = {}  # of inputs, until they are sent
 
     def run(self) -> list[Any]:
@@ -86,7 +85,7 @@ class MegatronStage:
         self.sync.begin()
         with contextlib.ExitStack() as stack:
             for split in self.splits:
-                stack.enter_context(split.noting())
+                stack.enter_context(split.recording())
             execute(
                 self.line,
                 {
@@ -116,6 +115,7 @@ class MegatronStage:
         return self.losses
 
     def forward(self, op: Op) -> None:
+        """F3: Megatron's forward step; one that will be recomputed keeps its input alone."""
         self.sync.before_forward()
         received = None if self._is_first(op) else self.mailbox.take(op)
         if received is not None:
@@ -126,7 +126,7 @@ class MegatronStage:
         if light:
             replay = Replay()
             data = replay.recording(self.data[op.chunk])
-            with replay.first():
+            with replay.discard():
                 output, tokens = self._step(op, received, data, self.losses)
             self._held[key] = _Held(received, output.detach(), replay=replay)
         else:
@@ -135,32 +135,35 @@ class MegatronStage:
         self.mailbox.probe.op_ends(op)
         self.tokens += tokens
         if light:
-            self.meter.light(key, received)
+            self.meter.hold_light(key, received)
         else:
-            self.meter.whole(key, output, received)
+            self.meter.hold_whole(key, output, received)
         if self._is_last(op):
             self._deallocate(output)
 
     def recompute(self, op: Op) -> None:
+        """R3: the same forward again, now with its activations."""
         held = self._held[op[1:3]]
         replay, held.replay = held.replay, None
         assert replay is not None
         self.meter.begins()
         self.mailbox.probe.op_begins()
-        with replay.again(self.models[op.chunk]):
+        with replay.recompute(self.models[op.chunk]):
             data = replay.replaying(self.data[op.chunk])
             held.output, _ = self._step(op, held.received, data, [])
         held.embedded = self._embedded(op)
         self.mailbox.probe.op_ends(op)
-        self.meter.whole(op[1:3], held.output, held.received)
+        self.meter.hold_whole(op[1:3], held.output, held.received)
         self._deallocate(held.output)
 
     def send_forward(self, op: Op) -> None:
+        """SF3: send the output and free it."""
         held = self._held[op[1:3]]
         self.mailbox.send(op, held.output)
         self._deallocate(held.output)  # the mailbox has its copy
 
     def backward(self, op: Op) -> None:
+        """B3: Megatron's backward step."""
         gradient = None if self._is_last(op) else self.mailbox.take(op)
         held = self._held.pop(op[1:3])
         self.sync.before_weights(op)
@@ -176,12 +179,13 @@ class MegatronStage:
             config=self.config,
         )
         if self.splits:
-            self.splits[op.chunk].delayed()
+            self.splits[op.chunk].backward_dw()
         self.mailbox.probe.op_ends(op)
         self.sync.after_weights(op)
-        self.meter.gone(op[1:3])
+        self.meter.release(op[1:3])
 
     def backward_input(self, op: Op) -> None:
+        """I3: the gradient of the input; those of weights are stored."""
         gradient = None if self._is_last(op) else self.mailbox.take(op)
         held, timers = self._held.pop(op[1:3]), self.config.timers
         self.mailbox.probe.op_begins()
@@ -190,25 +194,27 @@ class MegatronStage:
         output = held.output
         if gradient is None and self.config.grad_scale_func is not None:
             output = self.config.grad_scale_func(output)  # as Megatron's backward_step does
-        self._gradients[op[1:3]], aside = self.splits[op.chunk].backward_input(
+        self._gradients[op[1:3]], store = self.splits[op.chunk].backward_input(
             held.received, output, gradient, held.embedded
         )
         if timers is not None:
             timers("backward-compute").stop()
         self.mailbox.probe.op_ends(op)
-        self._aside[op[1:3]] = aside
-        self.meter.half(op[1:3], aside.tensors())
+        self._stores[op[1:3]] = store
+        self.meter.hold_half(op[1:3], store.tensors())
 
     def backward_weight(self, op: Op) -> None:
-        aside = self._aside.pop(op[1:3])
+        """W3: the gradients of the weights."""
+        store = self._stores.pop(op[1:3])
         self.sync.before_weights(op)
         self.mailbox.probe.op_begins()
-        self.splits[op.chunk].backward_weight(aside, together=self.sync.paused)
+        self.splits[op.chunk].backward_weight(store, together=self.sync.paused)
         self.mailbox.probe.op_ends(op)
         self.sync.after_weights(op)
-        self.meter.gone(op[1:3])
+        self.meter.release(op[1:3])
 
     def send_backward(self, op: Op) -> None:
+        """SB3: send the gradient of the input."""
         gradient = self._gradients.pop(op[1:3])
         assert gradient is not None
         self.mailbox.send(op, gradient)

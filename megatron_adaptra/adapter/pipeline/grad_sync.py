@@ -20,7 +20,11 @@ _WEIGHTS = (Kind.B, Kind.W)
 
 
 class GradSync:
-    """One iteration of one stage. `models`: its chunks; `line`: the ops it is going to run."""
+    """One iteration of one stage.
+
+    `config`: the model's; `models`: its chunks; `line`: the ops it is going to run; `stage`: its
+    index.
+    """
 
     def __init__(self, config: Any, models: Sequence[Any], line: Line, stage: int) -> None:
         self._config, self._models, self._stage = config, models, stage
@@ -42,6 +46,7 @@ class GradSync:
         return self._paused is not None
 
     def begin(self) -> None:
+        """Before the first op."""
         self._pause()
         if len(self._models) > 1 and self._params:
             for chunk in (0, 1):
@@ -63,6 +68,7 @@ class GradSync:
             self._synchronised.add(op.chunk)
 
     def after_weights(self, op: Op) -> None:
+        """After that op: chunks whose turn it is start their reduction."""
         if len(self._models) == 1:
             return
         if self._grads:

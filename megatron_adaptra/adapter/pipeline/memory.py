@@ -17,13 +17,16 @@ import torch
 from megatron_adaptra.ir.timeline import INPUT_HALF, LIGHT
 from megatron_adaptra.telemetry.probe import Memory
 
-WHOLE, HALF = 1.0, 1.0 - INPUT_HALF  # what a microbatch is, in activations of one
+WHOLE, HALF = 1.0, 1.0 - INPUT_HALF  # in units: a whole microbatch's activations
 Key = tuple[int, int]  # microbatch and chunk
 
 
 class ActivationMeter:
-    """One iteration of one stage. `peak`: microbatches' activations; `peak_bytes` is None where
-    bytes are not counted. `ignored`: tensors that are there anyway, such as parameters.
+    """One iteration of one stage with so many `chunks`.
+
+    `peak`: microbatches' activations; `peak_bytes` is None where bytes are not counted.
+    `count_bytes`: count them on a CPU; on a GPU they are always known. `ignored`: tensors that are
+    there anyway, such as parameters. A `key` is a microbatch and its chunk.
     """
 
     def __init__(self, chunks: int, count_bytes: bool, ignored: Iterable[torch.Tensor]) -> None:
@@ -31,7 +34,7 @@ class ActivationMeter:
         self.peak = 0.0
         self.peak_bytes: int | None = None
         self.per_microbatch = 0  # bytes of one whole microbatch of one chunk, the most seen
-        self._states: dict[Key, float] = {}
+        self._units: dict[Key, float] = {}
         self._storages: dict[Key, dict[int, int]] = {}  # address -> bytes
         self._users: Counter[int] = Counter()
         self._bytes = 0
@@ -50,40 +53,41 @@ class ActivationMeter:
         if self._on_gpu:
             self._at_start = torch.cuda.memory_allocated()
 
-    def whole(self, key: Key, output: torch.Tensor, *others: torch.Tensor | None) -> None:
+    def hold_whole(self, key: Key, output: torch.Tensor, *others: torch.Tensor | None) -> None:
         """A forward's activations are there: what a backward from `output` needs, and `others`."""
         if self._count_bytes and not self._on_gpu:
-            self._hold(key, [*saved_tensors(output.grad_fn), *others])
+            self._hold_bytes(key, [*saved_tensors(output.grad_fn), *others])
             size = sum(self._storages[key].values())
             self.per_microbatch = max(self.per_microbatch, size)
         elif self._on_gpu:
             size = torch.cuda.memory_allocated() - self._at_start
             self.per_microbatch = max(self.per_microbatch, size)
-        self._now(key, WHOLE)
+        self._hold_units(key, WHOLE)
 
-    def light(self, key: Key, *kept: torch.Tensor | None) -> None:
-        self._hold(key, kept)
-        self._now(key, LIGHT)
+    def hold_light(self, key: Key, *kept: torch.Tensor | None) -> None:
+        """A forward has kept `kept` alone; it will be recomputed."""
+        self._hold_bytes(key, kept)
+        self._hold_units(key, LIGHT)
 
-    def half(self, key: Key, kept: Iterable[torch.Tensor]) -> None:
-        self._hold(key, kept)
-        self._now(key, HALF)
+    def hold_half(self, key: Key, kept: Iterable[torch.Tensor]) -> None:
+        """The input half of a backward has left `kept` to the weight half."""
+        self._hold_bytes(key, kept)
+        self._hold_units(key, HALF)
 
-    def gone(self, key: Key) -> None:
-        self._hold(key, ())
-        self._now(key, 0.0)
+    def release(self, key: Key) -> None:
+        """The backward is over."""
+        self._hold_bytes(key, ())
+        self._hold_units(key, 0.0)
 
     def end(self) -> None:
-        """Raises RuntimeError if something is held still."""
+        """The iteration is over. Raises RuntimeError if something is held still."""
         if self._on_gpu:
             self.peak_bytes = torch.cuda.max_memory_allocated() - self._before
-        if self._states:
-            raise RuntimeError(
-                f"activations of (microbatch, chunk) {sorted(self._states)} are left"
-            )
+        if self._units:
+            raise RuntimeError(f"activations of (microbatch, chunk) {sorted(self._units)} are left")
 
     def memory(self, chunks: int) -> Memory:
-        """For the report; all chunks of a stage are taken to need the same."""
+        """For the report; all `chunks` of the stage are taken to need the same."""
         free = None
         if self._on_gpu:
             free = torch.cuda.mem_get_info()[0]
@@ -91,13 +95,13 @@ class ActivationMeter:
             free = _free_memory() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         return Memory(self.peak, self.peak_bytes, chunks * self.per_microbatch, free)
 
-    def _now(self, key: Key, state: float) -> None:
-        self._states[key] = state
-        if not state:
-            del self._states[key]
-        self.peak = max(self.peak, round(self._share * sum(self._states.values()), 9))
+    def _hold_units(self, key: Key, units: float) -> None:
+        self._units[key] = units
+        if not units:
+            del self._units[key]
+        self.peak = max(self.peak, round(self._share * sum(self._units.values()), 9))
 
-    def _hold(self, key: Key, tensors: Iterable[torch.Tensor | None]) -> None:
+    def _hold_bytes(self, key: Key, tensors: Iterable[torch.Tensor | None]) -> None:
         if not self._count_bytes or self._on_gpu:
             return
         before, now = self._storages.pop(key, {}), {}
@@ -128,7 +132,7 @@ def _free_memory() -> int:
 
 
 def saved_tensors(node: Any) -> Iterator[torch.Tensor]:
-    """All tensors that the graph behind a node of autograd's has saved for its backward."""
+    """All tensors that the graph behind autograd's `node` has saved for its backward."""
     seen, queue = set(), [node]
     while queue:
         node = queue.pop()

@@ -21,7 +21,14 @@ from megatron_adaptra.runtime.mailbox import Mailbox
 
 
 class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is untyped
-    """One iteration's communicator of one stage."""
+    """One iteration's communicator of one stage; `line`: its ops, in order.
+
+    `pp_group`, `config`: as Megatron's own communicator takes them. The methods take what
+    Megatron's do: `tensor_shapes` of what is received, one or a list, which are those of all our
+    messages; `output_tensors` and `input_tensor_grads`, one or a list of one; `is_first_stage` and
+    `is_last_stage`, where there is nothing to receive or to send. They raise ScheduleError when
+    Megatron leaves the plan's order, PeerLost when a message does not come.
+    """
 
     def __init__(
         self, pp_group: Any, config: Any, profile: Profile, line: Line, mailbox: Mailbox
@@ -39,27 +46,33 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
 
     @property
     def current_stage(self) -> int:
+        """This stage's index."""
         return self._mailbox.stage
 
     def recv_forward(self, tensor_shapes: Any, is_first_stage: bool) -> Any:
+        """The next forward's input."""
         with self._timed("forward-recv", is_first_stage):
             return self._receive(Kind.F, tensor_shapes, is_first_stage)
 
     def recv_backward(self, tensor_shapes: Any, is_last_stage: bool) -> Any:
+        """The next backward's gradient."""
         with self._timed("backward-recv", is_last_stage):
             return self._receive(Kind.B, tensor_shapes, is_last_stage)
 
     def send_forward(self, output_tensors: Any, is_last_stage: bool) -> None:
+        """Send a forward's output."""
         with self._timed("forward-send", is_last_stage):
             self._send(Kind.F, output_tensors)
 
     def send_backward(self, input_tensor_grads: Any, is_first_stage: bool) -> None:
+        """Send a backward's gradient of the input."""
         with self._timed("backward-send", is_first_stage):
             self._send(Kind.B, input_tensor_grads)
 
     def send_forward_recv_backward(
         self, output_tensors: Any, tensor_shapes: Any, is_last_stage: bool
     ) -> Any:
+        """Send a forward's output, then receive the next backward's gradient."""
         with self._timed("forward-send-backward-recv", is_last_stage):
             self._send(Kind.F, output_tensors)
             return self._receive(Kind.B, tensor_shapes, is_last_stage)
@@ -67,6 +80,7 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
     def send_backward_recv_forward(
         self, input_tensor_grads: Any, tensor_shapes: Any, is_first_stage: bool
     ) -> Any:
+        """Send a backward's gradient, then receive the next forward's input."""
         with self._timed("backward-send-forward-recv", is_first_stage):
             self._send(Kind.B, input_tensor_grads)
             return self._receive(Kind.F, tensor_shapes, is_first_stage)
@@ -119,18 +133,20 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
 
 
 class WarmupGroup:
-    """A process group whose `size() - rank()` is `depth`: there Megatron looks for its warmup.
+    """A process `group` whose `size() - rank()` is `depth`: there Megatron looks for its warmup.
 
-    First and last stage are told by `rank() == 0` and `rank() == size() - 1`, which stay true.
+    First and last stage are found by `rank() == 0` and `rank() == size() - 1`, which stay true.
     """
 
     def __init__(self, group: Any, depth: int) -> None:
         self._group, self._depth = group, depth
 
     def rank(self) -> int:
+        """The group's own."""
         return _Rank(self._group.rank())
 
     def size(self) -> int:
+        """The group's own, but for the difference to the rank."""
         return _Size(self._group.size(), self._depth)
 
     def __getattr__(self, name: str) -> Any:
@@ -138,7 +154,7 @@ class WarmupGroup:
 
 
 class _Rank(int):
-    """Told apart from a plain number by `_Size`."""
+    """What `_Size` knows from a plain number."""
 
 
 class _Size(int):

@@ -28,7 +28,15 @@ Expected = tuple[torch.Tensor | None, dict[str, Any]]  # to be filled, and what 
 
 
 class ChunkCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is untyped
-    """One iteration's communicator of one stage with several chunks."""
+    """One iteration's communicator of one stage with several `chunks`; `line`: its ops, in order.
+
+    `pp_group`, `config`: as Megatron's own communicator takes them. The methods take what
+    Megatron's do: the `output_tensor` and `input_tensor_grad` to send, or None; `recv_prev` and
+    `recv_next`, whether to receive; `tensor_shapes` and `tensor_shape`, which are those of all our
+    messages; `is_first_stage` and `is_last_stage`, where there is nothing to receive; with
+    `overlap_p2p_comm` they return a tensor that is not there yet, and what to wait for. They raise
+    ScheduleError when Megatron leaves the plan's order, PeerLost when a message does not come.
+    """
 
     def __init__(
         self, pp_group: Any, config: Any, chunks: int, line: Line, mailbox: Mailbox
@@ -53,14 +61,17 @@ class ChunkCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is u
         }
 
     def recv_forward(self, tensor_shapes: Any, is_first_stage: bool) -> Any:
+        """The next forward's input."""
         return None if is_first_stage else self._receive(Kind.F)
 
     def recv_backward(self, tensor_shapes: Any, is_last_stage: bool) -> Any:
+        """The next backward's gradient."""
         return None if is_last_stage else self._receive(Kind.B)
 
     def send_forward_recv_forward(
         self, output_tensor: Any, recv_prev: bool, tensor_shape: Any, overlap_p2p_comm: bool = False
     ) -> Any:
+        """Send a forward's output; receive the next one's input."""
         self._send(Kind.SEND_F, output_tensor)
         if overlap_p2p_comm:
             return self._expect(Kind.F, "recv_prev", recv_prev)
@@ -73,6 +84,7 @@ class ChunkCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is u
         tensor_shape: Any,
         overlap_p2p_comm: bool = False,
     ) -> Any:
+        """Send a backward's gradient; receive that of the next one."""
         self._send(Kind.SEND_B, input_tensor_grad)
         if overlap_p2p_comm:
             return self._expect(Kind.B, "recv_next", recv_next)
@@ -86,7 +98,8 @@ class ChunkCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is u
         recv_next: bool,
         tensor_shape: Any,
     ) -> Any:
-        raise ScheduleError("Megatron's messages do not overlap, although they were told to")
+        """Megatron calls it where messages do not overlap: never in `overlapping`."""
+        raise ScheduleError("Megatron's messages do not overlap, although its config says so")
 
     def finish(self) -> None:
         """Raise ScheduleError unless everything has been sent and received."""
@@ -126,7 +139,7 @@ class ChunkCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is u
 
 @contextlib.contextmanager
 def overlapping(config: Any) -> Iterator[None]:
-    """While Megatron's schedule runs over our communicator."""
+    """While Megatron's schedule runs over our communicator; `config`: the model's."""
     undo = [put(config, "overlap_p2p_comm", True), put(config, "batch_p2p_comm", False)]
     if hasattr(config, "overlap_p2p_comm_warmup_flush"):
         undo.append(put(config, "overlap_p2p_comm_warmup_flush", False))

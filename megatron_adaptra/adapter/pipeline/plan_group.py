@@ -52,7 +52,7 @@ class PlanGroup:
         return self.members.index(dist.get_rank()) == 0
 
     def leads(self, pipeline: Sequence[int]) -> bool:
-        """Whether the leader is a stage of this pipeline, given as global ranks."""
+        """Whether the leader is a stage of `pipeline`, which is given as global ranks."""
         return self.members[0] in pipeline
 
 

@@ -25,24 +25,30 @@ from megatron_adaptra.adapter.compat.patch_attr import put
 
 
 class Replay:
-    """What a light forward leaves behind. `data`: what its data iterator gave it, in order."""
+    """What a forward that keeps no activations leaves behind, so that it can be run again.
+
+    `data`: what its data iterator gave it, in order.
+    """
 
     def __init__(self) -> None:
         self.data: list[Any] = []
         self._states: Any = None
 
     @contextlib.contextmanager
-    def first(self) -> Iterator[None]:
-        """Around the forward that keeps nothing; its output must be detached."""
+    def discard(self) -> Iterator[None]:
+        """Around the first run, which keeps no activations; its output must be detached."""
         self._states = random._get_all_rng_states()
         with torch.autograd.graph.saved_tensors_hooks(_drop, _dropped):
             yield
 
     @contextlib.contextmanager
-    def again(self, model: torch.nn.Module) -> Iterator[None]:
-        """Around the forward that makes the activations. Random states and statistics are
-        afterwards as they were before; a loss is not validated again."""
-        put_back = _statistics(model)
+    def recompute(self, model: torch.nn.Module) -> Iterator[None]:
+        """Around the second run, which makes the activations.
+
+        Random states and statistics are afterwards as they were before; a loss is not validated
+        again.
+        """
+        restore = _statistics(model)
         machine = rerun_state_machine._GLOBAL_RERUN_STATE_MACHINE  # asking for it would make one
         with contextlib.ExitStack() as stack:
             if machine is not None:
@@ -50,19 +56,19 @@ class Replay:
             stack.enter_context(random._fork_rng())
             random._set_all_rng_states(*self._states)
             yield
-        put_back()
+        restore()
 
     def recording(self, data: Any) -> Any:
-        """The data iterator for the first run."""
+        """The data iterator for the first run, around Megatron's `data`; None where that is."""
         return None if data is None else _Recorded(data, self.data)
 
     def replaying(self, data: Any) -> Any:
-        """The data iterator for the second run."""
+        """The data iterator for the second run, in place of Megatron's `data`."""
         return None if data is None else iter(self.data)
 
 
 class _Recorded:
-    """Passes on what an iterator gives, and writes it down."""
+    """Passes on what an iterator gives, and keeps it."""
 
     def __init__(self, source: Any, into: list[Any]) -> None:
         self._source, self._into = source, into
@@ -80,7 +86,7 @@ class _Recorded:
 
 
 def recompute_reason(config: Any) -> str:
-    """Why forwards of this model cannot be repeated, or an empty string."""
+    """Why forwards of a model with this `config` cannot be repeated, or an empty string."""
     for name, words in (("fp8", "fp8 scaling"), ("fp4", "fp4 scaling")):
         if getattr(config, name, None):
             return words
@@ -105,14 +111,14 @@ def buffers_of(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _statistics(model: torch.nn.Module) -> Callable[[], None]:
-    """Keeps what forwards accumulate outside of autograd; the returned function puts it back."""
+    """Keeps what forwards accumulate outside of autograd; the returned function restores it."""
     tracker = moe_utils.get_moe_layer_wise_logging_tracker()
     tensors = [*buffers_of(model), *(entry["values"] for entry in tracker.values())]
     kept = [(tensor, tensor.clone(), tensor._version) for tensor in tensors]
 
-    def put_back() -> None:
+    def restore() -> None:
         for tensor, value, version in kept:
             if tensor._version != version:
                 tensor.copy_(value)
 
-    return put_back
+    return restore

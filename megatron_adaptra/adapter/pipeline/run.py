@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from megatron_adaptra.adapter.compat.compatibility import RECOMPUTE, SPLIT
-from megatron_adaptra.adapter.compat.schedule_args import message_of, models_of
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.config import SPLITTING
 from megatron_adaptra.errors import BadInput
@@ -30,7 +29,8 @@ from megatron_adaptra.telemetry.estimate import Estimator
 class Run:
     """From its start on, the iteration to come has begun: all ranks know its `program`.
 
-    `controller`: this rank's part in the replan loop. `iteration`: the first one of this run.
+    `controller`: this rank's part in the replan loop. `microbatches`: per iteration. `iteration`:
+    the first one of this run.
     `new_message()` makes an empty tensor for a message of the pipeline.
     """
 
@@ -80,7 +80,7 @@ class Run:
 def start_run(
     context: RankContext,
     wiring: Wiring,
-    arguments: dict[str, Any],
+    arguments: ScheduleArgs,
     *,
     iteration: int,
     executes: bool,
@@ -88,8 +88,9 @@ def start_run(
 ) -> Run:
     """Begin with 1F1B, or a checkpoint's plan, for the number of microbatches of `arguments`.
 
-    `executes`: whether our executor runs the iterations, so that the order may be any. `announce`:
-    whether decisions are said aloud. Raises BadInput for a policy that the model does not allow.
+    `iteration`: the one to come. `executes`: whether our executor runs the iterations, so that the
+    order may be any. `announce`: whether decisions are said aloud. Raises BadInput for a policy
+    that the model does not allow.
     """
     config, group = context.config, wiring.plan_group
     count, chunks = arguments["num_microbatches"], len(models_of(arguments))

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_adaptra.adapter.compat.compatibility import limits_of, not_ours
 from megatron_adaptra.adapter.compat.profiles import Profile
-from megatron_adaptra.adapter.compat.schedule_args import message_of
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of
 from megatron_adaptra.adapter.pipeline.engines import Executor, run_megatron, run_native, run_stock
 from megatron_adaptra.adapter.pipeline.run import Run, start_run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_wiring
@@ -46,8 +46,8 @@ class Session:
         self.step_result: StepResultSync | None = None
         self._executor = Executor(context)
 
-    def forward_backward(self, function: Any, arguments: dict[str, Any]) -> Any:
-        """One call of Megatron's forward_backward `function`, with these keyword `arguments`."""
+    def forward_backward(self, function: Any, arguments: ScheduleArgs) -> Any:
+        """One call of Megatron's forward_backward `function`, with its `arguments`."""
         reason = not_ours(function, arguments, self.config.engine, self.stages)
         if reason:
             self.context.notices.line(f"stock schedule: {reason}")
@@ -107,7 +107,7 @@ class Session:
         if run is not None:
             run.close()
 
-    def _run_for(self, arguments: dict[str, Any]) -> Run:
+    def _run_for(self, arguments: ScheduleArgs) -> Run:
         """The run for this number of microbatches.
 
         Megatron changes it while a batch size ramps up, on all ranks in the same iteration.
@@ -125,11 +125,11 @@ class Session:
         self.run = run
         return run
 
-    def _open(self, arguments: dict[str, Any]) -> Wiring:
+    def _open(self, arguments: ScheduleArgs) -> Wiring:
         limits = limits_of(arguments, self.config) if self._executor.runs(arguments) else {}
         return open_wiring(self.context, arguments, self.resumed, limits, self.defer_hooks)
 
-    def _start(self, wiring: Wiring, arguments: dict[str, Any]) -> Run:
+    def _start(self, wiring: Wiring, arguments: ScheduleArgs) -> Run:
         return start_run(
             self.context, wiring, arguments, iteration=self.iteration,
             executes=self._executor.runs(arguments), announce=self.announce,

@@ -1,13 +1,14 @@
 """A backward in two halves: gradients of inputs at once, those of weights when the schedule says.
 
-The input half runs autograd up to the stage's input, without accumulating anything. Megatron's own
-linear layers are asked, by the switch that Megatron has for its deferred embedding gradients, to
-leave their weight gradient out; what it takes is put aside. An embedding has no input to give a
-gradient to, so autograd stops before it. The weight half works off what was put aside through the
-same code of Megatron's, and hands every gradient to autograd's accumulation: hooks of
-data-parallel buckets run then, once per parameter, as they do after a backward in one piece.
+This is the split of zero-bubble schedules (Qi et al., "Zero Bubble Pipeline Parallelism", ICLR
+2024, section 2). The input half runs autograd up to the stage's input, without accumulating
+anything. Megatron's own linear layers are asked, by the switch that Megatron has for its deferred
+embedding gradients, to leave their weight gradient out; what it takes is stored. An embedding has
+no input to give a gradient to, so autograd stops before it. The weight half computes what was
+stored through the same code of Megatron's, and hands every gradient to autograd's accumulation:
+hooks of data-parallel buckets run then, once per parameter, as they do after a whole backward.
 
-Layers of TransformerEngine put their weight gradients aside by themselves, where the model was
+Layers of TransformerEngine store their weight gradients by themselves, where the model was
 built with `delay_wgrad_compute`; their `backward_dw` belongs to the weight half.
 """
 
@@ -65,12 +66,12 @@ def _like(context: Any, **changed: Any) -> Any:
 
 
 class SplitBackward:
-    """The two halves for one model chunk; `split_reason` says whether there can be any."""
+    """The two halves for one `model` chunk; `split_reason` says whether there can be any."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         # The order in which data-parallel buckets are filled, the same on all replicas.
         self._parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
-        self._delayed = [m for m in model.modules() if _delays(m)]
+        self._delaying = [m for m in model.modules() if _delays(m)]
         self._embedded: list[GradientEdge] = []
         self._embeddings = [m for m in model.modules() if isinstance(m, _EMBEDDINGS)]
         held_back = {id(m.weight) for m in self._embeddings}
@@ -78,9 +79,9 @@ class SplitBackward:
         self._others = tuple(p for p in self._parameters if id(p) not in held_back)
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """While forwards run: where embeddings are in their graphs."""
-        hooks = [m.register_forward_hook(self._note) for m in self._embeddings]
+        hooks = [m.register_forward_hook(self._record) for m in self._embeddings]
         try:
             yield
         finally:
@@ -100,34 +101,36 @@ class SplitBackward:
         gradient: torch.Tensor | None,
         embedded: Sequence[GradientEdge],
     ) -> tuple[torch.Tensor | None, WeightGradStore]:
-        """The gradient of `received`, the stage's input, and what is put aside.
+        """The gradient of `received`, the stage's input, and what the weight half needs.
 
-        `output` may have been freed by Megatron's deallocation; `gradient` None means ones.
+        `output` may have been freed by Megatron's deallocation; `gradient` is its gradient, None
+        means ones; `embedded`: what `embedded()` returned after the forward.
         """
-        aside = WeightGradStore()
+        store = WeightGradStore()
         first: list[Any] = [] if received is None else [received]
         wanted = (*first, *embedded, *self._others)
-        found = list(_run_backward(output, gradient, wanted, aside))
+        with _storing_into(store):
+            found = list(_run_backward(output, gradient, wanted))
         result = found.pop(0) if first else None
         for edge in embedded:
             through = found.pop(0)
             if through is not None:
-                aside.edges.append((edge, through))
+                store.edges.append((edge, through))
         for parameter, grad in zip(self._others, found, strict=True):
             if grad is not None:
-                aside.gradients[parameter.data_ptr()] = grad
-        return result, aside
+                store.gradients[parameter.data_ptr()] = grad
+        return result, store
 
-    def backward_weight(self, aside: WeightGradStore, together: bool) -> None:
-        """Compute what was put aside; accumulate every parameter's gradient.
+    def backward_weight(self, store: WeightGradStore, together: bool) -> None:
+        """Compute what `store` has, which is empty then; accumulate every parameter's gradient.
 
         `together`: small ones in one call of autograd's engine, which chooses their order. Where
         buckets are reduced the order has to be the same on all replicas: one after the other.
         """
         batch, held = _TOGETHER if together else 0, 0
         tables: dict[int, torch.Tensor] = {}
-        for edge, gradient in aside.edges:
-            found = _engine(edge, gradient, self._tables)
+        for edge, gradient in store.edges:
+            found = _run_backward(edge, gradient, self._tables)
             for parameter, grad in zip(self._tables, found, strict=True):
                 if grad is not None:
                     tables[id(parameter)] = grad
@@ -136,8 +139,8 @@ class SplitBackward:
             address = parameter.data_ptr()
             grad = tables.pop(id(parameter), None)
             if grad is None:
-                grad = aside.gradients.pop(address, None)
-            for linear in aside.linears.pop(address, ()):
+                grad = store.gradients.pop(address, None)
+            for linear in store.linears.pop(address, ()):
                 more = _weight_gradient(linear, parameter)
                 grad = more if grad is None else grad + more
             if grad is not None:
@@ -147,20 +150,20 @@ class SplitBackward:
                 _accumulate(ready)
                 held = 0
         _accumulate(ready)
-        self.delayed()
+        self.backward_dw()
 
-    def delayed(self) -> None:
-        """The weight gradients that TransformerEngine has put aside, of one backward."""
-        for module in self._delayed:
+    def backward_dw(self) -> None:
+        """Compute the weight gradients that TransformerEngine has stored, of one backward."""
+        for module in self._delaying:
             module.backward_dw()
 
-    def _note(self, module: torch.nn.Module, _: Any, output: torch.Tensor) -> None:
+    def _record(self, module: torch.nn.Module, _: Any, output: torch.Tensor) -> None:
         if output.requires_grad:
             self._embedded.append(get_gradient_edge(output))
 
 
 def split_reason(model: torch.nn.Module, config: Any) -> str:
-    """Why backwards of this model cannot be split, or an empty string."""
+    """Why backwards of this model cannot be split, or an empty string. `config`: the model's."""
     if getattr(config, "recompute_granularity", None) is not None:
         return "Megatron's own activation recompute"
     if getattr(config, "generalized_tensor_parallel_remat_size", 1) > 1:
@@ -175,12 +178,12 @@ def split_reason(model: torch.nn.Module, config: Any) -> str:
             rest[name] = rest.get(name, 0) + sum(own)
     if sum(rest.values()) > _REST * sum(p.numel() for p in model.parameters()):
         name = max(rest, key=lambda name: rest[name])
-        return f"{name}, whose weight gradients cannot be put aside"
+        return f"{name}, whose weight gradients cannot be stored"
     return ""
 
 
 def _delays(module: torch.nn.Module) -> bool:
-    """Whether a layer of TransformerEngine puts its weight gradient aside."""
+    """Whether a layer of TransformerEngine stores its weight gradient by itself."""
     config = getattr(module, "config", None)
     return (
         hasattr(module, "backward_dw")
@@ -190,16 +193,6 @@ def _delays(module: torch.nn.Module) -> bool:
 
 
 def _run_backward(
-    output: torch.Tensor,
-    gradient: torch.Tensor | None,
-    wanted: Sequence[Any],
-    aside: WeightGradStore,
-) -> Sequence[torch.Tensor | None]:
-    with _putting_aside(aside):
-        return _engine(output, gradient, wanted)
-
-
-def _engine(
     root: Any, gradient: torch.Tensor | None, inputs: Sequence[Any]
 ) -> Sequence[torch.Tensor | None]:
     """Autograd's engine itself: the output's shape is gone once Megatron has freed it."""
@@ -225,7 +218,7 @@ def _accumulate(ready: dict[torch.nn.Parameter, torch.Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def _putting_aside(aside: WeightGradStore) -> Iterator[None]:
+def _storing_into(store: WeightGradStore) -> Iterator[None]:
     """The seam: while it lasts, Megatron's linears leave out their weight gradient."""
     original = _LINEAR.backward
 
@@ -247,7 +240,7 @@ def _putting_aside(aside: WeightGradStore) -> Iterator[None]:
             flat, _ = layers.prepare_input_tensors_for_wgrad_compute(output_gradient, received)
             found[2] = flat.sum(dim=0)
         kept = _like(context, saved_tensors=(received.detach(), weight))
-        queue = aside.linears.setdefault(weight.data_ptr(), [])
+        queue = store.linears.setdefault(weight.data_ptr(), [])
         queue.append(_Linear(kept, output_gradient))
         return tuple(found)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.compat.profiles import Profile
-from megatron_adaptra.adapter.compat.schedule_args import models_of
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, host_id
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.log import LogOnce
@@ -116,15 +116,15 @@ class Wiring:
 
 def open_wiring(
     context: RankContext,
-    arguments: dict[str, Any],
+    arguments: ScheduleArgs,
     resumed: dict[str, Any] | None,
     limits: dict[str, str],
     defer_hooks: Sequence[DeferHook],
 ) -> Wiring:
     """Connect to the neighbours and to the leader. Every rank is here.
 
-    `arguments`: of Megatron's schedule. `resumed`: what this rank brings from a checkpoint.
-    `limits`: what its model does not allow, and why. `defer_hooks`: see SmallCollectives.
+    `resumed`: what this rank brings from a checkpoint. `limits`: what its model does not allow, and
+    why. `defer_hooks`: see SmallCollectives.
     """
     config = context.config
     pipelines = _open_pipelines(context, chunks=len(models_of(arguments)))
