@@ -122,7 +122,7 @@ class SplitBackward:
         return result, store
 
     def backward_weight(self, store: WeightGradStore, together: bool) -> None:
-        """Compute what `store` has, which is empty then; accumulate every parameter's gradient.
+        """Compute what `store` has, once; accumulate every parameter's gradient.
 
         `together`: small ones in one call of autograd's engine, which chooses their order. Where
         buckets are reduced the order has to be the same on all replicas: one after the other.
