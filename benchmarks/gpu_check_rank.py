@@ -182,9 +182,7 @@ class Overhead:
             probe.begin(0)
             mailbox.begin(0, message_of(arguments))
             groups = default_groups()
-            return MegatronStage(
-                line, 0, 1, mailbox, arguments, groups, splits if halves else ()
-            ).run()
+            return MegatronStage(line, mailbox, arguments, groups, splits if halves else ()).run()
 
         return {
             "Megatron, without pipelining": self.stock,

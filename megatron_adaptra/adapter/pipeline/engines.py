@@ -90,8 +90,8 @@ class Executor:
             self._splits = [SplitBackward(model) for model in models]
         count_bytes = self._warm and self._counted is not run.program
         stage = MegatronStage(
-            line, context.stage, context.stages, run.wiring.mailbox, arguments,
-            groups_of(context, arguments), self._splits if halves else (), count_bytes,
+            line, run.wiring.mailbox, arguments, groups_of(context, arguments),
+            self._splits if halves else (), count_bytes,
         )  # fmt: skip
         result = stage.run()
         self._warm = True

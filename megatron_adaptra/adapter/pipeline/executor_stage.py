@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge
 from megatron_adaptra.adapter.compat.profiles import call
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
 from megatron_adaptra.adapter.pipeline.grad_sync import GradSync
-from megatron_adaptra.adapter.pipeline.memory import ActivationMeter, Key
+from megatron_adaptra.adapter.pipeline.memory import ActivationMeter, Key, key_of
 from megatron_adaptra.adapter.pipeline.recompute import Replay, buffers_of
 from megatron_adaptra.adapter.pipeline.split import SplitBackward, WeightGradStore
 from megatron_adaptra.ir.deps import position_of
@@ -39,18 +39,16 @@ class _Held:
 
 
 class MegatronStage:
-    """One training iteration of one of `stages` stages; `stage` is its index.
+    """One training iteration of the stage that `mailbox` belongs to.
 
-    `line`: its ops. `groups`: Megatron's process groups. `splits`:
-    one per chunk, where the line has halves of backwards. `count_bytes`: whether to measure what
-    activations take, which costs time on a CPU.
+    `line`: its ops. `groups`: Megatron's process groups. `splits`: one per chunk, where the line
+    has halves of backwards. `count_bytes`: whether to measure what activations take, which costs
+    time on a CPU.
     """
 
     def __init__(
         self,
         line: Line,
-        stage: int,
-        stages: int,
         mailbox: Mailbox,
         arguments: ScheduleArgs,
         groups: Any,
@@ -60,12 +58,12 @@ class MegatronStage:
         data = arguments["data_iterator"]
         self.models, self.config = models_of(arguments), config_of(arguments)
         self.data: list[Any] = data if isinstance(data, list) else [data]
-        self.line, self.stage, self.stages, self.mailbox = line, stage, stages, mailbox
-        self.arguments, self.groups = arguments, groups
+        self.line, self.mailbox, self.arguments, self.groups = line, mailbox, arguments, groups
+        self.stage, self.stages = mailbox.stage, mailbox.stages
         self.losses: list[Any] = []
         self.tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
-        self.light = {op[1:3] for op in line if op.kind is Kind.R}
-        self.sync = GradSync(self.config, self.models, line, stage)
+        self.light = {key_of(op) for op in line if op.kind is Kind.R}
+        self.sync = GradSync(self.config, self.models, line, self.stage)
         self.splits = splits
         ignored = (t for m in self.models for t in (*m.parameters(), *buffers_of(m)))
         self.meter = ActivationMeter(len(self.models), count_bytes, ignored)
@@ -120,7 +118,8 @@ class MegatronStage:
         received = None if self._is_first(op) else self.mailbox.take(op)
         if received is not None:
             received.requires_grad_()
-        key, light = op[1:3], op[1:3] in self.light
+        key = key_of(op)
+        light = key in self.light
         self.meter.begins()
         self.mailbox.probe.op_begins()
         if light:
@@ -143,7 +142,7 @@ class MegatronStage:
 
     def recompute(self, op: Op) -> None:
         """R3: the same forward again, now with its activations."""
-        held = self._held[op[1:3]]
+        held = self._held[key_of(op)]
         replay, held.replay = held.replay, None
         assert replay is not None
         self.meter.begins()
@@ -153,22 +152,22 @@ class MegatronStage:
             held.output, _ = self._step(op, held.received, data, [])
         held.embedded = self._embedded(op)
         self.mailbox.probe.op_ends(op)
-        self.meter.hold_whole(op[1:3], held.output, held.received)
+        self.meter.hold_whole(key_of(op), held.output, held.received)
         self._deallocate(held.output)
 
     def send_forward(self, op: Op) -> None:
         """SF3: send the output and free it."""
-        held = self._held[op[1:3]]
+        held = self._held[key_of(op)]
         self.mailbox.send(op, held.output)
         self._deallocate(held.output)  # the mailbox has its copy
 
     def backward(self, op: Op) -> None:
         """B3: Megatron's backward step."""
         gradient = None if self._is_last(op) else self.mailbox.take(op)
-        held = self._held.pop(op[1:3])
+        held = self._held.pop(key_of(op))
         self.sync.before_weights(op)
         self.mailbox.probe.op_begins()
-        self._gradients[op[1:3]] = call(
+        self._gradients[key_of(op)] = call(
             schedules.backward_step,
             input_tensor=held.received,
             output_tensor=held.output,
@@ -182,40 +181,40 @@ class MegatronStage:
             self.splits[op.chunk].backward_dw()
         self.mailbox.probe.op_ends(op)
         self.sync.after_weights(op)
-        self.meter.release(op[1:3])
+        self.meter.release(key_of(op))
 
     def backward_input(self, op: Op) -> None:
         """I3: the gradient of the input; those of weights are stored."""
         gradient = None if self._is_last(op) else self.mailbox.take(op)
-        held, timers = self._held.pop(op[1:3]), self.config.timers
+        held, timers = self._held.pop(key_of(op)), self.config.timers
         self.mailbox.probe.op_begins()
         if timers is not None:
             timers("backward-compute", log_level=2).start()
         output = held.output
         if gradient is None and self.config.grad_scale_func is not None:
             output = self.config.grad_scale_func(output)  # as Megatron's backward_step does
-        self._gradients[op[1:3]], store = self.splits[op.chunk].backward_input(
+        self._gradients[key_of(op)], store = self.splits[op.chunk].backward_input(
             held.received, output, gradient, held.embedded
         )
         if timers is not None:
             timers("backward-compute").stop()
         self.mailbox.probe.op_ends(op)
-        self._stores[op[1:3]] = store
-        self.meter.hold_half(op[1:3], store.tensors())
+        self._stores[key_of(op)] = store
+        self.meter.hold_half(key_of(op), store.tensors())
 
     def backward_weight(self, op: Op) -> None:
         """W3: the gradients of the weights."""
-        store = self._stores.pop(op[1:3])
+        store = self._stores.pop(key_of(op))
         self.sync.before_weights(op)
         self.mailbox.probe.op_begins()
         self.splits[op.chunk].backward_weight(store, together=self.sync.paused)
         self.mailbox.probe.op_ends(op)
         self.sync.after_weights(op)
-        self.meter.release(op[1:3])
+        self.meter.release(key_of(op))
 
     def send_backward(self, op: Op) -> None:
         """SB3: send the gradient of the input."""
-        gradient = self._gradients.pop(op[1:3])
+        gradient = self._gradients.pop(key_of(op))
         assert gradient is not None
         self.mailbox.send(op, gradient)
 

@@ -14,11 +14,17 @@ from typing import Any
 
 import torch
 
+from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.timeline import INPUT_HALF, LIGHT
 from megatron_adaptra.telemetry.probe import Memory
 
 WHOLE, HALF = 1.0, 1.0 - INPUT_HALF  # in units: a whole microbatch's activations
 Key = tuple[int, int]  # microbatch and chunk
+
+
+def key_of(op: Op) -> Key:
+    """What an op is about: its microbatch and its chunk."""
+    return op.microbatch, op.chunk
 
 
 class ActivationMeter:
