@@ -10,7 +10,8 @@ from megatron_adaptra.adapter.compat.compatibility import limits_of, not_ours
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of
 from megatron_adaptra.adapter.pipeline.engines import Executor, run_megatron, run_native, run_stock
-from megatron_adaptra.adapter.pipeline.run import Run, start_run
+from megatron_adaptra.adapter.pipeline.run import Run
+from megatron_adaptra.adapter.pipeline.run_setup import start_run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_wiring
 from megatron_adaptra.adapter.step.reruns import Reruns
 from megatron_adaptra.adapter.step.step_result import StepResultSync
