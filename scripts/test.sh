@@ -46,8 +46,9 @@ if [ -n "$newest" ]; then
   wait "$making" || { echo "adaptra: no environment for the newest megatron-core" >&2 && exit 1; }
   trap - EXIT
   say_line "$venv-newest/bin/python"
-  # What does not import Megatron has been tested.
-  "$venv-newest/bin/python" "${run[@]}" -n 2 --durations=25 tests/adapter tests/launch/test_models.py ||
+  # What does not depend on Megatron's release has been tested.
+  "$venv-newest/bin/python" "${run[@]}" -n 2 --durations=25 tests/adapter tests/launch/test_models.py \
+    --ignore tests/adapter/test_failures.py --ignore tests/adapter/test_flags.py ||
     failed+=("the newest line")
 fi
 echo "== in short"

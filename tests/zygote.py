@@ -84,7 +84,7 @@ class Zygote:
         words: list[str],
         *,
         ranks: int = 1,
-        timeout: float = 300.0,
+        timeout: float = 600.0,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> Done:

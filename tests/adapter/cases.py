@@ -124,6 +124,8 @@ def possible(row: Row) -> bool:
     schedule, recompute = row["schedule"], row["recompute"]
     if shape is None or (recompute and schedule in NATIVE):
         return False
+    if recompute and shape.microbatches == 1:
+        return False  # its backward follows at once: there is nothing to recompute
     if "interleaved" in schedule and shape.microbatches % shape.stages:
         return False
     if schedule == "adaptive" and shape.microbatches < shape.stages:

@@ -68,10 +68,11 @@ def test_staged_calls_fill_what_the_calls_themselves_do() -> None:
 
 
 @pytest.mark.trains
-@pytest.mark.timeout(600)
+@pytest.mark.cold
+@pytest.mark.timeout(1200)
 def test_rehearsal_on_the_cpu() -> None:
     page = PAGE.read_bytes()
-    result = run(SCRIPT, "--cpu", "--quick", "--timeout", 180, timeout=570)
+    result = run(SCRIPT, "--cpu", "--quick", "--timeout", 500, timeout=1100)
     assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
     rows = [line.strip("| ").split(" | ") for line in result.stdout.splitlines() if line[:1] == "|"]
     found = {row[0]: row[1:] for row in rows}

@@ -25,6 +25,7 @@ def losses(script: str, checkout: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.trains
+@pytest.mark.cold
 @pytest.mark.parametrize("checkout", CHECKOUTS, ids=lambda path: path.name)
 @pytest.mark.parametrize("script", ["pretrain_gpt.sh", "pretrain_llama.sh"])
 def test_smoke_trains_as_stock_does(script: str, checkout: Path) -> None:

@@ -114,6 +114,8 @@ def test_nohup_lets_a_laboratory_go_on(shaper, tmp_path):
 
 
 @pytest.mark.trains
+@pytest.mark.cold
+@pytest.mark.root
 def test_the_demo_that_started_the_laboratory(mark):
     pytest.importorskip("megatron.core")
     if lab("run", "--hosts", "2", "--", "true").returncode:
