@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from megatron_adaptra.errors import BadInput, ScheduleError
-from megatron_adaptra.ir.deps import Token, carried, makes, needs
+from megatron_adaptra.ir.deps import Token, carried, light_of, makes, needs
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
 from megatron_adaptra.ir.timeline import in_flight
@@ -47,7 +47,7 @@ def check(program: Program, budget: Sequence[float] = ()) -> None:
 
 
 def grid(program: Program, marks: dict[int, int], what: str) -> str:
-    """One row per stage; `marks[stage]` is the index of the op to point at."""
+    """One row per stage; `marks[stage]` is the index of the op to point at and to say `what` of."""
     rows = []
     for stage, line in enumerate(program.order):
         mark = marks.get(stage)
@@ -134,7 +134,7 @@ def _check_progress(program: Program, sends: str, rules: list[list[_Rule]]) -> N
 def _rules(program: Program, stage: int) -> list[_Rule]:
     """The ops of one stage as the facts that they wait for and bring about."""
     stages, line = program.stages, program.order[stage]
-    light = {(op.microbatch, op.chunk) for op in line if op.kind is Kind.R}
+    light = light_of(line)
     rules: list[_Rule] = []
     for op in line:
         token = carried(op, stage, stages)

@@ -97,6 +97,7 @@ class Conditions:
 
     @property
     def stages(self) -> int:
+        """How many devices the pipeline has."""
         return len(self.forward)
 
     @property
@@ -110,10 +111,11 @@ class Conditions:
         return self.cores is not None and self.cores < self.stages
 
     def link(self, source: int, target: int) -> LinkState:
+        """The link from stage `source` to stage `target`; healthy if nothing else is known."""
         return self.links.get((source, target), HEALTHY)
 
     def seconds(self, kind: Kind, stage: int) -> float:
-        """What an op of this kind costs on a stage that has a core to itself."""
+        """What an op of this kind costs on `stage`, if it has a core to itself."""
         if kind is Kind.F:
             return self.forward[stage]
         if kind is Kind.R:
@@ -131,6 +133,7 @@ class Conditions:
         return replace(self, links={})
 
     def to_json(self) -> dict[str, Any]:
+        """As an object for json.dump; null stands for infinity."""
         return {
             "microbatches": self.microbatches,
             "forward": list(self.forward),
@@ -158,6 +161,7 @@ class Conditions:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Conditions:
+        """What `to_json` has made of conditions: `data`, read from JSON. Raises BadInput."""
         links = {}
         for key, link in data["links"].items():
             source, target = key.split(">")

@@ -6,6 +6,7 @@ Ops exchange *tokens*. A token stands at a position of the model: chunk c on sta
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from megatron_adaptra.ir.op import Kind, Op
@@ -22,11 +23,12 @@ class Token(NamedTuple):
 
 
 def position_of(op: Op, stage: int, stages: int) -> int:
+    """The position in the model of an op on `stage`, of a pipeline of so many `stages`."""
     return op.chunk * stages + stage
 
 
 def makes(op: Op, stage: int, stages: int) -> Token | None:
-    """The token that running `op` on `stage` produces."""
+    """The token that running `op` on `stage`, of a pipeline of so many `stages`, produces."""
     kind = {
         Kind.F: ACTIVATION,
         Kind.B: GRADIENT,
@@ -37,7 +39,10 @@ def makes(op: Op, stage: int, stages: int) -> Token | None:
 
 
 def needs(op: Op, stage: int, stages: int, chunks: int, light: bool = False) -> list[Token]:
-    """The tokens `op` waits for. `light`: its microbatch has an R op on this stage."""
+    """The tokens `op` waits for on `stage`, of so many `stages` with so many `chunks` each.
+
+    `light`: its microbatch has an R op on this stage.
+    """
     here = position_of(op, stage, stages)
     last = stages * chunks - 1
     if op.kind is Kind.F:
@@ -52,8 +57,16 @@ def needs(op: Op, stage: int, stages: int, chunks: int, light: bool = False) -> 
     return []
 
 
+def light_of(line: Iterable[Op]) -> set[tuple[int, int]]:
+    """The light microbatches among the ops of a stage, each with its chunk: those with an R."""
+    return {(op.microbatch, op.chunk) for op in line if op.kind is Kind.R}
+
+
 def remote_need(op: Op, stage: int, stages: int, chunks: int) -> Token | None:
-    """The one token `op` gets from another stage, if any."""
+    """The one token `op` gets from another stage, if any.
+
+    It runs on `stage`, of so many `stages` with so many `chunks` each.
+    """
     for token in needs(op, stage, stages, chunks):
         if token.position % stages != stage:
             return token
@@ -61,7 +74,7 @@ def remote_need(op: Op, stage: int, stages: int, chunks: int) -> Token | None:
 
 
 def carried(op: Op, stage: int, stages: int) -> Token | None:
-    """The token that a send or a post moves."""
+    """The token that a send or a post on `stage`, of so many `stages`, moves."""
     here = position_of(op, stage, stages)
     if op.kind is Kind.SEND_F:
         return Token(ACTIVATION, here, op.microbatch)
@@ -75,7 +88,7 @@ def carried(op: Op, stage: int, stages: int) -> Token | None:
 
 
 def consumer(token: Token, stages: int, chunks: int) -> int | None:
-    """The other stage that a token is sent to, if any."""
+    """The other stage that a token is sent to, if any, of `stages` with so many `chunks` each."""
     if token.kind == ACTIVATION and token.position < stages * chunks - 1:
         stage = (token.position + 1) % stages
     elif token.kind == GRADIENT and token.position > 0:

@@ -28,6 +28,7 @@ class Kind(str, Enum):
 
     @property
     def computes(self) -> bool:
+        """Whether it is work of the stage, not of the links nor of the optimizer step."""
         return self in COMPUTE
 
 
@@ -50,7 +51,7 @@ class Op(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Op:
-        """The op a text form stands for; raises BadInput."""
+        """The op that `text` stands for; raises BadInput for any ValueError."""
         match = _TEXT.fullmatch(text)
         try:
             if match is None:

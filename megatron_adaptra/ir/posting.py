@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from megatron_adaptra.ir.deps import Token, consumer, makes, needs, remote_need
-from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.deps import Token, consumer, light_of, makes, needs, remote_need
 from megatron_adaptra.ir.schedule import Line, Schedule
 
 Link = tuple[int, int]
@@ -97,7 +96,7 @@ def _run(schedule: Schedule, place: dict[Token, int]) -> dict[Lane, int]:
     A schedule that cannot end leaves off where it hangs; `check` says so.
     """
     stages, chunks = schedule.stages, schedule.chunks
-    light = [{op[1:3] for op in line if op.kind is Kind.R} for line in schedule.order]
+    light = [light_of(line) for line in schedule.order]
     at = [0] * stages
     made: set[Token] = set()
     used: dict[Lane, int] = {}

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.deps import ACTIVATION, consumer, makes, remote_need
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.posting import Link as Link
-from megatron_adaptra.ir.posting import posted_ahead as posted_ahead
-from megatron_adaptra.ir.schedule import Line, Schedule, _parse, _text, parse_line
+from megatron_adaptra.ir.posting import Link, posted_ahead
+from megatron_adaptra.ir.schedule import Line, Schedule
 
 
 @dataclass(frozen=True)
@@ -30,36 +28,12 @@ class Program:
 
     @property
     def stages(self) -> int:
+        """How many devices the pipeline has."""
         return len(self.order)
-
-    def text(self) -> str:
-        return _text("program", self._head(), self.order)
-
-    @classmethod
-    def parse(cls, text: str) -> Program:
-        head, order = _parse("program", text, ("microbatches", "chunks", "ahead"))
-        return cls(order, head["microbatches"], head["chunks"], _links(head["ahead"]))
-
-    def to_json(self) -> dict[str, Any]:
-        return {**self._head(), "stages": [[str(op) for op in line] for line in self.order]}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Program:
-        order = tuple(parse_line(line) for line in data["stages"])
-        return cls(order, data["microbatches"], data["chunks"], _links(data["ahead"]))
-
-    def _head(self) -> dict[str, Any]:
-        ahead = {f"{a}>{b}": n for (a, b), n in sorted(self.ahead.items())}
-        return {"microbatches": self.microbatches, "chunks": self.chunks, "ahead": ahead}
-
-
-def _links(ahead: Mapping[str, int]) -> dict[Link, int]:
-    pairs = ((key.split(">"), depth) for key, depth in ahead.items())
-    return {(int(source), int(target)): depth for (source, target), depth in pairs}
 
 
 def links_ahead(warmup: Sequence[int]) -> dict[Link, int]:
-    """`posted_ahead` of warmups of 1F1B kind, without their ops: slack + 1."""
+    """`posted_ahead` of `warmup` depths of 1F1B kind, one per stage: slack + 1."""
     ahead: dict[Link, int] = {}
     for i, (depth, below) in enumerate(pairwise(warmup)):
         ahead[i, i + 1] = ahead[i + 1, i] = max(1, depth - below + 1)
@@ -71,7 +45,8 @@ def lower(schedule: Schedule, ahead: Mapping[Link, int] | int | None = None) -> 
 
     The first `ahead[link]` receives of a link are posted before anything else runs; each further
     one just before the compute op that uses the oldest one still outstanding. `ahead` may be one
-    number for all links (0: posted when needed, as Megatron does); default `posted_ahead`.
+    number for all links (0: posted when needed, as Megatron does); default `posted_ahead`. Raises
+    BadInput for a negative number.
     """
     if ahead is None:
         depths = posted_ahead(schedule)
@@ -91,7 +66,10 @@ def lower(schedule: Schedule, ahead: Mapping[Link, int] | int | None = None) -> 
 def lower_line(
     line: Line, stage: int, stages: int, chunks: int, depths: Mapping[Link, int]
 ) -> Line:
-    """`lower` for one stage; `depths` is how many receives of each link to post ahead."""
+    """`lower` for `stage`, of so many `stages` with so many `chunks` each.
+
+    `depths` is how many receives of each link to post ahead.
+    """
     posts: dict[int, list[Op]] = {}  # receives of one link in the order of their use
     for op in line:
         token = remote_need(op, stage, stages, chunks)

@@ -10,8 +10,10 @@ from typing import Any
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.timeline import peak_in_flight
 
 Line = tuple[Op, ...]
+_HEAD = ("microbatches", "chunks", "policy", "why")  # all but the ops
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Schedule:
 
     @property
     def stages(self) -> int:
+        """How many devices the pipeline has."""
         return len(self.order)
 
     @property
@@ -33,34 +36,54 @@ class Schedule:
         """Per stage, the forwards it runs before its first backward."""
         return tuple(warmup_of(line) for line in self.order)
 
+    def peak_in_flight(self) -> tuple[float, ...]:
+        """Per stage, the most activations held at once, in microbatches."""
+        return tuple(peak_in_flight(line, self.chunks) for line in self.order)
+
     def text(self) -> str:
         """One head line, then one line per stage; `parse` reads it back exactly."""
-        return _text("schedule", self._head(), self.order)
+        rows = [f"schedule {json.dumps(self._head(), sort_keys=True)}"]
+        rows += [f"{i}: {' '.join(map(str, line))}".rstrip() for i, line in enumerate(self.order)]
+        return "\n".join(rows) + "\n"
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        head, order = _parse("schedule", text, ("microbatches", "chunks", "policy", "why"))
-        return cls(order, **head)
+        """The schedule of a `text` that `text()` has written; raises BadInput for any other."""
+        first, *rows = text.splitlines() or [""]
+        word, _, head = first.partition(" ")
+        if word != "schedule":
+            raise BadInput("schedule", first, "the first line starts with 'schedule'")
+        order = []
+        for i, row in enumerate(rows):
+            stage, colon, ops = row.partition(":")
+            if stage != str(i) or not colon:
+                raise BadInput("schedule", row, f"line {i + 2} starts with '{i}:'")
+            order.append(parse_line(ops.split()))
+        try:
+            values = json.loads(head)
+        except ValueError:
+            values = None
+        if not isinstance(values, dict) or values.keys() != set(_HEAD):
+            allowed = f"the first line ends with a JSON object of {', '.join(_HEAD)}"
+            raise BadInput("schedule", first, allowed)
+        return cls(tuple(order), **values)
 
     def to_json(self) -> dict[str, Any]:
+        """As an object for json.dump; `stages` holds the text forms of the ops."""
         return {**self._head(), "stages": [[str(op) for op in line] for line in self.order]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Schedule:
+        """What `to_json` has made of a schedule: `data`, read from JSON."""
         order = tuple(parse_line(line) for line in data["stages"])
-        return cls(order, **{k: data[k] for k in ("microbatches", "chunks", "policy", "why")})
+        return cls(order, **{k: data[k] for k in _HEAD})
 
     def digest(self) -> str:
         """SHA-256 of the text form: equal digests mean equal schedules."""
         return hashlib.sha256(self.text().encode()).hexdigest()
 
     def _head(self) -> dict[str, Any]:
-        return {
-            "microbatches": self.microbatches,
-            "chunks": self.chunks,
-            "policy": self.policy,
-            "why": self.why,
-        }
+        return {key: getattr(self, key) for key in _HEAD}
 
 
 def warmup_of(line: Sequence[Op]) -> int:
@@ -76,7 +99,8 @@ def warmup_of(line: Sequence[Op]) -> int:
 def warmup_line(depth: int, microbatches: int) -> Line:
     """`depth` forwards, then backward and forward in turn, then the backwards that are left.
 
-    This is the order Megatron's schedule runs with `depth - 1` warmup microbatches.
+    This is the order Megatron's schedule runs with `depth - 1` warmup microbatches, for so many
+    `microbatches` in all.
     """
     depth = max(1, min(depth, microbatches))
     line = [Op(Kind.F, i) for i in range(depth)]
@@ -87,31 +111,5 @@ def warmup_line(depth: int, microbatches: int) -> Line:
 
 
 def parse_line(words: Iterable[str]) -> Line:
+    """The ops of one stage, from their text forms, `words`; raises BadInput."""
     return tuple(Op.parse(word) for word in words)
-
-
-def _text(noun: str, head: Mapping[str, Any], order: Sequence[Line]) -> str:
-    rows = [f"{noun} {json.dumps(head, sort_keys=True)}"]
-    rows += [f"{i}: {' '.join(map(str, line))}".rstrip() for i, line in enumerate(order)]
-    return "\n".join(rows) + "\n"
-
-
-def _parse(noun: str, text: str, keys: Sequence[str]) -> tuple[dict[str, Any], tuple[Line, ...]]:
-    first, *rows = text.splitlines() or [""]
-    word, _, head = first.partition(" ")
-    if word != noun:
-        raise BadInput(noun, first, f"the first line starts with '{noun}'")
-    order = []
-    for i, row in enumerate(rows):
-        stage, colon, ops = row.partition(":")
-        if stage != str(i) or not colon:
-            raise BadInput(noun, row, f"line {i + 2} starts with '{i}:'")
-        order.append(parse_line(ops.split()))
-    try:
-        values = json.loads(head)
-    except ValueError:
-        values = None
-    if not isinstance(values, dict) or values.keys() != set(keys):
-        allowed = f"the first line ends with a JSON object of {', '.join(keys)}"
-        raise BadInput(noun, first, allowed)
-    return values, tuple(order)

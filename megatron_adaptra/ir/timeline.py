@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from megatron_adaptra.ir.deps import light_of
 from megatron_adaptra.ir.op import Kind, Op
 
 
@@ -34,6 +35,8 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
+    """Spans and messages of one iteration; `name` says whose, for people."""
+
     spans: tuple[Span, ...]
     messages: tuple[Message, ...] = ()
     name: str = ""
@@ -62,10 +65,11 @@ class Timeline:
 
     @property
     def stages(self) -> int:
+        """How many devices the pipeline has."""
         return 1 + max((s.stage for s in self.spans), default=-1)
 
     def busy(self, stage: int) -> float:
-        """Seconds of compute on a stage; its step does not count."""
+        """Seconds of compute on `stage`; the optimizer step does not count."""
         return sum(s.end - s.start for s in self.spans if s.stage == stage and s.op.kind.computes)
 
     def peak_in_flight(self) -> tuple[float, ...]:
@@ -78,6 +82,7 @@ class Timeline:
         return tuple(peaks)
 
     def to_json(self) -> dict[str, Any]:
+        """As an object for json.dump: ops by their text forms, seconds."""
         return {
             "name": self.name,
             "spans": [[s.stage, str(s.op), s.start, s.end] for s in self.spans],
@@ -86,6 +91,7 @@ class Timeline:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Timeline:
+        """What `to_json` has made of a timeline: `data`, read from JSON."""
         return cls(
             tuple(Span(s, Op.parse(op), a, b) for s, op, a, b in data["spans"]),
             tuple(Message(s, t, Op.parse(op), *times) for s, t, op, *times in data["messages"]),
@@ -103,9 +109,9 @@ _CHANGE = {Kind.R: 1.0 - LIGHT, Kind.B: -1.0, Kind.I: -INPUT_HALF, Kind.W: INPUT
 def in_flight(line: Sequence[Op], chunks: int = 1) -> list[float]:
     """What one stage holds after each op of `line`, in microbatches' activations on that stage.
 
-    One of several chunks has an equal share of the stage's layers, and so of its activations.
+    One of several `chunks` has an equal share of the stage's layers, and so of its activations.
     """
-    light = {(op.microbatch, op.chunk) for op in line if op.kind is Kind.R}
+    light = light_of(line)
     held, out = 0.0, []
     for op in line:
         if op.kind is Kind.F:
@@ -117,7 +123,10 @@ def in_flight(line: Sequence[Op], chunks: int = 1) -> list[float]:
 
 
 def peak_in_flight(line: Sequence[Op], chunks: int = 1) -> float:
-    """The most activations held at once by one stage that runs `line`, in microbatches."""
+    """The most activations held at once by one stage that runs `line`, in microbatches.
+
+    `chunks`: how many the stage has.
+    """
     return max(in_flight(line, chunks), default=0.0)
 
 

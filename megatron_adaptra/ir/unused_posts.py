@@ -22,13 +22,13 @@ class UnusedPosts(NamedTuple):
 
 
 def first_posts(program: Program, stage: int) -> tuple[Op, ...]:
-    """The receives that a stage posts before anything else."""
+    """The receives that `stage` posts before anything else."""
     posts = (Kind.POST_F, Kind.POST_B)
     return tuple(takewhile(lambda op: op.kind in posts, program.order[stage]))
 
 
 def unused_posts(program: Program, stage: int) -> UnusedPosts:
-    """What all stages have posted first, as one stage has to clear it away.
+    """What all stages have posted first, as `stage` has to clear it away.
 
     Both ends of a link know it from the program, so nobody asks.
     """

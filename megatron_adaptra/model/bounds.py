@@ -14,6 +14,7 @@ from megatron_adaptra.model.starts import Floats, Ints, Job, Starts, earliest
 def one_f_one_b_seconds(stages: int, microbatches: int, forward: float, backward: float) -> float:
     """1F1B on equal stages and healthy links: (m + p - 1)(f + b).
 
+    `stages` p, `microbatches` m, `forward` f and `backward` b seconds of one microbatch on a stage.
     Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
     Megatron-LM" (SC 2021), section 2.2.
     """
@@ -70,7 +71,7 @@ def _end(c: Conditions, job: Job, starts: Starts) -> float:
     """When the stages are done, each alone and all on the cores they share."""
     ops, seconds = _work(job, starts)
     done = float(_finish(ops, seconds).max())
-    if c.cores is not None and c.cores < c.stages:
+    if c.cores is not None and c.shared:
         shared = _finish(ops.reshape(-1, 1), seconds.reshape(-1, 1) / c.cores)
         done = max(done, float(shared.max()))
     return done
@@ -99,8 +100,10 @@ def _work(job: Job, starts: Starts) -> tuple[Floats, Floats]:
 
 
 def _finish(starts: Floats, seconds: Floats) -> Floats:
-    """Per column, when one machine is done at the earliest: all that starts at t or later is
-    after t, for every t."""
+    """Per column, when one machine is done at the earliest.
+
+    All that starts at t or later is after t, for every t.
+    """
     order = np.argsort(-starts, 0)
     after = np.cumsum(np.take_along_axis(seconds, order, 0), 0)
     done: Floats = (np.take_along_axis(starts, order, 0) + after).max(0)

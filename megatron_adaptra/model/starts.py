@@ -129,8 +129,9 @@ class _Rows:
         self.arrived = np.full_like(job.wire, -np.inf)  # when the last message was there
         limited = room[room < job.most]
         self.first = int(limited.min()) // (2 * job.chunks) if limited.size else job.count
-        # The rule of the machine: the greatest t - n. There is no work before the first F.
-        self.spare = job.down[0].copy()
+        # The rule of the machine: the greatest t - n, which a stage must have idled. There is no
+        # work before the first F.
+        self.idle = job.down[0].copy()
         self.before = _Before(), _Before(), _Before()
 
     def forwards(self, k: int) -> None:
@@ -138,7 +139,7 @@ class _Rows:
         job, row = self.job, self.forward[k]
         if k < self.first:
             done = job.chunks * (k + 1) - 1
-            np.maximum(row[-1], self.spare + self.work(done, 0, 0), out=row[-1])
+            np.maximum(row[-1], self.idle + self.work(done, 0, 0), out=row[-1])
         else:
             for chunk in range(job.chunks):
                 np.maximum(row[chunk], self.freed(k, chunk), out=row[chunk])
@@ -149,8 +150,8 @@ class _Rows:
     def freed(self, k: int, chunk: int) -> Floats:
         """When enough of I and W are done for F(k) of a chunk."""
         job, n = self.job, chunk + 1
-        owed = np.maximum(0, 2 * n * (k + 1) - self.room)
-        least = (owed + 1) // 2
+        due = np.maximum(0, 2 * n * (k + 1) - self.room)
+        least = (due + 1) // 2
         # On every stage, the I(j) with j < low are among the `least` that start first.
         low, stages = max(0, k - int(self.room.max()) // 2), np.arange(job.stages)
         starts = self.backward[low:k, :n].reshape(-1, job.stages)
@@ -167,11 +168,11 @@ class _Rows:
         forwards = self.before[0](self.forward[: self.reach(k)], moment).sum(0)
         self.remember(moment, self.work(forwards, before, before))
         # Where W takes longer, giving back more with I and less with W may be faster.
-        most = np.where(job.late > job.early, np.minimum(owed, n * k), least)
+        most = np.where(job.late > job.early, np.minimum(due, n * k), least)
         given = np.minimum(least + np.arange(int((most - least).max()) + 1)[:, None], most)
-        done = self.work(n * (k + 1) - 1, given, np.maximum(0, owed - given))
+        done = self.work(n * (k + 1) - 1, given, np.maximum(0, due - given))
         freed = np.where(given > 0, start(given) + job.early, 0.0)
-        soonest: Floats = np.maximum(freed, self.spare + done).min(0)
+        soonest: Floats = np.maximum(freed, self.idle + done).min(0)
         return soonest
 
     def look_back(self, k: int) -> None:
@@ -185,12 +186,12 @@ class _Rows:
         """I(k) at all positions; on chunk 0, it is the last but W of what it follows."""
         job, row = self.job, self.backward[k]
         done = job.chunks * (k + 1)
-        owed = np.maximum(0, 2 * done - self.room - job.chunks * k)  # beyond what I gave back
-        np.maximum(row[0], self.spare + self.work(done, done - 1, owed), out=row[0])
+        due = np.maximum(0, 2 * done - self.room - job.chunks * k)  # beyond what I gave back
+        np.maximum(row[0], self.idle + self.work(done, done - 1, due), out=row[0])
         self.pass_on(1, k)
 
     def remember(self, moment: Floats, work: Floats) -> None:
-        np.maximum(self.spare, moment - work, out=self.spare)
+        np.maximum(self.idle, moment - work, out=self.idle)
 
     def work(self, forwards: Ints | int, backwards: Ints | int, weights: Ints | int) -> Floats:
         """Seconds of so many F, I and W."""

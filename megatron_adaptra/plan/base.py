@@ -11,8 +11,7 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.schedule import warmup_line as warmup_line  # planners import it here
-from megatron_adaptra.ir.timeline import Timeline, peak_in_flight
+from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.sim.clock import simulate
 
@@ -29,6 +28,7 @@ class Plan:
 
     @property
     def predicted(self) -> float:
+        """Seconds of an iteration, the optimizer step included."""
         return self.timeline.makespan
 
     @property
@@ -56,7 +56,10 @@ PLANNERS: dict[str, Planner] = {}
 
 
 def planner(name: str) -> Callable[[Planner], Planner]:
-    """Register a planner: a pure function, as long as no time limit cuts it short."""
+    """Register a planner as policy `name`.
+
+    It is a pure function, as long as no time limit cuts it short.
+    """
 
     def register(function: Planner) -> Planner:
         PLANNERS[name] = function
@@ -74,8 +77,9 @@ def make_plan(
 ) -> Plan:
     """Plan with `policy`; the same conditions give the same bytes. Raises BadInput.
 
-    `time_limit`: seconds that a searching planner may take; what it finds then depends on the
-    machine. Default: its own measure, counted in ops, so that every machine finds the same.
+    `sends`: "eager" or "rendezvous". `ahead`: see `lower`. `time_limit`: seconds that a searching
+    planner may take; what it finds then depends on the machine. Default: its own measure, counted
+    in ops, so that every machine finds the same.
     """
     if policy not in PLANNERS:
         raise BadInput("policy", policy, f"one of {', '.join(sorted(PLANNERS))}")
@@ -85,12 +89,14 @@ def make_plan(
 def evaluate(
     schedule: Schedule, conditions: Conditions, sends: str = "eager", ahead: int | None = None
 ) -> Plan:
-    """A Plan for a schedule that is already there. `ahead`: see `lower`."""
+    """A Plan for a schedule that is already there.
+
+    `sends`: "eager" or "rendezvous". `ahead`: see `lower`.
+    """
     program = lower(schedule, ahead)
     timeline = simulate(program, conditions, sends)
     bound = lower_bound(conditions)
-    peaks = tuple(peak_in_flight(line, schedule.chunks) for line in schedule.order)
-    return Plan(schedule, program, timeline, bound, peaks)
+    return Plan(schedule, program, timeline, bound, schedule.peak_in_flight())
 
 
 def slow_links(conditions: Conditions) -> str:

@@ -13,24 +13,27 @@ from collections.abc import Sequence
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.base import planner, warmup_line
+from megatron_adaptra.ir.schedule import Schedule, warmup_line
+from megatron_adaptra.plan.base import planner
 
 
 def stock_warmup(stages: int, microbatches: int) -> tuple[int, ...]:
+    """Per stage, the warmup depth of 1F1B on so many `stages`, with so many `microbatches`."""
     return tuple(min(stages - i, microbatches) for i in range(stages))
 
 
 def refuse_chunks(conditions: Conditions, policy: str) -> None:
-    """For the planners that know one model chunk per device; raises BadInput."""
+    """Raises BadInput where `policy`, which knows one model chunk per device, is given more."""
     if conditions.chunks > 1:
         allowed = f"{policy} runs 1 chunk per device; policies for more: interleaved, adaptive"
         raise BadInput("chunks", conditions.chunks, allowed)
 
 
 def first_schedule(stages: int, microbatches: int, budgets: float | Sequence[float]) -> Schedule:
-    """What a job starts with: 1F1B, as far as the microbatches in flight that all stages, or each
-    of them, may have allow it."""
+    """What a job of so many `stages` and `microbatches` starts with: 1F1B, cut to the budgets.
+
+    `budgets`: the microbatches in flight that all stages, or each of them, may have.
+    """
     each = budgets if isinstance(budgets, Sequence) else [budgets] * stages
     stock = stock_warmup(stages, microbatches)
     least = [min(each[: i + 1]) for i in range(stages)]  # depths do not grow towards the end
@@ -41,14 +44,20 @@ def first_schedule(stages: int, microbatches: int, budgets: float | Sequence[flo
 
 @planner("1f1b")
 def one_f_one_b(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """Stage i starts `stages - i` forwards before its first backward."""
+    """Stage i starts `stages - i` forwards before its first backward.
+
+    `sends` and `time_limit` do not matter. Raises BadInput for several chunks.
+    """
     refuse_chunks(conditions, "1f1b")
     return first_schedule(conditions.stages, conditions.microbatches, math.inf)
 
 
 @planner("gpipe")
 def gpipe(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """Backwards start with microbatch 0, as gradients are summed in microbatch order here."""
+    """Backwards start with microbatch 0, as gradients are summed in microbatch order here.
+
+    `sends` and `time_limit` do not matter. Raises BadInput for several chunks.
+    """
     refuse_chunks(conditions, "gpipe")
     count = conditions.microbatches
     order = (warmup_line(count, count),) * conditions.stages

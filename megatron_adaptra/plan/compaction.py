@@ -7,18 +7,18 @@ from dataclasses import replace
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.plan.dispatch import dispatch
-from megatron_adaptra.plan.job_shop import BACKWARD, WEIGHT, Order, Shop, Timing
-from megatron_adaptra.plan.rule_search import Tuned
+from megatron_adaptra.plan.job_shop import BACKWARD, WEIGHT, JobShop, Order
+from megatron_adaptra.plan.rule_search import RuleResult
 
 
-def lighter(shop: Shop, best: Tuned) -> Order:
+def least_memory(shop: JobShop, best: RuleResult) -> Order:
     """The same rules under the least common budget that costs no time."""
     order, conditions = best.order, shop.conditions
     low, high = 0, int(max(shop.peaks(best.order)) + 0.999)
     while high - low > 1:
         middle = (low + high) // 2
         budget = tuple(min(b, float(middle)) for b in conditions.activation_budget)
-        lean = Shop(replace(conditions, activation_budget=budget))
+        lean = JobShop(replace(conditions, activation_budget=budget))
         limit = best.seconds * (1 + 1e-12)
         tried = dispatch(lean, best.rules, conditions.recompute, limit)
         timing = shop.time(tried) if tried is not None else None
@@ -29,12 +29,16 @@ def lighter(shop: Shop, best: Tuned) -> Order:
     return order
 
 
-def whole_backwards(shop: Shop, schedule: Schedule, order: Order, timing: Timing) -> Schedule:
+def merge_backwards(shop: JobShop, schedule: Schedule) -> Schedule:
     """Run a backward in one piece where its weight half follows at once and nobody waits for it.
 
     Splitting is not free in practice (two kernel launches, inputs kept for longer). A backward is
-    made whole where its gradient still arrives before it is used, so that no time changes.
+    merged where its gradient still arrives before it is used, so that no time of `shop` changes.
     """
+    order = shop.order_of(schedule)
+    timing = shop.time(order)
+    if timing is None:
+        return schedule
     count, end, seconds = shop.count, timing.end, shop.seconds
 
     def merged(row: list[int], line: Line) -> Line:
@@ -50,12 +54,12 @@ def whole_backwards(shop: Shop, schedule: Schedule, order: Order, timing: Timing
         return tuple(out)
 
     def unhurried(half: int, rest: int) -> bool:
-        user = shop.after[half]
+        user = shop.consumer[half]
         if user < 0:
             return True
         if (shop.stage_of(half), shop.stage_of(user)) in shop.wires:
             return False  # on a narrow link it would hold up the messages behind it
         return end[rest] + shop.lag[user] <= end[user] - seconds[user]
 
-    rows = zip(order, schedule.order, strict=True)
+    rows = zip(order, shop.lines(order), strict=True)
     return replace(schedule, order=tuple(merged(row, line) for row, line in rows))

@@ -26,8 +26,11 @@ SEARCH_OPS = 8_000_000  # a local search times at most so many ops, about 1 s, .
 SEARCH_CHOICES = 500, 2_000  # ... but no fewer and no more choices than these
 
 
-class Search:
-    """`run` gives the fastest warmup depths within the budget, the shallowest of these."""
+class DepthSearch:
+    """`run` gives the fastest warmup depths within the budget, the shallowest of these.
+
+    `sends`: "eager" or "rendezvous". `delta`: forwards by which a depth changes.
+    """
 
     def __init__(self, conditions: Conditions, sends: str) -> None:
         # The bound of what these schedules can do: full backwards of a single chunk.
@@ -42,16 +45,17 @@ class Search:
         self.quantum = SAME * lower_bound(conditions) or 1.0
         self.fastest = self.quanta(lower_bound(conditions))
         self.ranks: dict[Depths, Rank] = {}
-        ops = 2 * conditions.stages * conditions.microbatches * self.clock.effort
+        ops = 2 * conditions.stages * conditions.microbatches * self.clock.cost_factor
         self.small = count_choices(self.caps) * ops <= EXHAUSTIVE_OPS
         least, most = SEARCH_CHOICES
         self.limit = max(least, min(most, SEARCH_OPS // ops))
 
     def run(self) -> Depths:
+        """Every choice where there are few; else a local search."""
         return self.exhaustive() if self.small else self.climb()
 
     def quanta(self, seconds: float) -> int:
-        """Time in units below which it does not count: makes the ranks a total order."""
+        """`seconds` in units below which they do not count: makes the ranks a total order."""
         return round(seconds / self.quantum)
 
     def rank(self, depths: Depths) -> Rank:
@@ -63,11 +67,13 @@ class Search:
         return known
 
     def improves(self, depths: Depths, best: Depths) -> bool:
+        """Whether `depths` rank before `best`; timed only if they might."""
         if (self.fastest, sum(depths), depths) >= self.rank(best):
             return False  # not even at the lower bound, so it need not be timed
         return self.rank(depths) < self.rank(best)
 
     def exhaustive(self) -> Depths:
+        """The best of all choices."""
         shallow_first = sorted(choices(self.caps), key=lambda depths: (sum(depths), depths))
         best = shallow_first[0]
         for depths in shallow_first:
@@ -92,6 +98,7 @@ class Search:
 
     @property
     def spent(self) -> bool:
+        """Whether as many choices have been timed as may be."""
         return len(self.ranks) >= self.limit
 
     def descend(self, best: Depths, step: int | None = None) -> Depths:
@@ -119,7 +126,10 @@ class Search:
                 yield s, last
 
     def moved(self, depths: Depths, first: int, last: int, delta: int) -> Depths:
-        """The stages from first to last by delta, as far as the budget and the neighbours allow."""
+        """The stages from `first` to `last` changed by `delta`.
+
+        As far as the budget and the neighbours allow.
+        """
         out = list(depths)
         low = depths[last + 1] if last + 1 < len(depths) else 1
         high = depths[first - 1] if first else self.caps[0]
@@ -157,7 +167,7 @@ class Search:
         return list(dict.fromkeys(starts))
 
     def fit(self, depths: Iterable[int]) -> Depths:
-        """The depths cut to the budget; never increasing."""
+        """The `depths`, one per stage, cut to the budget; never increasing."""
         out, limit = [], self.caps[0]
         for depth, cap in zip(depths, self.caps, strict=True):
             limit = max(1, min(limit, depth, cap))
@@ -179,10 +189,11 @@ def slack_to_hide(c: Conditions) -> list[float]:
 
 
 def spread(slack: list[float], caps: Sequence[float], steepest: float) -> list[float]:
-    """Depths, from 1 on the last stage, that rise in proportion to the slack and keep to the caps.
+    """Depths, from 1 on the last stage, that rise in proportion to `slack` and keep to `caps`.
 
-    They rise by up to `steepest` times the slack; where a cap is in the way, every link below it
-    takes the same smaller share, like a band that is pulled tight under the caps.
+    `slack` is per link, `caps` per stage, in microbatches. They rise by up to `steepest` times the
+    slack; where a cap is in the way, every link below it takes the same smaller share, like a band
+    that is pulled tight under the caps.
     """
     along = [0.0]  # slack between the last stage and each stage, from the last stage up
     for share in reversed(slack):

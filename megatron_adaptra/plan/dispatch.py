@@ -22,8 +22,8 @@ from megatron_adaptra.plan.job_shop import (
     RECOMPUTE,
     ROOM,
     WEIGHT,
+    JobShop,
     Order,
-    Shop,
 )
 
 SAME = 1e-12  # seconds that do not count
@@ -34,20 +34,20 @@ class Rule(NamedTuple):
 
     forward: float = 1.0  # share of a forward by which it may keep a gradient waiting
     weight: float = 1.0  # share of a weight half by which it may keep a gradient or forward waiting
-    spare: float = 0.0  # room that whole microbatches leave to light ones
+    reserve: float = 0.0  # room that whole microbatches leave to light ones
     light_first: bool = False  # light forwards before weight halves
-    eager: bool = False  # a forward that fits before a gradient that is there
-    unblock: bool = False  # a weight half before that gradient, if it makes room for a forward
-    deep: bool = True  # of several chunks, the forward that is nearest to the loss
-    ahead: bool = False  # recomputes ahead of need before weight halves
-    early: bool = False  # light forwards only before the first backward
-    depth: float = math.inf  # microbatches it has in flight at most, whole or light
+    forward_first: bool = False  # a forward that fits before a gradient that is there
+    make_room: bool = False  # a weight half before that gradient, if it makes room for a forward
+    depth_first: bool = True  # of several chunks, the forward that is nearest to the loss
+    recompute_early: bool = False  # recomputes ahead of need before weight halves
+    light_in_warmup: bool = False  # light forwards only before the first backward
+    in_flight: float = math.inf  # microbatches it has in flight at most, whole or light
 
 
 def dispatch(
-    shop: Shop, rules: Sequence[Rule], recompute: bool = False, limit: float = math.inf
+    shop: JobShop, rules: Sequence[Rule], recompute: bool = False, limit: float = math.inf
 ) -> Order | None:
-    """The order that the rules, one per stage, lead to.
+    """The order that the rules, one per stage, lead to. `recompute`: whether to use it.
 
     None if they run into a dead end, or as soon as it is clear to take longer than `limit` seconds.
     """
@@ -55,19 +55,19 @@ def dispatch(
 
 
 class _Dispatch:
-    def __init__(self, shop: Shop, rules: Sequence[Rule], recompute: bool) -> None:
+    def __init__(self, shop: JobShop, rules: Sequence[Rule], recompute: bool) -> None:
         self.shop, self.rules, self.recompute = shop, rules, recompute
         positions, count, stages = shop.positions, shop.count, shop.stages
         self.activations: list[list[float]] = [[] for _ in range(positions)]  # their arrival
         self.gradients: list[list[float]] = [[] for _ in range(positions)]
         self.activations[0] = [0.0] * count
         self.forwards, self.backwards = [0] * positions, [0] * positions  # how many have begun
-        self.weights, self.remade = [0] * positions, [0] * positions  # no R is due before `remade`
+        self.weights, self.recomputed = [0] * positions, [0] * positions
         self.light: list[set[int]] = [set() for _ in range(positions)]
         self.held, self.free = [0.0] * stages, [0.0] * stages
         self.budget = [budget + ROOM for budget in shop.budget]
         self.flying = [0] * stages  # chunks of microbatches, forward begun and backward not
-        self.depth = [max(1.0, rule.depth) * shop.chunks for rule in rules]
+        self.depth = [max(1.0, rule.in_flight) * shop.chunks for rule in rules]
         self.order: Order = [[] for _ in range(stages)]
         self.events = [(0.0, stage) for stage in range(stages)]
         self.sent: dict[tuple[int, int], float] = {}  # link -> when its last message has left
@@ -76,7 +76,7 @@ class _Dispatch:
         self.own = [tuple(row) for row in own]
         self.from_loss = [tuple(reversed(row)) for row in own]
         self.forward_choice = [
-            deep if rule.deep else row
+            deep if rule.depth_first else row
             for rule, deep, row in zip(rules, self.from_loss, self.own, strict=True)
         ]
         # Seconds that a gradient has to be away for an op to start before it.
@@ -136,7 +136,7 @@ class _Dispatch:
                 held[stage] -= share - half
                 continue
             else:
-                self.remade[x] = k + 1
+                self.recomputed[x] = k + 1
                 held[stage] += share * (1 - LIGHT)
                 continue
             target = user // (4 * count) % stages
@@ -172,8 +172,8 @@ class _Dispatch:
                         due = x
                 elif queue[k] < soon:
                     soon = queue[k]
-        if due >= 0 and not (rule.eager or rule.unblock):
-            return self.go_back(stage, due, limit)
+        if due >= 0 and not (rule.forward_first or rule.make_room):
+            return self.backward_or_recompute(stage, due, limit)
         ready, later = -1, math.inf  # a position whose activation is here; when the next one comes
         if self.flying[stage] < self.depth[stage]:
             for x in self.forward_choice[stage]:
@@ -185,17 +185,17 @@ class _Dispatch:
                     elif queue[k] < later:
                         later = queue[k]
         share, room = self.shop.share, self.budget[stage] - self.held[stage]
-        needed = share + rule.spare if self.recompute else share
+        needed = share + rule.reserve if self.recompute else share
         if due >= 0:
             if ready >= 0:
                 if needed <= room:
-                    if rule.eager and (not self.guarded or self.holds(stage, ready, share)):
+                    if rule.forward_first and (not self.guarded or self.holds(stage, ready, share)):
                         return 4 * ready * count + self.forwards[ready]
-                elif rule.unblock and needed <= room + share * (1 - INPUT_HALF):
-                    owed = self.owed(stage)
-                    if owed >= 0:
-                        return owed
-            return self.go_back(stage, due, limit)
+                elif rule.make_room and needed <= room + share * (1 - INPUT_HALF):
+                    weight = self.pending_weight(stage)
+                    if weight >= 0:
+                        return weight
+            return self.backward_or_recompute(stage, due, limit)
         wait = soon - now
         whole = fits = False
         if ready >= 0:
@@ -206,27 +206,27 @@ class _Dispatch:
                 fits = (
                     self.recompute
                     and LIGHT * share <= room
-                    and not (rule.early and self.backwards[ready])
+                    and not (rule.light_in_warmup and self.backwards[ready])
                     and self.holds(stage, ready, LIGHT * share)
                 )
-        if fits and self.owes_room(stage, needed - room):
-            return self.owed(stage)
-        if rule.ahead and ready < 0 and wait >= self.forward_gap[stage]:
-            op = self.make_again(stage, room)
+        if fits and self.pending_weights_free(stage, needed - room):
+            return self.pending_weight(stage)
+        if rule.recompute_early and ready < 0 and wait >= self.forward_gap[stage]:
+            op = self.recompute_ahead(stage, room)
             if op >= 0:
                 return op
         if not (fits and rule.light_first):
-            owed = self.owed(stage)
-            if owed >= 0:
+            weight = self.pending_weight(stage)
+            if weight >= 0:
                 blocked = ready >= 0 and not whole
                 if self.weight_gap[stage] <= (wait if blocked else min(soon, later) - now):
-                    return owed
+                    return weight
         if fits:
             self.light[ready].add(self.forwards[ready])
             self.left[stage] += self.shop.seconds[4 * ready * count]
             return 4 * ready * count + self.forwards[ready]
         if self.recompute and wait >= self.forward_gap[stage]:
-            op = self.make_again(stage, room)
+            op = self.recompute_ahead(stage, room)
             if op >= 0:
                 return op
         wake = soon if soon < later else later
@@ -234,13 +234,13 @@ class _Dispatch:
             heappush(self.events, (wake, stage))
         return -1
 
-    def go_back(self, stage: int, x: int, limit: float) -> int:
+    def backward_or_recompute(self, stage: int, x: int, limit: float) -> int:
         """The gradient of position x is here: its backward, or what that still lacks.
 
         Where a recompute does not fit, another position that has its gradient may free the room.
         """
         k, count = self.backwards[x], self.shop.count
-        if not self.recompute or k not in self.light[x] or self.remade[x] > k:
+        if not self.recompute or k not in self.light[x] or self.recomputed[x] > k:
             return (4 * x + BACKWARD) * count + k
         if (1 - LIGHT) * self.shop.share <= self.budget[stage] - self.held[stage]:
             return (4 * x + RECOMPUTE) * count + k
@@ -248,32 +248,32 @@ class _Dispatch:
             queue, k = self.gradients[other], self.backwards[other]
             if k < len(queue) and queue[k] <= limit and k not in self.light[other]:
                 return (4 * other + BACKWARD) * count + k
-        return self.owed(stage)
+        return self.pending_weight(stage)
 
     def arrival(self, op: int, source: int, target: int, end: float) -> float:
         """When the output of `op` arrives; messages of a link go one after another."""
         link = source, target
         wire = self.shop.wires.get(link)
         if wire is None:
-            return end + self.shop.lag[self.shop.after[op]]
+            return end + self.shop.lag[self.shop.consumer[op]]
         self.sent[link] = left = max(self.sent.get(link, 0.0), end) + wire
         return left + self.shop.conditions.link(*link).delay
 
-    def owed(self, stage: int) -> int:
+    def pending_weight(self, stage: int) -> int:
         """A weight half that can run, of the position nearest to the loss; -1 for none."""
         for x in self.from_loss[stage]:
             if self.weights[x] < self.backwards[x]:
                 return (4 * x + WEIGHT) * self.shop.count + self.weights[x]
         return -1
 
-    def owes_room(self, stage: int, room: float) -> bool:
+    def pending_weights_free(self, stage: int, room: float) -> bool:
         """Whether the weight halves that can run would free that much."""
-        owed = 0
+        pending = 0
         for x in self.own[stage]:
-            owed += self.backwards[x] - self.weights[x]
-        return owed > 0 and room <= owed * self.shop.share * (1 - INPUT_HALF)
+            pending += self.backwards[x] - self.weights[x]
+        return pending > 0 and room <= pending * self.shop.share * (1 - INPUT_HALF)
 
-    def make_again(self, stage: int, room: float) -> int:
+    def recompute_ahead(self, stage: int, room: float) -> int:
         """A recompute ahead of need; -1 for none, or to leave room to the forwards to come.
 
         All of these have to find room to go in light.
@@ -286,20 +286,20 @@ class _Dispatch:
             coming -= self.forwards[x]
         if share * (1 - LIGHT + LIGHT * coming) > room:
             return -1
-        op = self.unmade(stage)
+        op = self.next_recompute(stage)
         if op >= 0 and self.shop.chunks > 1:
             block, k = divmod(op, self.shop.count)
             if not self.safe(stage, block // 4, k, share * (1 - LIGHT), share):
                 return -1
         return op
 
-    def unmade(self, stage: int) -> int:
+    def next_recompute(self, stage: int) -> int:
         """The recompute of the next light microbatch that lacks it; -1 for none."""
         for x in self.from_loss[stage]:
-            k, light = max(self.remade[x], self.backwards[x]), self.light[x]
+            k, light = max(self.recomputed[x], self.backwards[x]), self.light[x]
             while k < self.forwards[x] and k not in light:
                 k += 1
-            self.remade[x] = k
+            self.recomputed[x] = k
             if k < self.forwards[x]:
                 return (4 * x + RECOMPUTE) * self.shop.count + k
         return -1
@@ -332,7 +332,7 @@ class _Dispatch:
                     held += holds
                 elif self.forwards[x] <= older:
                     needed += share
-                elif older in self.light[x] and self.remade[x] <= older:
+                elif older in self.light[x] and self.recomputed[x] <= older:
                     needed += share * (1 - LIGHT)
                     held += share * LIGHT
                 else:

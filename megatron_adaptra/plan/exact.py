@@ -14,12 +14,14 @@ from itertools import pairwise
 from megatron_adaptra.errors import AdaptraError, BadInput, MissingPackage, ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan.base import PLANNERS, planner
 from megatron_adaptra.plan.baselines import one_by_one
+from megatron_adaptra.plan.compaction import merge_backwards
+from megatron_adaptra.plan.job_shop import JobShop
 from megatron_adaptra.sim.clock import simulate
 
 MOST_OPS = 800  # 8 stages, 32 microbatches in halves: proven in half a minute; 0.4 GB of memory
@@ -40,7 +42,11 @@ class Optimum:
 
 @planner("exact")
 def exact(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """The optimum, or the best found by the time limit; `why` says which."""
+    """The optimum, or the best found by the time limit; `why` says which.
+
+    `time_limit`: seconds, see `solve`. Raises BadInput for `sends` that are not "eager", and what
+    `solve` raises.
+    """
     if sends != "eager":
         raise BadInput("sends", sends, "exact knows eager sends only; adaptive knows others")
     return solve(conditions, time_limit).schedule
@@ -54,7 +60,8 @@ def solve(
     `time_limit`: seconds, and what is found by then depends on the machine. Without one the limit
     is `SECONDS` by the solver's count of its own steps: one release of OR-tools then finds the same
     schedule every time. `hint`: a schedule to start from, of use if it is one of those looked for.
-    Raises BadInput, for a job that is too large too, and MissingPackage for want of OR-tools.
+    Raises BadInput, for a job that is too large too, MissingPackage for want of OR-tools, and
+    AdaptraError if the model is wrong.
     """
     count = _refuse(conditions)
     try:
@@ -93,7 +100,9 @@ def solve(
         found = replace(known, order=model.order(solver))
         if _seconds(found, conditions) < seconds * (1 - 1e-9):
             best = found
-    best = _whole_backwards(best, conditions)
+    if conditions.split:
+        merged = merge_backwards(JobShop(conditions), best)
+        best = min(best, merged, key=lambda one: _seconds(one, conditions))
     seconds = _seconds(best, conditions)
     # The model has halves only: of backwards that take less in one piece it proves nothing.
     modelled = not (conditions.split and conditions.backward)
@@ -126,7 +135,10 @@ def _refuse(conditions: Conditions) -> int:
 
 
 def in_ticks(conditions: Conditions, tick: float) -> Conditions:
-    """The same job in whole ticks. No op takes less than one, so that no two start together."""
+    """The same job in whole ticks of `tick` seconds.
+
+    No op takes less than one, so that no two start together.
+    """
     chunks = conditions.chunks
 
     def ticks(kind: Kind) -> tuple[float, ...]:
@@ -154,6 +166,7 @@ def in_ticks(conditions: Conditions, tick: float) -> Conditions:
 def _starts(conditions: Conditions, hint: Schedule | None) -> Iterator[Schedule]:
     """Schedules of those looked for; the first needs no more memory than every job has."""
     yield one_by_one(conditions)
+    shop = JobShop(conditions)
     schedules = [] if hint is None else [hint]
     for name in STARTS:
         with suppress(BadInput):  # a policy that is not for this job
@@ -162,7 +175,7 @@ def _starts(conditions: Conditions, hint: Schedule | None) -> Iterator[Schedule]
     kinds |= {Kind.R} if conditions.recompute else set()
     for schedule in schedules:
         if conditions.split:
-            schedule = _half_backwards(schedule)
+            schedule = replace(schedule, order=shop.lines(shop.order_of(schedule)))
         ops = {op for line in schedule.order for op in line}
         ordered = all(map(_in_order, schedule.order)) and {op.kind for op in ops} <= kinds
         with suppress(ScheduleError):
@@ -177,36 +190,6 @@ def _in_order(line: Line) -> bool:
     for op in line:
         lines.setdefault((op.kind, op.chunk), []).append(op.microbatch)
     return all(a < b for one in lines.values() for a, b in pairwise(one))
-
-
-def _half_backwards(schedule: Schedule) -> Schedule:
-    """Every B as I and W, which is as long and gives the gradient sooner."""
-
-    def halves(op: Op) -> Line:
-        if op.kind is not Kind.B:
-            return (op,)
-        return op._replace(kind=Kind.I), op._replace(kind=Kind.W)
-
-    order = tuple(tuple(half for op in line for half in halves(op)) for line in schedule.order)
-    return replace(schedule, order=order)
-
-
-def _whole_backwards(schedule: Schedule, conditions: Conditions) -> Schedule:
-    """B for I and W in a row, wherever that costs no time: split backwards cost some in fact."""
-    seconds = _seconds(schedule, conditions) * (1 + 1e-12)
-    for stage in range(schedule.stages):
-        at = 0
-        while at + 1 < len(schedule.order[stage]):
-            line = schedule.order[stage]
-            first, then = line[at : at + 2]
-            if first.kind is Kind.I and then == first._replace(kind=Kind.W):
-                line = (*line[:at], first._replace(kind=Kind.B), *line[at + 2 :])
-                order = (*schedule.order[:stage], line, *schedule.order[stage + 1 :])
-                merged = replace(schedule, order=order)
-                if _seconds(merged, conditions) <= seconds:
-                    schedule = merged
-            at += 1
-    return schedule
 
 
 def _seconds(schedule: Schedule, conditions: Conditions) -> float:

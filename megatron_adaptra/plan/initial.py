@@ -16,8 +16,9 @@ def starting_schedule(
 ) -> Schedule:
     """The schedule of a fixed policy; of `adaptive`, the one that Megatron runs.
 
-    `recompute`: a fixed policy recomputes everything. `budget`: microbatches in flight; 1F1B keeps
-    to it. Raises BadInput where a policy does not exist for this shape.
+    `policy` is a name, for so many `stages`, `microbatches` and `chunks` per stage. `recompute`: a
+    fixed policy recomputes everything. `budget`: microbatches in flight; 1F1B keeps to it. Raises
+    BadInput where a policy does not exist for this shape.
     """
     if policy == "adaptive":
         policy, recompute = ("interleaved" if chunks > 1 else "1f1b"), False
@@ -53,10 +54,10 @@ def recomputed(schedule: Schedule) -> Schedule:
 
 
 def trial(schedule: Schedule, split: bool, recompute: bool) -> Schedule:
-    """The same order with the first microbatch split and recomputed, as far as that is possible.
+    """The same order with the first microbatch in halves (`split`) and made again (`recompute`).
 
-    What a job runs at its very start, so that a planner knows what these ops cost. No stage holds
-    more than it does without.
+    As far as that is possible. What a job runs at its very start, so that a planner knows what
+    these ops cost. No stage holds more than it does without.
     """
 
     def ops(op: Op) -> Line:

@@ -16,7 +16,6 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
-from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.plan.base import planner, slow_links
 from megatron_adaptra.sim.clock import simulate
 
@@ -27,7 +26,10 @@ TRIED_OPS, LEAST_TRIES = 150_000, 24  # simulated in all, about 2 s
 
 @planner("interleaved")
 def interleaved(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """Raises BadInput where Megatron refuses too."""
+    """What Megatron runs; raises BadInput where Megatron refuses too.
+
+    `sends` and `time_limit` do not matter.
+    """
     stages, count, chunks = conditions.stages, conditions.microbatches, conditions.chunks
     if chunks == 1:
         raise BadInput("chunks", chunks, "interleaved needs at least 2; with 1 it is policy 1f1b")
@@ -45,7 +47,7 @@ def deeper_interleaved(conditions: Conditions, sends: str) -> Schedule:
     """The same forwards and backwards in the same order, with as much more warmup as pays.
 
     Greedy: the first stages, up to some stage, start a few more forwards, as long as the simulator
-    finds that faster. Raises BadInput where Megatron has no such schedule.
+    finds that faster under such `sends`. Raises BadInput where Megatron has no such schedule.
     """
     stages, count, chunks = conditions.stages, conditions.microbatches, conditions.chunks
     stock = interleaved(conditions, sends, None)
@@ -58,8 +60,8 @@ def deeper_interleaved(conditions: Conditions, sends: str) -> Schedule:
 
     def seconds(more: Sequence[int]) -> float:
         tried = schedule(more)
-        peaks = [peak_in_flight(line, chunks) for line in tried.order]
-        if any(p > b for p, b in zip(peaks, conditions.activation_budget, strict=True)):
+        budgets = zip(tried.peak_in_flight(), conditions.activation_budget, strict=True)
+        if any(peak > budget for peak, budget in budgets):
             return math.inf
         try:
             # What is posted matters to rendezvous sends only, and takes long to find out.
@@ -93,6 +95,7 @@ def interleaved_line(
 ) -> Line:
     """A group of `group` microbatches goes through all chunks before the next group starts.
 
+    The line of `stage`, of so many `stages` with so many `chunks` each, for so many `microbatches`.
     The backwards do the same from the last chunk to the first. The warmup lets the first group
     reach its last chunk everywhere, and then the usual triangle, twice as steep as that of 1F1B.
     `more`: forwards that the warmup has beyond Megatron's.

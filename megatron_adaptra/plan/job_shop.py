@@ -36,13 +36,20 @@ class Timing:
 
 
 def exact_times(conditions: Conditions, sends: str) -> bool:
-    """Whether a shop's times are those of the simulator. It takes a backward for its halves."""
+    """Whether a shop's times are those of the simulator under such `sends`.
+
+    A shop takes a backward for its halves.
+    """
     halves = not conditions.split or not conditions.backward
     return sends == "eager" and not conditions.shared and halves
 
 
-class Shop:
-    """Ops are numbered ((chunk * stages + stage) * 4 + kind) * microbatches + microbatch."""
+class JobShop:
+    """Ops are numbered ((chunk * stages + stage) * 4 + kind) * microbatches + microbatch.
+
+    An `op` is such a number, an `order` a list of them per stage, a `position` chunk * stages +
+    stage, a `kind` one of FORWARD, BACKWARD, WEIGHT and RECOMPUTE.
+    """
 
     def __init__(self, conditions: Conditions) -> None:
         c = self.conditions = conditions
@@ -52,8 +59,8 @@ class Shop:
         self.share = 1 / self.chunks
         size = 4 * self.positions * self.count
         self.seconds = [0.0] * size
-        self.before = [-1] * size  # the op of another position whose output an op needs
-        self.after = [-1] * size  # the op of another position that needs an op's output
+        self.producer = [-1] * size  # the op of another position whose output an op needs
+        self.consumer = [-1] * size  # the op of another position that needs an op's output
         self.lag = [0.0] * size  # seconds from the end of `before` to its arrival
         self.wires = self._wires()
         for x in range(self.positions):
@@ -74,7 +81,7 @@ class Shop:
 
     def _link(self, maker: int, user: int) -> None:
         source, target = self.stage_of(maker), self.stage_of(user)
-        self.before[user], self.after[maker] = maker, user
+        self.producer[user], self.consumer[maker] = maker, user
         if source != target:
             link = self.conditions.link(source, target)
             self.lag[user] = link.delay + self.conditions.message_bytes / link.bandwidth
@@ -89,12 +96,15 @@ class Shop:
         return out
 
     def number(self, position: int, kind: int, microbatch: int) -> int:
+        """The number of the op of that kind and `microbatch` at a position."""
         return (position * 4 + kind) * self.count + microbatch
 
     def kind_of(self, op: int) -> int:
+        """FORWARD, BACKWARD, WEIGHT or RECOMPUTE."""
         return op // self.count % 4
 
     def stage_of(self, op: int) -> int:
+        """The stage that runs an op."""
         return op // (4 * self.count) % self.stages
 
     def holds(self, light: frozenset[int] | set[int]) -> list[float]:
@@ -124,7 +134,7 @@ class Shop:
 
     def time(self, order: Sequence[Sequence[int]]) -> Timing | None:
         """When every op ends if each starts as soon as it can; None if some never can."""
-        seconds, before, lag, stages = self.seconds, self.before, self.lag, self.stages
+        seconds, producer, lag, stages = self.seconds, self.producer, self.lag, self.stages
         end = [-1.0] * len(seconds)
         at, now = [0] * stages, [0.0] * stages
         sequence: list[int] = []
@@ -139,7 +149,7 @@ class Shop:
                 for stage in sweep:
                     line, i, t = order[stage], at[stage], now[stage]
                     for op in line[i:] if i else line:
-                        maker = before[op]
+                        maker = producer[op]
                         if maker >= 0:
                             ready = end[maker]
                             if ready < 0.0:
@@ -153,7 +163,7 @@ class Shop:
                         end[op] = t
                         append(op)
                         i += 1
-                        if narrow and self.after[op] >= 0:
+                        if narrow and self.consumer[op] >= 0:
                             self._send(op, t, free, arrival)
                     at[stage], now[stage] = i, t
             if len(sequence) == total:
@@ -165,7 +175,7 @@ class Shop:
         self, op: int, t: float, free: dict[tuple[int, int], float], arrival: dict[int, float]
     ) -> None:
         """Messages of one link go one after another at its bandwidth."""
-        user = self.after[op]
+        user = self.consumer[op]
         link = self.stage_of(op), self.stage_of(user)
         wire = self.wires.get(link)
         if wire is not None:

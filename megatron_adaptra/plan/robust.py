@@ -15,9 +15,9 @@ from statistics import NormalDist, fmean, stdev
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.job_shop import Shop, exact_times
+from megatron_adaptra.plan.job_shop import JobShop, exact_times
 from megatron_adaptra.sim.clock import simulate
-from megatron_adaptra.sim.jitter import draws
+from megatron_adaptra.sim.jitter import draws, log_deviation
 
 QUANTILES = (0.75, 0.9)
 DRAWS, SEED = 240, 20250419
@@ -42,19 +42,22 @@ def _links(conditions: Conditions, quantile: float | None) -> dict[tuple[int, in
 
 
 def lognormal_quantile(link: LinkState, quantile: float) -> float:
-    """Of the lognormal delay that `sim.jitter` draws."""
+    """That `quantile`, 0 to 1, of the lognormal delay, in seconds, that `sim.jitter` draws."""
     if link.delay <= 0 or link.jitter <= 0:
         return link.delay
-    sigma = math.sqrt(2 * math.log(math.hypot(1.0, link.jitter / link.delay)))
+    sigma = log_deviation(link.delay, link.jitter)
     return link.delay * math.exp(sigma * NormalDist().inv_cdf(quantile) - sigma * sigma / 2)
 
 
-def steadiest(plans: Sequence[Schedule], conditions: Conditions, sends: str) -> Schedule:
-    """The plan with the least mean over draws; the first, unless another is better for certain."""
+def least_mean(plans: Sequence[Schedule], conditions: Conditions, sends: str) -> Schedule:
+    """The plan with the least mean over draws; the first, unless another is better for certain.
+
+    `sends`: "eager" or "rendezvous".
+    """
     samples: list[list[float]] = [[] for _ in plans]
     plain = exact_times(conditions, sends)
     for drawn in draws(conditions, DRAWS, SEED):
-        shop = Shop(drawn) if plain else None
+        shop = JobShop(drawn) if plain else None
         for plan, times in zip(plans, samples, strict=True):
             times.append(_seconds(plan, drawn, sends, shop))
     best = 0
@@ -66,7 +69,7 @@ def steadiest(plans: Sequence[Schedule], conditions: Conditions, sends: str) -> 
     return plans[best]
 
 
-def _seconds(plan: Schedule, drawn: Conditions, sends: str, shop: Shop | None) -> float:
+def _seconds(plan: Schedule, drawn: Conditions, sends: str, shop: JobShop | None) -> float:
     """Far sooner by the shop where it knows all there is; a whole backward counts as two halves."""
     if shop is None:
         return simulate(lower(plan), drawn, sends).makespan

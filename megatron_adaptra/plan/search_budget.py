@@ -10,8 +10,12 @@ LEAST, BASE, SIZE, GROWTH, MOST = 3e5, 4e5, 576, 0.76, 9e6
 MORE = 2.4e6  # where microbatches may be recomputed there are far more orders to look at
 
 
-class Effort:
-    """A measure that is used up. Counting makes plans the same on every machine; a clock cannot."""
+class SearchBudget:
+    """A measure that is used up: `ops` looked at, or seconds. Counting gives all machines one plan.
+
+    `ops`: the size of the job. `time_limit`: seconds, or None to count. `recompute`: whether there
+    are orders with recompute to look at, too.
+    """
 
     def __init__(self, ops: int, time_limit: float | None = None, recompute: bool = False) -> None:
         self.visits = 0.0
@@ -22,6 +26,7 @@ class Effort:
         self.time_limit = time_limit
 
     def spend(self, visits: int) -> None:
+        """So many ops, `visits`, have been looked at."""
         self.visits += visits
 
     @property

@@ -1,4 +1,4 @@
-"""Local search on orders: move ops within the critical path's blocks, never twice the same way.
+"""Tabu search on orders: move ops within the critical path's blocks, never twice the same way.
 
 The job-shop tabu search of Nowicki and Smutnicki (Management Science 42(6), 1996), with insertions
 as of Balas and Vazacopoulos (1998) and moves judged by heads and tails before they are timed. Only
@@ -20,16 +20,16 @@ from megatron_adaptra.plan.job_shop import (
     RECOMPUTE,
     ROOM,
     WEIGHT,
+    JobShop,
     Order,
-    Shop,
 )
-from megatron_adaptra.plan.search_budget import Effort
+from megatron_adaptra.plan.search_budget import SearchBudget
 
 REACH = 12  # ops that a move passes at most
 BORDER = 5  # ops at each end of a block that change places with their neighbours
-PATIENCE = 14  # moves without a new best before the search goes back to it, and steps aside
-ASIDE = 3  # steps aside, at most
-STRIDE = 30  # ops that a step aside passes at most
+STALLED = 14  # moves without a new best before the search goes back to it, and steps aside
+PERTURBATIONS = 3  # steps aside, at most
+FAR = 30  # ops that a step aside passes at most
 TENURE = 8  # moves for which an undone sequence stays forbidden, and at most twice that
 
 
@@ -42,11 +42,15 @@ class Move(NamedTuple):
     ops: list[int]
 
 
-class Local:
-    """`improve` shortens an order in place of a copy; `best` and `seconds` are the result."""
+class TabuSearch:
+    """`improve` shortens a copy of an order; `best` and `seconds` are the result.
 
-    def __init__(self, shop: Shop, order: Order, recompute: bool, seed: int = 0) -> None:
-        self.shop, self.recompute = shop, recompute
+    Ops have numbers, see JobShop. A `line` is the ops of one stage, a `path` ops that follow each
+    other on the longest path, `tails` what `tail_lengths` returns, by op. `seed`: of its choices.
+    """
+
+    def __init__(self, shop: JobShop, order: Order, seed: int = 0) -> None:
+        self.shop, self.recompute = shop, shop.conditions.recompute
         self.order: Order = [list(line) for line in order]
         self.random = random.Random(seed)
         self.budget = [budget + ROOM for budget in shop.budget]
@@ -55,22 +59,22 @@ class Local:
         self.held: list[list[float]] = [[] for _ in order]  # after each op of each line
         self.lag, self.step = [*shop.lag, 0.0], 0  # no op, number -1, waits for nothing
         self.tabu: dict[tuple[int, ...], int] = {}
-        self.reset()
+        self.refresh()
         self.best: Order = [list(line) for line in self.order]
         self.seconds = self.timing.makespan
 
-    def reset(self) -> None:
+    def refresh(self) -> None:
         """Read the whole order anew."""
         self.light = set().union(*map(self.recomputes, self.order))
         self.change = self.shop.holds(self.light)
         for stage in range(self.shop.stages):
-            self.touch(stage)
+            self.refresh_line(stage)
         timing = self.shop.time(self.order)
         assert timing is not None
         self.timing = timing
 
-    def touch(self, stage: int) -> None:
-        """Read the line of a stage anew, once it has changed."""
+    def refresh_line(self, stage: int) -> None:
+        """Read the line of `stage` anew, once it has changed."""
         line, change = self.order[stage], self.change
         before, held, now = -1, [], 0.0
         for op in line:
@@ -83,19 +87,19 @@ class Local:
         self.next[before] = -1
         self.held[stage] = held
 
-    def improve(self, effort: Effort, bound: float = 0.0, until: float = 1.0) -> None:
-        """Search until that share of the effort is spent, or the bound is reached."""
+    def improve(self, effort: SearchBudget, bound: float, until: float = 1.0) -> None:
+        """Search until the share `until` of the effort is spent, or `bound` seconds are reached."""
         same = 1e-9 * self.seconds
         size = sum(map(len, self.order))
         since = 0
         while effort.spent < until and self.seconds > bound + same:
             self.step += 1
             effort.spend(2 * size)
-            through = self.tails()
+            tails = self.tail_lengths()
             path = self.longest_path()
-            moves = self.moves(path, through)
+            moves = self.moves(path, tails)
             effort.spend(8 * len(moves))
-            if not (self.unlighten(path) or self.take(moves) or self.shake()):
+            if not (self.keep_activations(path) or self.make_best(moves) or self.perturb()):
                 return
             if self.timing.makespan < self.seconds - same:
                 self.seconds = self.timing.makespan
@@ -103,7 +107,7 @@ class Local:
                 since = 0
             else:
                 since += 1
-            if since > PATIENCE:
+            if since > STALLED:
                 self.restart()
                 since = 0
 
@@ -111,20 +115,21 @@ class Local:
         """Back to the best, and a few steps aside from there."""
         self.order = [list(line) for line in self.best]
         self.tabu.clear()
-        self.reset()
-        for _ in range(1 + self.random.randrange(ASIDE)):
-            self.shake()
+        self.refresh()
+        for _ in range(1 + self.random.randrange(PERTURBATIONS)):
+            self.perturb()
 
-    def tails(self) -> list[float]:
+    def tail_lengths(self) -> list[float]:
         """Per op, seconds from its start to the end of everything that waits for it."""
-        seconds, after, lag, following = self.shop.seconds, self.shop.after, self.lag, self.next
-        through = [0.0] * (len(seconds) + 1)  # the last one is "none", number -1
+        seconds, consumer = self.shop.seconds, self.shop.consumer
+        lag, following = self.lag, self.next
+        tails = [0.0] * (len(seconds) + 1)  # the last one is "none", number -1
         for op in reversed(self.timing.sequence):
-            tail = through[following[op]]
-            user = after[op]
-            other = lag[user] + through[user]
-            through[op] = seconds[op] + (other if other > tail else tail)
-        return through
+            tail = tails[following[op]]
+            user = consumer[op]
+            other = lag[user] + tails[user]
+            tails[op] = seconds[op] + (other if other > tail else tail)
+        return tails
 
     def longest_path(self) -> list[int]:
         """One of the longest paths, by chance, from its first op to its last."""
@@ -141,7 +146,7 @@ class Local:
             before = self.previous[op]
             if before >= 0 and end[before] >= start - same:
                 origins.append(before)
-            maker = self.shop.before[op]
+            maker = self.shop.producer[op]
             if maker >= 0 and end[maker] + self.lag[op] >= start - same:
                 origins.append(maker)
             if not origins:
@@ -164,17 +169,17 @@ class Local:
         if len(run) > 1:
             yield run
 
-    def moves(self, path: list[int], through: list[float]) -> list[Move]:
+    def moves(self, path: list[int], tails: list[float]) -> list[Move]:
         """Insertions near the borders of the path's blocks, the most promising first."""
         out: list[Move] = []
         for block in self.blocks(path):
             stage, n = self.shop.stage_of(block[0]), len(block)
             start = self.order[stage].index(block[0])
-            for a, to in spans(n):
+            for a, to in insertions(n):
                 ops = self.inserted(block, a, to)
                 if ops:
                     low = min(a, to)
-                    seconds = self.estimate(ops, block, low, through)
+                    seconds = self.estimate(ops, block, low, tails)
                     out.append(Move(seconds, stage, start + low, ops))
         out.sort(key=lambda move: move[0])
         return out
@@ -194,27 +199,27 @@ class Local:
             kind == BACKWARD and kind_before == RECOMPUTE
         )
 
-    def estimate(self, ops: list[int], block: list[int], low: int, through: list[float]) -> float:
-        """The longest path through `ops` once they stand where `block[low:]` begins."""
+    def estimate(self, ops: list[int], block: list[int], low: int, tails: list[float]) -> float:
+        """The longest path, in seconds, through `ops` put where `block` has index `low`."""
         shop, end, lag = self.shop, self.timing.end, self.lag
-        seconds, before, after = shop.seconds, shop.before, shop.after
+        seconds, producer, consumer = shop.seconds, shop.producer, shop.consumer
         previous = self.previous[block[low]]
         t = end[previous] if previous >= 0 else 0.0
         ends = []
         for op in ops:
-            maker = before[op]
+            maker = producer[op]
             if maker >= 0:
                 ready = end[maker] + lag[op]
                 if ready > t:
                     t = ready
             t += seconds[op]
             ends.append(t)
-        tail = through[self.next[block[low + len(ops) - 1]]]
+        tail = tails[self.next[block[low + len(ops) - 1]]]
         longest = 0.0
         for i in range(len(ops) - 1, -1, -1):
             op = ops[i]
-            user = after[op]
-            other = lag[user] + through[user]
+            user = consumer[op]
+            other = lag[user] + tails[user]
             if other > tail:
                 tail = other
             if ends[i] + tail > longest:
@@ -222,19 +227,20 @@ class Local:
             tail += seconds[op]
         return longest
 
-    def take(self, moves: list[Move]) -> bool:
+    def make_best(self, moves: list[Move]) -> bool:
         """Make the best move that is neither forbidden nor impossible."""
         for move in moves:
             if self.tabu.get(tuple(move.ops), 0) >= self.step and move.seconds >= self.seconds:
                 continue
             if self.fits(move):
-                if self.put(move):
+                if self.make(move):
                     return True
-            elif self.recompute and self.lighten(move):
+            elif self.recompute and self.make_light(move):
                 return True
         return False
 
     def fits(self, move: Move) -> bool:
+        """Whether the stage has the memory for a move."""
         held = self.held[move.stage][move.at - 1] if move.at else 0.0
         budget, change = self.budget[move.stage], self.change
         for op in move.ops:
@@ -243,7 +249,7 @@ class Local:
                 return False
         return True
 
-    def put(self, move: Move) -> bool:
+    def make(self, move: Move) -> bool:
         """Make a move; False, and nothing changed, where it would hang."""
         line, n = self.order[move.stage], len(move.ops)
         old = line[move.at : move.at + n]
@@ -254,10 +260,10 @@ class Local:
             return False
         self.timing = timing
         self.tabu[tuple(old)] = self.step + TENURE + self.random.randrange(TENURE)
-        self.touch(move.stage)
+        self.refresh_line(move.stage)
         return True
 
-    def lighten(self, move: Move) -> bool:
+    def make_light(self, move: Move) -> bool:
         """Make room for a move: the microbatch in flight whose backward is farthest gets light."""
         shop, count = self.shop, self.shop.count
         line, end = list(self.order[move.stage]), move.at + len(move.ops)
@@ -272,7 +278,7 @@ class Local:
         line.insert(backward, victim + RECOMPUTE * count)
         return self.replace(move.stage, line)
 
-    def unlighten(self, path: list[int]) -> bool:
+    def keep_activations(self, path: list[int]) -> bool:
         """Keep the activations of a microbatch whose recompute is on the longest path."""
         for op in path:
             if op in self.light:
@@ -284,7 +290,7 @@ class Local:
         return False
 
     def replace(self, stage: int, line: list[int]) -> bool:
-        """Take another line for a stage, with other light microbatches, if it fits and runs."""
+        """Take another `line` for `stage`, with other light microbatches, if it fits and runs."""
         old = self.order[stage]
         light = self.light ^ self.recomputes(old) ^ self.recomputes(line)
         change, held = self.shop.holds(light), 0.0
@@ -298,29 +304,33 @@ class Local:
             self.order[stage] = old
             return False
         self.timing, self.change, self.light = timing, change, light
-        self.touch(stage)
+        self.refresh_line(stage)
         return True
 
     def recomputes(self, line: list[int]) -> set[int]:
+        """The R ops of a line."""
         return {op for op in line if self.shop.kind_of(op) == RECOMPUTE}
 
-    def shake(self) -> bool:
+    def perturb(self) -> bool:
         """Put one op elsewhere by chance; False where nothing was found."""
         rng = self.random
         for _ in range(50):
             stage = rng.randrange(self.shop.stages)
             line = self.order[stage]
             a = rng.randrange(len(line))
-            b = a + rng.choice((-1, 1)) * rng.randrange(1, STRIDE + 1)
+            b = a + rng.choice((-1, 1)) * rng.randrange(1, FAR + 1)
             if not 0 <= b < len(line):
                 continue
             move = Move(0.0, stage, min(a, b), self.inserted(line, a, b))
-            if move.ops and self.fits(move) and self.put(move):
+            if move.ops and self.fits(move) and self.make(move):
                 return True
         return False
 
     def inserted(self, ops: list[int], a: int, to: int) -> list[int]:
-        """The ops between two places once that at `a` stands at `to`; empty where it must not."""
+        """The `ops` between two places once that at `a` stands at `to`.
+
+        Empty where it must not stand there.
+        """
         op = ops[a]
         if a < to:
             passed = ops[a + 1 : to + 1]
@@ -329,8 +339,8 @@ class Local:
         return [] if any(self.needs(op, other) for other in passed) else [op, *passed]
 
 
-def spans(n: int) -> list[tuple[int, int]]:
-    """From where to where ops of a block of n are moved: to its borders, and next to them."""
+def insertions(n: int) -> list[tuple[int, int]]:
+    """From where to where ops of a block of `n` are moved: to its borders, and next to them."""
     out = set()
     for a in range(n):
         near_end, near_start = n - 1 - a, a

@@ -11,10 +11,10 @@ form is the start; the simulator judges. Small cases are searched exhaustively.
 from __future__ import annotations
 
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.base import planner, slow_links, warmup_line
+from megatron_adaptra.ir.schedule import Schedule, warmup_line
+from megatron_adaptra.plan.base import planner, slow_links
 from megatron_adaptra.plan.baselines import stock_warmup
-from megatron_adaptra.plan.depths import Depths, Search
+from megatron_adaptra.plan.depths import Depths, DepthSearch
 from megatron_adaptra.plan.interleaved import deeper_interleaved
 
 
@@ -24,11 +24,12 @@ def warmup(conditions: Conditions, sends: str, time_limit: float | None) -> Sche
 
     With several chunks those of interleaved 1F1B, see `plan/interleaved.py`. Never slower than 1F1B
     in the simulator where the budget allows 1F1B. Depths never increase towards the last stage: a
-    stage cannot wait for a backward that its successor has not begun.
+    stage cannot wait for a backward that its successor has not begun. `sends`: "eager" or
+    "rendezvous"; `time_limit` does not matter.
     """
     if conditions.chunks > 1:
         return deeper_interleaved(conditions, sends)
-    best = Search(conditions, sends).run()
+    best = DepthSearch(conditions, sends).run()
     count = conditions.microbatches
     order = tuple(warmup_line(d, count) for d in best)
     return Schedule(order, count, policy="warmup", why=explain(conditions, best))

@@ -18,7 +18,10 @@ from megatron_adaptra.plan.baselines import refuse_chunks
 
 @planner("zb-h1")
 def zb_h1(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """The warmup of 1F1B, and no device holds more than the first one does under 1F1B."""
+    """The warmup of 1F1B, and no device holds more than the first one does under 1F1B.
+
+    `sends` and `time_limit` do not matter. Raises BadInput for chunks or whole backwards.
+    """
     order = _order(conditions, "zb-h1", 1)
     why = "ZB-H1: 1F1B whose weight gradients fill the end, in the memory of 1F1B's first stage"
     return Schedule(order, conditions.microbatches, policy="zb-h1", why=why)
@@ -26,7 +29,10 @@ def zb_h1(conditions: Conditions, sends: str, time_limit: float | None) -> Sched
 
 @planner("zb-h2")
 def zb_h2(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """Nearly twice the warmup: no bubble where F, I and W take equally long."""
+    """Nearly twice the warmup: no bubble where F, I and W take equally long.
+
+    `sends` and `time_limit` do not matter. Raises BadInput for chunks or whole backwards.
+    """
     order = _order(conditions, "zb-h2", 2)
     why = "ZB-H2: weight gradients fill all bubbles, in nearly twice the memory of 1F1B"
     return Schedule(order, conditions.microbatches, policy="zb-h2", why=why)
@@ -46,9 +52,10 @@ def _order(conditions: Conditions, policy: str, steepness: int) -> tuple[Line, .
 
 
 def zero_bubble_line(depth: int, delay: int, microbatches: int) -> Line:
-    """`depth` forwards; then I, the weight gradient of `delay` microbatches before, and F in turn.
+    """`depth` forwards; then I, the W of `delay` microbatches before, and F in turn.
 
-    With depth + delay the same on all stages, so are the microbatches that are not done with.
+    The line of one stage, for so many `microbatches`. With depth + delay the same on all stages, so
+    are the microbatches that are not done with.
     """
     line = [Op(Kind.F, k) for k in range(min(depth, microbatches))]
     for k in range(microbatches):

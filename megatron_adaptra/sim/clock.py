@@ -32,7 +32,11 @@ Step = tuple[int, Op, float, int]
 
 
 def simulate(program: Program, conditions: Conditions, sends: str = "eager") -> Timeline:
-    """The predicted Timeline; raises ScheduleError when the program cannot finish."""
+    """The predicted Timeline.
+
+    `sends`: "eager" or "rendezvous". Raises BadInput for another word or another number of stages,
+    and ScheduleError when the program cannot finish.
+    """
     if sends not in SENDS:
         raise BadInput("sends", sends, f"one of {', '.join(SENDS)}")
     if conditions.stages != program.stages:
@@ -55,7 +59,10 @@ def simulate(program: Program, conditions: Conditions, sends: str = "eager") -> 
 
 
 class Clock:
-    """One run of compiled lines, one per stage; writes to `spans` and `messages` if given."""
+    """One run of compiled lines, one per stage; writes to `spans` and `messages` if given.
+
+    `rendezvous`: whether a message waits for the word that its receive is posted.
+    """
 
     def __init__(
         self,
@@ -95,7 +102,7 @@ class Clock:
                 self.routes[kind, stage] = way, wire, link.delay
 
     def run(self) -> float:
-        """Seconds to the end of the last op."""
+        """Seconds to the end of the last op. Raises ScheduleError where some never run."""
         running, flying, lines, at = self.running, self.flying, self.lines, self.at
         for stage in range(len(lines)):
             self.advance(stage)
@@ -152,13 +159,16 @@ class Clock:
         self.at[stage] = i
 
     def allow(self, message: int) -> None:
-        """The word that the receive of `message` is posted has reached its sender."""
+        """The word that the receive of the message numbered `message` is posted is there."""
         self.wanted.add(message)
         if message in self.sent:
             self.depart(*self.sent.pop(message), message)
 
     def depart(self, source: int, op: Op, message: int) -> None:
-        """Put a sent message on its link; `self.now` is when its last condition was met."""
+        """Put `message`, sent by stage `source`, on its link.
+
+        `self.now` is when its last condition was met.
+        """
         link, wire, delay = self.routes[op.kind, source]
         begin = self.free[link]
         if self.now > begin:
@@ -172,9 +182,9 @@ class Clock:
 def compile_line(
     line: Line, stage: int, conditions: Conditions, chunks: int, rendezvous: bool
 ) -> list[Step]:
-    """The line of one stage with costs looked up and messages numbered.
+    """The line of `stage` with costs looked up and messages numbered; `chunks` per stage.
 
-    A post costs its stage nothing; under eager sends it changes nothing either and is left out.
+    A post costs its stage nothing; without `rendezvous` it changes nothing either and is left out.
     """
     stages = conditions.stages
     width = 2 * stages * chunks  # messages of one microbatch: two leave every position

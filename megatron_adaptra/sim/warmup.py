@@ -17,7 +17,10 @@ from megatron_adaptra.sim.clock import Clock, Step, compile_line
 
 
 class WarmupClock:
-    """Seconds of an iteration as a function of the warmup depths (see `lower` for the posts)."""
+    """Seconds of an iteration as a function of the warmup depths (see `lower` for the posts).
+
+    `sends`: "eager" or "rendezvous".
+    """
 
     def __init__(self, conditions: Conditions, sends: str = "eager") -> None:
         self.conditions, self.rendezvous = conditions, sends == "rendezvous"
@@ -33,7 +36,7 @@ class WarmupClock:
         return self._with_shared_cores(depths) if self.shared else self._one_pass(depths)
 
     @property
-    def effort(self) -> int:
+    def cost_factor(self) -> int:
         """About how many times the quickest case an op costs here (measured)."""
         return 10 if self.shared else 2 if self.rendezvous else 1
 

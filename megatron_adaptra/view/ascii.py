@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.deps import Token, makes, needs
+from megatron_adaptra.ir.deps import Token, light_of, makes, needs
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
@@ -29,7 +29,8 @@ def ascii_timeline(timeline: Timeline, width: int = 100, colour: bool = False) -
     An op is its text, filled up by kind (`F3--`, `B3====`), or its letter where there is no room;
     `F3.1` may be short as `f3` or `f`. Each has at least one character, so short ops can push later
     ones to the right; a row that grows too long for that reason ends with `>`. `colour`: with the
-    colours of the other pictures, as escape sequences that take no room.
+    colours of the other pictures, as escape sequences that take no room. Raises BadInput where
+    `width` is too small.
     """
     if width < LEAST_WIDTH:
         raise BadInput("width", width, f"at least {LEAST_WIDTH} characters")
@@ -59,7 +60,7 @@ def ascii_timeline(timeline: Timeline, width: int = 100, colour: bool = False) -
 
 
 def ascii_legend(timeline: Timeline, colour: bool = False) -> str:
-    """What the letters and fillings of `ascii_timeline` mean."""
+    """What the letters and fillings of `ascii_timeline` mean; `colour` as there."""
     kinds = {span.op.kind for span in timeline.spans}
     paint = _painted if colour else _plain
     parts = [
@@ -149,9 +150,7 @@ def _ruler(seconds: float, cells: int) -> str:
 def _slots(schedule: Schedule) -> list[list[int]]:
     """Per stage, the slot of each op if every op took one; ends at the first op that cannot run."""
     stages, chunks = schedule.stages, schedule.chunks
-    light = [
-        {(op.microbatch, op.chunk) for op in line if op.kind is Kind.R} for line in schedule.order
-    ]
+    light = [light_of(line) for line in schedule.order]
     ready: dict[Token, int] = {}  # the first slot in which a token can be used
     slots: list[list[int]] = [[] for _ in schedule.order]
     moving = True

@@ -16,19 +16,19 @@ def ticks(top: float, about: int = 8) -> list[float]:
 
 
 def round_up(top: float, about: int = 5) -> float:
-    """The first round value at or above `top`: where an axis ends."""
+    """The first round value at or above `top`: where an axis of `about` so many ticks ends."""
     marks = ticks(top, about)
     step = marks[1] if len(marks) > 1 else 1.0
     return step * math.ceil(top / step - 1e-9) or 1.0
 
 
 def ms(seconds: float) -> str:
-    """Seconds as text in ms."""
+    """`seconds` as text in ms."""
     return f"{number(1e3 * seconds)} ms"
 
 
 def number(value: float) -> str:
-    """Three or four digits, never an exponent: 0.123, 12.3, 660, 12345."""
+    """A `value` in three or four digits, never an exponent: 0.123, 12.3, 660, 12345."""
     size = abs(value)
     digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
     text = f"{value:.{digits}f}"

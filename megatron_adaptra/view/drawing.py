@@ -33,6 +33,7 @@ class Drawing:
         return 1.02 * self.timeline.makespan or 1.0
 
     def headline(self) -> str:
+        """How long an iteration takes, and how far that is from the bound."""
         text = f"{self.name}: {ms(self.timeline.makespan)}"
         if self.bound:
             text += f", {self.timeline.makespan / self.bound:.2f}× the lower bound"
@@ -40,7 +41,7 @@ class Drawing:
 
 
 def drawing_svg(drawing: Drawing, width: int = WIDTH) -> str:
-    """A file of its own, with a legend and with colours for light and dark."""
+    """A file of its own, `width` pixels wide, with a legend and with colours for light and dark."""
     return timeline_svg(
         drawing.timeline,
         drawing.seconds,
@@ -52,6 +53,7 @@ def drawing_svg(drawing: Drawing, width: int = WIDTH) -> str:
 
 
 def drawing_html(drawing: Drawing, width: int = WIDTH) -> str:
+    """A page: the timeline, `width` pixels wide, and its figures, stage by stage."""
     timeline = drawing.timeline
     makespan = timeline.makespan
     compute = timeline.pipeline  # the shares are of the pipeline, as the step is not its matter

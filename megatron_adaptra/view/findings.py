@@ -25,21 +25,24 @@ class Picture(NamedTuple):
 
 
 def value(data: object) -> float | None:
-    """A finite number, or None for anything else."""
+    """The finite number that `data` is, or None."""
     if isinstance(data, (int, float)) and not isinstance(data, bool) and math.isfinite(data):
         return float(data)
     return None
 
 
 def mapping(data: object) -> Mapping[str, Any]:
+    """The mapping that `data` is, or an empty one."""
     return data if isinstance(data, Mapping) else {}
 
 
 def listing(data: object) -> Sequence[Any]:
+    """The list that `data` is, or an empty one."""
     return data if isinstance(data, Sequence) and not isinstance(data, str) else ()
 
 
 def config(report: Report) -> Mapping[str, Any]:
+    """The settings of the run."""
     return mapping(report.summary.get("config"))
 
 
@@ -52,11 +55,12 @@ def key_phase(report: Report) -> str | None:
 
 
 def phases(report: Report) -> list[str]:
+    """Their names."""
     return list(report.phases) or [p for p in [key_phase(report)] if p]
 
 
 def phase_ms(report: Report, arm: ArmReport, phase: str) -> float | None:
-    """The iteration time that the summary gives, else the median of the phase's iterations."""
+    """Of `phase`, the time that the summary gives, else the median of its iterations."""
     given = mapping(mapping(_arm(report, arm.name).get("phases")).get(phase))
     told = value(given.get("iteration_ms"))
     if told is not None:
@@ -67,20 +71,21 @@ def phase_ms(report: Report, arm: ArmReport, phase: str) -> float | None:
 
 
 def ratio(report: Report, phase: str) -> float | None:
-    """How many times as fast Adaptra runs in a phase."""
+    """How many times as fast Adaptra runs in `phase`."""
     times = {arm.name: phase_ms(report, arm, phase) for arm in report.arms}
     stock, adaptra = times.get("stock"), times.get("adaptra")
     return stock / adaptra if stock and adaptra else None
 
 
 def speedup(report: Report) -> float | None:
+    """How many times as fast Adaptra runs in the phase the headline is about."""
     told = value(report.summary.get("speedup_slow"))
     phase = key_phase(report)
     return told if told is not None else ratio(report, phase) if phase else None
 
 
 def slow_links(report: Report) -> str:
-    """ "link 2–3", "links 0–1 and 2–3", or nothing."""
+    """Such as: link 2–3, or: links 0–1 and 2–3; or nothing."""
     names = [str(link).replace("-", "–") for link in listing(config(report).get("slow_links"))]
     if not names:
         return ""
@@ -88,6 +93,7 @@ def slow_links(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
+    """What came out, in one line."""
     times, links = speedup(report), slow_links(report)
     if times is None:
         return report.title
@@ -151,7 +157,10 @@ def peak_in_flight(report: Report, arm: ArmReport) -> str:
 
 
 def memory_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """A name, and a cell per stage: what activations may take, should have taken, and took."""
+    """A name, and a cell per stage: what activations may take, should have taken, and took.
+
+    `summary`: what summary.json holds.
+    """
     rows: list[tuple[str, list[str]]] = []
     for key, each in mapping(summary.get("memory")).items():
         numbers = [value(one) for one in listing(each)]
@@ -167,10 +176,12 @@ def memory_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def replans(report: Report) -> list[Mapping[str, Any]]:
+    """The decisions of the run, in order."""
     return [mapping(replan) for replan in listing(report.summary.get("replans"))]
 
 
 def replan_marks(report: Report) -> list[Mark]:
+    """The replans, to stand in a chart."""
     marks = []
     for replan in replans(report):
         at = value(replan.get("iteration"))
@@ -180,6 +191,7 @@ def replan_marks(report: Report) -> list[Mark]:
 
 
 def time_series(report: Report) -> list[Series]:
+    """One line per arm."""
     return [
         Series(arm.name, arm.iteration_ms, arm_colour(arm.name, i))
         for i, arm in enumerate(report.arms)

@@ -9,7 +9,7 @@ FONT = "font-family:system-ui,'Segoe UI',Helvetica,Arial,sans-serif"
 
 
 def element(name: str, *content: str, **attributes: object) -> str:
-    """`<name ...>content</name>`; content is markup already, see `text`.
+    """`<name ...>content</name>`, of that `name`; content is markup already, see `text`.
 
     `font_size=3` becomes `font-size="3"`, `class_` becomes `class`; None leaves an attribute out.
     """
@@ -22,12 +22,15 @@ def element(name: str, *content: str, **attributes: object) -> str:
 
 
 def text(value: object) -> str:
-    """Anything as text that is safe inside an element."""
+    """Any `value` as text that is safe inside an element."""
     return escape(str(value))
 
 
 def picture(parts: Iterable[str], width: float, height: float, kind: str, margin: float = 0) -> str:
-    """The outermost element of a drawing; `kind` is its class."""
+    """The outermost element of a drawing, around its `parts`; `kind` is its class.
+
+    `width` and `height`: pixels, to which `margin` adds on every side.
+    """
     wide, high = width + 2 * margin, height + 2 * margin
     return element(
         "svg",

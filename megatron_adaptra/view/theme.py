@@ -41,6 +41,7 @@ _LIGHTER = 0.42  # how far from one chunk's colour to white the next chunk's lie
 
 
 def op_fill(kind: Kind, chunk: int = 0) -> str:
+    """The colour of an op of the `chunk`-th chunk, as `#rrggbb`."""
     fill = OP_FILL.get(kind, OP_FILL[Kind.STEP])
     keep = (1 - _LIGHTER) ** chunk
     parts = (int(fill[i : i + 2], 16) for i in (1, 3, 5))
@@ -48,6 +49,7 @@ def op_fill(kind: Kind, chunk: int = 0) -> str:
 
 
 def op_name(kind: Kind) -> str:
+    """What people call it."""
     return OP_NAME.get(kind, kind.value)
 
 
@@ -64,9 +66,13 @@ POLICY = {
 
 
 def policy_colour(name: str) -> str:
+    """The colour of the policy called `name`."""
     return POLICY.get(name, OP_TEXT)
 
 
 def arm_colour(name: str, index: int = 0) -> str:
-    """Stock is grey, Adaptra teal; any further arm takes the next free colour."""
+    """The colour of the arm called `name`: stock is grey, adaptra teal.
+
+    Any further one, the `index`-th arm of all, takes the next free colour.
+    """
     return {"stock": STOCK, "adaptra": ADAPTRA}.get(name, OTHER[index % len(OTHER)])

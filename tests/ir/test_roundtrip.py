@@ -1,17 +1,15 @@
 """Whatever is written down is read back exactly."""
 
 import json
-import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ir.strategies import conditions, of_depths, ops, random_depths, schedules, seconds, seeds
+from ir.strategies import conditions, ops, schedules, seconds
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 
@@ -26,10 +24,6 @@ messages = st.lists(
         Message, st.integers(0, 9), st.integers(0, 9), ops, seconds, seconds, st.none() | seconds
     )
 ).map(tuple)
-links = st.dictionaries(st.tuples(st.integers(0, 9), st.integers(0, 9)), st.integers(0, 9))
-programs = st.builds(
-    Program, schedules.map(lambda s: s.order), st.integers(0, 99), st.integers(1, 9), links
-)
 
 
 @given(ops)
@@ -70,19 +64,6 @@ def test_digests_tell_schedules_apart(a, b):
     assert (a.digest() == b.digest()) == (a == b)
 
 
-@given(programs)
-def test_a_program_reads_back(program):
-    assert Program.parse(program.text()) == program
-    assert Program.from_json(through_json(program.to_json())) == program
-
-
-@given(seeds)
-def test_a_lowered_program_reads_back(seed):
-    rng = random.Random(seed)
-    program = lower(of_depths(random_depths(rng, 3, 5), 5))
-    assert Program.parse(program.text()) == program
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -99,8 +80,6 @@ def test_a_lowered_program_reads_back(seed):
 def test_what_is_no_schedule_is_refused(text):
     with pytest.raises(BadInput):
         Schedule.parse(text)
-    with pytest.raises(BadInput):
-        Program.parse(text)
 
 
 @given(conditions())

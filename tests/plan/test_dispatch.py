@@ -20,24 +20,24 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.plan.baselines import one_by_one
-from megatron_adaptra.plan.compaction import lighter, whole_backwards
+from megatron_adaptra.plan.compaction import least_memory, merge_backwards
 from megatron_adaptra.plan.dispatch import SAME, Rule, dispatch
-from megatron_adaptra.plan.job_shop import Order, Shop
-from megatron_adaptra.plan.rule_search import Tuned, Tuner
-from megatron_adaptra.plan.search_budget import Effort
-from megatron_adaptra.plan.tabu_search import Local
+from megatron_adaptra.plan.job_shop import JobShop, Order
+from megatron_adaptra.plan.rule_search import RuleResult, RuleSearch
+from megatron_adaptra.plan.search_budget import SearchBudget
+from megatron_adaptra.plan.tabu_search import TabuSearch
 from megatron_adaptra.sim.clock import simulate
 
 shares = st.sampled_from([0.0, 0.3, 0.7, 1.0])
 depths = st.sampled_from([math.inf, 1.0, 2.0, 3.5])
 rules = st.builds(
-    Rule, shares, shares, shares, *[st.booleans()] * 3, deep=st.just(True), depth=depths,
-    ahead=st.booleans(), early=st.booleans(),
+    Rule, shares, shares, shares, *[st.booleans()] * 3, depth_first=st.just(True), in_flight=depths,
+    recompute_early=st.booleans(), light_in_warmup=st.booleans(),
 )  # fmt: skip
 alone = jobs(cores=False)  # the shop gives every stage a device of its own
 
 
-def schedule_of(shop: Shop, order: Order) -> Schedule:
+def schedule_of(shop: JobShop, order: Order) -> Schedule:
     return Schedule(shop.lines(order), shop.count, shop.chunks)
 
 
@@ -48,18 +48,18 @@ def some_schedule(seed: int, c: Conditions) -> Schedule:
     return random_schedule(rng, c.stages, c.microbatches, c.chunks, float(c.split), light)
 
 
-def by_rules(c: Conditions, row: list[Rule]) -> tuple[Shop, Order | None]:
-    shop = Shop(c)
+def by_rules(c: Conditions, row: list[Rule]) -> tuple[JobShop, Order | None]:
+    shop = JobShop(c)
     return shop, dispatch(shop, row[: c.stages], c.recompute)
 
 
-def makespan(shop: Shop, order: Order) -> float:
+def makespan(shop: JobShop, order: Order) -> float:
     timing = shop.time(order)
     assert timing is not None
     return timing.makespan
 
 
-def assert_valid(shop: Shop, order: Order) -> None:
+def assert_valid(shop: JobShop, order: Order) -> None:
     """It runs within its budget and takes each kind of op in microbatch order."""
     schedule, count = schedule_of(shop, order), range(shop.count)
     check(lower(schedule), shop.conditions.activation_budget)
@@ -75,7 +75,7 @@ def assert_valid(shop: Shop, order: Order) -> None:
 
 @given(seeds, alone)
 def test_the_shop_times_any_order_as_the_simulator_does(seed, c):
-    schedule, shop = some_schedule(seed, c), Shop(c)
+    schedule, shop = some_schedule(seed, c), JobShop(c)
     order = shop.order_of(schedule)
     timing = shop.time(order)
     spans = simulate(lower(schedule), replace(c, step_seconds=0.0)).spans
@@ -89,7 +89,7 @@ def test_the_shop_times_any_order_as_the_simulator_does(seed, c):
 
 @given(seeds, alone)
 def test_numbers_and_ops_are_the_same_order(seed, c):
-    schedule, shop = some_schedule(seed, c), Shop(c)
+    schedule, shop = some_schedule(seed, c), JobShop(c)
     order = shop.order_of(schedule)
     assert shop.lines(order) == schedule.order
     assert shop.peaks(order) == pytest.approx(
@@ -99,15 +99,15 @@ def test_numbers_and_ops_are_the_same_order(seed, c):
 
 def test_the_shop_does_not_time_what_hangs():
     c = Conditions(2, (1.0,) * 2, (1.0,) * 2, (1.0,) * 2)
-    order = Shop(c).order_of(one_by_one(c))
-    assert Shop(c).time(order) is not None
-    assert Shop(c).time([order[0], order[1][3:] + order[1][:3]]) is None  # the other one first
+    order = JobShop(c).order_of(one_by_one(c))
+    assert JobShop(c).time(order) is not None
+    assert JobShop(c).time([order[0], order[1][3:] + order[1][:3]]) is None  # the other one first
 
 
 def test_a_whole_backward_stands_for_its_halves():
     c = random_conditions(random.Random(0), 3, 5)
     whole = random_schedule(random.Random(1), 3, 5)
-    shop = Shop(c)
+    shop = JobShop(c)
     halves = schedule_of(shop, shop.order_of(whole))
     assert {op.kind.value for line in halves.order for op in line} == {"F", "I", "W"}
     assert makespan(shop, shop.order_of(whole)) <= simulate(lower(whole), c).makespan * (1 + 1e-9)
@@ -166,7 +166,7 @@ def test_dispatch_runs_1f1b_where_that_is_best():
 def test_recompute_lets_more_forwards_hide_a_slow_link():
     c = Conditions(12, (1.0,) * 3, (1.0,) * 3, (1.0,) * 3, both_ways({1: 8.0}))
     c = replace(c, activation_budget=(3.0,) * 3)
-    row = [Rule(spare=0.3)] * 3  # room for six light ones
+    row = [Rule(reserve=0.3)] * 3  # room for six light ones
     without, light = (by_rules(replace(c, recompute=yes), row) for yes in (False, True))
     assert_valid(*light)
     assert makespan(*light) < 0.9 * makespan(*without)
@@ -181,8 +181,8 @@ def test_local_search_keeps_an_order_valid_and_never_makes_it_worse(c, row, seed
     shop, order = by_rules(c, row)
     order = order or shop.order_of(one_by_one(c))
     before = [list(line) for line in order]
-    local = Local(shop, order, c.recompute, seed)
-    local.improve(Effort(shop.count), until=0.02)
+    local = TabuSearch(shop, order, seed)
+    local.improve(SearchBudget(shop.count), 0.0, until=0.02)
     assert order == before
     assert_valid(shop, local.best)
     assert local.seconds <= makespan(shop, order)
@@ -195,9 +195,9 @@ def test_local_search_alone_comes_close_to_the_optimum():
     for seed in range(24):
         c = replace(small_case(seed), recompute=False)
         if small_case(seed) == c:
-            shop = Shop(c)
-            local = Local(shop, shop.order_of(one_by_one(c)), False)
-            local.improve(Effort(shop.count), optima[str(seed)]["seconds"])
+            shop = JobShop(c)
+            local = TabuSearch(shop, shop.order_of(one_by_one(c)))
+            local.improve(SearchBudget(shop.count), optima[str(seed)]["seconds"])
             gaps.append(local.seconds / optima[str(seed)]["seconds"] - 1)
     assert len(gaps) > 12
     assert fmean(gaps) <= 0.02
@@ -206,8 +206,8 @@ def test_local_search_alone_comes_close_to_the_optimum():
 # --- the finish ----------------------------------------------------------------------------------
 
 
-def tuned_for(shop: Shop) -> Tuned | None:
-    tuner = Tuner(shop, Effort(shop.count), 0.0)
+def tuned_for(shop: JobShop) -> RuleResult | None:
+    tuner = RuleSearch(shop, SearchBudget(shop.count), 0.0)
     tuner.run(0.05)
     return tuner.best
 
@@ -215,10 +215,10 @@ def tuned_for(shop: Shop) -> Tuned | None:
 @settings(max_examples=40)
 @given(alone)
 def test_lighter_is_no_slower_and_holds_no_more(c):
-    shop = Shop(c)
+    shop = JobShop(c)
     tuned = tuned_for(shop)
     if tuned is not None:
-        order = lighter(shop, tuned)
+        order = least_memory(shop, tuned)
         assert_valid(shop, order)
         assert makespan(shop, order) <= tuned.seconds * (1 + 1e-9)
         assert max(shop.peaks(order)) <= max(shop.peaks(tuned.order)) + 1e-9
@@ -226,22 +226,22 @@ def test_lighter_is_no_slower_and_holds_no_more(c):
 
 def test_lighter_gives_back_what_is_of_no_use():
     c = Conditions(24, (1.0,) * 4, (1.0,) * 4, (1.0,) * 4)
-    shop = Shop(c)
+    shop = JobShop(c)
     tuned = tuned_for(shop)
     assert max(shop.peaks(tuned.order)) > 12
-    assert max(shop.peaks(lighter(shop, tuned))) <= 8
+    assert max(shop.peaks(least_memory(shop, tuned))) <= 8
 
 
 def finished(c: Conditions, order: Order) -> Schedule:
-    shop = Shop(c)
-    return whole_backwards(shop, schedule_of(shop, order), order, shop.time(order))
+    shop = JobShop(c)
+    return merge_backwards(shop, schedule_of(shop, order))
 
 
 @settings(max_examples=150)
 @given(seeds, alone)
 def test_whole_backwards_change_no_time(seed, c):
     c = replace(c, split=True, backward=())
-    halves, shop = some_schedule(seed, c), Shop(c)
+    halves, shop = some_schedule(seed, c), JobShop(c)
     whole = finished(c, shop.order_of(halves))
     assert shop.order_of(whole) == shop.order_of(halves)
     before, after = simulate(lower(halves), c), simulate(lower(whole), c)
@@ -261,7 +261,7 @@ def test_whole_backwards_change_no_time_on_narrow_links(seed):
     }
     f, i, w = (tuple(rng.uniform(0.1, 3) for _ in range(stages)) for _ in range(3))
     c = Conditions(rng.randint(2, 5), f, i, w, links, 1.0, chunks=rng.choice((1, 1, 2)))
-    halves, shop = some_schedule(seed, c), Shop(c)
+    halves, shop = some_schedule(seed, c), JobShop(c)
     before = simulate(lower(halves), c).makespan
     after = simulate(lower(finished(c, shop.order_of(halves))), c).makespan
     assert after == pytest.approx(before, rel=1e-9)
@@ -271,6 +271,6 @@ def test_backwards_are_whole_where_nobody_waits():
     """On the first stage, that is; a stage before another one's critical path keeps its halves."""
     c = Conditions(6, (1.0,) * 3, (1.0,) * 3, (1.0,) * 3)
     stock = make_plan(c, "1f1b").schedule
-    whole = finished(c, Shop(c).order_of(stock))
+    whole = finished(c, JobShop(c).order_of(stock))
     assert whole.order[0] == stock.order[0]
     assert {op.kind.value for op in whole.order[2]} == {"F", "I", "W"}

@@ -17,7 +17,7 @@ from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.plan.base import Plan
-from megatron_adaptra.plan.robust import candidates, lognormal_quantile, steadiest
+from megatron_adaptra.plan.robust import candidates, least_mean, lognormal_quantile
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws, lognormal
 
@@ -141,11 +141,11 @@ def test_the_fastest_in_the_mean_is_chosen_wherever_it_stands(sends, cores):
     best = min(plans, key=lambda plan: mean_seconds(plan, c, sends)).schedule
     schedules = [plan.schedule for plan in plans]
     for turn in range(len(plans)):
-        assert steadiest(schedules[turn:] + schedules[:turn], c, sends) == best
+        assert least_mean(schedules[turn:] + schedules[:turn], c, sends) == best
 
 
 def test_of_equals_the_first_is_kept():
     one = make_plan(JOB, "1f1b").schedule
     other = replace(one, why="another")
-    assert steadiest([one, other], JOB, "eager") is one
-    assert steadiest([other, one], JOB, "eager") is other
+    assert least_mean([one, other], JOB, "eager") is one
+    assert least_mean([other, one], JOB, "eager") is other

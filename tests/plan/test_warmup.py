@@ -25,7 +25,7 @@ from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan import PLANNERS, evaluate
 from megatron_adaptra.plan import make_plan as plan_with
 from megatron_adaptra.plan.baselines import stock_warmup
-from megatron_adaptra.plan.depths import Search, choices, count_choices, spread
+from megatron_adaptra.plan.depths import DepthSearch, choices, count_choices, spread
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.warmup import WarmupClock
 
@@ -135,7 +135,7 @@ def test_the_local_search_finds_what_trying_all_finds(seed):
     stages, count = rng.choice([(4, 12), (5, 9), (6, 8)])
     budget = rng.choice([(), (rng.randint(2, count),) * stages])
     c = random_conditions(rng, stages, count, activation_budget=budget)
-    search = Search(c, "eager")
+    search = DepthSearch(c, "eager")
     climbed, best = search.rank(search.climb()), search.rank(search.exhaustive())
     assert climbed[:2] == best[:2]
 
@@ -145,7 +145,7 @@ def test_the_local_search_is_not_beaten_by_annealing(seed):
     rng = random.Random(seed)
     budget = rng.choice([(), (rng.randint(8, 20),) * 8])
     c = random_conditions(rng, 8, 24, activation_budget=budget)
-    search = Search(c, "eager")
+    search = DepthSearch(c, "eager")
     assert not search.small or budget
     found = search.rank(search.run())
     assert found[0] <= search.quanta(annealed(rng, c, search.caps, tries=1500))
@@ -190,7 +190,7 @@ def harsh(rng: random.Random) -> Conditions:
 def test_plateaus(seed, best):
     """The best known, from long annealing; fewer starts or moves miss these by 2 to 28%."""
     c = harsh(random.Random(seed))
-    search = Search(c, "eager")
+    search = DepthSearch(c, "eager")
     assert WarmupClock(c).seconds(search.climb()) <= best
 
 

@@ -129,7 +129,7 @@ def _resumed(context: RankContext, wiring: Wiring, microbatches: int) -> Schedul
         return None
     schedule = Schedule.parse(resumed["schedule"])
     check(lower(schedule))
-    peak = max(peak_in_flight(line, schedule.chunks) for line in schedule.order)
+    peak = max(schedule.peak_in_flight())
     shape = schedule.stages, schedule.microbatches
     if shape == (context.stages, microbatches) and peak <= budget:
         return schedule

@@ -9,7 +9,7 @@ from megatron_adaptra.view.markup import element, text
 
 
 def page(title: str, *parts: str, footer: str = "") -> str:
-    """The whole document; `parts` and `footer` are markup, the title is text."""
+    """The whole document; `parts` and `footer` are markup, `title` is text."""
     head = (
         '<meta charset="utf-8"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
@@ -20,7 +20,10 @@ def page(title: str, *parts: str, footer: str = "") -> str:
 
 
 def header(name: str, headline: str, leads: Sequence[str] = (), *more: str) -> str:
-    """What it is about, what came out, and the setting: text. `more` is markup."""
+    """What it is about (`name`), what came out (`headline`), and the setting (`leads`): text.
+
+    `more` is markup.
+    """
     parts = [element("p", text(name), class_="name")] if name else []
     parts.append(element("h1", text(headline)))
     parts += [element("p", text(lead)) for lead in leads if lead]
@@ -28,7 +31,7 @@ def header(name: str, headline: str, leads: Sequence[str] = (), *more: str) -> s
 
 
 def tiles(items: Sequence[tuple[str, str]]) -> str:
-    """The few numbers a reader takes home, each with what it is; the first one stands out."""
+    """The few numbers a reader takes home, `items`: each with what it is; the first stands out."""
     boxes = [
         element(
             "div",
@@ -42,13 +45,16 @@ def tiles(items: Sequence[tuple[str, str]]) -> str:
 
 
 def section(title: str, *content: str, note: str = "") -> str:
-    """A card; `content` is markup."""
+    """A card under `title`, with a quiet `note`: text. `content` is markup."""
     said = element("p", text(note), class_="note") if note else ""
     return element("section", element("h2", text(title)), said, *content)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[int] = ()) -> str:
-    """Text in cells; the first column is words, `strong` are the rows that stand out."""
+    """Text in cells: one row `head`, then `rows`; the first column is words.
+
+    `strong`: the indices of the rows that stand out.
+    """
     top = element("tr", *(element("th", text(cell)) for cell in head))
     body = [
         element(

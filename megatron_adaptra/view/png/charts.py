@@ -18,7 +18,10 @@ def charts_png(
     leads: Sequence[str],
     charts: Sequence[XYChart | DotChart],
 ) -> None:
-    """Raises ImportError where matplotlib is not installed."""
+    """Write the charts, side by side under `headline` and the lines `leads`.
+
+    Raises ImportError where matplotlib is not installed.
+    """
     rows = max((len(c.rows) for c in charts if isinstance(c, DotChart)), default=0)
     tall = max(3.3, 0.27 * rows)
 

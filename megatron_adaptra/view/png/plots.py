@@ -36,7 +36,10 @@ STYLE = {
 
 
 def save(path: str | os.PathLike[str], inches: float, draw: Callable[[Any, float], None]) -> None:
-    """Let `draw(figure, height in inches)` fill a figure of that height, and write it."""
+    """Let `draw(figure, inches)` fill a figure that is `inches` high, and write it.
+
+    Raises ImportError where matplotlib is not installed.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -49,7 +52,7 @@ def save(path: str | os.PathLike[str], inches: float, draw: Callable[[Any, float
 
 
 def write_header(figure: Any, height: float, headline: str, *lines: str) -> None:
-    """The headline and, beneath it, quieter lines."""
+    """The `headline` and, beneath it, quieter lines, on a `figure` of that `height` in inches."""
     figure.text(0.025, 1 - 0.22 / height, headline, va="top", fontsize=21, fontweight="bold")
     for i, words in enumerate(lines):
         y = 1 - (0.68 + 0.25 * i) / height
@@ -59,7 +62,10 @@ def write_header(figure: Any, height: float, headline: str, *lines: str) -> None
 def draw_gantt(
     axes: Axes, timeline: Timeline, seconds: float, title: str, end: float | None = None
 ) -> None:
-    """As `timeline_svg` draws it; `end` is where the iteration's length stands."""
+    """As `timeline_svg` draws it, under `title`, on an axis of `seconds`.
+
+    `end` is where the iteration's length stands.
+    """
     begin = min((span.start for span in timeline.spans), default=0.0)
     for stage in range(timeline.stages):
         mine = [s for s in timeline.spans if s.stage == stage]
@@ -121,7 +127,10 @@ def _word(axes: Axes, span: Span, begin: float, seconds: float) -> None:
 
 
 def draw_legend(figure: Any, timelines: Sequence[Timeline], seconds: float, y: float) -> None:
-    """What the colours of the timelines mean, in one line that ends at height `y`."""
+    """What the colours of timelines on an axis of `seconds` mean.
+
+    One line of `figure` that ends at height `y`, from 0 to 1.
+    """
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -149,6 +158,7 @@ def draw_legend(figure: Any, timelines: Sequence[Timeline], seconds: float, y: f
 
 
 def draw_xy(axes: Axes, chart: XYChart) -> None:
+    """As `xy_chart_svg` draws it."""
     for curve in chart.curves:
         axes.plot(
             [x for x, _ in curve.points],
@@ -171,6 +181,7 @@ def draw_xy(axes: Axes, chart: XYChart) -> None:
 
 
 def draw_dots(axes: Axes, chart: DotChart) -> None:
+    """As `dot_chart_svg` draws it."""
     for i, inside in enumerate(zip(*(dots.values for dots in chart.series), strict=True)):
         found = [value for value in inside if value is not None]
         if found:

@@ -34,11 +34,12 @@ def timeline_svg(
     end: float | None = None,
     alone: bool = False,
 ) -> str:
-    """One row of `row` pixels per stage, slow messages between the rows, an axis in ms.
+    """One row of `row` pixels per stage, slow messages between the rows, an `axis` in ms.
 
     Times count from the timeline's first start. `seconds` is the length of the axis, `end` where
-    the mark with the iteration's length stands (default: where the first stage ends). `alone`: a
-    file of its own, with a legend, a margin, and colours for light and dark.
+    the mark with the iteration's length stands (default: where the first stage ends). `width`:
+    pixels. `title`: default is the timeline's name. `alone`: a file of its own, with a legend, a
+    margin, and colours for light and dark.
     """
     title = title or timeline.name
     end = timeline.iteration if end is None else end

@@ -22,10 +22,11 @@ def line_chart_svg(
     width: int = 640,
     height: int = 290,
 ) -> str:
-    """Lines with a legend; the phase "slow" shaded, phases named, marks as dashed verticals.
+    """Lines with a legend; `phases`, name to [first, end), are named, "slow" is shaded.
 
-    The first iteration pays for start-up, so it does not stretch the scale: where it lies beyond,
-    a triangle at the upper edge stands for it.
+    Marks are dashed verticals. The first iteration pays for start-up, so it does not stretch the
+    scale: where it lies beyond, a triangle at the upper edge stands for it. `title`: said when
+    pointed at. `width`, `height`: pixels.
     """
     return _Chart(series, phases or {}, marks, title, width, height).svg()
 

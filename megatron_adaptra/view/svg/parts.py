@@ -19,13 +19,16 @@ def label(
 
 
 def rule(x1: float, x2: float, y1: float, y2: float, opacity: float = 0.12) -> str:
-    """A straight line in the page's colour, of `opacity` 0 to 1, from (`x1`, `y1`) to the other."""
+    """A line in the page's colour from (`x1`, `y1`) to (`x2`, `y2`), of `opacity` 0 to 1."""
     ends = {"x1": float(x1), "x2": float(x2), "y1": float(y1), "y2": float(y2)}
     return element("line", **ends, stroke="currentColor", stroke_opacity=opacity)
 
 
 def polyline(points: Sequence[tuple[float, float]], colour: str, dashes: str | None) -> str:
-    """A line through all `points`; `dashes` as in SVG's stroke-dasharray, None for a solid one."""
+    """A line of that `colour` through all `points`.
+
+    `dashes` as in SVG's stroke-dasharray, None for a solid one.
+    """
     return element(
         "polyline",
         points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points),
