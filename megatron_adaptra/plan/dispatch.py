@@ -223,7 +223,7 @@ class _Dispatch:
                     return weight
         if fits:
             self.light[ready].add(self.forwards[ready])
-            self.left[stage] += self.shop.seconds[4 * ready * count]
+            self.left[stage] += self.shop.seconds[(4 * ready + RECOMPUTE) * count]
             return 4 * ready * count + self.forwards[ready]
         if self.recompute and wait >= self.forward_gap[stage]:
             op = self.recompute_ahead(stage, room)

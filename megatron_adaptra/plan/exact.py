@@ -102,7 +102,8 @@ def solve(
             best = found
     if conditions.split:
         merged = merge_backwards(JobShop(conditions), best)
-        best = min(best, merged, key=lambda one: _seconds(one, conditions))
+        if _seconds(merged, conditions) <= _seconds(best, conditions) * (1 + 1e-12):
+            best = merged
     seconds = _seconds(best, conditions)
     # The model has halves only: of backwards that take less in one piece it proves nothing.
     modelled = not (conditions.split and conditions.backward)
