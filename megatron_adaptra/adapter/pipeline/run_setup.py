@@ -16,7 +16,6 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.plan.initial import starting_schedule, trial
 from megatron_adaptra.runtime.agreement import starting_ballot
 from megatron_adaptra.runtime.controller import Controller, Member
