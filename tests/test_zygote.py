@@ -1,0 +1,72 @@
+"""What the tests' zygote promises: ranks that meet, end with each other, and are not waited for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import living
+from zygote import Zygote
+
+pytestmark = pytest.mark.trains  # it imports Megatron
+
+MEET = """
+import os, sys, torch, torch.distributed as dist
+assert sys.argv[1:] == ["--a", "1"] and __name__ == "__main__"
+dist.init_process_group("gloo")
+sizes = torch.tensor([float(dist.get_rank())])
+dist.all_reduce(sizes)
+print("rank", os.environ["RANK"], "of", dist.get_world_size(), "sum", sizes.item())
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    with Zygote() as made:
+        yield made
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "rank.py"
+    path.write_text(text)
+    return str(path)
+
+
+def test_ranks_meet_and_each_has_a_file_of_its_own(zygote: Zygote, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = zygote.run(tmp_path, [script(tmp_path, MEET), "--a", "1"], ranks=3)
+        assert done.status == 0, done.text
+        assert [text.split() for text in done.texts] == [
+            ["rank", str(rank), "of", "3", "sum", "3.0"] for rank in range(3)
+        ]
+
+
+def test_a_rank_that_fails_ends_the_others(zygote: Zygote, tmp_path: Path) -> None:
+    text = "import os, signal\nif os.environ['RANK'] == '1': raise SystemExit(7)\nsignal.pause()"
+    done = zygote.run(tmp_path, [script(tmp_path, text)], ranks=3)
+    assert done.statuses == (-15, 7, -15)
+
+
+def test_whoever_does_not_end_is_named_and_ended(zygote: Zygote, tmp_path: Path) -> None:
+    text = (
+        "import os, signal\nprint('process', os.getpid())\n"
+        "if os.environ['RANK'] == '1': signal.pause()"
+    )
+    with pytest.raises(TimeoutError, match=r"no end after 15 s of rank 1: process (\d+)") as error:
+        zygote.run(tmp_path, [script(tmp_path, text)], ranks=2, timeout=15)
+    pid = int(str(error.value).split()[-1])
+    assert not os.path.exists(f"/proc/{pid}")
+    done = zygote.run(tmp_path, [script(tmp_path, "print('well')")])
+    assert done.texts == ("well\n",)
+
+
+def test_nothing_outlives_a_zygote(tmp_path: Path) -> None:
+    with Zygote() as mortal:
+        mortal.run(tmp_path, [script(tmp_path, "print('well')")])
+        process = mortal._process
+        assert process is not None
+        assert process.pid in living("zygote.py")
+    assert process.pid not in living("zygote.py")
