@@ -123,7 +123,7 @@ def python_of(newest: bool) -> str:
     if not newest:
         return sys.executable
     venv = os.environ.get("ADAPTRA_VENV") or ROOT / ".venv"
-    return os.environ.get("ADAPTRA_PYTHON_NEWEST") or f"{venv}-newest/bin/python"
+    return f"{venv}-newest/bin/python"
 
 
 class Judge:
