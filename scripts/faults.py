@@ -23,7 +23,6 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,7 +116,6 @@ def run_tests(copy: Copy, python: str, words: Sequence[str]) -> tuple[list[str],
     return failed, passed
 
 
-@cache
 def python_of(newest: bool) -> str:
     """The interpreter of scripts/test.sh for a fault's tests."""
     if not newest:
