@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.units import parse_bytes
 
 POST_RECEIVES = ("ahead", "on-demand")
@@ -215,15 +215,15 @@ def _argument(f: Field[Any]) -> dict[str, Any]:
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds one mapping; raises BadInput."""
+    """The one mapping that a YAML file holds; raises BadFile."""
     try:
         data = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise BadInput("file", str(path), f"it cannot be read: {error.strerror}") from None
+        raise BadFile("file", str(path), f"it cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: no text, or no such date
-        raise BadInput("file", str(path), f"it is not YAML: {str(error).splitlines()[0]}") from None
+        raise BadFile("file", str(path), f"it is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(data, dict):
-        raise BadInput("file", str(path), "it has to hold keys and values")
+        raise BadFile("file", str(path), "it has to hold keys and values")
     return data
 
 

@@ -12,13 +12,26 @@ class AdaptraError(Exception):
 class BadInput(AdaptraError):
     """A value given by the user is not usable; the command line exits with status 2.
 
-    `field`: the flag or key as the user wrote it; `value`: what was given; `allowed`: what may
-    be given.
+    `field`: the flag or key as the user wrote it; `value`: what was given, None for nothing;
+    `allowed`: what may be given.
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}: {value!r} is not allowed; {allowed}")
+        wrong = " is missing" if value is None else f": {value!r} is not allowed"
+        super().__init__(f"{field}{wrong}; {allowed}")
         self.field, self.value, self.allowed = field, value, allowed
+
+
+class BadFile(BadInput):
+    """A file named by the user cannot be read, understood or written.
+
+    `field`: the flag or key that names the file `path`; `fault`: what is wrong
+    with it, as a sentence.
+    """
+
+    def __init__(self, field: str, path: object, fault: str) -> None:
+        super().__init__(field, path, fault)
+        self.args = (f"{field} {str(path)!r}: {fault}",)
 
 
 class MissingPackage(AdaptraError):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.errors import AdaptraError, BadFile, BadInput
 
 USAGE = """\
 usage: torchrun [its options] -m megatron_adaptra.run SCRIPT [the script's flags] [--adaptra ...]
@@ -69,7 +69,7 @@ def launch(words: Sequence[str]) -> int:
     at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     try:
         if at is None:
-            raise BadInput("SCRIPT", " ".join(words), "name a Python file, such as pretrain_gpt.py")
+            raise BadInput("SCRIPT", None, "name a Python file, such as pretrain_gpt.py")
         _script(words[at])
     except BadInput as error:
         return _refuse(error)
@@ -79,12 +79,12 @@ def launch(words: Sequence[str]) -> int:
 
 def _script(name: str) -> Path:
     if not Path(name).is_file():
-        raise BadInput("SCRIPT", name, "it has to be a Python file; there is none of that name")
+        raise BadFile("SCRIPT", name, "there is no such file")
     return Path(name)
 
 
 def _refuse(error: AdaptraError) -> int:
-    print(f"adaptra: {error}", file=sys.stderr)
+    print(f"adaptra: error: {error}", file=sys.stderr)
     return 2
 
 

@@ -164,4 +164,4 @@ def _show(result: Comparison) -> None:
     if any(cell is None for row in result.rows for cell in row.cells):
         say("–: holds more activations than the budget allows")
     for name, reason in result.refused.items():
-        say(f"without {name}: {reason}")
+        say(f"{name} is left out: {reason}")

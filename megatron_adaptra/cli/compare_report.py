@@ -51,7 +51,7 @@ def compare_html(title: str, result: Comparison, stock: Plan | None, share: floa
         for chart in _charts(result, share)
     ]
     cells = table_of(result)
-    notes = [f"without {name}: {reason}" for name, reason in result.refused.items()]
+    notes = [f"{name} is left out: {reason}" for name, reason in result.refused.items()]
     return page(
         _headline(result, stock),
         header(title, _headline(result, stock), [in_words(result.conditions)]),
@@ -61,7 +61,7 @@ def compare_html(title: str, result: Comparison, stock: Plan | None, share: floa
             "Every policy within every budget",
             table(cells.columns, cells.rows, _strong(result)),
             *(element("p", text(words), class_="note") for words in notes),
-            note="Milliseconds of an iteration, and times the lower bound of "
+            note="Milliseconds of an iteration, and how many times the lower bound of "
             f"{ms(result.bound)}. –: holds more activations than the budget allows.",
         ),
     )
@@ -124,7 +124,7 @@ def _charts(result: Comparison, share: float) -> list[XYChart]:
     ends = sorted({x for curve in curves for x, _ in curve.points} | set(at))
     bound = [(x, 1e3 * result.bound) for x in (ends[0], ends[-1])]
     curves.append(Curve("lower bound", BOUND, bound, marked=False, dashed=True))
-    note = "A dot alone is a policy that knows no budget, at what it holds."
+    note = "A single dot is a policy that ignores the budget, at the memory that it needs."
     charts = [XYChart("Memory against time", _AXIS, "iteration, ms", curves, names, note)]
     if result.tolerance:
         worst = 1e3 * max(link.delay for link in result.conditions.links.values())
@@ -160,7 +160,7 @@ def _tiles(result: Comparison, stock: Plan | None) -> list[tuple[str, str]]:
     free = min((row.unlimited for row in result.adaptive), default=None)
     if free is not None:
         out.append((ms(free.seconds), f"adaptive with no limit, which holds {number(free.peak)}"))
-    out.append((ms(result.bound), "no schedule is faster"))
+    out.append((ms(result.bound), "lower bound: no schedule is faster"))
     return out
 
 

@@ -30,6 +30,8 @@ def add_parser(subparsers: Any) -> None:
         description="Train a real GPT of megatron-core on this machine, in two arms that alternate "
         "iteration by iteration: stock Megatron, and Megatron with adaptra. A link gets slow and "
         "heals again. Losses and parameters have to be equal to the last bit.",
+        usage="%(prog)s [flags]",
+        allow_abbrev=False,
     )
     _add_model(parser.add_argument_group("what is trained"))
     _add_links(parser.add_argument_group("which link gets slow, and when"))
@@ -56,13 +58,13 @@ def _add_model(group: Any) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="transformer layers (default: 1 a chunk)",
+        help="transformer layers (default: one per chunk)",
     )
     group.add_argument(
         "--precision",
         choices=PRECISIONS,
         default=d.precision,
-        help=f"of the model (default: {d.precision})",
+        help=f"number format of the model (default: {d.precision})",
     )
     group.add_argument(
         "--dropout",
@@ -116,10 +118,12 @@ def _add_links(group: Any) -> None:
     group.add_argument(
         "--netlab",
         action="store_true",
-        help="really slow links between one host per rank, by adaptra netlab; needs root",
+        help="one host per rank, joined by really slow links (see adaptra netlab); needs root",
     )
     group.add_argument(
-        "--no-emulation", action="store_true", help="emulate nothing: the network itself is slow"
+        "--no-emulation",
+        action="store_true",
+        help="emulate no slow link, because the network itself is slow",
     )
 
 
@@ -155,7 +159,8 @@ def _add_run(group: Any) -> None:
         "--activation-budget",
         default="",
         metavar="N",
-        help="what a stage may hold of activations: microbatches (12), bytes (20MiB), or free "
+        help="what a stage may hold of activations: microbatches (12), bytes (20MiB), or auto, "
+        "what the device has left "
         "(default: no limit)",
     )
     group.add_argument(
@@ -243,7 +248,7 @@ def _one_rank(options: DemoOptions) -> int:
         if name not in os.environ
     ]
     if missing:
-        raise BadInput("environment", missing[0], "--rank-from-env needs it, as torchrun sets it")
+        raise BadInput(missing[0], None, "--rank-from-env needs this variable, as torchrun sets it")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from megatron_adaptra.demo.worker import run_rank  # torch reads the environment when imported

@@ -94,6 +94,8 @@ def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -
 
 def plan_of(args: argparse.Namespace, conditions: Conditions, policy: str) -> Plan:
     """Plan the job with the named `policy`, as --sends and --time-limit say; raises BadInput."""
+    if policy not in PLANNERS:
+        raise BadInput("--policy", policy, f"one of {', '.join(sorted(PLANNERS))}")
     return make_plan(conditions, policy, args.sends, _time_limit(args))
 
 

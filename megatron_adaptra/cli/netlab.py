@@ -39,21 +39,31 @@ def add_parser(subparsers: Any) -> None:
         "netlab",
         help="run a command on several hosts of a slow network, all on this machine",
         description="Run a command on every host of a laboratory: network namespaces of this "
-        "machine, joined by links with delay, jitter, rate and loss of your choice.",
+        "machine,\njoined by links with delay, jitter, rate and loss of your choice.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("do", choices=("run", "measure"), help="run a command, or only measure")
-    parser.add_argument("scenario", nargs="*", metavar="SCENARIO", help="YAML file of links")
+    parser.add_argument(
+        "scenario",
+        nargs="*",
+        metavar="SCENARIO",
+        help="YAML file of links, such as configs/scenarios/slow_link.yaml",
+    )
     parser.add_argument(
         "--link", action="append", default=[], metavar="RULE", help=SYNTAX.replace("%", "%%")
     )
-    parser.add_argument("--hosts", type=int, metavar="N", help="(default: what the links need)")
+    parser.add_argument(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="number of hosts (default: as many as the links need)",
+    )
     parser.add_argument("--shaper", choices=SHAPERS, default="auto",
         help="what slows links: the kernel's netem, or a relay in user space "
         "(default: netem where the kernel and iproute2 can, else the relay)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N",
-        help="of the relay's jitter and loss")  # fmt: skip
+        help="random seed of the relay's jitter and loss (default: 0)")  # fmt: skip
     parser.add_argument("--timeout", type=float, default=math.inf, metavar="SECONDS",
         help="end the command then (default: never)")  # fmt: skip
     parser.add_argument("--no-measure", action="store_true", help="do not measure the links first")
@@ -68,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
     Raises BadInput for `run` without a command.
     """
     if args.do == "run" and not args.command:
-        raise BadInput("COMMAND", "", "adaptra netlab run ... -- COMMAND ARGUMENTS")
+        raise BadInput("COMMAND", None, "adaptra netlab run ... -- COMMAND ARGUMENTS")
     texts = [*args.link, *args.scenario]
     hosts = args.hosts or max(2, hosts_in(texts))
-    rules = load_rules(texts, hosts, network=True)
+    rules = load_rules(texts, hosts, network=True, flag="--link")
     console = Console(stderr=True)
 
     def say(text: str) -> None:

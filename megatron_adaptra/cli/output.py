@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.errors import BadFile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,16 +80,16 @@ def note(text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around what writes a file: makes the folders above it; BadInput if that fails."""
+    """Around what writes a file: makes the folders above it; BadFile if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise BadInput("--out", str(path), f"it cannot be written: {error.strerror}") from None
+        raise BadFile("--out", str(path), f"it cannot be written: {error.strerror}") from None
 
 
 def write(path: Path, content: str) -> None:
-    """Make a file that holds `content`. Raises BadInput where it cannot be written."""
+    """Make a file that holds `content`. Raises BadFile where it cannot be written."""
     with writing(path):
         path.write_text(content, encoding="utf-8")
 
@@ -99,7 +99,7 @@ def write_report(
 ) -> list[Path]:
     """Write `data` to `name`.json, `html` to `name`.html, and draw `name`.png; what was written.
 
-    Without matplotlib there is no PNG, which is said. Raises BadInput for an unusable folder.
+    Without matplotlib there is no PNG, which is said. Raises BadFile for an unusable folder.
     """
     files = [folder / f"{name}.{kind}" for kind in ("json", "html", "png")]
     write(files[0], json.dumps(data, indent=1, allow_nan=False) + "\n")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 
 KEYS = (
@@ -30,7 +30,7 @@ Field = Callable[[str], str]  # how a key is called where the user wrote it
 def load_profile(path: str, name: str | None = None) -> dict[str, Any]:
     """The keys and values of the YAML or JSON file at `path`; `name` picks one of a list.
 
-    Raises BadInput for a file that cannot be read, and for unknown keys.
+    Raises BadFile if it cannot be read, BadInput for unknown keys and names.
     """
     from megatron_adaptra.config import refuse_unknown  # YAML is for files only
 
@@ -40,7 +40,7 @@ def load_profile(path: str, name: str | None = None) -> dict[str, Any]:
     elif name is not None and isinstance(data, dict) and data.get("name") != name:
         raise BadInput("--name", name, f"{path} holds the one job {data.get('name')!r}")
     if not isinstance(data, dict):
-        raise BadInput("--profile", path, "it has to hold keys and values, or a list of such")
+        raise BadFile("--profile", path, "it has to hold keys and values, or a list of such")
     refuse_unknown(data, (*KEYS, *CARRIED), path)
     return {key: value for key, value in data.items() if key in KEYS}
 
@@ -52,10 +52,10 @@ def _read(path: str) -> Any:
         text = Path(path).read_text(encoding="utf-8")
         return json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
     except OSError as error:
-        raise BadInput("--profile", path, f"it cannot be read: {error.strerror}") from None
+        raise BadFile("--profile", path, f"it cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         line = str(error).splitlines()[0]
-        raise BadInput("--profile", path, f"it is neither JSON nor YAML: {line}") from None
+        raise BadFile("--profile", path, f"it is neither JSON nor YAML: {line}") from None
 
 
 def _pick(jobs: list[Any], name: str | None, path: str) -> Any:
@@ -139,8 +139,7 @@ class _Taker:
         self.values, self.field = values, field
 
     def refusal(self, key: str, value: Any, allowed: str) -> BadInput:
-        missing = "" if key in self.values else "it has to be given: "
-        return BadInput(self.field(key), value, missing + allowed)
+        return BadInput(self.field(key), value, allowed)
 
     def whole(self, key: str, default: int | None = None) -> int:
         value = self.values.get(key, default)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.cli.job import add_policy, job_of, plan_of
-from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.errors import AdaptraError, BadFile, BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
@@ -53,13 +53,13 @@ def planned_or_read(
 
 
 def read_schedule(path: str) -> Schedule:
-    """The schedule in the file at `path`, text or JSON; raises BadInput."""
+    """The schedule in the file at `path`, text or JSON; raises BadFile or BadInput."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise BadInput("--schedule", path, f"it cannot be read: {error.strerror}") from None
+        raise BadFile("--schedule", path, f"it cannot be read: {error.strerror}") from None
     except ValueError:
-        raise BadInput("--schedule", path, "it is no text") from None
+        raise BadFile("--schedule", path, "it is no text") from None
     try:
         if text.lstrip().startswith("{"):
             schedule = _from_json(json.loads(text))
@@ -67,9 +67,9 @@ def read_schedule(path: str) -> Schedule:
             schedule = Schedule.parse(text)
         return _checked(schedule)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise BadInput("--schedule", path, f"it is not JSON: {error}") from None
+        raise BadFile("--schedule", path, f"it is not JSON: {error}") from None
     except AdaptraError as error:
-        raise BadInput("--schedule", path, f"in it, {error}") from None
+        raise BadFile("--schedule", path, f"in it, {error}") from None
 
 
 def _from_json(data: Mapping[str, Any]) -> Schedule:

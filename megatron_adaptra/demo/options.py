@@ -100,7 +100,7 @@ class DemoOptions:
             raise BadInput("--timeout", self.timeout, "at least 5 seconds")
         self._check_config()
         if self.emulate_link:
-            rules = load_rules(self.emulate_link, self.stages)
+            rules = load_rules(self.emulate_link, self.stages, flag="--emulate-link")
             self.from_iteration = max(1, int(min(rule.first for rule in rules)))
             self.to_iteration = int(min(max(rule.end for rule in rules), self.iterations))
             self.slow_links = sorted({f"{rule.source}>{rule.target}" for rule in rules})

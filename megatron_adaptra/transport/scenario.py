@@ -13,14 +13,17 @@ from megatron_adaptra.transport.rules import FIELD, LinkRule, parse_rules
 _KEYS = ("link", "delay", "from", "to", "jitter", "bandwidth", "loss")
 
 
-def load_rules(rules: Sequence[str], stages: int, network: bool = False) -> list[LinkRule]:
+def load_rules(
+    rules: Sequence[str], stages: int, network: bool = False, flag: str = FIELD
+) -> list[LinkRule]:
     """The rules in `rules`: text (`2-3:40ms@10..`) or names of scenario files. Raises BadInput.
 
-    `stages`: of the pipeline. `network`: of a laboratory, where any two hosts have a link,
-    packets can be lost, and rules may be in force for seconds instead of iterations.
+    `stages`: of the pipeline. `flag`: by which the rules came. `network`: of a laboratory,
+    where any two hosts have a link, packets can be lost, and rules may be in force for seconds
+    instead of iterations.
     """
     out = []
-    for text, field in _expand(rules):
+    for text, field in _expand(rules, flag):
         for rule in parse_rules(text, stages, field, anywhere=network):
             if not network and (rule.loss or rule.timed):
                 raise BadInput(field, text, "loss and seconds need a network: see adaptra netlab")
@@ -30,18 +33,18 @@ def load_rules(rules: Sequence[str], stages: int, network: bool = False) -> list
 
 def hosts_in(rules: Sequence[str]) -> int:
     """As many hosts as the links of `rules` need."""
-    links = [re.findall(r"\d+", text.partition(":")[0]) for text, _ in _expand(rules)]
+    links = [re.findall(r"\d+", text.partition(":")[0]) for text, _ in _expand(rules, "")]
     return 1 + max((int(end) for link in links for end in link), default=0)
 
 
-def _expand(rules: Sequence[str]) -> list[tuple[str, str]]:
+def _expand(rules: Sequence[str], flag: str) -> list[tuple[str, str]]:
     """The rules' texts, and what errors call each."""
     out = []
     for rule in rules:
         if rule.endswith((".yaml", ".yml")):
             out += [(text, rule) for text in _scenario(Path(rule))]
         else:
-            out.append((rule, FIELD))
+            out.append((rule, flag))
     return out
 
 

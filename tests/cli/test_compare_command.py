@@ -64,7 +64,7 @@ def test_the_table():
     row = next(line for line in out.splitlines() if "gpipe" in line)
     assert "–" in row
     assert "no limit" in out
-    assert "without interleaved: chunks: 1 is not allowed; " in out
+    assert "interleaved is left out: chunks: 1 is not allowed; " in out
 
 
 def test_policies_that_refuse_the_job_are_named(here):

@@ -79,7 +79,7 @@ def test_one_of_several(here, profile):
 
     healthy = here.json("plan", "--profile", path, "--name", "healthy", "--policy", "warmup")
     assert healthy["warmup"] == [4, 3, 2, 1]
-    assert refused("--profile", path) == f"--name: None is not allowed; {path} has slow, healthy"
+    assert refused("--profile", path) == f"--name is missing; {path} has slow, healthy"
     assert "did you mean 'healthy'?" in refused("--profile", path, "--name", "heathy")
     assert "holds the one job" in refused("--profile", profile(JOB), "--name", "slow")
     assert "only together with --profile" in refused(*FLAGS, "--name", "slow")
