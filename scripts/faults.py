@@ -57,10 +57,14 @@ class Outcome:
 
 
 class Copy:
-    """The tracked files of the checkout in a folder of their own, where tests run."""
+    """A folder with a package and its tests, where tests run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @classmethod
+    def of_checkout(cls, folder: Path) -> Copy:
+        """The tracked files of this checkout, put into `folder`."""
         listed = subprocess.run(
             ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
         )
@@ -68,6 +72,7 @@ class Copy:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / name)
+        return cls(folder)
 
     def pytest(self, python: str, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """Run pytest here; raises NotCaught when it does not end. Nothing of it is left behind."""
@@ -208,7 +213,7 @@ def main() -> int:
     outcomes = []
     become_subreaper()  # some faults leave processes behind
     with tempfile.TemporaryDirectory(prefix="adaptra-faults-") as folder:
-        judge = Judge(Copy(Path(folder).resolve()))
+        judge = Judge(Copy.of_checkout(Path(folder).resolve()))
         for fault in faults:
             outcome = judge.look_at(fault)
             outcomes.append(outcome)

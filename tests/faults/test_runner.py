@@ -1,0 +1,87 @@
+"""scripts/faults.py: what counts as caught, in a package of one function."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from fitting import Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from faults import Copy, Judge, Outcome, table  # noqa: E402
+
+pytestmark = pytest.mark.cold  # a dozen runs of pytest
+
+CODE = "def half(x):\n    return x / 2\n"
+CONFTEST = """
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true")
+    parser.addoption("--full", action="store_true")
+
+def pytest_collection_modifyitems(config, items):
+    left_out = "large" if not config.getoption("--full") else "no name"
+    items[:] = [item for item in items if left_out not in item.name]
+"""
+TESTS = """
+import pathlib, sys
+from megatron_adaptra.sums import half
+
+def test_of_four():
+    assert half(4) == 2
+
+def test_of_one_large():
+    assert half(1) == 0.5
+
+def test_of_three():
+    assert half(3) == 1
+
+def test_by_chance():
+    seen = pathlib.Path(__file__).with_name("seen")
+    times = len(seen.read_text()) if seen.exists() else 0
+    seen.write_text("x" * (times + 1))
+    assert times != 1
+"""
+
+
+def look_at(folder: Path, find: str, put: str, test: str) -> Outcome:
+    (folder / "megatron_adaptra").mkdir()
+    (folder / "tests").mkdir()
+    for name, text in (
+        ("megatron_adaptra/__init__.py", ""), ("megatron_adaptra/sums.py", CODE),
+        ("tests/conftest.py", CONFTEST), ("tests/test_sums.py", TESTS),
+    ):  # fmt: skip
+        (folder / name).write_text(text)
+    fault = Fault("x", "It is wrong.", "half", find, put, (f"tests/test_sums.py::{test}",))
+    outcome = Judge(Copy(folder)).look_at(fault)
+    assert (folder / "megatron_adaptra" / "sums.py").read_text() == CODE
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("put", "test", "mode"),
+    [("x / 3", "test_of_four", "--quick"), ("x // 2", "test_of_one_large", "--full")],
+)
+def test_caught_in_the_first_mode_that_has_the_test(tmp_path, put, test, mode):
+    outcome = look_at(tmp_path, "x / 2", put, test)
+    assert (outcome.caught_by, outcome.mode) == (f"tests/test_sums.py::{test}", mode)
+    assert outcome.problem == ""
+    assert f"| x | It is wrong. | `tests/test_sums.py::{test}` | `{mode}` |" in table([outcome])
+
+
+@pytest.mark.parametrize(
+    ("find", "put", "test", "says"),
+    [
+        ("x / 2", "x / 2.0", "test_of_four", "NOT CAUGHT: all its tests pass"),
+        ("x / 2", "y / 2", "test_of_four", "NOT CAUGHT: an error, not a failing test: test_of_fo"),
+        ("x / 2", "x / 3", "test_of_three", "NOT CAUGHT: tests/test_sums.py::test_of_three fails "
+         "without the fault, too"),
+        ("x / 2", "x / 3", "test_by_chance", "NOT CAUGHT: tests/test_sums.py::test_by_chance fails "
+         "by chance: the second time it passes"),
+        ("x / 2", "x / 3", "test_of_six", "NOT CAUGHT: pytest ended with status 4"),
+        ("x / 4", "x / 3", "test_of_four", "does not fit any more: `x / 4` stands 0 times"),
+    ],
+)  # fmt: skip
+def test_not_caught(tmp_path, find, put, test, says):
+    outcome = look_at(tmp_path, find, put, test)
+    assert outcome.problem.startswith(says), outcome.problem
+    assert outcome.caught_by == ""
