@@ -27,7 +27,7 @@ from megatron_adaptra.processes import started
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "adapter"
-sys.path.insert(0, str(TESTS))
+sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
 from cases import LAYOUTS, Case, matrix  # noqa: E402
 
@@ -42,7 +42,7 @@ APEX = "fused_weight_gradient_mlp_cuda"
 def ranks(count: int, options: argparse.Namespace, *arguments: str) -> tuple[str, str]:
     """What `count` processes of gpu_check_rank.py print, and why they ended early, if they did;
     nothing of them stays."""
-    path = os.pathsep.join((str(ROOT), str(TESTS), os.environ.get("PYTHONPATH", "")))
+    path = os.pathsep.join(map(str, (ROOT, TESTS, TESTS.parent, os.environ.get("PYTHONPATH", ""))))
     env = {
         **os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS gives the same bits every time with it

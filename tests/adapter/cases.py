@@ -141,6 +141,12 @@ def chosen(release: str, everything: bool) -> list[tuple[str, Case]]:
     return [(row["layout"], case(row)) for row in found if row["release"] == release]
 
 
+def matrix(layout: str) -> list[Case]:
+    """A layout's cases of our executor, for scripts/gpu_check.sh."""
+    axes = {**AXES, "release": RELEASES[:1], "layout": (layout,), "schedule": POLICIES}
+    return [case(row) for row in rows(axes, possible)]
+
+
 def case(row: Row) -> Case:
     shape: Shape = LAYOUTS[row["layout"]][1][row["shape"]]
     schedule, recompute = row["schedule"], row["recompute"]

@@ -38,7 +38,7 @@ def test_without_a_gpu_it_says_so_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--layouts", "pp3"], "pp3"),
+        (["--layouts", "pp9"], "pp9"),
         (["--only", "speed"], "speed"),
         (["--pairs", "0"], "--pairs 0"),
         (["--gpu"], "--gpu"),
