@@ -63,10 +63,10 @@ class OnDevice:
 @contextlib.contextmanager
 def data_on_device() -> Iterator[None]:
     from megatron_adaptra.adapter.baseline import gpt
-    from megatron_adaptra.adapter.compat.patch_attr import put
+    from megatron_adaptra.adapter.compat.patch_attr import patch_attr
 
     build = gpt.build_dataset
-    back = put(gpt, "build_dataset", lambda *args: OnDevice(build(*args)))
+    back = patch_attr(gpt, "build_dataset", lambda *args: OnDevice(build(*args)))
     try:
         yield
     finally:
@@ -245,7 +245,7 @@ class Overhead:
 def weighed_forwards() -> Iterator[list[int]]:
     """By how many bytes each forward has let the allocator grow; zeros on a CPU, where the
     executor counts what autograd has saved."""
-    from megatron_adaptra.adapter.compat.patch_attr import put
+    from megatron_adaptra.adapter.compat.patch_attr import patch_attr
     from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
 
     weights, original = [0], MegatronStage.forward
@@ -255,7 +255,7 @@ def weighed_forwards() -> Iterator[list[int]]:
         original(stage, op)
         weights.append(torch.cuda.memory_allocated() - before)
 
-    back = put(MegatronStage, "forward", forward)
+    back = patch_attr(MegatronStage, "forward", forward)
     try:
         yield weights
     finally:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.adapter.compat.patch_attr import put
+from megatron_adaptra.adapter.compat.patch_attr import patch_attr
 
 # Function -> the argument that it fills. Others end with gloo's own error.
 _FILLS = {
@@ -44,17 +44,14 @@ def host_staged(everything: bool = False) -> Iterator[None]:
     `everything`: also tensors that are on the host already, to try this without a GPU.
     """
     staging = _Staging(everything)
-    undo = []
-    for name, fills in _FILLS.items():
-        function = staging.through_host(getattr(dist, name), fills, name in _FRESH)
-        owners = (dist, dist.distributed_c10d) if name in ("isend", "irecv") else (dist,)
-        undo += [put(owner, name, function) for owner in owners]  # P2POp knows those of c10d
-    undo.append(put(dist, "_coalescing_manager", staging.coalescing))
-    try:
+    with contextlib.ExitStack() as stack:
+        for name, fills in _FILLS.items():
+            function = staging.through_host(getattr(dist, name), fills, name in _FRESH)
+            owners = (dist, dist.distributed_c10d) if name in ("isend", "irecv") else (dist,)
+            for owner in owners:  # P2POp knows those of c10d
+                stack.callback(patch_attr(owner, name, function))
+        stack.callback(patch_attr(dist, "_coalescing_manager", staging.coalescing))
         yield
-    finally:
-        for back in undo:
-            back()
 
 
 class _Staging:

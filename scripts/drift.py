@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """What changed between Megatron-LM checkouts where the plugin binds, and does it still fit?
 
-Reads the syntax trees only: neither torch nor Megatron is imported, nor need they be installed.
-Give the checkouts from old to new; each is compared with the one before.
+Looked at is what the plugin calls (NEEDED in megatron_adaptra/adapter/compat/profiles.py) and what
+it patches (the registry in patches.py beside it). Reads the syntax trees only: neither torch nor
+Megatron is imported, nor need they be installed. Give the checkouts from old to new; each is
+compared with the one before.
 """
 
 from __future__ import annotations
@@ -18,38 +20,17 @@ from typing import Any
 
 from make_patches import ROOT, Refused, Release, parse, read, release
 
-SCHEDULES = "megatron/core/pipeline_parallel/schedules.py"
-P2P = "megatron/core/pipeline_parallel/p2p_communication.py"
-ARGUMENTS = "megatron/training/arguments.py"
-TRAINING = "megatron/training/training.py"
-CHECKPOINTING = "megatron/training/checkpointing.py"
+SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 ONE_F_ONE_B = "forward_backward_pipelining_without_interleaving"
-BOUND = {
-    SCHEDULES: [
-        "get_forward_backward_func", "forward_step", "backward_step", ONE_F_ONE_B,
-        "forward_backward_pipelining_with_interleaving",
-        # engine="executor" calls these around the two steps
-        "check_first_val_step", "clear_embedding_activation_buffer", "deallocate_output_tensor",
-        "finish_embedding_wgrad_compute", "get_model_config",
-    ],
-    P2P: [
-        "P2PCommunicator.__init__", "P2PCommunicator.recv_forward", "P2PCommunicator.recv_backward",
-        "P2PCommunicator.send_forward", "P2PCommunicator.send_backward",
-        "P2PCommunicator.send_forward_recv_backward", "P2PCommunicator.send_backward_recv_forward",
-        "P2PCommunicator._communicate",
-    ],
-    ARGUMENTS: ["parse_args", "validate_args"],
-    TRAINING: [
-        "pretrain", "setup_model_and_optimizer", "train_step", "training_log", "evaluate",
-        "get_forward_backward_func",
-    ],
-    CHECKPOINTING: ["save_checkpoint", "get_checkpoint_name"],
-}  # fmt: skip
 LEGEND = """\
-A number: so many parameters. Import: defined elsewhere. =: as in the column before.
-+1-2: parameters came, went. Order: they changed places. New, gone: the name itself."""
+A number: so many parameters. Import: defined elsewhere. Value: no function.
+=: as in the column before. +1-2: parameters came, went. Order: they changed places.
+New, gone: the name itself."""
 
-# A function's parameters in order, or the place that a name is imported from; None: no such name.
+WORDS = {None: "gone", "=": "value"}
+VALUE = "="  # neither a function nor imported
+# A function's parameters in order, the place that a name is imported from, or VALUE; None: no such
+# name.
 Found = list[str] | str | None
 
 
@@ -77,6 +58,9 @@ def definitions(body: list[ast.stmt]) -> dict[str, Found]:
         elif isinstance(node, ast.ClassDef):
             methods = definitions(node.body).items()
             found.update((f"{node.name}.{name}", method) for name, method in methods)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found.update((t.id, VALUE) for t in targets if isinstance(t, ast.Name))
         elif isinstance(node, ast.ImportFrom):
             where = "." * node.level + (node.module or "")
             found.update((alias.asname or alias.name, where) for alias in node.names)
@@ -100,50 +84,83 @@ def warmup_depth(body: list[ast.stmt]) -> str:
     return "pp_group" if {"pp_group", "size", "rank"} <= read_by_it else "unknown"
 
 
-def short(file: str, name: str) -> str:
-    return name if "." in name else f"{Path(file).stem}.{name}"
+def short(target: str) -> str:
+    """The name without its class, or the module's own name and the name."""
+    module, _, name = target.partition(":")
+    return name if "." in name else f"{module.rpartition('.')[2]}.{name}"
 
 
-def look(checkout: Path, profiles: Any) -> dict[str, Any]:
+def bound() -> dict[str, list[str]]:
+    """Targets in Megatron, by module: what is called, and what is patched."""
+    from megatron_adaptra.adapter.compat.patches import PATCHES
+    from megatron_adaptra.adapter.compat.profiles import NEEDED, NEEDED_BY_EXECUTOR
+
+    patched = [target for entry in PATCHES.values() for target in entry.targets]
+    found: dict[str, list[str]] = {}
+    for target in dict.fromkeys([*NEEDED, *NEEDED_BY_EXECUTOR, *patched]):
+        if target.startswith("megatron."):
+            found.setdefault(target.partition(":")[0], []).append(target)
+    return found
+
+
+def source(checkout: Path, module: str) -> ast.Module:
+    path = module.replace(".", "/")
+    name = f"{path}/__init__.py" if (checkout / path).is_dir() else f"{path}.py"
+    return parse(checkout / name, read(checkout, name))
+
+
+def look(checkout: Path) -> dict[str, Any]:
     version = release(checkout)
     names: dict[str, Found] = {}
-    depth = "unknown"
-    for file, bound in BOUND.items():
-        body = parse(checkout / file, read(checkout, file)).body
-        have = definitions(body)
-        names.update((short(file, name), have.get(name)) for name in bound)
-        if file == SCHEDULES:
-            depth = warmup_depth(body)
+    for module, targets in bound().items():
+        have = definitions(source(checkout, module).body)
+        names.update((target, have.get(target.partition(":")[2])) for target in targets)
+    depth = warmup_depth(source(checkout, SCHEDULES).body)
     return {
         "checkout": str(checkout), "version": str(version), "names": names,
-        "warmup_depth": depth, "verdict": verdict(version, names, depth, profiles),
+        "warmup_depth": depth, "verdict": verdict(version, names, depth),
     }  # fmt: skip
 
 
-def required(profiles: Any) -> dict[str, set[str]]:
-    """Parameters that must be there, by name as in `short`."""
-    functions = {short(SCHEDULES, name): p for name, p in profiles.EXPECTED.items()}
-    methods = {f"P2PCommunicator.{name}": p for name, p in profiles.EXPECTED_METHODS.items()}
-    return functions | methods
+def verdict(version: Release, names: dict[str, Found], depth: str) -> str:
+    from megatron_adaptra.adapter.compat.patches import PATCHES
+    from megatron_adaptra.adapter.compat.profiles import (
+        _PROFILES,
+        NEEDED,
+        NEEDED_BY_EXECUTOR,
+        NEWEST,
+    )
 
-
-def verdict(version: Release, names: dict[str, Found], depth: str, profiles: Any) -> str:
-    wrong = [f"{name} is gone" for name, found in names.items() if found is None]
-    for name, parameters in required(profiles).items():
-        found = names[name]
-        have = found if isinstance(found, list) else []
-        if found is not None:  # otherwise it has been said above
-            wrong += [f"{name} lacks {p}" for p in sorted(parameters) if p not in have]
     line = (version.major, version.minor)
-    row = next((row for row in profiles._PROFILES if line >= row.first.release[:2]), None)
+    row = next((row for row in _PROFILES if line >= row.first.release[:2]), None)
     if row is None:
         return "older than known: refused"
+    wrong = [fault for target, more in NEEDED.items() if (fault := lack(target, more, names))]
+    off: dict[str, str] = {}  # by feature
+    for target, more in NEEDED_BY_EXECUTOR.items():
+        if fault := lack(target, more, names):
+            off.setdefault("engine executor", fault)
+    for entry in PATCHES.values():
+        for target in entry.targets:
+            if fault := lack(target, set(), names):
+                off.setdefault(entry.feature, fault)
+    wrong += [fault for feature, fault in off.items() if not feature and fault not in wrong]
     if depth != row.depth:
         wrong.append(f"the warmup depth comes from {depth}, where we set {row.depth}")
     if wrong:
-        return "seams differ: " + "; ".join(wrong)
-    known = line <= profiles.NEWEST.release[:2]
-    return "known line" if known else "newer than known, seams match: native"
+        return "trains as stock: " + "; ".join(wrong)
+    known = line <= NEWEST.release[:2]
+    said = "known line" if known else "newer than known, seams match: native"
+    return "; ".join([said, *(f"without {feature}: {fault}" for feature, fault in off.items())])
+
+
+def lack(target: str, parameters: set[str], names: dict[str, Found]) -> str:
+    """What of a target is not there, in words, or nothing."""
+    found = names.get(target, VALUE)  # others are torch's
+    if found is None:
+        return f"{short(target)} is gone"
+    missing = parameters.difference(found) if isinstance(found, list) else ()
+    return f"{short(target)} lacks {', '.join(sorted(missing))}" if missing else ""
 
 
 def difference(old: Found, new: Found) -> tuple[str, str]:
@@ -152,6 +169,8 @@ def difference(old: Found, new: Found) -> tuple[str, str]:
         return "=", ""
     if old is None or new is None:
         return ("new", "is new") if old is None else ("gone", "is gone")
+    if VALUE in (old, new):
+        return "value", "is a value" if new == VALUE else "is no longer a value"
     if isinstance(old, str) or isinstance(new, str):
         if isinstance(new, str):
             return "import", f"is imported from {new}"
@@ -174,18 +193,17 @@ def report(looked: list[dict[str, Any]]) -> str:
         return f"{head:51}" + "".join(cell.rjust(wide) for cell in cells)
 
     out = [row("", labels)]
-    for file, bound in BOUND.items():
-        out.append(file)
-        for name in bound:
-            key = short(file, name)
-            first = looked[0]["names"][key]
-            cells = [str(len(first)) if isinstance(first, list) else "import" if first else "gone"]
-            cells += [difference(a["names"][key], b["names"][key])[0] for a, b in pairs]
-            out.append(row("  " + name, cells))
+    for module, targets in bound().items():
+        out.append(module)
+        for target in targets:
+            first = looked[0]["names"][target]
+            cells = [str(len(first)) if isinstance(first, list) else WORDS.get(first, "import")]
+            cells += [difference(a["names"][target], b["names"][target])[0] for a, b in pairs]
+            out.append(row("  " + target.partition(":")[2], cells))
     depths = [one["warmup_depth"] for one in looked]
     out += [row("warmup depth of 1F1B", [d.removeprefix("total_") for d in depths]), "", LEGEND]
     for (a, b), label in zip(pairs, pairwise(labels), strict=True):
-        words = {n: difference(a["names"][n], b["names"][n])[1] for n in a["names"]}
+        words = {short(n): difference(a["names"][n], b["names"][n])[1] for n in a["names"]}
         if a["warmup_depth"] != b["warmup_depth"]:
             words["warmup depth"] = f"from {a['warmup_depth']} to {b['warmup_depth']}"
         lines = [f"  {name}: {change}" for name, change in words.items() if change]
@@ -199,14 +217,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("checkout", nargs="+", type=Path, help="a Megatron-LM checkout")
     parser.add_argument("--json", action="store_true", help="all names with all parameters")
     options = parser.parse_args(arguments)
-    sys.path.insert(0, str(ROOT))  # what the plugin requires, also where it is not installed
+    sys.path.insert(0, str(ROOT))  # what the plugin binds, also where it is not installed
     try:
-        from megatron_adaptra.adapter.compat import profiles
-
-        methods = [f"P2PCommunicator.{name}" for name in profiles.EXPECTED_METHODS]
-        for file, names in ((SCHEDULES, list(profiles.EXPECTED)), (P2P, methods)):
-            BOUND[file] += [name for name in names if name not in BOUND[file]]
-        looked = [look(checkout, profiles) for checkout in options.checkout]
+        looked = [look(checkout) for checkout in options.checkout]
     except (Refused, ImportError) as error:
         print(f"drift: error: {error}", file=sys.stderr)
         return 2

@@ -175,7 +175,8 @@ def test_flags_are_the_reviewed_ones():
     assert "\n".join(lines) + "\n" == GOLDEN.read_text()
 
 
-def test_the_flags_page_is_made_from_the_flags(request):
+def test_the_pages_are_made_from_flags_and_patches(request):
     root = request.config.rootpath
-    names: dict[str, object] = runpy.run_path(str(root / "scripts" / "write_flags_page.py"))
-    assert names["PAGE"].read_text() == names["page"](), "run scripts/write_flags_page.py"
+    names = runpy.run_path(str(root / "scripts" / "write_docs.py"))
+    for path, text in names["pages"]().items():
+        assert path.read_text() == text, "run scripts/write_docs.py"

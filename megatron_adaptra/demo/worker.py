@@ -119,7 +119,7 @@ class _Demo:
         )
         if options.activation_budget:
             config = replace(config, activation_budget=options.activation_budget)
-        self.activation = activate(config)
+        self.activation = activate(config, demo=True)
         self.session = self.activation.session
         self.session.watchdog.end_on_signal()
         self.adapted = gpt.forward_backward_function()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from running import ENVIRONMENT, summary, zygote
+from trainings import Done, needs_training, stock, words_of
 
 HERE = Path(__file__).parent
 
@@ -29,6 +31,33 @@ def test_activate_and_undo_in_ones_own_script(tmp_path: Path) -> None:
     done = zygote(False).run(tmp_path, [str(HERE / "activation_script.py")], ranks=2)
     assert done.status == 0, done.text[-3000:]
     assert done.text.count("good") == 2
+
+
+def test_a_pipeline_of_another_backend_is_refused(tmp_path: Path) -> None:
+    done = zygote(False).run(tmp_path, [str(HERE / "backend_script.py")])
+    assert done.status == 0, done.text[-3000:]
+    assert "good" in done.text
+
+
+@needs_training
+def test_a_pipeline_over_ucc_trains_as_stock_with_one_line(tmp_path: Path) -> None:
+    def run(*flags: str) -> Done:
+        flags = "--adaptra", "--pipeline-model-parallel-comm-backend", "ucc", *flags
+        words = [str(HERE / "ucc_pretrain.py"), *words_of(tmp_path, 2, *flags, iterations=6)]
+        more = {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}  # what Megatron wants with UCC
+        done = zygote(True).run(tmp_path, words, ranks=2, environment=more)
+        return Done(done.status, done.text)
+
+    ours = run()
+    assert ours.status == 0, ours.text[-3000:]
+    assert ours.printed == stock(2, iterations=6).done.printed
+    (line,) = re.findall(r"^adaptra: (.*)", ours.text, re.MULTILINE)
+    assert line.startswith("WARNING: training goes on as stock Megatron: the pipeline's messages")
+    assert "go by ucc, and only gloo is supported" in line
+    strict = run("--adaptra-strict")
+    assert strict.status != 0
+    assert "go by ucc, and only gloo is supported" in strict.text
+    assert strict.printed == []
 
 
 @pytest.mark.parametrize("version", ["0.12.0", "0.13.1"])

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from megatron_adaptra.adapter.compat.patches import PATCHES
+from megatron_adaptra.adapter.compat.profiles import NEEDED, NEEDED_BY_EXECUTOR
+
 ROOT = Path(__file__).resolve().parents[2]
 REAL = [p for p in os.environ.get("ADAPTRA_MEGATRON_LM", "").split(":") if p]
 STEP = (
@@ -27,7 +30,7 @@ def forward_backward_pipelining_without_interleaving(
 ):
     num_warmup_microbatches = DEPTH
     num_warmup_microbatches = min(num_warmup_microbatches, num_microbatches)
-def forward_backward_pipelining_with_interleaving(*, p2p_communicator=None): pass
+def forward_backward_pipelining_with_interleaving(*, num_microbatches, p2p_communicator=None): pass
 def check_first_val_step(a, b, c): pass
 def clear_embedding_activation_buffer(a, b, c): pass
 def deallocate_output_tensor(a, b): pass
@@ -51,18 +54,49 @@ try:
     from megatron.core.pipeline_parallel import get_forward_backward_func
 except ImportError:
     raise
+from megatron.training.utils import (
+    logical_and_across_model_parallel_group, print_rank_last,
+    reduce_max_stat_across_model_parallel_group,
+)
 def pretrain(train_valid_test_dataset_provider, model_provider, /, model_type, *more): pass
 def setup_model_and_optimizer(model_provider_func, model_type): pass
 def train_step(forward_step_func): pass
 def training_log(loss_dict): pass
-def evaluate(forward_step_func): pass
+"""
+RERUNS = """
+class RerunStateMachine:
+    def should_run_forward_backward(self, data_iterator): pass
+    def validate_result(self, result): pass
+"""
+CONFIG = """
+class ModelParallelConfig:
+    overlap_p2p_comm: bool = False
+    batch_p2p_comm: bool = field(default=True)
+    overlap_p2p_comm_warmup_flush: bool = False
+    deallocate_pipeline_outputs: bool = False
+"""
+LINEAR = """
+class LinearWithGradAccumulationAndAsyncCommunication:
+    @staticmethod
+    def backward(ctx, grad_output): pass
+"""
+RANDOM = """
+def _get_all_rng_states(): pass
+def _set_all_rng_states(cpu, cuda, tracker): pass
+def _fork_rng(): pass
 """
 FILES = {
     "core/pipeline_parallel/schedules": SCHEDULES,
     "core/pipeline_parallel/p2p_communication": P2P,
     "training/arguments": "def parse_args(extra): pass\ndef validate_args(args): pass\n",
     "training/training": TRAINING,
-    "training/checkpointing": "def save_checkpoint(model): 0\ndef get_checkpoint_name(path): 0\n",
+    "training/checkpointing": "def save_checkpoint(model): 0\n",
+    "core/pipeline_parallel/__init__": "from .schedules import get_forward_backward_func\n",
+    "core/optimizer/optimizer": "class MegatronOptimizer:\n    def step(self): pass\n",
+    "core/rerun_state_machine": RERUNS,
+    "core/model_parallel_config": CONFIG,
+    "core/tensor_parallel/layers": LINEAR,
+    "core/tensor_parallel/random": RANDOM,
 }
 
 
@@ -111,7 +145,6 @@ def test_verdicts(checkout):
 
 def test_seams_that_differ(checkout):
     cases = {
-        "schedules.check_first_val_step is gone": {"check_first_val_step": "check_validation"},
         "schedules.forward_step lacks cp_group_size": {"cp_group_size": "cp_size"},
         "schedules.backward_step lacks output_tensor_grad": {"output_tensor_grad": "grad"},
         "schedules.forward_backward_pipelining_without_interleaving lacks p2p_communicator": {
@@ -122,19 +155,45 @@ def test_seams_that_differ(checkout):
         },
         "P2PCommunicator._communicate is gone": {"_communicate": "_exchange"},
         "training.get_forward_backward_func is gone": {
-            "import get_forward_backward_func": "import schedules"
+            "parallel import get_forward_backward_func": "parallel import schedules"
         },
+        "training.train_step is gone": {"def train_step": "def run_step"},
         "the warmup depth comes from unknown, where we set total_stages": {STAGES: "depth()"},
         "the warmup depth comes from pp_group, where we set total_stages": {STAGES: GROUP},
     }
     folders = [checkout("0.99.0", **changes) for changes in cases.values()]
-    assert verdicts(*folders) == [f"seams differ: {words}" for words in cases]
+    assert verdicts(*folders) == [f"trains as stock: {words}" for words in cases]
     both = checkout("0.16.0", "depth()", **{" config,": " settings,"})
     assert verdicts(both) == [
-        "seams differ: schedules.forward_step lacks config; schedules.backward_step lacks "
+        "trains as stock: schedules.forward_step lacks config; schedules.backward_step lacks "
         "config; "
         "the warmup depth comes from unknown, where we set pp_group"
     ]
+
+
+def test_features_that_would_be_off(checkout):
+    cases = {
+        "engine executor: schedules.check_first_val_step is gone": {
+            "check_first_val_step": "check_validation"
+        },
+        "recompute: RerunStateMachine.validate_result is gone": {"validate_result": "validate"},
+        "plans for virtual pipeline stages: ModelParallelConfig.batch_p2p_comm is gone": {
+            "batch_p2p_comm:": "batched:",
+        },
+        "the plan in checkpoints: checkpointing.save_checkpoint is gone": {
+            "save_checkpoint": "save"
+        },
+    }
+    folders = [checkout("0.19.0", **changes) for changes in cases.values()]
+    for words, said in zip(cases, verdicts(*folders), strict=True):
+        assert said.split("; without ")[:2] == ["known line", words]
+
+
+def test_every_target_of_the_registry_is_looked_for(checkout):
+    (one,) = json.loads(drift("--json", checkout("0.19.0")))
+    targets = {target for entry in PATCHES.values() for target in entry.targets}
+    assert {t for t in targets if t.startswith("megatron.")} <= one["names"].keys()
+    assert NEEDED.keys() | NEEDED_BY_EXECUTOR.keys() <= one["names"].keys()
 
 
 def test_what_changed(checkout):
@@ -144,7 +203,7 @@ def test_what_changed(checkout):
         **{
             "grad_finalize_pgs": "pg_collection",
             "model_provider, /, model_type": "model_type, /, model_provider",
-            "def evaluate(": "def evaluate_all(",
+            "def training_log(": "def log_training(",
             "def parse_args(extra): pass": "from megatron.core.flags import parse_args",
         },
     )
@@ -159,14 +218,14 @@ def test_what_changed(checkout):
         "  arguments.parse_args: is imported from megatron.core.flags",
         "  training.pretrain: another order: train_valid_test_dataset_provider, model_type, "
         "model_provider, *more",
-        "  training.evaluate: is gone",
+        "  training.training_log: is gone",
         "  warmup depth: from pp_group to total_stages",
     ]
     assert one_f_one_b + "+ more" in second
-    assert "  training.evaluate: is new" in second
+    assert "  training.training_log: is new" in second
     assert "  arguments.parse_args: is defined here, no longer imported from" in second
     cells = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line[:2] == "  "}
-    assert cells["evaluate"] == ["1", "gone", "new"]
+    assert cells["training_log"] == ["1", "gone", "new"]
     assert cells["pretrain"] == ["4", "order", "order"]
     assert cells["parse_args"] == ["1", "import", "1"]
     assert cells["validate_args"] == ["1", "=", "="]
@@ -182,9 +241,14 @@ def test_json_has_all_parameters(checkout):
     (one,) = json.loads(drift("--json", checkout("0.17.0")))
     names = one["names"]
     assert (one["version"], one["warmup_depth"]) == ("0.17.0rc1", "total_stages")
-    assert names["schedules.forward_step"] == STEP.split(", ")
-    assert names["P2PCommunicator._communicate"] == ["self", "tensor_send_next", "**others"]
-    assert names["training.get_forward_backward_func"] == "megatron.core.pipeline_parallel"
+    assert names["megatron.core.pipeline_parallel.schedules:forward_step"] == STEP.split(", ")
+    assert names[
+        "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator._communicate"
+    ] == ["self", "tensor_send_next", "**others"]
+    assert (
+        names["megatron.training.training:get_forward_backward_func"]
+        == "megatron.core.pipeline_parallel"
+    )
 
 
 def test_no_checkout(tmp_path, checkout):

@@ -13,15 +13,22 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 from transport.ranks import PATIENCE, Processes
 
+from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.runtime.collectives import collective, reduction
 from megatron_adaptra.runtime.collectives.all_gather import FlatAllGather
 from megatron_adaptra.runtime.collectives.collective import FIRST, FIRST_RETRY
-from megatron_adaptra.runtime.collectives.small_collectives import SmallCollectives
+from megatron_adaptra.runtime.collectives.small_collectives import FUNCTIONS, SmallCollectives
 from megatron_adaptra.runtime.watchdog import Watchdog
 
 SIZES = (2, 3, 4, 6, 8)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32)
+
+
+def install(served):
+    """As the adapter does it."""
+    native = {name: getattr(dist, name) for name in FUNCTIONS}
+    return patch("small-collectives", **served.stand_ins(native))
 
 
 def everywhere(body, *args, ranks):
@@ -177,7 +184,7 @@ def training(seat, stages, mode, seed):
     for arm in ("native", "ours"):
         served = SmallCollectives(stages, mode, PATIENCE, Watchdog(seat.rank, range(ranks)))
         if arm == "ours":
-            served.install()
+            patched = install(served)
         rng = torch.Generator().manual_seed(seed + seat.rank)
         log = []
         for _ in range(2 * FIRST_RETRY + FIRST):
@@ -197,7 +204,7 @@ def training(seat, stages, mode, seed):
             log.append(gradient.sum().item())
         costs = served.costs()
         if arm == "ours":
-            served.undo()
+            patched.close()
         results[arm] = log
     assert (dist.all_reduce, dist.broadcast, dist.barrier) == native
     assert results["native"] == results["ours"]
@@ -223,7 +230,7 @@ def test_collectives_have_the_backends_results(stages, mode):
 def prefetching(seat, wrong):
     """A flag, then two values that were known when the flag was."""
     served = SmallCollectives([0, 0, 1, 2], "on", PATIENCE, Watchdog(seat.rank, range(4)))
-    served.install()
+    patched = install(served)
     swaps = []
     wait = collective.SmallCollective.wait
     collective.SmallCollective.wait = lambda self: swaps.append(1) or wait(self)
@@ -247,7 +254,7 @@ def prefetching(seat, wrong):
         assert rate.item() == 0.5
         counts.append(len(swaps) - before)
     collective.SmallCollective.wait = wait
-    served.undo()
+    patched.close()
     return counts[-1]
 
 
@@ -274,13 +281,13 @@ def unmatched(seat, path):
 
         collective.orders_of = other
     served = SmallCollectives(range(3), "on", PATIENCE, Watchdog(seat.rank, range(3)))
-    served.install()
+    patched = install(served)
     for _ in range(FIRST + 3):
         value = torch.tensor([float(seat.rank + 1)])
         dist.all_reduce(value)
         assert value.item() == 6.0
     ((_, _, direct),) = served.costs().values()
-    served.undo()
+    patched.close()
     return direct
 
 
@@ -293,17 +300,15 @@ def test_a_mismatch_on_one_rank_leaves_all_with_the_backend(tmp_path):
 
 def left_alone(seat):
     served = SmallCollectives([0, 0, 1, 1], "on", PATIENCE, Watchdog(seat.rank, range(4)))
-    served.install()
+    patched = install(served)
     inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][seat.rank // 2]
     for _ in range(FIRST + 1):
         dist.all_reduce(torch.zeros(1), group=inside)  # one stage
         dist.all_reduce(torch.zeros(10_000))  # much to say
         dist.all_reduce(torch.zeros(1), async_op=True).wait()
         dist.all_reduce(torch.ones(1), op=ReduceOp.PRODUCT)
-    with pytest.raises(RuntimeError, match="taken over already"):
-        SmallCollectives([0, 0, 1, 1], "on", PATIENCE, Watchdog(seat.rank, range(4))).install()
     costs = served.costs()
-    served.undo()
+    patched.close()
     return costs
 
 
@@ -335,7 +340,7 @@ def patient(seat):
         return learn
 
     served.defer_hooks = [defer]
-    served.install()
+    patched = install(served)
     for step in range(FIRST + 6):
         doubt = step == FIRST + 3 and seat.rank == 1
         told_first = seat.rank == 2 and step >= FIRST
@@ -363,7 +368,7 @@ def patient(seat):
         assert not served.has_pending
         if seat.rank != 1:
             assert gradient.unique().tolist() == [2.0 + 2 * step]
-    served.undo()
+    patched.close()
     return raised
 
 
@@ -382,11 +387,11 @@ def seldom(seat):
 
     dist.all_reduce = slow
     served = SmallCollectives(range(2), "auto", PATIENCE, Watchdog(seat.rank, range(2)))
-    served.install()
+    patched = install(served)
     for step in range(1, 201):
         now = step
         dist.all_reduce(torch.tensor([1.0]))
-    served.undo()
+    patched.close()
     dist.all_reduce = native
     return [call for call in calls if call > FIRST]
 

@@ -158,7 +158,10 @@ class Arm:
 
     @classmethod
     def build(cls, shape: GPTShape, dataset: Any) -> Arm:
-        """The same seeds give the same arm, however often it is built."""
+        """The same seeds give the same arm, however often it is built.
+
+        `dataset`: of `build_dataset`.
+        """
         mpu_random.model_parallel_cuda_manual_seed(shape.seed)
         torch.manual_seed(shape.seed + mpu.get_pipeline_model_parallel_rank())
         config = _config(shape)
@@ -189,6 +192,7 @@ class Arm:
         self.optimizer.zero_grad()
 
     def end(self) -> None:
+        """Keep this arm's random states for its next iteration."""
         self.random = _random_states()
 
     def states(self) -> str:
@@ -327,6 +331,7 @@ def _loss(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[
 
 
 def versions() -> dict[str, str]:
+    """Of everything that results depend on, by name."""
     import megatron.core
 
     return {

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import schedules
 
-from megatron_adaptra.adapter.compat.patch_attr import put
+from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.transport.emulate import LinkEmulator
 
 
@@ -37,15 +37,15 @@ def emulated_sends(emulator: LinkEmulator, ranks: Sequence[int]) -> Iterator[Non
         direct = [op for op in ops if op not in slow]
         return [*held, *(batch(direct) if direct else [])]
 
-    dist.batch_isend_irecv = batch_isend_irecv
-    try:
+    with patch("emulated-sends", batch_isend_irecv=batch_isend_irecv):
         yield
-    finally:
-        dist.batch_isend_irecv = batch
 
 
 def frees_too_early(function: Any, config: Any, waits: bool) -> bool:
-    """Whether a schedule of Megatron's frees tensors that gloo has not sent yet; see Profile."""
+    """Whether a schedule of Megatron's, `function`, frees tensors that gloo has not sent yet.
+
+    `config`: the model's. `waits`: see Profile.
+    """
     return (
         function is schedules.forward_backward_pipelining_with_interleaving
         and config.overlap_p2p_comm
@@ -55,20 +55,14 @@ def frees_too_early(function: Any, config: Any, waits: bool) -> bool:
     )
 
 
-@contextlib.contextmanager
-def without_overlap(config: Any, stages: int) -> Iterator[None]:
+def without_overlap(config: Any, stages: int) -> contextlib.AbstractContextManager[Any]:
     """Around a call of Megatron's interleaved schedule that would free too early.
 
-    Between two stages it cannot do without its overlap; there nothing is freed early.
+    `config`: the model's. `stages`: of the pipeline; between two Megatron cannot do without its
+    overlap, and there nothing is freed early.
     """
-    undo = [put(config, "deallocate_pipeline_outputs", False)]
-    if stages > 2:
-        undo += [put(config, "overlap_p2p_comm", False), put(config, "batch_p2p_comm", True)]
-    try:
-        yield
-    finally:
-        for back in undo:
-            back()
+    waits = {"overlap_p2p_comm": False, "batch_p2p_comm": True} if stages > 2 else {}
+    return patch("whole-outputs", config, deallocate_pipeline_outputs=False, **waits)
 
 
 def _hold(op: dist.P2POp, emulator: LinkEmulator, stage: int) -> _InFlight:

@@ -9,6 +9,7 @@ from typing import Any
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
+from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.errors import PeerLost, ScheduleError, reason_of
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line
@@ -22,10 +23,6 @@ def traced_ops(probe: Probe, line: Line) -> Iterator[None]:
 
     `line`: the forwards and backwards that it runs, in order; ScheduleError if it runs others.
     """
-    originals = {
-        Kind.F: ("forward_step", schedules.forward_step),
-        Kind.B: ("backward_step", schedules.backward_step),
-    }
 
     def recorded(kind: Kind, function: Callable[..., Any]) -> Callable[..., Any]:
         ops = iter([op for op in line if op.kind is kind])
@@ -42,13 +39,12 @@ def traced_ops(probe: Probe, line: Line) -> Iterator[None]:
 
         return run
 
-    for kind, (name, function) in originals.items():
-        setattr(schedules, name, recorded(kind, function))
-    try:
+    with patch(
+        "op-times",
+        forward_step=recorded(Kind.F, schedules.forward_step),
+        backward_step=recorded(Kind.B, schedules.backward_step),
+    ):
         yield
-    finally:
-        for name, function in originals.values():
-            setattr(schedules, name, function)
 
 
 @contextlib.contextmanager
@@ -85,8 +81,5 @@ def watched_messages(watchdog: Watchdog) -> Iterator[None]:
         watchdog.ends()
         return result
 
-    P2PCommunicator._communicate = communicate
-    try:
+    with patch("message-names", _communicate=communicate):
         yield
-    finally:
-        P2PCommunicator._communicate = original

@@ -6,13 +6,14 @@ import ast
 import functools
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
+from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.errors import UnsupportedMegatron
 
 SUPPORTED = "0.14 to 0.19"
@@ -39,23 +40,45 @@ _PROFILES = (
     Profile(Version("0.15"), depth="pp_group", groups="pg_collection", waits=False),
     Profile(Version("0.14"), depth="pp_group", groups="grad_finalize_pgs", waits=False),
 )
-# What the seams bind, by keyword; a release that lacks one of these is refused.
-EXPECTED = {
-    "forward_step": {
+_SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+_P2P = "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator"
+_RANDOM = "megatron.core.tensor_parallel.random"
+# What is called, with the parameters that are given by keyword; what is patched stands in
+# patches.py. A release that lacks one of these is refused; all that it needs is checked.
+NEEDED: Mapping[str, set[str]] = {
+    f"{_SCHEDULES}:forward_step": {
         "forward_step_func", "data_iterator", "model", "num_microbatches", "input_tensor",
         "forward_data_store", "config", "cp_group_size", "current_microbatch", "is_last_stage",
     },
-    "backward_step": {"input_tensor", "output_tensor", "output_tensor_grad", "config"},
-    "forward_backward_pipelining_without_interleaving": {"p2p_communicator", "num_microbatches"},
+    f"{_SCHEDULES}:backward_step": {
+        "input_tensor", "output_tensor", "output_tensor_grad", "config",
+    },
+    f"{_SCHEDULES}:forward_backward_pipelining_without_interleaving": {
+        "p2p_communicator", "num_microbatches",
+    },
+    f"{_SCHEDULES}:forward_backward_pipelining_with_interleaving": {
+        "p2p_communicator", "num_microbatches",
+    },
+    f"{_SCHEDULES}:get_model_config": set(),
+    f"{_P2P}.__init__": {"pp_group", "config"},
+    f"{_P2P}.recv_forward": {"tensor_shapes", "is_first_stage"},
+    f"{_P2P}.recv_backward": {"tensor_shapes", "is_last_stage"},
+    f"{_P2P}.send_forward": {"output_tensors", "is_last_stage"},
+    f"{_P2P}.send_backward": {"input_tensor_grads", "is_first_stage"},
+    f"{_P2P}.send_forward_recv_backward": {"output_tensors", "tensor_shapes", "is_last_stage"},
+    f"{_P2P}.send_backward_recv_forward": {
+        "input_tensor_grads", "tensor_shapes", "is_first_stage",
+    },
 }  # fmt: skip
-EXPECTED_METHODS = {  # of P2PCommunicator
-    "__init__": {"pp_group", "config"},
-    "recv_forward": {"tensor_shapes", "is_first_stage"},
-    "recv_backward": {"tensor_shapes", "is_last_stage"},
-    "send_forward": {"output_tensors", "is_last_stage"},
-    "send_backward": {"input_tensor_grads", "is_first_stage"},
-    "send_forward_recv_backward": {"output_tensors", "tensor_shapes", "is_last_stage"},
-    "send_backward_recv_forward": {"input_tensor_grads", "tensor_shapes", "is_first_stage"},
+# The same for the executor alone: without one of these, engine native runs.
+NEEDED_BY_EXECUTOR: Mapping[str, set[str]] = {
+    f"{_SCHEDULES}:check_first_val_step": set(),
+    f"{_SCHEDULES}:clear_embedding_activation_buffer": set(),
+    f"{_SCHEDULES}:deallocate_output_tensor": set(),
+    f"{_SCHEDULES}:finish_embedding_wgrad_compute": set(),
+    f"{_RANDOM}:_get_all_rng_states": set(),
+    f"{_RANDOM}:_set_all_rng_states": set(),
+    f"{_RANDOM}:_fork_rng": set(),
 }
 NEWEST = Version("0.19")  # what is newer gets the native engine, if its seams match
 
@@ -63,7 +86,8 @@ NEWEST = Version("0.19")  # what is newer gets the native engine, if its seams m
 def installed_version() -> Version:
     """The release of the megatron-core that gets imported, read without importing it.
 
-    A checkout on the path counts before an installed wheel, as it does for Python.
+    A checkout on the path counts before an installed wheel, as it does for Python. Raises
+    UnsupportedMegatron if there is none.
     """
     spec = importlib.util.find_spec("megatron")
     for folder in spec.submodule_search_locations or () if spec is not None else ():
@@ -101,27 +125,43 @@ def is_known() -> bool:
     return Version(f"{version.major}.{version.minor}") <= NEWEST
 
 
-def verify(schedules: Any, communicator: type, row: Profile) -> None:
-    """Compare the live code with what the seams bind; raises UnsupportedMegatron."""
-    for holder, table in ((schedules, EXPECTED), (communicator, EXPECTED_METHODS)):
-        for name, expected in table.items():
-            function = getattr(holder, name, None)
-            have = set(inspect.signature(function).parameters) if function else set()
-            _need(not expected - have, f"{name} has no parameter {sorted(expected - have)}")
-    # Where the warmup comes from is the one thing bound that no signature tells.
+def verify(row: Profile) -> None:
+    """Compare the installed Megatron with what is called of it; `row`: its own profile.
+
+    Raises UnsupportedMegatron.
+    """
+    if words := lacking(NEEDED):
+        raise misfit(words)
+    from megatron.core.pipeline_parallel import schedules
+
+    # Where the warmup comes from is the one thing needed that no signature tells.
     code = inspect.getsource(schedules.forward_backward_pipelining_without_interleaving)
-    _need(row.depth in code, f"the 1F1B schedule does not read its warmup from {row.depth}")
+    if row.depth not in code:
+        raise misfit(f"the 1F1B schedule does not read its warmup from {row.depth}")
 
 
-def _need(fits: bool, what: str) -> None:
-    if not fits:
-        raise UnsupportedMegatron(
-            f"megatron-core {installed_version()}: {what}; supported are {SUPPORTED}"
-        )
+def lacking(needed: Mapping[str, set[str]]) -> str:
+    """What of `needed`, a table like NEEDED, the installed Megatron lacks first, or nothing."""
+    for target, expected in needed.items():
+        try:
+            function = getattr(*find(target))
+        except (ImportError, AttributeError):
+            return f"{target} does not exist"
+        have = inspect.signature(function).parameters.keys() if expected else set()
+        if missing := expected - have:
+            return f"{target} has no parameter {', '.join(sorted(missing))}"
+    return ""
+
+
+def misfit(what: str) -> UnsupportedMegatron:
+    """The error that says in one line what about the installed Megatron does not fit, `what`."""
+    return UnsupportedMegatron(
+        f"megatron-core {installed_version()}: {what}; supported are {SUPPORTED}"
+    )
 
 
 def call(function: Callable[..., Any], **arguments: Any) -> Any:
-    """Call with those of `arguments` that the function takes: signatures drift, names do not."""
+    """Call `function` with those of `arguments` that it takes: signatures drift, names do not."""
     taken = _parameters(function)
     return function(**{k: v for k, v in arguments.items() if k in taken})
 

@@ -2,55 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import sys
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
-from megatron_adaptra.adapter.compat.profiles import profile, verify
+from megatron_adaptra.adapter.compat.patch_attr import find
+from megatron_adaptra.adapter.compat.patches import PATCHES, Job, patch, resolve
+from megatron_adaptra.adapter.compat.profiles import misfit, profile, verify
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import UnsupportedBackend
+from megatron_adaptra.log import log_line
 
-# Every module that binds the name; training.py imports it by name, so the core's is not enough.
-BINDINGS = (
-    "megatron.core.pipeline_parallel.schedules",
-    "megatron.core.pipeline_parallel",
-    "megatron.training.training",
-)
-_NAME = "get_forward_backward_func"
+_active: list[Activation] = []  # at most one
 
 
 class Activation:
-    """What `activate` did. `session` is this rank's plugin; `undo` puts everything back."""
+    """What `activate` did. `session` is this rank's plugin; `over`: it has been undone."""
 
-    def __init__(self, session: Any, originals: dict[ModuleType, Any]) -> None:
-        self.session, self._originals = session, originals
+    def __init__(self, session: Any) -> None:
+        self.session, self.over = session, False
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(session.close)
+        _active.append(self)
+
+    def undo_with(self, undo: Callable[[], None]) -> None:
+        """Call `undo` at the end, too: what came last is undone first."""
+        self._stack.callback(undo)
 
     def undo(self) -> None:
-        for module, function in self._originals.items():
-            setattr(module, _NAME, function)
-        self._originals = {}
-        self.session.close()
+        """Put everything back; a second call does nothing."""
+        self.over = True
+        with contextlib.suppress(ValueError):
+            _active.remove(self)
+        self._stack.close()
 
 
-def activate(config: AdaptraConfig | None = None) -> Activation:
-    """Patch `get_forward_backward_func`; call it after Megatron's groups have been made.
+def activate(
+    config: AdaptraConfig | None = None, *, program: bool = False, clips: bool = False,
+    demo: bool = False,
+) -> Activation:  # fmt: skip
+    """Patch Megatron for a job with these settings; call it after its groups have been made.
 
-    Raises UnsupportedMegatron or UnsupportedBackend before anything is patched, RuntimeError if it
-    is active already.
+    `program`, `clips`, `demo`: see Job. Raises UnsupportedMegatron or UnsupportedBackend before
+    anything is patched, RuntimeError if it is active already.
     """
-    row = profile()  # looks at the version before anything of Megatron is imported
-    from megatron.core.pipeline_parallel import schedules
-    from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
-
-    verify(schedules, P2PCommunicator, row)
-    if hasattr(schedules.get_forward_backward_func, "adaptra"):
+    config, row = config or AdaptraConfig(), profile()  # the version, before an import of Megatron
+    if _active:
         raise RuntimeError("megatron_adaptra is active already; undo() the first activation")
+    verify(row)
+    import torch.distributed as dist
+    from megatron.core import parallel_state as mpu
+
+    stages = mpu.get_pipeline_model_parallel_world_size()
+    chunks = mpu.get_virtual_pipeline_model_parallel_world_size() or 1
+    resolved = resolve(Job(config, stages, chunks, program=program, clips=clips, demo=demo))
+    original = _schedule()
     _refuse_gpus()
+    if dist.get_rank() == 0:
+        for line in resolved.said():
+            log_line(line)
     from megatron_adaptra.adapter.pipeline.session import Session
 
-    session = Session(config or AdaptraConfig(), row)
-    original = schedules.get_forward_backward_func
+    session = Session(resolved.without_missing(config), row, resolved)
 
     @functools.wraps(original)
     def get_forward_backward_func(*args: Any, **kwargs: Any) -> Any:
@@ -59,18 +73,26 @@ def activate(config: AdaptraConfig | None = None) -> Activation:
         # Megatron fetches this once before its loop: it reads the plan in force at every call.
         @functools.wraps(stock)
         def forward_backward(**arguments: Any) -> Any:
+            if activation.over:
+                return stock(**arguments)
             return session.forward_backward(stock, arguments)
 
         return forward_backward
 
-    get_forward_backward_func.adaptra = True  # type: ignore[attr-defined]
-    originals = {}
-    for name in BINDINGS:
-        module = sys.modules.get(name)
-        if module is not None and getattr(module, _NAME, None) is original:
-            originals[module] = original
-            setattr(module, _NAME, get_forward_backward_func)
-    return Activation(session, originals)
+    activation = Activation(session)
+    activation.undo_with(
+        patch("schedule", get_forward_backward_func=get_forward_backward_func).close
+    )
+    return activation
+
+
+def _schedule() -> Any:
+    """Megatron's get_forward_backward_func, the same wherever its name is bound."""
+    first, *others = (getattr(*find(target)) for target in PATCHES["schedule"].present())
+    for target, other in zip(PATCHES["schedule"].present()[1:], others, strict=True):
+        if other is not first:
+            raise misfit(f"something else has replaced {target}")
+    return first
 
 
 def _refuse_gpus() -> None:

@@ -5,52 +5,50 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from megatron_adaptra.adapter.compat.profiles import NEWEST, installed_version, is_known, profile
+from megatron_adaptra.adapter.compat.patches import PATCHES, Job, resolve
+from megatron_adaptra.adapter.compat.profiles import (
+    NEWEST,
+    installed_version,
+    is_known,
+    profile,
+    verify,
+)
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import BadInput, UnsupportedMegatron
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import evaluate
 from megatron_adaptra.plan.initial import starting_schedule
-from megatron_adaptra.runtime.collectives.small_collectives import FUNCTIONS
 from megatron_adaptra.view.ascii import ascii_schedule
 
 WIDEST = 200  # columns of a drawing that people still read
 
 
-def show(args: Any, config: AdaptraConfig) -> None:
+def show(args: Any, job: Job) -> None:
     """Print it, from rank 0. `args` are Megatron's, validated."""
     if os.environ.get("RANK", "0") == "0":
-        print("\n".join(_lines(args, config)), flush=True)
+        print("\n".join(_lines(args, job)), flush=True)
 
 
-def _lines(args: Any, config: AdaptraConfig) -> list[str]:
-    # Imported here: activate() pulls in Megatron's schedules, plugin.py all else.
-    from megatron.core.pipeline_parallel import schedules
-    from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
-
-    from megatron_adaptra.adapter.compat.profiles import verify
-    from megatron_adaptra.adapter.entry.activate import BINDINGS
-    from megatron_adaptra.adapter.entry.plugin import WRAPPED
-
-    row = profile()
+def _lines(args: Any, job: Job) -> list[str]:
+    config = job.config
     line = "a known line" if is_known() else f"newer than {NEWEST}, the newest known"
     out = [
         "adaptra: dry run, nothing is trained",
         f"  megatron-core    {installed_version()}, {line}",
     ]
     try:
-        verify(schedules, P2PCommunicator, row)
-        out.append("  seams            match")
+        verify(profile())
+        resolved = resolve(job)
     except UnsupportedMegatron as error:
         end = "the job would end here" if config.strict else "the job would train as stock Megatron"
         return [*out, f"  seams            do not match: {error}", f"  so               {end}"]
-    out.append(f"  engine           {_engine(args, config)}")
-    out += [f"  would replace    {name}.get_forward_backward_func" for name in BINDINGS]
-    out += [
-        f"  would wrap       {module}.{name}" for module, names in WRAPPED.items() for name in names
-    ]
-    if config.small_collectives != "off":
-        out += [f"  would look at    torch.distributed.{name}" for name in FUNCTIONS]
+    out += ["  seams            match", f"  engine           {_engine(args, config)}"]
+    out += [f"  {line}" for line in resolved.said()]
+    for name, entry in PATCHES.items():
+        if name in resolved.on:
+            out.append(f"  patch            {name}: {entry.why}; for {entry.lasts.value}")
+            whose = f" of {entry.of}" if entry.of else ""
+            out += [f"{'':19}{target}{whose}" for target in entry.present()]
     return out + _plan(args, config)
 
 

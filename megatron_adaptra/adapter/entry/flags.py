@@ -31,11 +31,11 @@ class _Own(argparse.ArgumentParser):
 
 
 def read(argv: Sequence[str]) -> AdaptraConfig | None:
-    """The settings among a command line's flags; None without `--adaptra`.
+    """The settings among a command line's words, `argv`; None without `--adaptra`.
 
     Raises AdaptraError for a flag or a value that is misspelt, with `--adaptra` or without.
     """
-    parser = add_flags(_Own(prog="", add_help=False, allow_abbrev=False))
+    parser = _own()
     known, rest = parser.parse_known_args(list(argv))
     flags = [text for action in parser._actions for text in action.option_strings]
     for word in rest:
@@ -48,8 +48,17 @@ def read(argv: Sequence[str]) -> AdaptraConfig | None:
     return config if known.adaptra else None
 
 
+def others(argv: Sequence[str]) -> list[str]:
+    """A command line's words, `argv`, without our flags. Raises AdaptraError as `read` does."""
+    return _own().parse_known_args(list(argv))[1]
+
+
+def _own() -> argparse.ArgumentParser:
+    return add_flags(_Own(prog="", add_help=False, allow_abbrev=False))
+
+
 def with_ours(provider: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    """An `extra_args_provider` for Megatron: the user's own, then our group."""
+    """An `extra_args_provider` for Megatron: the user's own, `provider`, then our group."""
 
     def add(parser: Any) -> Any:
         return add_flags(provider(parser) if provider is not None else parser)
@@ -58,7 +67,7 @@ def with_ours(provider: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
 
 
 def refuse(args: Any) -> None:
-    """Raise BadInput for a setting of Megatron's that the plugin does not go with."""
+    """Raise BadInput for a setting among Megatron's, `args`, that the plugin does not go with."""
     if not hasattr(args, "adaptra"):
         raise BadInput("--yaml-cfg", args.yaml_cfg, "it replaces all flags, ours too: use flags")
     for name, reason in _REFUSED.items():

@@ -7,6 +7,7 @@ without `--adaptra` every wrapper only calls what it wraps.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from typing import Any
 
 import wrapt
 
+from megatron_adaptra.adapter.compat.patches import PATCHES, Job, is_there, patch, resolve
+from megatron_adaptra.adapter.compat.profiles import misfit
 from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import AdaptraError, UnsupportedBackend, UnsupportedMegatron
@@ -22,32 +25,72 @@ from megatron_adaptra.log import log_line
 
 
 class Plugin:
-    """This process's plugin. `config` is None without `--adaptra`, `session` until it trains."""
+    """This process's plugin.
+
+    `config` is None without `--adaptra`, `activation` until it trains, and both after its end.
+    """
 
     def __init__(self) -> None:
         self.config: AdaptraConfig | None = None
         self.activation: Any = None
-        self._undo: list[Callable[[], None]] = []  # beside the activation
-        self.missing: list[str] = []  # functions of Megatron's that were to be wrapped
+        self._stack = contextlib.ExitStack()  # of what `wrap` did
+        self._refused = False  # this Megatron trains as stock
+        self.wrappers: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {  # by entry's id
+            "flags": self._parse_args,
+            "checks": self._validate_args,
+            "checkpoints": self._save_checkpoint,
+            "end": self._pretrain,
+            "setup": self._setup,
+            "step": self._train_step,
+            "log": self._training_log,
+        }
 
     @property
     def session(self) -> Any:
+        """This rank's plugin while it trains, else None."""
         return self.activation.session if self.activation is not None else None
 
-    # Wrappers, in the order in which a training program gets to them.
+    def wrap(self, module: Any) -> None:
+        """Put our wrappers into a `module` of Megatron's that has just been imported.
 
-    def parse_args(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
-        """Megatron may parse more than once: in-process restart looks ahead."""
+        What it lacks is left out: `resolve` will say so, if the flags ask for the plugin.
+        """
+        for entry, wrapper in self.wrappers.items():
+            (target,) = PATCHES[entry].targets
+            if _module(entry) != module.__name__:
+                continue
+            name = target.partition(":")[2]
+            if is_there(target):
+                stand_in = wrapt.FunctionWrapper(getattr(module, name), wrapper)
+                self._stack.enter_context(patch(entry, **{name: stand_in}))
+            elif entry == "flags":
+                self._without_flags()
+
+    def _without_flags(self) -> None:
+        """Megatron has no parser that we know: it must not see our flags."""
+        self._read_flags()
+        sys.argv[1:] = flags.others(sys.argv[1:])
+        if self.config is not None:
+            self._train_as_stock(misfit(f"{PATCHES['flags'].targets[0]} does not exist"))
+
+    def _read_flags(self) -> None:
+        """Megatron may parse more than once: some releases do, and in-process restart."""
         try:
-            self.config = flags.read(sys.argv[1:])
+            config = flags.read(sys.argv[1:])
         except AdaptraError as error:
             flags.fail(error)
+        self.config = None if self._refused else config
+
+    # The wrappers, as wrapt calls them, in the order in which a training program gets to them.
+
+    def _parse_args(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+        self._read_flags()
         provider, rest = (
             (args[0], args[1:]) if args else (kwargs.pop("extra_args_provider", None), ())
         )
         return wrapped(flags.with_ours(provider), *rest, **kwargs)
 
-    def validate_args(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+    def _validate_args(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
         if self.config is not None:
             try:
@@ -64,41 +107,44 @@ class Plugin:
         assert self.config is not None
         flags.refuse(args)
         profile()
-        if self.missing:
-            self._train_as_stock(UnsupportedMegatron(f"{self.missing[0]} does not exist"))
-            return
         load_rules(self.config.emulate_link, args.pipeline_model_parallel_size)
+        job = _job(args, self.config)
         if args.adaptra_dry_run:
             from megatron_adaptra.adapter.entry.dry_run import show
 
-            show(args, self.config)
+            show(args, job)
             sys.exit(0)
+        try:
+            resolve(job)
+        except UnsupportedMegatron as error:
+            self._train_as_stock(error)
 
-    def setup(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+    def _setup(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         """Around `setup_model_and_optimizer`: the groups exist, and a checkpoint gets loaded."""
         if self.config is None or self.activation is not None:
             return wrapped(*args, **kwargs)
         self._activate()
         result = wrapped(*args, **kwargs)
-        if self.session is not None:
-            from megatron_adaptra.adapter.entry import checkpoint
-            from megatron_adaptra.adapter.step import attach
+        if self.activation is not None:
+            from megatron_adaptra.adapter.entry import checkpoint, iteration_end
 
             checkpoint.resume(self.session)
-            self._undo.append(attach.attach(self.session, result))
+            self.activation.undo_with(iteration_end.attach(self.session, result).close)
         return result
 
     def _activate(self) -> None:
+        from megatron.training import get_args
+
         from megatron_adaptra.adapter.entry.activate import activate
 
         assert self.config is not None
         try:
-            self.activation = activate(self.config)
+            self.activation = activate(self.config, program=True, clips=get_args().clip_grad > 0)
         except (UnsupportedBackend, UnsupportedMegatron) as error:
             self._train_as_stock(error)
             return
         self.session.announce = True
-        self._undo.append(self.session.watchdog.end_on_signal())
+        self.activation.undo_with(self.session.watchdog.end_on_signal())
 
     def _train_as_stock(self, error: AdaptraError) -> None:
         assert self.config is not None
@@ -106,9 +152,9 @@ class Plugin:
             flags.fail(error)
         if os.environ.get("RANK", "0") == "0":
             log_line(f"WARNING: training goes on as stock Megatron: {error}")
-        self.config = None
+        self.config, self._refused = None, True
 
-    def train_step(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+    def _train_step(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         if self.session is None:
             return wrapped(*args, **kwargs)
         place = f"iteration {self.session.iteration}, outside the pipeline's messages"
@@ -122,14 +168,14 @@ class Plugin:
         self.session.iteration_done()
         return result
 
-    def training_log(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        if self.session is None:
+    def _training_log(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        if self.session is None or not self.session.patches.uses("log"):
             return wrapped(*args, **kwargs)
         from megatron_adaptra.adapter.entry import training_log
 
         return training_log.training_log(self.session, wrapped, args, kwargs)
 
-    def save_checkpoint(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+    def _save_checkpoint(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)
         if self.session is not None:
             from megatron_adaptra.adapter.entry import checkpoint
@@ -137,7 +183,7 @@ class Plugin:
             checkpoint.save(self.session, args[0] if args else kwargs["iteration"])
         return result
 
-    def pretrain(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
+    def _pretrain(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         """Whatever ends training, its own exit conditions included, ends the plugin too."""
         try:
             return wrapped(*args, **kwargs)
@@ -147,29 +193,24 @@ class Plugin:
                 log_line(words)
             raise
         finally:
-            activation, self.activation = self.activation, None
-            if activation is not None:
-                while self._undo:
-                    self._undo.pop()()
-                activation.undo()
+            activation, self.activation, self.config = self.activation, None, None
+            with self._stack:
+                if activation is not None:
+                    activation.undo()
+
+
+def _job(args: Any, config: AdaptraConfig) -> Job:
+    """What Megatron's arguments, validated, say of the job."""
+    return Job(
+        config,
+        stages=args.pipeline_model_parallel_size,
+        chunks=args.virtual_pipeline_model_parallel_size or 1,
+        program=True,
+        clips=args.clip_grad > 0,
+    )
 
 
 PLUGIN = Plugin()
-_Wrapper = Callable[[Any, Any, Any, Any], Any]
-# What of Megatron is wrapped, by module; the version guard and `scripts/drift.py` know them too.
-WRAPPED: Mapping[str, Mapping[str, _Wrapper]] = {
-    "megatron.training.arguments": {
-        "parse_args": PLUGIN.parse_args,
-        "validate_args": PLUGIN.validate_args,
-    },
-    "megatron.training.checkpointing": {"save_checkpoint": PLUGIN.save_checkpoint},
-    "megatron.training.training": {
-        "pretrain": PLUGIN.pretrain,
-        "setup_model_and_optimizer": PLUGIN.setup,
-        "train_step": PLUGIN.train_step,
-        "training_log": PLUGIN.training_log,
-    },
-}
 _registered = False
 
 
@@ -183,25 +224,19 @@ def register() -> None:
     global _registered
     if _registered:
         return
-    late = [name for name in WRAPPED if name in sys.modules]
+    modules = {_module(entry) for entry in PLUGIN.wrappers}
+    late = [name for name in sorted(modules) if name in sys.modules]
     if late:
         raise RuntimeError(f"call megatron_adaptra.register() before anything imports {late[0]}")
     _registered = True
     if _asks_for_gloo(sys.argv[1:]):
         _stand_in_for_cuda()
-    for module, wrappers in WRAPPED.items():
-        wrapt.register_post_import_hook(_hook(wrappers), module)
+    for module in modules:
+        wrapt.register_post_import_hook(PLUGIN.wrap, module)
 
 
-def _hook(wrappers: Mapping[str, _Wrapper]) -> Callable[[Any], None]:
-    def wrap(module: Any) -> None:
-        for name, wrapper in wrappers.items():
-            if hasattr(module, name):
-                wrapt.wrap_function_wrapper(module, name, wrapper)
-            else:
-                PLUGIN.missing.append(f"{module.__name__}.{name}")
-
-    return wrap
+def _module(entry: str) -> str:
+    return PATCHES[entry].targets[0].partition(":")[0]
 
 
 def _asks_for_gloo(argv: list[str]) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
+from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.pipeline import status
 from megatron_adaptra.adapter.pipeline.session import Session
 
@@ -14,28 +14,26 @@ _LOG_LINE = "elapsed time per iteration"  # in Megatron's own line, in every rel
 
 
 def training_log(session: Session, wrapped: Any, args: Any, kwargs: Any) -> Any:
-    """Megatron's `training_log`, its line a little longer, and our scalars beside its own."""
-    from megatron.training import training
+    """Megatron's `training_log`, `wrapped`, with its line a little longer and our scalars.
 
-    with _longer_line(training, f" adaptra: {status.summary(session.run)} |"), session.logging():
+    `args`, `kwargs`: those of its call.
+    """
+    with _longer_line(session), session.logging():
         result = wrapped(*args, **kwargs)
     iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments["iteration"]
     _write_scalars(status.scalars(session.run), iteration)
     return result
 
 
-@contextlib.contextmanager
-def _longer_line(module: Any, text: str) -> Iterator[None]:
-    original = module.print_rank_last
+def _longer_line(session: Session) -> contextlib.AbstractContextManager[Any]:
+    from megatron.training import training
+
+    original, text = training.print_rank_last, f" adaptra: {status.summary(session.run)} |"
 
     def print_rank_last(message: Any) -> None:
         original(f"{message}{text}" if _LOG_LINE in str(message) else message)
 
-    module.print_rank_last = print_rank_last
-    try:
-        yield
-    finally:
-        module.print_rank_last = original
+    return patch("log-line", print_rank_last=print_rank_last)
 
 
 def _write_scalars(scalars: dict[str, float], iteration: int) -> None:

@@ -8,13 +8,13 @@ from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.baseline import stock
 from megatron_adaptra.adapter.baseline.trace import traced_ops
-from megatron_adaptra.adapter.compat.compatibility import unsupported
 from megatron_adaptra.adapter.compat.schedule_args import (
     ScheduleArgs,
     config_of,
     default_groups,
     models_of,
 )
+from megatron_adaptra.adapter.pipeline.compatibility import unsupported
 from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
 from megatron_adaptra.adapter.pipeline.native import AdaptraCommunicator
 from megatron_adaptra.adapter.pipeline.native_chunks import ChunkCommunicator, overlapping
@@ -28,7 +28,8 @@ from megatron_adaptra.ir.program import Program
 def run_megatron(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
     """Megatron's own schedule `function`, kept from freeing what it is still sending."""
     config = config_of(arguments)
-    if not stock.frees_too_early(function, config, context.profile.waits):
+    unprotected = bool(context.patches.why_not("whole-outputs"))
+    if unprotected or not stock.frees_too_early(function, config, context.profile.waits):
         return function(**arguments)
     context.notices.line(
         "WARNING: before megatron-core 0.18 interleaved schedules with overlapped messages "
@@ -41,7 +42,7 @@ def run_megatron(context: RankContext, function: Any, arguments: ScheduleArgs) -
 
 def run_stock(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
     """Megatron's own schedule `function` over links that are as slow as ours, where emulated."""
-    if context.emulator is None:
+    if context.emulator is None or context.patches.why_not("emulated-sends"):
         return run_megatron(context, function, arguments)
     with stock.emulated_sends(context.emulator, context.ranks):
         return run_megatron(context, function, arguments)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
-from megatron_adaptra.adapter.compat.patch_attr import put
+from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.pipeline.native import WarmupGroup
 from megatron_adaptra.errors import ScheduleError
 from megatron_adaptra.ir.deps import remote_need
@@ -137,17 +136,15 @@ class ChunkCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is u
         return ops.popleft()
 
 
-@contextlib.contextmanager
-def overlapping(config: Any) -> Iterator[None]:
+def overlapping(config: Any) -> contextlib.AbstractContextManager[Any]:
     """While Megatron's schedule runs over our communicator; `config`: the model's."""
-    undo = [put(config, "overlap_p2p_comm", True), put(config, "batch_p2p_comm", False)]
-    if hasattr(config, "overlap_p2p_comm_warmup_flush"):
-        undo.append(put(config, "overlap_p2p_comm_warmup_flush", False))
-    try:
-        yield
-    finally:
-        for back in undo:
-            back()
+    return patch(
+        "interleaved-messages",
+        config,
+        overlap_p2p_comm=True,
+        batch_p2p_comm=False,
+        overlap_p2p_comm_warmup_flush=False,
+    )
 
 
 class _Wait:

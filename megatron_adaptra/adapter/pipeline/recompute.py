@@ -21,7 +21,7 @@ from megatron.core import rerun_state_machine
 from megatron.core.tensor_parallel import random
 from megatron.core.transformer.moe import moe_utils
 
-from megatron_adaptra.adapter.compat.patch_attr import put
+from megatron_adaptra.adapter.compat.patches import patch
 
 
 class Replay:
@@ -52,7 +52,7 @@ class Replay:
         machine = rerun_state_machine._GLOBAL_RERUN_STATE_MACHINE  # asking for it would make one
         with contextlib.ExitStack() as stack:
             if machine is not None:
-                stack.callback(put(machine, "validate_result", _validated))
+                stack.enter_context(patch("recompute", machine, validate_result=_validated))
             stack.enter_context(random._fork_rng())
             random._set_all_rng_states(*self._states)
             yield

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from megatron_adaptra.adapter.compat.compatibility import RECOMPUTE, SPLIT
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
+from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.config import SPLITTING

@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Container, Iterator
 from typing import Any
 
-from megatron_adaptra.adapter.compat.compatibility import limits_of, not_ours
+from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of
+from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
 from megatron_adaptra.adapter.pipeline.engines import Executor, run_megatron, run_native, run_stock
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
@@ -25,14 +26,19 @@ class Session:
 
     Built when Megatron's groups exist. `run` is None until the first training iteration, which
     tells the number of microbatches and the size of a message; another one takes its place when
-    that number changes. `iteration`: the one to come. Of iterations in `keep_records`, `records`
-    has what was measured. `counted`: iterations whose bytes were counted. `resumed`: the plan of a
-    checkpoint (`status.checkpoint_state`). `announce`: decisions are said aloud. `defer_hooks`: see
-    SmallCollectives; it, `reruns` and `step_result` are there where `attach` has put them.
+    that number changes. `patches`: what this job may patch. `iteration`: the one to come. Of
+    iterations in `keep_records`, `records` has what was measured. `counted`: iterations whose bytes
+    were counted. `resumed`: the plan of a checkpoint (`status.checkpoint_state`). `announce`:
+    decisions are said aloud. `defer_hooks`: see SmallCollectives; it, `reruns` and `step_result`
+    are there where `attach` has put them.
     """
 
-    def __init__(self, config: AdaptraConfig, profile: Profile) -> None:
-        self.context = context = RankContext.create(config, profile)
+    def __init__(
+        self, config: AdaptraConfig, profile: Profile, patches: Resolved | None = None
+    ) -> None:
+        patches = Resolved() if patches is None else patches
+        self.context = context = RankContext.create(config, profile, patches)
+        self.patches = patches
         self.config, self.watchdog, self.probe = config, context.watchdog, context.probe
         self.stage, self.stages, self.ranks = context.stage, context.stages, context.ranks
         self.run: Run | None = None
@@ -49,7 +55,7 @@ class Session:
 
     def forward_backward(self, function: Any, arguments: ScheduleArgs) -> Any:
         """One call of Megatron's forward_backward `function`, with its `arguments`."""
-        reason = not_ours(function, arguments, self.config.engine, self.stages)
+        reason = not_ours(function, arguments, self.config.engine, self.stages, self.patches)
         if reason:
             self.context.notices.line(f"stock schedule: {reason}")
             return run_megatron(self.context, function, arguments)
@@ -127,7 +133,9 @@ class Session:
         return run
 
     def _open(self, arguments: ScheduleArgs) -> Wiring:
-        limits = limits_of(arguments, self.config) if self._executor.runs(arguments) else {}
+        limits = {}
+        if self._executor.runs(arguments):
+            limits = limits_of(arguments, self.config, self.patches)
         return open_wiring(self.context, arguments, self.resumed, limits, self.defer_hooks)
 
     def _start(self, wiring: Wiring, arguments: ScheduleArgs) -> Run:

@@ -24,7 +24,7 @@ import torch
 from megatron.core.tensor_parallel import layers
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from megatron_adaptra.adapter.compat.patch_attr import put
+from megatron_adaptra.adapter.compat.patches import patch
 
 _LINEAR = layers.LinearWithGradAccumulationAndAsyncCommunication
 _LINEARS = (layers.ColumnParallelLinear, layers.RowParallelLinear)
@@ -244,11 +244,8 @@ def _storing_into(store: WeightGradStore) -> Iterator[None]:
         queue.append(_Linear(kept, output_gradient))
         return tuple(found)
 
-    undo = put(_LINEAR, "backward", staticmethod(backward))
-    try:
+    with patch("weight-gradients", backward=backward):
         yield
-    finally:
-        undo()
 
 
 def _weight_gradient(linear: _Linear, parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,18 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, host_id
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.log import LogOnce
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
+from megatron_adaptra.runtime.collectives.small_collectives import (
+    FUNCTIONS,
+    DeferHook,
+    SmallCollectives,
+)
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.failure_log import SharedFailureLog
 from megatron_adaptra.runtime.mailbox import Mailbox
@@ -38,6 +44,7 @@ class RankContext:
 
     config: AdaptraConfig
     profile: Profile
+    patches: Resolved
     stage: int
     ranks: tuple[int, ...]
     emulator: LinkEmulator | None
@@ -47,7 +54,7 @@ class RankContext:
     notices: LogOnce
 
     @classmethod
-    def create(cls, config: AdaptraConfig, profile: Profile) -> RankContext:
+    def create(cls, config: AdaptraConfig, profile: Profile, patches: Resolved) -> RankContext:
         """Look it up in Megatron's groups, which exist. Raises BadInput for an unusable rule."""
         group = mpu.get_pipeline_model_parallel_group()
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
@@ -56,6 +63,7 @@ class RankContext:
         return cls(
             config,
             profile,
+            patches,
             stage,
             ranks,
             LinkEmulator(stage, rules) if rules else None,
@@ -81,7 +89,8 @@ class Wiring:
     """Everything that is open, from the first training iteration to the end of the job.
 
     `pipelines`: one transport, or one for each kind of message. `control`: between the leader of
-    the plan group and its other members. `log`: of the leader's decisions.
+    the plan group and its other members. `log`: of the leader's decisions. `patched`: torch's
+    functions, for which `small_collectives` stands in.
     """
 
     plan_group: PlanGroup
@@ -89,6 +98,7 @@ class Wiring:
     control: GlooTransport
     mailbox: Mailbox
     small_collectives: SmallCollectives
+    patched: contextlib.ExitStack
     log: DecisionLog
 
     @property
@@ -109,7 +119,8 @@ class Wiring:
 
     def close(self) -> None:
         """Put torch's collectives back and close all connections."""
-        self.small_collectives.undo()
+        self.patched.close()
+        self.small_collectives.close()
         for transport in (*self.pipelines, self.control):
             transport.close()
 
@@ -142,10 +153,12 @@ def open_wiring(
         group.stages, config.small_collectives, config.timeout, context.watchdog
     )
     collectives.defer_hooks = defer_hooks
+    patched = contextlib.ExitStack()
     if config.small_collectives != "off":
-        collectives.install()
+        stand_ins = collectives.stand_ins({name: getattr(dist, name) for name in FUNCTIONS})
+        patched = patch("small-collectives", **stand_ins)
     log = DecisionLog(_log_file(config) if group.leader else None)
-    return Wiring(group, pipelines, control, mailbox, collectives, log)
+    return Wiring(group, pipelines, control, mailbox, collectives, patched, log)
 
 
 def _open_pipelines(context: RankContext, chunks: int) -> tuple[GlooTransport, ...]:

@@ -8,13 +8,14 @@ then the iteration is run again, as Megatron would have done.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.adapter.compat.patch_attr import put
+from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.timers import stopped_on
 from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.collectives.collective import SmallCollective
@@ -36,10 +37,17 @@ class Reruns:
         self._trusting = True
         self._again = 0  # iterations
         self._run = self._machine.should_run_forward_backward
-        self._back = put(self._machine, "should_run_forward_backward", self._should_run)
 
-    def undo(self) -> None:
-        self._back()
+    @contextlib.contextmanager
+    def patched(self) -> Iterator[None]:
+        """While Megatron's loop asks us whether to go on."""
+
+        def should_run_forward_backward(data_iterator: Any) -> bool:
+            return self._should_run(data_iterator)
+
+        ours = should_run_forward_backward
+        with patch("reruns", self._machine, should_run_forward_backward=ours):
+            yield
         if self._again and dist.get_rank() == 0:
             log_line(f"iterations run again after their end: {self._again}")
 

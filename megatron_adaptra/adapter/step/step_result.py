@@ -9,27 +9,27 @@ others, and makes sure a step later that theirs were the same.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.adapter.compat.patch_attr import put
+from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.runtime.collectives.all_gather import AllGather
 from megatron_adaptra.runtime.collectives.small_collectives import SmallCollectives
 from megatron_adaptra.telemetry.probe import CollectiveSpan
 
-_NONE = -1.0  # Megatron's word for a rank without such a value
-_WORD = struct.Struct("<Bdd")  # success, gradient norm, zeros
-_SURE = 4  # steps after which agreement is looked for
-_TRAINING = "megatron.training.training"
+_NONE = -1.0  # Megatron's value for a rank that has none
+_RESULT = struct.Struct("<Bdd")  # success, gradient norm, zeros
+_FIRST_COMPARED = 4  # the step whose results are the first to be compared between stages
 _AGREED = (
     "logical_and_across_model_parallel_group",
     "reduce_max_stat_across_model_parallel_group",
@@ -37,7 +37,10 @@ _AGREED = (
 
 
 class StepResultSync:
-    """Stands in for `optimizer.step` of one rank and for what agrees on its results."""
+    """Stands in for `optimizer.step` of one rank and for what agrees on its results.
+
+    `session`: the rank's Session, whose small collectives come with its first iteration.
+    """
 
     def __init__(self, optimizer: Any, session: Any) -> None:
         from megatron.training import get_args
@@ -48,19 +51,26 @@ class StepResultSync:
         self._steps = 0
         self._all_gather: AllGather | None = None
         self._skipped: dict[str, list[CollectiveSpan]] = {}  # what agreeing has taken, by function
-        self._undo: list[Callable[[], None]] = []
-        self._step = optimizer.step
-        stepped = functools.wraps(self._step)(lambda *a, **k: self.step(*a, **k))
-        self._undo.append(put(optimizer, "step", stepped))
-        training = sys.modules[_TRAINING]
-        for name in _AGREED:
-            self._undo.append(put(training, name, self._agreed(name, getattr(training, name))))
+        self._optimizer, self._step = optimizer, optimizer.step
 
-    def undo(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+    @contextlib.contextmanager
+    def patched(self) -> Iterator[None]:
+        """While the training loop steps through this object and asks it what all agree on."""
+        training = sys.modules["megatron.training.training"]
+
+        @functools.wraps(self._step)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return self.step(*args, **kwargs)
+
+        agreed = {name: self._agreed(name, getattr(training, name)) for name in _AGREED}
+        with patch("step-result", self._optimizer, step=step), patch("step-agreement", **agreed):
+            yield
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's step, whose results are then known, or exchanged.
+
+        Raises AdaptraError if the stages disagree, or if gradients are still on their way.
+        """
         self.known = False
         result = self._step(*args, **kwargs)
         collectives = self._session.small_collectives
@@ -72,41 +82,41 @@ class StepResultSync:
                 "were on their way: use --adaptra-small-collectives off"
             )
         if isinstance(result, tuple) and len(result) == 3:
-            self._believe(collectives, result)
+            self._compare(collectives, result)
             if not self.known:
                 self._prefetch(collectives, result)
         return result
 
     def _prefetch(self, collectives: SmallCollectives, result: Any) -> None:
-        """They are sent along with the first one."""
+        """Send norm and zeros along with the first value that is agreed on."""
         values = [_number(value) for value in result[1 : 2 + self._zeros]]
         tensors = [torch.tensor([value], dtype=torch.float32) for value in values]
         group = mpu.get_model_parallel_group()
         collectives.prefetch([(tensor, dist.ReduceOp.MAX) for tensor in tensors], group)
 
-    def _believe(self, collectives: SmallCollectives, result: Any) -> None:
-        """Whether ours is everybody's, from what all have told after the step before."""
+    def _compare(self, collectives: SmallCollectives, result: Any) -> None:
+        """Learn from the step before whether all ranks have the same; send them this step's."""
         self._steps += 1
         success, norm, zeros = result
-        word = _WORD.pack(bool(success), _number(norm), _number(zeros))
+        mine = _RESULT.pack(bool(success), _number(norm), _number(zeros))
         if self._all_gather is not None:
-            words = [bytes(w.tolist()) for w in self._all_gather.wait()]
-            same = all(w == words[0] for w in words)
+            packed = [bytes(result.tolist()) for result in self._all_gather.wait()]
+            same = len(set(packed)) == 1  # bytes: a norm that is not a number equals itself, too
+            before = [_RESULT.unpack(result) for result in packed]
             if self._trusted and not same:
-                said = [_WORD.unpack(w) for w in words]
                 raise AdaptraError(
-                    f"the ranks of a model have had other results of one step: {said}; "
+                    f"the ranks of a model have had other results of one step: {before}; "
                     "use --adaptra-small-collectives off"
                 )
             # A rank without a norm has nothing to train, or its step was skipped.
-            self._trusted = self._trusted or (same and _WORD.unpack(words[0])[1] != _NONE)
+            self._trusted = self._trusted or (same and before[0][1] != _NONE)
             self.known = self._trusted
-        elif self._steps == _SURE:
+        elif self._steps == _FIRST_COMPARED:
             members = collectives.members(mpu.get_model_parallel_group())
             if members:
-                self._all_gather = collectives.open_all_gather(members, _WORD.size)
+                self._all_gather = collectives.open_all_gather(members, _RESULT.size)
         if self._all_gather is not None:
-            self._all_gather.start(torch.frombuffer(bytearray(word), dtype=torch.uint8))
+            self._all_gather.start(torch.frombuffer(bytearray(mine), dtype=torch.uint8))
 
     def _agreed(self, name: str, native: Any) -> Any:
         @functools.wraps(native)

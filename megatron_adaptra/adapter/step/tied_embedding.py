@@ -19,7 +19,10 @@ from megatron_adaptra.runtime.collectives.small_collectives import DeferHook
 
 
 def defer_hook(args: Any, session: Any, model: Sequence[Any], optimizer: Any) -> DeferHook | None:
-    """What SmallCollectives asks; None where gradients are looked at before the norm has come."""
+    """What SmallCollectives asks; None where gradients are looked at before the norm has come.
+
+    `args`: Megatron's. `session`: this rank's. `model`: its chunks. `optimizer`: Megatron's.
+    """
     first, last = session.stage == 0, session.stage == session.stages - 1
     chunk = model[0] if first else model[-1]
     tied = [p for p in chunk.parameters() if getattr(p, "shared_embedding", False)]

@@ -99,22 +99,8 @@ class SmallCollectives:
 
         return stand_in
 
-    def install(self) -> None:
-        """Put the stand-ins into torch.distributed.
-
-        Raises RuntimeError if another SmallCollectives is installed.
-        """
-        if hasattr(dist.all_reduce, "adaptra"):
-            raise RuntimeError("the collectives of torch.distributed are taken over already")
-        for name, function in self.stand_ins({n: getattr(dist, n) for n in FUNCTIONS}).items():
-            function.adaptra = True  # type: ignore[attr-defined]
-            setattr(dist, name, function)
-
-    def undo(self) -> None:
-        """Take the stand-ins out, and forget all operations."""
-        for name, function in self._native.items():
-            setattr(dist, name, function)
-        self._native = {}
+    def close(self) -> None:
+        """Forget all operations, once the stand-ins are no longer in place."""
         self._collectives, self._links, self._pending = {}, {}, []
 
     def costs(self) -> dict[str, tuple[float, float, bool]]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,8 +19,10 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import schedules
 
+from megatron_adaptra.adapter.compat.patch_attr import find
+from megatron_adaptra.adapter.compat.patches import PATCHES
 from megatron_adaptra.adapter.compat.schedule_args import models_of
-from megatron_adaptra.adapter.entry.activate import BINDINGS, Activation, activate
+from megatron_adaptra.adapter.entry.activate import Activation, activate
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.log import LogOnce
@@ -90,9 +91,9 @@ class Front:
             fetch = schedules.get_forward_backward_func
             self._activation = activate(config)
             self._fetch = schedules.get_forward_backward_func
-            for name in BINDINGS:  # what the tests fetch has to be what they name
-                if name in sys.modules:
-                    vars(sys.modules[name])["get_forward_backward_func"] = fetch
+            for target in PATCHES["schedule"].present():  # what the tests fetch is what they name
+                owner, name = find(target)
+                setattr(owner, name, fetch)
         session: Session = self._activation.session
         return session
 

@@ -6,7 +6,14 @@ from typing import Any
 
 from megatron.core.pipeline_parallel import schedules
 
-from megatron_adaptra.adapter.compat.profiles import NEWEST, installed_version, is_known
+from megatron_adaptra.adapter.compat.patches import Resolved
+from megatron_adaptra.adapter.compat.profiles import (
+    NEEDED_BY_EXECUTOR,
+    NEWEST,
+    installed_version,
+    is_known,
+    lacking,
+)
 from megatron_adaptra.adapter.compat.schedule_args import config_of, models_of
 from megatron_adaptra.adapter.pipeline.recompute import recompute_reason
 from megatron_adaptra.adapter.pipeline.split import split_reason
@@ -15,13 +22,19 @@ from megatron_adaptra.config import SPLITTING, AdaptraConfig
 SPLIT, RECOMPUTE = "a backward in halves", "recompute"  # what a model may not allow
 
 
-def not_ours(function: Any, arguments: dict[str, Any], engine: str, stages: int) -> str:
-    """Why a call of `function`, a schedule of Megatron's, is left to it, or an empty string."""
+def not_ours(
+    function: Any, arguments: dict[str, Any], engine: str, stages: int, patches: Resolved
+) -> str:
+    """Why a call of `function`, a schedule of Megatron's, is left to it, or an empty string.
+
+    `arguments`: of the call. `engine`: the setting. `stages`: of the pipeline.
+    """
     if arguments.get("forward_only"):
         return "evaluation"
     config = config_of(arguments)
     if function is schedules.forward_backward_pipelining_with_interleaving:
-        if engine != "stock" and (reason := _not_our_chunks(arguments, stages)):
+        reason = patches.why_not("interleaved-messages") or _not_our_chunks(arguments, stages)
+        if engine != "stock" and reason:
             return f"interleaved, {reason}"
     elif function is not schedules.forward_backward_pipelining_without_interleaving:
         return "one stage"
@@ -48,7 +61,12 @@ def _not_our_chunks(arguments: dict[str, Any], stages: int) -> str:
 
 
 def unsupported(arguments: dict[str, Any]) -> str:
-    """Why the executor cannot run this model on this release, or an empty string."""
+    """Why the executor cannot run this model on this release, or an empty string.
+
+    `arguments`: those of Megatron's schedule.
+    """
+    if words := lacking(NEEDED_BY_EXECUTOR):
+        return f"a Megatron in which {words}"
     if not is_known():
         return f"megatron-core {installed_version()}, newer than {NEWEST}"
     config = config_of(arguments)
@@ -66,13 +84,18 @@ def unsupported(arguments: dict[str, Any]) -> str:
     return "CUDA graphs" if graphs not in (None, "none") else ""
 
 
-def limits_of(arguments: dict[str, Any], config: AdaptraConfig) -> dict[str, str]:
-    """What of the things that the executor is asked for this rank's model does not allow."""
+def limits_of(
+    arguments: dict[str, Any], config: AdaptraConfig, patches: Resolved
+) -> dict[str, str]:
+    """What the executor is asked for and cannot do here, with the reason, or an empty one.
+
+    `arguments`: those of Megatron's schedule.
+    """
     limits = {}
     if config.policy in ("adaptive", *SPLITTING):
         theirs = config_of(arguments)
         reasons = (split_reason(model, theirs) for model in models_of(arguments))
-        limits[SPLIT] = next(filter(None, reasons), "")
+        limits[SPLIT] = patches.why_not("weight-gradients") or next(filter(None, reasons), "")
     if config.recompute:
         limits[RECOMPUTE] = recompute_reason(config_of(arguments))
     return limits

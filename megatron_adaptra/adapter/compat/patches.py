@@ -1,0 +1,332 @@
+"""Every patch of Megatron and of torch that the plugin makes: what, why, when, and for how long.
+
+`resolve` looks for all targets of a run before the first is touched. `patch` is the only way to put
+something in a target's place. `--adaptra-dry-run`, scripts/drift.py, the table in docs/megatron.md
+and the tests read the same registry. Megatron is not imported here, and none of this needs torch.
+
+Beside the registry there is one more: baseline/cpu.py lets Megatron run where there is no CUDA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import Any
+
+from megatron_adaptra.adapter.compat.patch_attr import find, patch_attr, switched
+from megatron_adaptra.adapter.compat.profiles import misfit
+from megatron_adaptra.config import SPLITTING, AdaptraConfig
+
+_TRAINING = "megatron.training.training"
+_SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+_RERUNS = "megatron.core.rerun_state_machine:RerunStateMachine"
+_CONFIG = "megatron.core.model_parallel_config:ModelParallelConfig"
+_LINEAR = "megatron.core.tensor_parallel.layers:LinearWithGradAccumulationAndAsyncCommunication"
+
+
+class Lasts(enum.Enum):
+    """How long a patch is in place."""
+
+    PROGRAM = "from the import of Megatron's training program to the end of pretrain"
+    JOB = "from activation to undo"
+    ITERATION = "one call of Megatron's schedule"
+    CALL = "one call"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What decides which patches a run makes.
+
+    `stages`, `chunks`: of the pipeline, and of the model on each stage. `program`: it is Megatron's
+    own training program, entered through our flags. `clips`: gradients are clipped. `demo`: stock
+    Megatron takes turns with the plugin, and is watched.
+    """
+
+    config: AdaptraConfig
+    stages: int
+    chunks: int = 1
+    program: bool = False
+    clips: bool = False
+    demo: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether the plugin's engines run the pipeline, and not Megatron's alone."""
+        return self.stages > 1 and self.config.engine != "stock"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One entry. `targets` are set together, "module:name" or "module:Class.name".
+
+    `why`: one sentence. `when`: the condition in words, of which `active` is the predicate. `of`:
+    the one object of the class that gets the attribute instead of the class. `feature`: what is off
+    in a Megatron without one of the targets; empty where the plugin cannot do without, so that
+    Megatron trains as stock.
+    """
+
+    targets: tuple[str, ...]
+    why: str
+    lasts: Lasts
+    when: str
+    active: Callable[[Job], bool]
+    feature: str = ""
+    of: str = ""
+
+    def present(self) -> tuple[str, ...]:
+        """The targets of this process: of Megatron's training program only what is imported."""
+        return tuple(
+            t
+            for t in self.targets
+            if not t.startswith("megatron.training") or t.partition(":")[0] in sys.modules
+        )
+
+
+def _in(holder: str, *names: str) -> tuple[str, ...]:
+    separator = "." if ":" in holder else ":"
+    return tuple(f"{holder}{separator}{name}" for name in names)
+
+
+def _program(job: Job) -> bool:
+    return job.program
+
+
+def _collects(job: Job) -> bool:
+    return job.runs and job.config.small_collectives != "off"
+
+
+def _interleaves(job: Job) -> bool:
+    return job.runs and job.chunks > 1
+
+
+def _executes(job: Job) -> bool:
+    return job.stages > 1 and job.config.engine == "executor"
+
+
+_WITH_FLAG = "with --adaptra"  # the wrappers are there without it, too, and only call on
+_COLLECTS = "several stages, unless --adaptra-small-collectives off"
+PATCHES: Mapping[str, Patch] = {
+    "flags": Patch(
+        _in("megatron.training.arguments", "parse_args"),
+        "adds our group of flags after the user's own, and ends a misspelt one in one line",
+        Lasts.PROGRAM, _WITH_FLAG, _program,
+    ),
+    "checks": Patch(
+        _in("megatron.training.arguments", "validate_args"),
+        "checks our settings after Megatron has checked its own",
+        Lasts.PROGRAM, _WITH_FLAG, _program,
+    ),
+    "end": Patch(
+        _in(_TRAINING, "pretrain"),
+        "takes everything back, however training ends",
+        Lasts.PROGRAM, _WITH_FLAG, _program,
+    ),
+    "setup": Patch(
+        _in(_TRAINING, "setup_model_and_optimizer"),
+        "activates the plugin, as the process groups exist now, with the plan of a checkpoint",
+        Lasts.PROGRAM, _WITH_FLAG, _program,
+    ),
+    "step": Patch(
+        _in(_TRAINING, "train_step"),
+        "knows when an iteration, with its optimizer step, is over",
+        Lasts.PROGRAM, _WITH_FLAG, _program,
+    ),
+    "log": Patch(
+        _in(_TRAINING, "training_log"),
+        "writes our scalars beside Megatron's",
+        Lasts.PROGRAM, _WITH_FLAG, _program,
+        feature="the plan in Megatron's log and charts",
+    ),
+    "checkpoints": Patch(
+        _in("megatron.training.checkpointing", "save_checkpoint"),
+        "saves the plan beside the model's files",
+        Lasts.PROGRAM, _WITH_FLAG, _program,
+        feature="the plan in checkpoints",
+    ),
+    "schedule": Patch(
+        (
+            *_in(_SCHEDULES, "get_forward_backward_func"),
+            *_in("megatron.core.pipeline_parallel", "get_forward_backward_func"),
+            *_in(_TRAINING, "get_forward_backward_func"),
+        ),
+        "hands out the function that runs the plan in force",
+        Lasts.JOB, "always", lambda job: True,
+    ),
+    "small-collectives": Patch(
+        _in("torch.distributed", "all_reduce", "broadcast", "barrier"),
+        "sends small collectives that cross stages directly, in one delay",
+        Lasts.JOB, _COLLECTS, _collects,
+        feature="small collectives sent directly",
+    ),
+    "step-result": Patch(
+        (
+            "megatron.core.optimizer.optimizer:MegatronOptimizer.step",
+        ),
+        "sees what each step returns, to know it without asking the other stages",
+        Lasts.JOB, f"in Megatron's training program, {_COLLECTS}",
+        lambda job: job.program and _collects(job),
+        feature="results of a step without asking the other stages",
+        of="this training's optimizer",
+    ),
+    "step-agreement": Patch(
+        _in(
+            _TRAINING,
+            "logical_and_across_model_parallel_group",
+            "reduce_max_stat_across_model_parallel_group",
+        ),
+        "answers at once what all stages know already",
+        Lasts.JOB, f"in Megatron's training program, {_COLLECTS}",
+        lambda job: job.program and _collects(job),
+        feature="results of a step without asking the other stages",
+    ),
+    "reruns": Patch(
+        _in(_RERUNS, "should_run_forward_backward"),
+        "asks after an iteration, not in it, whether it has to run again",
+        Lasts.JOB,
+        f"in Megatron's training program, with gradient clipping, {_COLLECTS}",
+        lambda job: job.program and job.clips and _collects(job),
+        feature="reruns that nobody waits for",
+        of="this process's state machine",
+    ),
+    "log-line": Patch(
+        _in(_TRAINING, "print_rank_last"),
+        "adds the plan to Megatron's log line",
+        Lasts.CALL, _WITH_FLAG, _program,
+        feature="the plan in Megatron's log and charts",
+    ),
+    "interleaved-messages": Patch(
+        _in(
+            _CONFIG, "overlap_p2p_comm", "batch_p2p_comm", "overlap_p2p_comm_warmup_flush"
+        ),
+        "makes Megatron ask for a message before it needs it",
+        Lasts.ITERATION, "virtual pipeline stages", _interleaves,
+        feature="plans for virtual pipeline stages",
+        of="this model's config",
+    ),
+    "op-times": Patch(
+        _in(_SCHEDULES, "forward_step", "backward_step"),
+        "measures ops that Megatron's own schedule runs",
+        Lasts.ITERATION, "virtual pipeline stages; in the demo's stock arm",
+        lambda job: job.demo or _interleaves(job),
+    ),
+    "message-names": Patch(
+        _in("megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator", "_communicate"),
+        "names the message that a lost rank was waited for with",
+        Lasts.ITERATION, "in the demo's stock arm", lambda job: job.demo,
+    ),
+    "emulated-sends": Patch(
+        _in("torch.distributed", "batch_isend_irecv"),
+        "makes the emulated links slow for Megatron's own messages, too",
+        Lasts.ITERATION, "engine stock with emulated links; in the demo's stock arm",
+        lambda job: job.demo or (job.config.engine == "stock" and bool(job.config.emulate_link)),
+        feature="emulated links under engine stock",
+    ),
+    "whole-outputs": Patch(
+        _in(_CONFIG, "deallocate_pipeline_outputs", "overlap_p2p_comm", "batch_p2p_comm"),
+        "keeps Megatron before 0.18 from freeing what gloo still sends",
+        Lasts.ITERATION, "virtual pipeline stages, where Megatron's own schedule runs",
+        lambda job: job.stages > 1 and job.chunks > 1,
+        feature="protection of outputs that gloo still sends",
+        of="this model's config",
+    ),
+    "weight-gradients": Patch(
+        _in(_LINEAR, "backward"),
+        "leaves weight gradients out, for the second half of a backward",
+        Lasts.CALL,
+        "engine executor, policy adaptive or one with halves of backwards",
+        lambda job: _executes(job) and job.config.policy in ("adaptive", *SPLITTING),
+        feature="backwards in halves",
+    ),
+    "recompute": Patch(
+        _in(_RERUNS, "validate_result"),
+        "validates no loss a second time when a forward is recomputed",
+        Lasts.CALL, "engine executor with --adaptra-recompute",
+        lambda job: _executes(job) and job.config.recompute,
+        feature="recompute",
+        of="this process's state machine",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a run patches. `on`: the entries, by id; `off`: what is missing, by the entry's id."""
+
+    on: frozenset[str] = frozenset(PATCHES)
+    off: Mapping[str, str] = field(default_factory=dict)
+
+    def uses(self, name: str) -> bool:
+        """Whether the job makes the patch of entry `name`."""
+        return name in self.on
+
+    def why_not(self, *ids: str) -> str:
+        """Why a feature that needs these entries is off, or an empty string."""
+        gone = next((self.off[i] for i in ids if i in self.off), "")
+        return f"this Megatron has no {gone}" if gone else ""
+
+    def without_missing(self, config: AdaptraConfig) -> AdaptraConfig:
+        """The settings of this run, less what has to be off."""
+        if "small-collectives" in self.off:
+            config = replace(config, small_collectives="off")
+        return replace(config, recompute=config.recompute and "recompute" not in self.off)
+
+    def said(self) -> list[str]:
+        """One line for each feature that is off."""
+        lines = {PATCHES[i].feature: f"this Megatron has no {gone}" for i, gone in self.off.items()}
+        return [f"off: {feature}: {reason}" for feature, reason in lines.items()]
+
+
+def resolve(job: Job) -> Resolved:
+    """Look for every target of the run, and touch none.
+
+    Raises UnsupportedMegatron if one is missing that the plugin cannot do without.
+    """
+    active = {name: entry for name, entry in PATCHES.items() if entry.active(job)}
+    gone: dict[str, str] = {}  # by feature
+    for entry in active.values():
+        for target in entry.present():
+            if not is_there(target):
+                gone.setdefault(entry.feature, target)
+    if "" in gone:
+        raise misfit(f"{gone['']} does not exist")
+    off = {name: gone[e.feature] for name, e in active.items() if e.feature in gone}
+    return Resolved(frozenset(active.keys() - off.keys()), off)
+
+
+def patch(name: str, of: Any = None, /, **values: Any) -> contextlib.ExitStack:
+    """Put `values`, by attribute, in place of the targets of entry `name`; `of`: see Patch.
+
+    Several targets of one attribute's name all get its value; those without a value are left alone.
+    Use it in a `with`, or `close()` what it returns: either puts back what was there. Raises
+    KeyError for an entry or an attribute that the registry does not have.
+    """
+    entry = PATCHES[name]
+    found = [find(target) for target in entry.present()]
+    if unknown := values.keys() - {attribute for _, attribute in found}:
+        raise KeyError(f"patch {name} has no target {', '.join(sorted(unknown))}")
+    assert (of is not None) == bool(entry.of), f"patch {name} is of {entry.of or 'no object'}"
+    with contextlib.ExitStack() as stack:
+        offs = []
+        for attribute, value in values.items():
+            owners = [owner if of is None else of for owner, other in found if other == attribute]
+            if type(value) is FunctionType:  # wrapt's proxies claim to be some
+                value, off = switched(value, getattr(owners[0], attribute))
+                offs.append(off)
+            for owner in owners:
+                stack.callback(patch_attr(owner, attribute, value))
+        for off in offs:
+            stack.callback(off)
+        return stack.pop_all()
+
+
+def is_there(target: str) -> bool:
+    """Whether the installed Megatron, or torch, has `target`."""
+    try:
+        find(target)
+    except (ImportError, AttributeError):
+        return False
+    return True

@@ -1,0 +1,37 @@
+"""What the plugin does to an iteration's end, once Megatron has its model and its optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from megatron_adaptra.adapter.pipeline.session import Session
+from megatron_adaptra.adapter.step import tied_embedding
+from megatron_adaptra.adapter.step.reruns import Reruns
+from megatron_adaptra.adapter.step.step_result import StepResultSync
+
+
+def attach(session: Session, built: Any) -> contextlib.ExitStack:
+    """Patch what a step waits for; `built`: by Megatron's `setup_model_and_optimizer`.
+
+    Collective. Closing what it returns takes it back.
+    """
+    from megatron.training import get_args, get_timers
+
+    model, optimizer = built[:2]
+    args, patches = get_args(), session.patches
+    with contextlib.ExitStack() as stack:
+        if optimizer is None:
+            return stack
+        if patches.uses("step-result"):
+            session.step_result = StepResultSync(optimizer, session)
+            stack.enter_context(session.step_result.patched())
+        if args.clip_grad > 0 and patches.uses("small-collectives"):
+            embedding = tied_embedding.defer_hook(args, session, model, optimizer)
+            if embedding is not None:
+                session.defer_hooks.append(embedding)
+        if patches.uses("reruns"):
+            session.reruns = Reruns(get_timers())
+            session.defer_hooks.append(session.reruns.defer)
+            stack.enter_context(session.reruns.patched())
+        return stack.pop_all()

@@ -1,0 +1,251 @@
+"""The registry of patches: set by one function, all taken back, and nothing that cannot be missing.
+
+The scripts train in two ranks: patches_script.py as a user's own, patches_pretrain.py through
+Megatron's training program.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import zygote
+from trainings import TRAINING, Done, execute, needs_training, stock, words_of
+
+from megatron_adaptra.adapter.compat import patches
+from megatron_adaptra.adapter.compat.patch_attr import patch_attr, switched
+from megatron_adaptra.adapter.compat.patches import PATCHES, Lasts, Patch, patch
+
+HERE = Path(__file__).parent
+TARGETS = [(name, target) for name, entry in PATCHES.items() for target in entry.targets]
+
+
+class Holder:
+    """Something to be patched."""
+
+    def method(self) -> str:
+        return "native"
+
+    @staticmethod
+    def static(value: int) -> int:
+        return value
+
+
+class Heir(Holder):
+    pass
+
+
+class Other:
+    def method(self) -> str:
+        return "native"
+
+
+def test_what_was_there_comes_back() -> None:
+    module = types.ModuleType("somewhere")
+    module.name = original = object()  # type: ignore[attr-defined]
+    undo = patch_attr(module, "name", 1)
+    assert module.name == 1
+    undo()
+    assert module.name is original
+
+
+def test_what_was_inherited_is_inherited_again() -> None:
+    one = Heir()
+    undo = [patch_attr(one, "method", lambda: "ours"), patch_attr(Heir, "method", len)]
+    assert one.method() == "ours"
+    for back in reversed(undo):
+        back()
+    assert one.method() == "native"
+    assert "method" not in {**vars(one), **vars(Heir)}
+
+
+def test_a_static_method_stays_one() -> None:
+    before = vars(Holder)["static"]
+    undo = patch_attr(Holder, "static", lambda value: value + 1)
+    assert Holder().static(1) == Holder.static(1) == 2
+    undo()
+    assert vars(Holder)["static"] is before
+
+
+def test_what_is_on_top_stays() -> None:
+    one = Holder()
+    undo = patch_attr(one, "method", lambda: "ours")
+    below = one.method
+    one.method = lambda: f"theirs over {below()}"  # type: ignore[method-assign]
+    undo()
+    assert one.method() == "theirs over ours"
+
+
+def test_undone_it_calls_what_was_there() -> None:
+    call, off = switched(lambda x: ("ours", x), lambda x: ("native", x))
+    assert call(1) == ("ours", 1)
+    off()
+    assert call(x=2) == ("native", 2)
+
+
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, Patch]:
+    """A registry of our own, on functions of this file."""
+    made = {
+        "two": Patch(
+            (f"{__name__}:Holder.method", f"{__name__}:Other.method"),
+            "a test", Lasts.CALL, "always", lambda job: True,
+        ),
+        "one": Patch(
+            (f"{__name__}:Holder.method",),
+            "a test", Lasts.CALL, "always", lambda job: True, of="one object",
+        ),
+    }  # fmt: skip
+    monkeypatch.setattr(patches, "PATCHES", made)
+    return made
+
+
+def test_targets_of_one_name_are_patched_together(entries: dict[str, Patch]) -> None:
+    with patch("two", method=lambda self: "ours"):
+        assert vars(Other)["method"] is vars(Holder)["method"]
+        kept = Holder().method
+        assert kept() == "ours"
+    assert kept() == Holder().method() == Other().method() == "native"
+
+
+def test_one_object_is_patched_and_no_other(entries: dict[str, Patch]) -> None:
+    one, other = Holder(), Holder()
+    undo = patch("one", one, method=lambda: "ours")
+    assert (one.method(), other.method()) == ("ours", "native")
+    undo.close()
+    assert one.method() == "native"
+    assert vars(one) == {}
+
+
+def test_a_patch_inside_a_patch_is_undone_first(entries: dict[str, Patch]) -> None:
+    with patch("two", method=lambda self: "outer"):
+        with patch("two", method=lambda self: "inner"):
+            assert Heir().method() == "inner"
+        assert Heir().method() == "outer"
+    assert Heir().method() == "native"
+
+
+def test_only_targets_are_patched(entries: dict[str, Patch]) -> None:
+    with pytest.raises(KeyError, match="two has no target static"):
+        patch("two", method=len, static=len)
+    assert Holder().method() == "native"
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_an_entry_says_what_a_reader_needs(name: str) -> None:
+    entry = PATCHES[name]
+    assert entry.why
+    assert entry.when
+    assert not entry.why.endswith(".")
+    assert entry.targets
+    assert all(re.fullmatch(r"[\w.]+:(\w+\.)?\w+", target) for target in entry.targets)
+
+
+def found(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in re.findall(r"^FOUND (.*)", text, re.MULTILINE)]
+
+
+def own_script(mode: str, folder: Path) -> list[dict[str, Any]]:
+    words = [str(HERE / "patches_script.py"), mode, str(folder)]
+    done = zygote(False).run(folder, words, ranks=2)
+    assert done.status == 0, done.text[-4000:]
+    return found(done.text)
+
+
+def test_in_ones_own_script_all_is_taken_back(tmp_path: Path) -> None:
+    undone, on_top = own_script("undo", tmp_path)
+    assert undone["not made"] == [], "the training did not use these: it proves nothing of them"
+    assert on_top == {
+        "case": "on top", "sum": 2.0, "same": True,
+        "called": ["all_reduce", "get_forward_backward_func"],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return own_script("missing", tmp_path_factory.mktemp("missing"))
+
+
+@pytest.mark.parametrize(("name", "target"), TARGETS)
+def test_without_a_target_happens_what_its_entry_says(
+    name: str, target: str, without: list[dict[str, Any]]
+) -> None:
+    (row,) = (r for r in without if (r.get("entry"), r.get("target")) == (name, target))
+    if "why" in row:
+        assert find_spec("megatron.training") is None
+        pytest.skip("the installed megatron-core has no megatron.training: 0.17 or newer has")
+    entry = PATCHES[name]
+    if not entry.feature:
+        assert f"{target} does not exist" in row["stock"]
+    else:
+        assert row["off"][name] == target
+        assert f"off: {entry.feature}: this Megatron has no {target}" in row["said"]
+
+
+def test_without_an_optional_target_training_goes_on(without: list[dict[str, Any]]) -> None:
+    trained = [row for row in without if row["case"] == "trained"]
+    assert {row["entry"] for row in trained} == {"recompute", "interleaved-messages"}
+    assert all(row["same"] and not row["made"] for row in trained)
+
+
+@needs_training
+@pytest.mark.parametrize("engine", ["native", "executor"])
+def test_in_the_training_program_all_is_taken_back(engine: str, tmp_path: Path) -> None:
+    flags = [
+        "--adaptra", "--adaptra-small-collectives", "on", "--adaptra-engine", engine,
+        "--adaptra-emulate-link", "0-1:1ms", "--save", str(tmp_path / "saved"),
+        "--save-interval", "4",
+    ]  # fmt: skip
+    if engine == "executor":
+        flags += ["--adaptra-policy", "zb-h1", "--adaptra-recompute"]
+    words = words_of(tmp_path, 2, *flags, iterations=8)
+    done = zygote(True).run(tmp_path, [str(HERE / "patches_pretrain.py"), *words], ranks=2)
+    assert done.status == 0, done.text[-4000:]
+    for rank in found(done.text):
+        program = {t for e in PATCHES.values() if e.lasts is Lasts.PROGRAM for t in e.targets}
+        assert set(rank["wrapped"]) == program
+        assert rank["left"] == []
+        expected = {
+            "get_forward_backward_func", "all_reduce", "broadcast", "barrier", "print_rank_last",
+            "step", "should_run_forward_backward", "logical_and_across_model_parallel_group",
+            "reduce_max_stat_across_model_parallel_group",
+        }  # fmt: skip
+        halves = {"backward", "validate_result"} if engine == "executor" else set()
+        assert set(rank["made"]) == expected | halves
+
+
+@needs_training
+@pytest.mark.cold
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("train_step", ["training goes on as stock Megatron: .*training:train_step does not"]),
+        ("parse_args", ["training goes on as stock Megatron: .*arguments:parse_args does not"]),
+        (
+            "logical_and_across_model_parallel_group,should_run_forward_backward,print_rank_last",
+            ["off: results of a step", "off: reruns", "off: the plan in Megatron's log"],
+        ),
+    ],
+)
+def test_a_megatron_with_other_names_trains(names: str, said: list[str], tmp_path: Path) -> None:
+    """Its sources have these names changed, so that it works without them."""
+    words = words_of(tmp_path, 2, "--adaptra", iterations=6)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    launch += ["2", "--redirects", "3", "--log-dir", str(tmp_path / "logs")]
+    launch += [str(HERE / "renamed_megatron.py"), names, *words]
+    status = execute(launch, tmp_path / "torchrun", tmp_path, 500, TRAINING)
+    logs = sorted(tmp_path.glob("logs/*/attempt_0/*/*.log"))
+    done = Done(status, "\n".join(log.read_text() for log in logs))
+    assert status == 0, done.text[-4000:]
+    assert done.printed == stock(2, iterations=6).done.printed
+    lines = re.findall(r"^adaptra: (.*)", done.text, re.MULTILINE)
+    lines = [line for line in lines if "off: " in line or "as stock" in line]
+    assert len(lines) == len(said), lines
+    assert all(any(re.search(words, line) for line in lines) for words in said)
+    assert done.plans == []  # the first two are stock, the last has no log line to add it to
