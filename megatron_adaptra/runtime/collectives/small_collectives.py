@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -36,6 +37,7 @@ FUNCTIONS = ("all_reduce", "broadcast", "barrier")  # of torch.distributed
 # Asked when an operation has been started: what to do when its result is there, if the caller can
 # go on without it until the end of the next all-reduce; else None.
 DeferHook = Callable[[SmallCollective, torch.Tensor], Callable[[], None] | None]
+_SERIALS = itertools.count()  # one job may make several, one after the other
 
 
 class SmallCollectives:
@@ -51,6 +53,7 @@ class SmallCollectives:
     ) -> None:
         self._stage_of, self._auto, self._timeout = tuple(stage_of), mode == "auto", timeout
         self._watchdog = watchdog
+        self._serial = next(_SERIALS)  # its connections are met under this number, on all ranks
         self.active = True  # while False all goes to torch; the same on all ranks
         self.hiding = False  # see SmallCollective.hidden: true of what runs meanwhile
         self.barriers = True  # False: they are left out; the same on all ranks
@@ -270,7 +273,7 @@ class SmallCollectives:
         if members not in self._links:
             key = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
             base = dist.distributed_c10d._get_default_store()
-            store = dist.PrefixStore(f"adaptra/small_collectives/{key}", base)
+            store = dist.PrefixStore(f"adaptra/small_collectives/{self._serial}/{key}", base)
             stages = [self._stage_of[rank] for rank in members]
             names = [f"stage {s} (rank {rank})" for s, rank in zip(stages, members, strict=True)]
             me = members.index(dist.get_rank())
