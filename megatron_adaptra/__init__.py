@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 
 
 def activate(config: AdaptraConfig | None = None, **settings: Any) -> Activation:
-    """Switch the plugin on in this rank; see `adapter.activate.activate`.
+    """Switch the plugin on in this rank; see `adapter.entry.activate`.
 
     `settings` are those of AdaptraConfig by name, e.g. `engine="executor"`. Raises BadInput for an
     unknown one, UnsupportedMegatron for a release that is not known.
@@ -35,7 +35,7 @@ def activate(config: AdaptraConfig | None = None, **settings: Any) -> Activation
 
 
 def register() -> None:
-    """Add `--adaptra` flags to Megatron's parser; see `adapter.plugin.register`."""
-    from megatron_adaptra.adapter.entry.plugin import register as put_in
+    """Add `--adaptra` flags to Megatron's parser; see `adapter.entry.register`."""
+    from megatron_adaptra.adapter.entry.register import register as put_in
 
     put_in()

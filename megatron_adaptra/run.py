@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(error)
     sys.argv = words
     sys.path[0] = str(script.resolve().parent)  # as Python does for a script
-    from megatron_adaptra.adapter.entry.plugin import register
+    from megatron_adaptra.adapter.entry.register import register
 
     register()
     runpy.run_path(words[0], run_name="__main__")

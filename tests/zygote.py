@@ -155,7 +155,7 @@ def _serve(control: socket.socket, plugin: bool) -> Callable[[], int]:
     """Fork the ranks of one job after the other; returns, in each rank, what is to be run."""
     if plugin:
         sys.argv = [__file__, "--distributed-backend", "gloo"]  # register() looks for it
-        from megatron_adaptra.adapter.entry.plugin import register
+        from megatron_adaptra.adapter.entry.register import register
 
         register()
     else:

@@ -219,6 +219,11 @@ def test_in_the_training_program_all_is_taken_back(engine: str, tmp_path: Path) 
     if engine == "executor":  # only the first stage recomputes
         expected |= {"backward", "validate_result"}
     assert set(ranks[0]["made"]) | set(ranks[1]["made"]) == expected
+    dry = zygote(True).run(tmp_path, [*words, "--adaptra-dry-run"], ranks=2)
+    assert dry.status == 0, dry.text[-4000:]
+    listed = set(re.findall(r"^    ([\w.]+:[\w.]+)(?: of .*)?$", dry.text, re.MULTILINE))
+    assert program <= listed
+    assert {target.split(":")[1].split(".")[-1] for target in listed - program} == expected
 
 
 @needs_training

@@ -38,6 +38,8 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.utils import get_attr_wrapped_model
 
+from megatron_adaptra.adapter.compat.patch_attr import patch_attr
+
 LOSS_SCALE = 2.0**17  # at first, in fp16: high enough to overflow, as those of long trainings do
 VOCABULARY = 257  # 256 bytes and the end of a document
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -240,7 +242,7 @@ def _config(shape: GPTShape) -> Any:
     experts: dict[str, Any] = {}
     if shape.experts:
         if not hasattr(moe_utils, "te_general_gemm"):  # 0.16 without TransformerEngine asks for it
-            moe_utils.te_general_gemm = None
+            patch_attr(moe_utils, "te_general_gemm", None)
         experts = {
             "num_moe_experts": shape.experts,
             "moe_router_topk": 2,

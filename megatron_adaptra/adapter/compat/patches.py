@@ -33,8 +33,8 @@ class Lasts(enum.Enum):
 
     PROGRAM = "from the import of Megatron's training program to the end of pretrain"
     JOB = "from activation to undo"
-    ITERATION = "one call of Megatron's schedule"
-    CALL = "one call"
+    ITERATION = "for one call of Megatron's schedule"
+    CALL = "for one call"
 
 
 @dataclass(frozen=True)

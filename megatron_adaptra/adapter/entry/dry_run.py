@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from megatron_adaptra.adapter.compat.patches import PATCHES, Job, resolve
+from megatron_adaptra.adapter.compat.patches import PATCHES, Job, Lasts, Resolved, resolve
 from megatron_adaptra.adapter.compat.profiles import (
     NEWEST,
     installed_version,
@@ -44,12 +44,20 @@ def _lines(args: Any, job: Job) -> list[str]:
         return [*out, f"  seams            do not match: {error}", f"  so               {end}"]
     out += ["  seams            match", f"  engine           {_engine(args, config)}"]
     out += [f"  {line}" for line in resolved.said()]
-    for name, entry in PATCHES.items():
-        if name in resolved.on:
-            out.append(f"  patch            {name}: {entry.why}; for {entry.lasts.value}")
-            whose = f" of {entry.of}" if entry.of else ""
-            out += [f"{'':19}{target}{whose}" for target in entry.present()]
+    for lasts in Lasts:
+        out += _patched(lasts, resolved)
     return out + _plan(args, config)
+
+
+def _patched(lasts: Lasts, resolved: Resolved) -> list[str]:
+    """What is patched for that long, and why."""
+    out = []
+    for name, entry in PATCHES.items():
+        if entry.lasts is lasts and resolved.uses(name):
+            of = f" of {entry.of}" if entry.of else ""
+            out += [f"    {target}{of}" for target in entry.present()]
+            out.append(f"        {name}: {entry.why}")
+    return [f"  patched {lasts.value}", *out] if out else []
 
 
 def _engine(args: Any, config: AdaptraConfig) -> str:

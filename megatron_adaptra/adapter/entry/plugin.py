@@ -1,8 +1,6 @@
 """The plugin in Megatron's own training program: from its flags to its end.
 
-`register` asks to be told when modules of Megatron are imported, and wraps the few functions that
-a training program goes through before anybody can bind their names. Nothing is imported early, and
-without `--adaptra` every wrapper only calls what it wraps.
+Without `--adaptra` every wrapper only calls what it wraps.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 
 import wrapt
@@ -57,9 +54,9 @@ class Plugin:
         """
         for entry, wrapper in self.wrappers.items():
             (target,) = PATCHES[entry].targets
-            if _module(entry) != module.__name__:
+            of_module, _, name = target.partition(":")
+            if of_module != module.__name__:
                 continue
-            name = target.partition(":")[2]
             if is_there(target):
                 stand_in = wrapt.FunctionWrapper(getattr(module, name), wrapper)
                 self._stack.enter_context(patch(entry, **{name: stand_in}))
@@ -211,44 +208,3 @@ def _job(args: Any, config: AdaptraConfig) -> Job:
 
 
 PLUGIN = Plugin()
-_registered = False
-
-
-def register() -> None:
-    """Put `--adaptra` into Megatron's parser, and what it needs into its training program.
-
-    Call it before anything imports Megatron; a second call does nothing. On a machine without CUDA
-    where the command line asks for gloo, the CPU stand-ins are installed first. Raises RuntimeError
-    if Megatron's training program has been imported already.
-    """
-    global _registered
-    if _registered:
-        return
-    modules = {_module(entry) for entry in PLUGIN.wrappers}
-    late = [name for name in sorted(modules) if name in sys.modules]
-    if late:
-        raise RuntimeError(f"call megatron_adaptra.register() before anything imports {late[0]}")
-    _registered = True
-    if _asks_for_gloo(sys.argv[1:]):
-        _stand_in_for_cuda()
-    for module in modules:
-        wrapt.register_post_import_hook(PLUGIN.wrap, module)
-
-
-def _module(entry: str) -> str:
-    return PATCHES[entry].targets[0].partition(":")[0]
-
-
-def _asks_for_gloo(argv: list[str]) -> bool:
-    """Whether `--distributed-backend gloo` is there: Megatron's word for training on CPUs."""
-    flag = "--distributed-backend"
-    return f"{flag}=gloo" in argv or any(pair == (flag, "gloo") for pair in pairwise(argv))
-
-
-def _stand_in_for_cuda() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        from megatron_adaptra.adapter.baseline import cpu
-
-        cpu.install()
