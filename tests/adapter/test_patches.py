@@ -6,6 +6,7 @@ Megatron's training program.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sys
@@ -135,6 +136,16 @@ def test_only_targets_are_patched(entries: dict[str, Patch]) -> None:
     with pytest.raises(KeyError, match="two has no target static"):
         patch("two", method=len, static=len)
     assert Holder().method() == "native"
+
+
+def test_one_function_sets_attributes() -> None:
+    package = Path(patches.__file__).parents[2]
+    found = {
+        path.name for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and node.id in ("setattr", "delattr")
+    }  # fmt: skip
+    assert found == {"patch_attr.py", "cpu.py"}  # the latter: stand-ins where there is no CUDA
 
 
 @pytest.mark.parametrize("name", PATCHES)
