@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,8 @@ from megatron_adaptra.processes import become_subreaper, started  # noqa: E402
 
 MODES = ("--quick", "", "--full")  # of scripts/test.sh, which hands them on to pytest
 NO_TESTS = 5  # pytest's exit status when all were deselected
-LIMIT = 900.0  # seconds of one run of a fault's tests
+LIMIT = 1800.0  # seconds of one run of a fault's tests
+HANG, TIMES = 60.0, 5.0  # with a fault a test hangs after these, or so many times all without it
 GRACE = 5.0  # and of what is left of it, between SIGTERM and SIGKILL
 # What says that a fault is no code that runs, rather than that a test has noticed it.
 _BROKEN = ("ImportError", "ModuleNotFoundError", "NameError", "SyntaxError", "UnboundLocalError")
@@ -134,7 +136,7 @@ class Judge:
 
     def __init__(self, copy: Copy) -> None:
         self._copy = copy
-        self._passing: dict[tuple[str, ...], int] = {}
+        self._passing: dict[tuple[str, ...], tuple[int, float]] = {}
 
     def look_at(self, fault: Fault) -> Outcome:
         """Put the fault into the copy, run its tests, take it out again."""
@@ -154,10 +156,11 @@ class Judge:
             if fault.newest and mode == "--quick":
                 continue  # which has one release of Megatron, the older one
             option = [mode] if mode else []
-            passing = self._without(python, (*option, *fault.tests))
+            passing, seconds = self._without(python, (*option, *fault.tests))
             ran += passing
             if not passing:
                 continue
+            option.append(f"--timeout={max(HANG, TIMES * seconds):.0f}")
             began, before = time.monotonic(), path.read_text()
             path.write_text(text)
             try:
@@ -174,13 +177,18 @@ class Judge:
             return
         raise NotCaught("all its tests pass" if ran else "its tests are all skipped here")
 
-    def _without(self, python: str, words: tuple[str, ...]) -> int:
-        """How many of these tests pass without a fault; raises NotCaught if one fails."""
+    def _without(self, python: str, words: tuple[str, ...]) -> tuple[int, float]:
+        """How many of these tests pass without a fault, in how many seconds.
+
+        Raises NotCaught if one fails.
+        """
         key = (python, *words)
         if key not in self._passing:
-            failed, self._passing[key] = run_tests(self._copy, python, words)
+            began = time.monotonic()
+            failed, passed = run_tests(self._copy, python, words)
             if failed:
                 raise NotCaught(f"{failed[0]} fails without the fault, too")
+            self._passing[key] = passed, time.monotonic() - began
         return self._passing[key]
 
 
@@ -212,6 +220,7 @@ def main() -> int:
         return 0
     outcomes = []
     become_subreaper()  # some faults leave processes behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and the copy does not stay, either
     with tempfile.TemporaryDirectory(prefix="adaptra-faults-") as folder:
         judge = Judge(Copy.of_checkout(Path(folder).resolve()))
         for fault in faults:
