@@ -83,6 +83,7 @@ NEEDED_BY_EXECUTOR: Mapping[str, set[str]] = {
 NEWEST = Version("0.19")  # what is newer gets the native engine, if its seams match
 
 
+@functools.cache  # asked in every iteration
 def installed_version() -> Version:
     """The release of the megatron-core that gets imported, read without importing it.
 
