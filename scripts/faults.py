@@ -38,6 +38,8 @@ NO_TESTS = 5  # pytest's exit status when all were deselected
 LIMIT = 1800.0  # seconds of one run of a fault's tests
 HANG, TIMES = 60.0, 5.0  # with a fault a test hangs after these, or so many times all without it
 GRACE = 5.0  # and of what is left of it, between SIGTERM and SIGKILL
+# What several tests share is set up, and looked at, before the first of them.
+_SET_UP = ('failed on setup with "AssertionError', 'failed on setup with "assert ')
 # What says that a fault is no code that runs, rather than that a test has noticed it.
 _BROKEN = ("ImportError", "ModuleNotFoundError", "NameError", "SyntaxError", "UnboundLocalError")
 
@@ -108,13 +110,15 @@ def run_tests(copy: Copy, python: str, words: Sequence[str]) -> tuple[list[str],
         raise NotCaught(f"pytest ended with status {result.returncode} and no report:\n{last}")
     failed, passed, errors = [], 0, []
     for case in ElementTree.parse(report).iter("testcase"):
-        failure, error = case.find("failure"), case.find("error")
-        if failure is not None and not failure.get("message", "").startswith(_BROKEN):
-            failed.append(f"{case.get('file')}::{case.get('name')}")
-        elif failure is not None or error is not None:
-            what = failure if failure is not None else error
-            errors.append(f"{case.get('name')}: {what.get('message', '')}")
-        elif case.find("skipped") is None:
+        found = [e for e in case if e.tag in ("failure", "error")]
+        for element in found[:1]:
+            message = element.get("message", "")
+            noticed = element.tag == "failure" and not message.startswith(_BROKEN)
+            if noticed or message.startswith(_SET_UP):
+                failed.append(f"{case.get('file')}::{case.get('name')}")
+            else:
+                errors.append(f"{case.get('name')}: {message}")
+        if not found and case.find("skipped") is None:
             passed += 1
     if errors and not failed:
         raise NotCaught(f"an error, not a failing test: {errors[0]}")

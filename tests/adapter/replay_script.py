@@ -38,7 +38,7 @@ def main() -> None:
         seen.append(result.item())
 
     machine.validate_result = validate
-    model, x = Model(), torch.ones(64, requires_grad=True)
+    model, x = Model(), torch.randn(64, requires_grad=True)
     replay = Replay()
     with replay.discard():
         first = model(x).item()

@@ -22,6 +22,7 @@ from trainings import TRAINING, Done, execute, needs_training, stock, words_of
 from megatron_adaptra.adapter.compat import patches
 from megatron_adaptra.adapter.compat.patch_attr import patch_attr, switched
 from megatron_adaptra.adapter.compat.patches import PATCHES, Lasts, Patch, patch
+from megatron_adaptra.adapter.entry.activate import Activation
 
 HERE = Path(__file__).parent
 TARGETS = [(name, target) for name, entry in PATCHES.items() for target in entry.targets]
@@ -88,6 +89,17 @@ def test_undone_it_calls_what_was_there() -> None:
     assert call(1) == ("ours", 1)
     off()
     assert call(x=2) == ("native", 2)
+
+
+def test_what_was_patched_last_is_taken_back_first() -> None:
+    """One function twice, as two features may do it; the session closes when all is as it was."""
+    one, seen = Holder(), []
+    activation = Activation(types.SimpleNamespace(close=lambda: seen.append(one.method())))
+    activation.undo_with(patch_attr(one, "method", lambda: "ours"))
+    activation.undo_with(patch_attr(one, "method", lambda: "ours, too"))
+    activation.undo()
+    assert "method" not in vars(one)
+    assert seen == ["native"]
 
 
 @pytest.fixture

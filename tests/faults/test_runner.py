@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if left_out not in item.name]
 """
 TESTS = """
-import pathlib, sys
+import pathlib, pytest
 from megatron_adaptra.sums import half
 
 def test_of_four():
@@ -34,6 +34,13 @@ def test_of_one_large():
 
 def test_of_three():
     assert half(3) == 1
+
+@pytest.fixture
+def quarter():
+    assert half(half(4)) == 1
+
+def test_of_what_is_shared(quarter):
+    pass
 
 def test_by_chance():
     seen = pathlib.Path(__file__).with_name("seen")
@@ -59,7 +66,11 @@ def look_at(folder: Path, find: str, put: str, test: str) -> Outcome:
 
 @pytest.mark.parametrize(
     ("put", "test", "mode"),
-    [("x / 3", "test_of_four", "--quick"), ("x // 2", "test_of_one_large", "--full")],
+    [
+        ("x / 3", "test_of_four", "--quick"),
+        ("x / 3", "test_of_what_is_shared", "--quick"),
+        ("x // 2", "test_of_one_large", "--full"),
+    ],
 )
 def test_caught_in_the_first_mode_that_has_the_test(tmp_path, put, test, mode):
     outcome = look_at(tmp_path, "x / 2", put, test)

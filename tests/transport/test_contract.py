@@ -13,7 +13,7 @@ from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
-LATE = 0.2  # seconds
+LATE = 0.5  # seconds
 
 
 def out_of_order(seat):
@@ -172,7 +172,8 @@ def test_delay_is_the_links_alone(kind, late):
         assert (s.sent - s.posted if late == "sender" else s.posted - s.sent) >= LATE
     assert 0 <= min(s.delay for s in stamps) < LATE / 2
     exposed = max(s.exposed for s in stamps)
-    assert exposed >= LATE if late == "sender" else exposed < LATE
+    # Both leave the barrier, but not in the same moment.
+    assert exposed > LATE / 2 if late == "sender" else exposed < LATE
 
 
 @pytest.mark.parametrize("rendezvous", [False, True])
