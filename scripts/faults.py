@@ -200,7 +200,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Markdown for docs/testing.md."""
     rows = ["| fault | what is wrong | caught by | in | s |", "|---|---|---|---|---:|"]
     for o in outcomes:
-        by = f"`{o.caught_by.partition('[')[0]}`" if o.caught_by else o.problem.partition("\n")[0]
+        test = o.caught_by.partition("[")[0].removeprefix("tests/")
+        by = f"`{test}`" if o.caught_by else o.problem.partition("\n")[0]
         mode = "" if o.problem else f"`{o.mode}`" if o.mode else "default"
         rows.append(f"| {o.id} | {o.wrong} | {by} | {mode} | {o.seconds:.0f} |")
     return "\n".join(rows)

@@ -76,7 +76,7 @@ def test_caught_in_the_first_mode_that_has_the_test(tmp_path, put, test, mode):
     outcome = look_at(tmp_path, "x / 2", put, test)
     assert (outcome.caught_by, outcome.mode) == (f"tests/test_sums.py::{test}", mode)
     assert outcome.problem == ""
-    assert f"| x | It is wrong. | `tests/test_sums.py::{test}` | `{mode}` |" in table([outcome])
+    assert f"| x | It is wrong. | `test_sums.py::{test}` | `{mode}` |" in table([outcome])
 
 
 @pytest.mark.parametrize(
