@@ -11,13 +11,21 @@ import json
 import re
 import sys
 import types
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from running import zygote
-from trainings import TRAINING, Done, execute, needs_training, stock, words_of
+from trainings import (
+    HAS_TRAINING,
+    NO_TRAINING,
+    TRAINING,
+    Done,
+    execute,
+    needs_training,
+    stock,
+    words_of,
+)
 
 from megatron_adaptra.adapter.compat import patches
 from megatron_adaptra.adapter.compat.patch_attr import patch_attr, switched
@@ -201,8 +209,8 @@ def test_without_a_target_happens_what_its_entry_says(
 ) -> None:
     (row,) = (r for r in without if (r.get("entry"), r.get("target")) == (name, target))
     if "why" in row:
-        assert find_spec("megatron.training") is None
-        pytest.skip("the installed megatron-core has no megatron.training: 0.17 or newer has")
+        assert not HAS_TRAINING
+        pytest.skip(NO_TRAINING)
     entry = PATCHES[name]
     if not entry.feature:
         assert f"{target} does not exist" in row["stock"]

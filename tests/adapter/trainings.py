@@ -62,10 +62,9 @@ def _has_training() -> bool:
     return False
 
 
-needs_training = pytest.mark.skipif(
-    not _has_training(),
-    reason="the installed megatron-core has no megatron.training: wheels of 0.17 or newer have",
-)
+HAS_TRAINING = _has_training()
+NO_TRAINING = "the installed megatron-core has no megatron.training: wheels of 0.17 or newer have"
+needs_training = pytest.mark.skipif(not HAS_TRAINING, reason=NO_TRAINING)
 
 
 @dataclass(frozen=True)
