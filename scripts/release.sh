@@ -69,7 +69,6 @@ from importlib.resources import files
 assert importlib.metadata.version("megatron-adaptra") == sys.argv[1]
 assert "site-packages" in megatron_adaptra.__file__, megatron_adaptra.__file__
 assert files("megatron_adaptra").joinpath("py.typed").is_file()
-assert any(files("megatron_adaptra.cli").joinpath("published").iterdir())
 assert "torch" not in sys.modules
 END
   )

@@ -17,7 +17,7 @@ from megatron_adaptra import __version__
 from megatron_adaptra.errors import AdaptraError, BadInput, MissingPackage, UnsupportedMegatron
 
 # Each is a module here with `add_parser(subparsers)`, which sets `run`: (args) -> exit status.
-COMMANDS = ("plan", "compare", "simulate", "draw", "reproduce", "demo", "netlab", "run")
+COMMANDS = ("plan", "compare", "simulate", "draw", "demo", "netlab", "run")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,6 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import lower_bound, unlimited_bound
 from megatron_adaptra.plan import PLANNERS, Plan
 
-LEFT_OUT = ("exact",)  # takes minutes, and is for small jobs
 LEVERS = {"adaptive": False, "adaptive + recompute": True}  # row -> whether it may recompute
 MOST = 64.0  # times the job's delays, beyond which nothing is told apart
 
@@ -76,7 +75,7 @@ def default_budgets(conditions: Conditions) -> tuple[float, ...]:
 def compare(conditions: Conditions, budgets: Sequence[float], make: Make) -> Comparison:
     """Plan the job with every policy within each of `budgets`, in microbatches per stage."""
     rows, refused = [], {}
-    names = sorted(set(PLANNERS) - {"adaptive", *LEFT_OUT})
+    names = sorted(set(PLANNERS) - {"adaptive"})
     for name in (*names, *LEVERS):
         policy, recompute = ("adaptive", LEVERS[name]) if name in LEVERS else (name, False)
         job = replace(conditions, recompute=recompute)

@@ -2,11 +2,10 @@
 
 from megatron_adaptra.plan import adaptive as _adaptive
 from megatron_adaptra.plan import baselines as _baselines
-from megatron_adaptra.plan import exact as _exact
 from megatron_adaptra.plan import interleaved as _interleaved
 from megatron_adaptra.plan import warmup as _warmup
 from megatron_adaptra.plan import zero_bubble as _zero_bubble
 from megatron_adaptra.plan.base import PLANNERS, Plan, evaluate, make_plan
 
-del _adaptive, _baselines, _exact, _interleaved, _warmup, _zero_bubble
+del _adaptive, _baselines, _interleaved, _warmup, _zero_bubble
 __all__ = ["PLANNERS", "Plan", "evaluate", "make_plan"]

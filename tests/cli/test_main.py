@@ -70,6 +70,6 @@ for layer in ("errors", "config", "ir", "model", "sim", "plan", "view", "cli"):
         importlib.import_module(f"megatron_adaptra.{layer}.{module.name}")
 import sys
 assert "megatron_adaptra.plan.depths" in sys.modules
-assert "megatron_adaptra.cli.reproduce" in sys.modules
+assert "megatron_adaptra.cli.compare" in sys.modules
 """
     assert loaded_by(program) == "[]"

@@ -14,8 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+from exact import solve
+
 from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.plan.exact import solve
 
 OPTIMA = Path(__file__).with_name("small_optima.json")
 

@@ -1,4 +1,4 @@
-"""Policy `exact`: against trying everything, against the simulator, and against other policies."""
+"""The optimum by CP-SAT: against all schedules, the simulator, and other policies."""
 
 import json
 import math
@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from exact import MOST_OPS, Optimum, solve
 from ir.strategies import of_depths
 from sim.reference import reference_seconds
 from small_cases import OPTIMA, small_case
@@ -25,7 +26,6 @@ from megatron_adaptra.ir.schedule import Line, Schedule, parse_line
 from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan import evaluate, make_plan
-from megatron_adaptra.plan.exact import MOST_OPS, Optimum, solve
 
 NEAR = 1e-6  # what the rounding to ticks may cost, relative
 TIGHT = 1e-9
@@ -301,8 +301,8 @@ def test_a_hint_that_is_not_looked_for_is_no_start():
 
 def test_same_conditions_same_bytes():
     script = (
-        "from small_cases import small_case; from megatron_adaptra.plan import make_plan;"
-        "print([make_plan(small_case(s), 'exact').schedule.digest() for s in (2, 9, 24, 37)])"
+        "from small_cases import small_case; from exact import solve;"
+        "print([solve(small_case(s)).schedule.digest() for s in (2, 9, 24, 37)])"
     )
     outs = {
         subprocess.run(
@@ -321,29 +321,8 @@ def test_same_conditions_same_bytes():
 
 def test_what_is_not_modelled_is_refused():
     c = equal(2, 4, 1.0, 1.0, 1.0)
-    with pytest.raises(BadInput, match=r"sends: 'rendezvous'.*adaptive"):
-        make_plan(c, "exact", "rendezvous")
-    with pytest.raises(BadInput, match=r"cores: 1\.5.*adaptive"):
-        make_plan(replace(c, cores=1.5), "exact")
+    with pytest.raises(BadInput, match=r"cores: 1\.5"):
+        solve(replace(c, cores=1.5))
     count = MOST_OPS // 6 + 1
-    with pytest.raises(BadInput, match=rf"ops: {6 * count} .*{MOST_OPS}.*adaptive"):
-        make_plan(equal(2, count, 1.0, 1.0, 1.0), "exact")
-
-
-def test_or_tools_is_loaded_only_when_asked_for():
-    """And without it one line says what to install; the other policies do not mind."""
-    script = (
-        "import sys; from megatron_adaptra.errors import AdaptraError;"
-        "from megatron_adaptra.ir.conditions import Conditions;"
-        "from megatron_adaptra.plan import make_plan;"
-        "c = Conditions(2, (1.0,), (1.0,), (1.0,)); make_plan(c, '1f1b');"
-        "assert not any(name.startswith('ortools') for name in sys.modules);"
-        "sys.modules['ortools'] = None\n"
-        "try: make_plan(c, 'exact')\n"
-        "except AdaptraError as error: print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
-    )
-    assert "pip install 'megatron-adaptra[exact]'" in done.stdout, done.stderr
-    assert done.stdout.count("\n") == 1
+    with pytest.raises(BadInput, match=rf"ops: {6 * count} .*{MOST_OPS}"):
+        solve(equal(2, count, 1.0, 1.0, 1.0))

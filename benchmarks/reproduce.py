@@ -1,11 +1,22 @@
-"""`adaptra reproduce`: published measurements and our predictions for them, side by side."""
+"""Published measurements and our predictions, side by side: `python benchmarks/reproduce.py`."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from reference import (
+    BUDGETS,
+    METHODS,
+    Experiment,
+    Prediction,
+    as_json,
+    experiments,
+    predict,
+    summary,
+)
 
 from megatron_adaptra.cli.output import (
     Table,
@@ -16,16 +27,7 @@ from megatron_adaptra.cli.output import (
     show_table,
     write_report,
 )
-from megatron_adaptra.cli.reference import (
-    BUDGETS,
-    METHODS,
-    Experiment,
-    Prediction,
-    as_json,
-    experiments,
-    predict,
-    summary,
-)
+from megatron_adaptra.errors import BadInput
 from megatron_adaptra.view.charts import DotChart, Dots
 from megatron_adaptra.view.html.legend import dots_legend
 from megatron_adaptra.view.html.page import header, page, section, table
@@ -39,11 +41,9 @@ SOURCE = "Measured: Wu et al., Adaptra, arXiv:2504.19232, and its artifact PipeM
 LEAD = "The published profiles, predicted. " + SOURCE
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add this command to the `subparsers` of argparse."""
-    parser = subparsers.add_parser(
-        "reproduce",
-        help="published measurements of slow links beside our predictions",
+def main(words: Sequence[str] | None = None) -> int:
+    """Predict, print, and write the report if asked; the exit status."""
+    parser = argparse.ArgumentParser(
         description="Predict stock and adaptive iterations for the profiles that the paper on "
         "Adaptra (arXiv:2504.19232) measured, and show both side by side. p is the number of "
         "stages, which is also what 1F1B holds.",
@@ -56,12 +56,11 @@ def add_parser(subparsers: Any) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     what.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Predict, print, and write the report if asked; the exit status."""
-    chosen = experiments(args.name)
+    args = parser.parse_args(words)
+    try:
+        chosen = experiments(args.name)
+    except BadInput as error:
+        parser.error(str(error))
     with progress("planning"):
         pairs = [(experiment, predict(experiment.conditions)) for experiment in chosen]
     files = []
@@ -176,3 +175,7 @@ def _charts(pairs: Pairs) -> list[DotChart]:
         DotChart("Measured and predicted", "iteration, ms", rows, times),
         DotChart("How far from the lower bound", "times the lower bound", rows, ratios, 1.0, note),
     ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,17 +1,33 @@
-"""`adaptra reproduce`: the published figures as published, beside what `plan` says of them."""
+"""`benchmarks/reproduce.py`: the published figures as published, beside what `plan` says."""
 
 import csv
 import json
-from importlib.resources import files
+import sys
+from pathlib import Path
 
 import pytest
 from commands import strict
 from pages import page, png_size, titles, words
 
-from megatron_adaptra.cli.reference import METHODS, Prediction, experiments, summary
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
 
-FOLDER = files("megatron_adaptra.cli") / "published"
+import reproduce  # noqa: E402
+from reference import METHODS, Prediction, experiments, summary  # noqa: E402
+
+FOLDER = BENCHMARKS / "published"
 ONE = "single-7B-2_3-30ms"
+
+
+@pytest.fixture
+def run(capsys):
+    """The benchmark in this process: what it prints."""
+
+    def run(*arguments):
+        assert reproduce.main(list(map(str, arguments))) == 0
+        return capsys.readouterr().out
+
+    return run
 
 
 def test_all_that_is_published_is_there():
@@ -28,8 +44,8 @@ def test_all_that_is_published_is_there():
     assert sum(len(e.measured) for e in known) == len(rows)
 
 
-def test_a_row_is_what_plan_says(here):
-    data = here.json("reproduce", "--name", ONE)
+def test_a_row_is_what_plan_says(here, run):
+    data = strict(run("--json", "--name", ONE))
     (row,) = data["profiles"]
     plan = here.json("plan", "--profile", FOLDER / "pipemorph_profiles.json", "--name", ONE)
     assert row["adaptive_ms"] == plan["predicted_ms"]
@@ -63,11 +79,11 @@ def test_means_and_extremes():
     assert total["adaptive within p / lower bound"]["mean"] == 2
 
 
-def test_table_and_markdown(here):
-    out, _ = here("reproduce", "--name", ONE)
+def test_table_and_markdown(run):
+    out = run("--name", ONE)
     assert "1102" in out
     assert "arXiv:2504.19232" in out
-    text, _ = here("reproduce", "--name", ONE, "--markdown")
+    text = run("--name", ONE, "--markdown")
     heads = [line for line in text.splitlines() if line.startswith("| --- |")]
     assert len(heads) == 3
     for block in text.strip().split("\n\n"):
@@ -76,9 +92,9 @@ def test_table_and_markdown(here):
     assert f"| {ONE} | 1102 | 882 | 617 | 434 | 345 | " in text
 
 
-def test_files(here, tmp_path):
+def test_files(run, tmp_path):
     pytest.importorskip("matplotlib")
-    here("reproduce", "--name", ONE, "--out", tmp_path)
+    run("--name", ONE, "--out", tmp_path)
     assert strict((tmp_path / "reproduce.json").read_text())["profiles"][0]["name"] == ONE
     root = page(tmp_path / "reproduce.html")
     assert "1F1B, measured: 1102" in " ".join(titles(root))
@@ -86,6 +102,8 @@ def test_files(here, tmp_path):
     assert png_size(tmp_path / "reproduce.png")[0] > 1000
 
 
-def test_a_profile_that_is_not_there(here):
-    line = here.refused("reproduce", "--name", "single-70B")
-    assert line.startswith("--name: 'single-70B' is not allowed; one of increasing-delay-14B-6_7-")
+def test_a_profile_that_is_not_there(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        reproduce.main(["--name", "single-70B"])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "--name: 'single-70B' is not allowed; one of increasing-delay-14B-6_7-" in line

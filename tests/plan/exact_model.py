@@ -1,4 +1,4 @@
-"""The constraint model of policy `exact`: what `sim/clock.py` times, as OR-tools' CP-SAT sees it.
+"""The constraint model of `exact.py`: what `sim/clock.py` times, as OR-tools' CP-SAT sees it.
 
 Every op has a start in whole ticks. Where the pipeline leaves open which of two ops of a stage
 comes first, one Boolean says it; time, memory and the queue of a link all follow these.

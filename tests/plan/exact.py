@@ -1,7 +1,6 @@
-"""`exact`: the optimum of a small job, proven by OR-tools' CP-SAT solver.
+"""The optimum of a small job, proven by OR-tools' CP-SAT solver.
 
-It tells what a heuristic leaves on the table; jobs as they run in production are too large for it.
-OR-tools is an extra, and loaded only when this policy runs.
+It tells what the planners leave on the table; jobs as they run in production are too large for it.
 """
 
 from __future__ import annotations
@@ -11,14 +10,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from megatron_adaptra.errors import AdaptraError, BadInput, MissingPackage, ScheduleError
+from exact_model import Model
+from ortools.sat.python import cp_model
+
+from megatron_adaptra.errors import AdaptraError, BadInput, ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.model.bounds import lower_bound
-from megatron_adaptra.plan.base import PLANNERS, planner
+from megatron_adaptra.plan.base import PLANNERS
 from megatron_adaptra.plan.baselines import one_by_one
 from megatron_adaptra.plan.compaction import merge_backwards
 from megatron_adaptra.plan.job_shop import JobShop
@@ -40,37 +42,18 @@ class Optimum:
     proven: bool
 
 
-@planner("exact")
-def exact(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
-    """The optimum, or the best found by the time limit; `why` says which.
-
-    `time_limit`: seconds, see `solve`. Raises BadInput for `sends` that are not "eager", and what
-    `solve` raises.
-    """
-    if sends != "eager":
-        raise BadInput("sends", sends, "exact knows eager sends only; adaptive knows others")
-    return solve(conditions, time_limit).schedule
-
-
 def solve(
     conditions: Conditions, time_limit: float | None = None, hint: Schedule | None = None
 ) -> Optimum:
     """The fastest schedule within the budget that takes each kind of op in microbatch order.
 
+    Its `why` says whether that is proven. Sends are eager.
     `time_limit`: seconds, and what is found by then depends on the machine. Without one the limit
     is `SECONDS` by the solver's count of its own steps: one release of OR-tools then finds the same
     schedule every time. `hint`: a schedule to start from, of use if it is one of those looked for.
-    Raises BadInput, for a job that is too large too, MissingPackage for want of OR-tools, and
-    AdaptraError if the model is wrong.
+    Raises BadInput, for a job that is too large too, and AdaptraError if the model is wrong.
     """
     count = _refuse(conditions)
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        install = "'megatron-adaptra[exact]'"
-        raise MissingPackage("policy exact", ["OR-tools"], install) from None
-    from megatron_adaptra.plan.exact_model import Model
-
     known = min(_starts(conditions, hint), key=lambda one: _seconds(one, conditions))
     seconds = _seconds(known, conditions)
     tick = (seconds - conditions.step_seconds) / TICKS or 1.0
@@ -91,9 +74,7 @@ def solve(
         solver.parameters.max_time_in_seconds = time_limit
     status = solver.solve(model.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
-        raise AdaptraError(
-            f"the model of policy exact is {solver.status_name(status)}: report this"
-        )
+        raise AdaptraError(f"the model is {solver.status_name(status)}")
 
     best = known
     if status != cp_model.UNKNOWN:
@@ -126,11 +107,11 @@ def solve(
 def _refuse(conditions: Conditions) -> int:
     """The number of ops; raises BadInput for what is not modelled, or too much."""
     if conditions.shared:
-        raise BadInput("cores", conditions.cores, "exact wants a device per stage; use adaptive")
+        raise BadInput("cores", conditions.cores, "a device per stage is modelled")
     kinds = 2 + conditions.split + conditions.recompute
     count = kinds * conditions.stages * conditions.chunks * conditions.microbatches
     if count > MOST_OPS:
-        allowed = f"exact takes at most {MOST_OPS} (F, B or I and W, R); use adaptive"
+        allowed = f"at most {MOST_OPS} (F, B or I and W, R)"
         raise BadInput("ops", count, allowed)
     return count
 

@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -49,7 +49,7 @@ class Prediction:
 
 def experiments(name: str | None = None) -> list[Experiment]:
     """All that were published, or the one called `name`; BadInput if there is none."""
-    folder = files("megatron_adaptra.cli") / "published"
+    folder = Path(__file__).with_name("published")
     profiles = json.loads((folder / "pipemorph_profiles.json").read_text("utf-8"))
     rows = csv.DictReader((folder / "pipemorph_measured.csv").read_text("utf-8").splitlines())
     measured: dict[str, dict[str, float]] = {}
@@ -118,7 +118,7 @@ def summary(pairs: Sequence[tuple[Experiment, Prediction]]) -> dict[str, dict[st
 
 
 def as_json(pairs: Sequence[tuple[Experiment, Prediction]]) -> dict[str, Any]:
-    """What `adaptra reproduce --json` prints."""
+    """What `reproduce.py --json` prints."""
     return {
         "source": "arXiv:2504.19232",
         "profiles": [
