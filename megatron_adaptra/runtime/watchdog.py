@@ -6,7 +6,6 @@ notice writes down who was lost, so that every other rank names the culprit and 
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -14,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.failure_log import FailureLog
+from megatron_adaptra.runtime.signals import LastWords
 
 
 class Watchdog:
@@ -67,35 +66,12 @@ class Watchdog:
     def end_on_signal(self, signum: int = signal.SIGTERM) -> Callable[[], None]:
         """On signal `signum` log what was waited for and exit, even while blocked in a library.
 
-        Python runs signal handlers between bytecodes only; the wake-up descriptor works always.
         A handler of somebody else's keeps the signal. Returns a function that puts things back.
         """
-        ours = threading.current_thread() is threading.main_thread()
-        if not ours or signal.getsignal(signum) is not signal.SIG_DFL:
+        main = threading.current_thread() is threading.main_thread()
+        if not main or signal.getsignal(signum) is not signal.SIG_DFL:
             return lambda: None
-        read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        os.set_blocking(read, True)
-        before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-
-        def handler(*_: object) -> None:
-            pass
-
-        def run() -> None:
-            while caught := os.read(read, 64):
-                if signum in caught and signal.getsignal(signum) is handler:
-                    log_line(f"ended by signal {signum}: {self.describe()}")
-                    os._exit(128 + signum)
-            os.close(read)
-
-        def undo() -> None:
-            if signal.getsignal(signum) is handler:
-                signal.signal(signum, signal.SIG_DFL)
-            signal.set_wakeup_fd(before)
-            os.close(write)
-
-        signal.signal(signum, handler)
-        threading.Thread(target=run, name="adaptra-watchdog", daemon=True).start()
-        return undo
+        return LastWords(signum, self.describe).undo
 
     def failure_message(self, error: BaseException) -> str:
         """What to say when `error` ends training because a peer is gone; else an empty string."""
