@@ -122,12 +122,12 @@ class Mailbox:
             self._wait(work, op, target, max(0.01, deadline - time.monotonic()))
 
     def _wait(self, work: Work, op: Op, peer: int, timeout: float) -> Stamps:
-        self.watchdog.begins(op, peer)
+        self.watchdog.waits_for = op, peer, time.monotonic()
         try:
             stamps = work.wait(timeout)
         except PeerLost as error:
             raise self.watchdog.lost(op, peer, error) from error
-        self.watchdog.ends()
+        self.watchdog.waits_for = None
         return stamps
 
     def _tag(self, token: Token) -> int:

@@ -18,7 +18,11 @@ from megatron_adaptra.runtime.signals import LastWords
 
 
 class Watchdog:
-    """Knows what the main thread of `stage` waits for. `ranks`: global ones, by stage."""
+    """Knows what the main thread of `stage` waits for. `ranks`: global ones, by stage.
+
+    `waits_for`: the op, the stage that it is for, and since when, on the monotonic clock; set
+    before every wait of the schedule, and None when that has gone well.
+    """
 
     def __init__(
         self, stage: int, ranks: Sequence[int], failure_log: FailureLog | None = None
@@ -26,19 +30,11 @@ class Watchdog:
         self.stage, self.ranks = stage, tuple(ranks)
         self.failure_log = failure_log or FailureLog()
         self.phase = "start-up"  # what the rank does when it waits for no message
-        self._wait: tuple[Op, int, float] | None = None
+        self.waits_for: tuple[Op, int, float] | None = None
 
     def name(self, stage: int) -> str:
         """A `stage`, for errors."""
         return f"stage {stage} (rank {self.ranks[stage]})"
-
-    def begins(self, op: Op, peer: int) -> None:
-        """Before every wait of the schedule for stage `peer`; cheap, as there are many."""
-        self._wait = (op, peer, time.monotonic())
-
-    def ends(self) -> None:
-        """After a wait that went well."""
-        self._wait = None
 
     def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
         """The error to raise when a wait for stage `peer` has failed; the others learn it."""
@@ -57,9 +53,9 @@ class Watchdog:
         return own + died
 
     def _doing(self) -> str:
-        if self._wait is None:
+        if self.waits_for is None:
             return f"was in {self.phase}"
-        op, peer, since = self._wait
+        op, peer, since = self.waits_for
         way = "to" if op.kind in (Kind.SEND_F, Kind.SEND_B) else "from"
         return f"waited {time.monotonic() - since:.1f} s for {op} {way} {self.name(peer)}"
 

@@ -184,9 +184,14 @@ class Probe:
         """A message from stage `source`, made by `op` there, was taken."""
         self.record.messages.append((source, op, stamps))
 
-    def pipeline_ends(self) -> None:
-        """The last op is over; the step follows."""
+    def holds(self, memory: Memory | None) -> None:
+        """What activations have taken in this iteration."""
+        self.record.memory = memory
+
+    def pipeline_ends(self) -> IterationRecord:
+        """The last op is over, and the step follows; the record, whose end is still to come."""
         self.record.cpu = time.process_time() - self._process
+        return self.record
 
     def iteration_ends(self, collectives: Sequence[CollectiveSpan] = ()) -> None:
         """The step is over; of `collectives` those after the last op belong to it."""

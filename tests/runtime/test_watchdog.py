@@ -26,7 +26,7 @@ class Dead(FailureLog):
 def test_loss_names_stage_rank_op_and_peer():
     failure_log = FailureLog()
     watchdog = Watchdog(1, [4, 5, 6], failure_log)
-    watchdog.begins(Op.parse("B3"), 2)
+    watchdog.waits_for = Op.parse("B3"), 2, time.monotonic()
     error = PeerLost("stage 2 (rank 6): its connection closed")
     words = str(watchdog.lost(Op.parse("B3"), 2, error))
     pattern = r"stage 1 \(rank 5\) waited \d+\.\d s for B3 from stage 2 \(rank 6\): its connection"
@@ -36,14 +36,14 @@ def test_loss_names_stage_rank_op_and_peer():
 
 def test_send_goes_to_its_peer():
     watchdog = Watchdog(0, [0, 1])
-    watchdog.begins(Op.parse("SF3"), 1)
+    watchdog.waits_for = Op.parse("SF3"), 1, time.monotonic()
     assert "for SF3 to stage 1 (rank 1)" in watchdog.describe()
 
 
 def test_wait_that_went_well_is_forgotten():
     watchdog = Watchdog(0, [0, 1])
-    watchdog.begins(Op.parse("F3"), 1)
-    watchdog.ends()
+    watchdog.waits_for = Op.parse("F3"), 1, time.monotonic()
+    watchdog.waits_for = None
     watchdog.phase = "the optimizer step"
     assert watchdog.describe() == "stage 0 (rank 0) was in the optimizer step"
 
@@ -58,12 +58,12 @@ def test_first_to_notice_is_repeated_by_the_others():
 
 
 BLOCKED = """
-import ctypes, os
+import ctypes, os, time
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.runtime.watchdog import Watchdog
 watchdog = Watchdog(1, [4, 5, 6])
 watchdog.end_on_signal()
-watchdog.begins(Op.parse("F3"), 0)
+watchdog.waits_for = Op.parse("F3"), 0, time.monotonic()
 os.write(1, b"ready")
 libc = ctypes.CDLL(None)
 read, write = os.pipe()
@@ -127,7 +127,7 @@ def blocked_in_gloo(seat, path):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
         watchdog = Watchdog(0, [0, 1])
         watchdog.end_on_signal()
-        watchdog.begins(Op.parse("B0"), 1)
+        watchdog.waits_for = Op.parse("B0"), 1, time.monotonic()
         work = dist.irecv(torch.zeros(4), 1)
         seat.say(os.getpid())
         work.wait()

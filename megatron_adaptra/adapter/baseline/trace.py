@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,12 +74,12 @@ def watched_messages(watchdog: Watchdog) -> Iterator[None]:
         op = Op(kinds[0], count[kinds[0]])
         peer = stage - 1 if op.kind in (Kind.F, Kind.SEND_B) else stage + 1
         peer %= len(watchdog.ranks)
-        watchdog.begins(op, peer)
+        watchdog.waits_for = op, peer, time.monotonic()
         try:
             result = original(self, **kwargs)
         except RuntimeError as error:
             raise watchdog.lost(op, peer, PeerLost(f"gloo: {reason_of(error)}")) from error
-        watchdog.ends()
+        watchdog.waits_for = None
         return result
 
     with patch("message-names", _communicate=communicate):

@@ -12,7 +12,6 @@ from megatron_adaptra.adapter.compat.patches import PATCHES, Job, patch, resolve
 from megatron_adaptra.adapter.compat.profiles import misfit, profile, verify
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import UnsupportedBackend
-from megatron_adaptra.log import log_line
 
 _active: list[Activation] = []  # at most one
 
@@ -51,7 +50,6 @@ def activate(
     if _active:
         raise RuntimeError("megatron_adaptra is active already; undo() the first activation")
     verify(row)
-    import torch.distributed as dist
     from megatron.core import parallel_state as mpu
 
     stages = mpu.get_pipeline_model_parallel_world_size()
@@ -59,12 +57,11 @@ def activate(
     resolved = resolve(Job(config, stages, chunks, program=program, clips=clips, demo=demo))
     original = _schedule()
     _refuse_gpus()
-    if dist.get_rank() == 0:
-        for line in resolved.said():
-            log_line(line)
     from megatron_adaptra.adapter.pipeline.session import Session
 
     session = Session(resolved.without_missing(config), row, resolved)
+    for line in resolved.said():
+        session.context.say(line)
 
     @functools.wraps(original)
     def get_forward_backward_func(*args: Any, **kwargs: Any) -> Any:

@@ -42,7 +42,6 @@ def resume(session: Session) -> None:
     from megatron.training import get_args
 
     args = get_args()
-    session.iteration = int(args.iteration)
     if not args.load or not args.iteration:
         return
     path = _path(args.load, args.iteration)

@@ -31,7 +31,7 @@ def attach(session: Session, built: Any) -> contextlib.ExitStack:
             if embedding is not None:
                 session.defer_hooks.append(embedding)
         if patches.uses("reruns"):
-            session.reruns = Reruns(get_timers())
+            session.reruns = Reruns(get_timers(), session.context.say)
             session.defer_hooks.append(session.reruns.defer)
             stack.enter_context(session.reruns.patched())
         return stack.pop_all()

@@ -123,9 +123,12 @@ class Plugin:
         self._activate()
         result = wrapped(*args, **kwargs)
         if self.activation is not None:
+            from megatron.training import get_args
+
             from megatron_adaptra.adapter.entry import checkpoint, iteration_end
 
-            checkpoint.resume(self.session)
+            self.session.iteration = int(get_args().iteration)
+            self.session.guard.call(checkpoint.resume, self.session)
             self.activation.undo_with(iteration_end.attach(self.session, result).close)
         return result
 
@@ -177,7 +180,8 @@ class Plugin:
         if self.session is not None:
             from megatron_adaptra.adapter.entry import checkpoint
 
-            checkpoint.save(self.session, args[0] if args else kwargs["iteration"])
+            iteration = args[0] if args else kwargs["iteration"]
+            self.session.guard.later(checkpoint.save, self.session, iteration)
         return result
 
     def _pretrain(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:

@@ -18,14 +18,17 @@ def training_log(session: Session, wrapped: Any, args: Any, kwargs: Any) -> Any:
 
     `args`, `kwargs`: those of its call.
     """
-    with _longer_line(session), session.logging():
+    with contextlib.ExitStack() as stack:
+        session.guard.call(_lengthen_line, session, stack)
+        stack.enter_context(session.logging())
         result = wrapped(*args, **kwargs)
     iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments["iteration"]
-    _write_scalars(status.scalars(session.run), iteration)
+    session.guard.call(_write_scalars, session, iteration)
     return result
 
 
-def _longer_line(session: Session) -> contextlib.AbstractContextManager[Any]:
+def _lengthen_line(session: Session, stack: contextlib.ExitStack) -> None:
+    """Until `stack` is left."""
     from megatron.training import training
 
     original, text = training.print_rank_last, f" adaptra: {status.summary(session.run)} |"
@@ -33,12 +36,13 @@ def _longer_line(session: Session) -> contextlib.AbstractContextManager[Any]:
     def print_rank_last(message: Any) -> None:
         original(f"{message}{text}" if _LOG_LINE in str(message) else message)
 
-    return patch("log-line", print_rank_last=print_rank_last)
+    stack.enter_context(patch("log-line", print_rank_last=print_rank_last))
 
 
-def _write_scalars(scalars: dict[str, float], iteration: int) -> None:
+def _write_scalars(session: Session, iteration: int) -> None:
     from megatron.training import get_args, get_tensorboard_writer, get_wandb_writer
 
+    scalars = status.scalars(session.run)
     tensorboard, wandb = get_tensorboard_writer(), get_wandb_writer()
     if tensorboard is None or iteration % get_args().tensorboard_log_interval:
         return

@@ -31,7 +31,7 @@ def run_megatron(context: RankContext, function: Any, arguments: ScheduleArgs) -
     unprotected = bool(context.patches.why_not("whole-outputs"))
     if unprotected or not stock.frees_too_early(function, config, context.profile.waits):
         return function(**arguments)
-    context.notices.line(
+    context.say(
         "WARNING: before megatron-core 0.18 interleaved schedules with overlapped messages "
         "send garbage over gloo; they run without the overlap: pass "
         "--no-overlap-p2p-communication to have it so without adaptra"
@@ -80,7 +80,7 @@ class Executor:
             return False
         if reason := unsupported(arguments):
             text = f"native engine: the executor does not support {reason}"
-            self._context.notices.line(text)
+            self._context.say(text)
         return not reason
 
     def run(self, run: Run, arguments: ScheduleArgs) -> Any:
@@ -92,13 +92,13 @@ class Executor:
         count_bytes = self._warm and self._counted is not run.program
         stage = MegatronStage(
             line, run.wiring.mailbox, arguments, groups_of(context, arguments),
-            self._splits if halves else (), count_bytes,
+            context.guard, self._splits if halves else (), count_bytes,
         )  # fmt: skip
         result = stage.run()
         self._warm = True
         if count_bytes:
             self._counted = run.program
-        context.probe.record.memory = stage.meter.memory(len(models))
+        context.probe.holds(stage.meter.memory(len(models)))
         return result
 
 

@@ -25,6 +25,7 @@ from megatron_adaptra.ir.deps import position_of
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line
 from megatron_adaptra.runtime.executor import execute
+from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.runtime.mailbox import Mailbox
 
 
@@ -41,7 +42,8 @@ class _Held:
 class MegatronStage:
     """One training iteration of the stage that `mailbox` belongs to.
 
-    `line`: its ops. `groups`: Megatron's process groups. `splits`: one per chunk, where the line
+    `line`: its ops. `groups`: Megatron's process groups. `guard`: what activations take is measured
+    through it. `splits`: one per chunk, where the line
     has halves of backwards. `count_bytes`: whether to measure what activations take, which costs
     time on a CPU.
     """
@@ -52,6 +54,7 @@ class MegatronStage:
         mailbox: Mailbox,
         arguments: ScheduleArgs,
         groups: Any,
+        guard: Guard,
         splits: Sequence[SplitBackward] = (),
         count_bytes: bool = False,
     ) -> None:
@@ -66,7 +69,7 @@ class MegatronStage:
         self.sync = GradSync(self.config, self.models, line, self.stage)
         self.splits = splits
         ignored = (t for m in self.models for t in (*m.parameters(), *buffers_of(m)))
-        self.meter = ActivationMeter(len(self.models), count_bytes, ignored)
+        self.meter = guard.cover(ActivationMeter, len(self.models), count_bytes, ignored)
         self._held: dict[Key, _Held] = {}
         self._stores: dict[Key, WeightGradStore] = {}  # between the two halves of a backward
         self._gradients: dict[Key, torch.Tensor | None] = {}  # of inputs, until they are sent

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
 
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
+from megatron_adaptra.errors import Disagreement, PeerLost
 from megatron_adaptra.ir.program import lower
-from megatron_adaptra.ir.schedule import Line
+from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.runtime.controller import Controller
+
+GOODBYE = 30.0  # seconds that the end of a run waits for what runs beside it
 
 
 class Run:
@@ -30,8 +34,8 @@ class Run:
         new_message: Callable[[], torch.Tensor],
     ) -> None:
         self.wiring, self.controller, self.microbatches = wiring, controller, microbatches
-        self._context = context
-        self._schedule = controller.begin(iteration)
+        self._context, self._schedule = context, controller.ballot.schedule
+        self._schedule = self._next(iteration)
         wiring.mailbox.begin(iteration, new_message)
         self.program = lower(self._schedule, context.ahead)
 
@@ -42,7 +46,7 @@ class Run:
 
     def begin(self, iteration: int, new_message: Callable[[], torch.Tensor]) -> None:
         """The boundary before `iteration`: its program, its first receives."""
-        schedule = self.controller.begin(iteration)
+        schedule = self._next(iteration)
         self.wiring.mailbox.begin(iteration, new_message)
         if schedule is not self._schedule:
             self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
@@ -52,12 +56,26 @@ class Run:
 
     def abandon(self) -> None:
         """End the run although an iteration has begun, as all ranks do: another one follows."""
-        self.controller.close()
+        self._context.guard.attempt(GOODBYE, self.controller.close)
         self.wiring.mailbox.discard(unused_posts(self.program, self._context.stage))
         self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
 
     def close(self) -> None:
         """End the run and close its connections."""
-        self.wiring.mailbox.close()
-        self.controller.close()
-        self.wiring.close()
+        with contextlib.ExitStack() as stack:  # each, whatever the ones before have come to
+            stack.callback(self.wiring.close)
+            stack.callback(self._context.guard.attempt, GOODBYE, self.controller.close)
+            stack.callback(self.wiring.mailbox.close)
+
+    def _next(self, iteration: int) -> Schedule:
+        """What to run in `iteration`: as agreed, which may fail without having been asked for."""
+        try:
+            schedule = self.controller.begin(iteration)
+            if isinstance(schedule, Schedule):
+                return schedule
+            self._context.guard.fail(self.controller.begin, f"it says {schedule!r}")
+        except (Disagreement, PeerLost):
+            raise
+        except Exception as error:
+            self._context.guard.fail(self.controller.begin, error)
+        return self._schedule

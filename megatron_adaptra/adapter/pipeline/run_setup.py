@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
@@ -22,6 +25,9 @@ from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.estimate import Estimator
+
+START = 120.0  # seconds that the start of a run may take on a rank
+_LONGEST = 300  # characters of a reason
 
 
 @dataclass(frozen=True)
@@ -44,50 +50,96 @@ def start_run(
     iteration: int,
     executes: bool,
     announce: bool,
-) -> Run:
+) -> tuple[Run | None, str]:
     """Begin with 1F1B, or a checkpoint's plan, for the number of microbatches of `arguments`.
 
     `iteration`: the one to come. `executes`: whether our executor runs the iterations, so that the
-    order may be any. `announce`: whether decisions are said aloud. Raises BadInput for a policy
-    that the model does not allow.
+    order may be any. `announce`: whether decisions are said aloud. Collective: where the start has
+    failed on some rank there is no run, but the reason, the same everywhere, why Megatron has to
+    run the pipeline. Raises BadInput for a policy that the model does not allow.
     """
-    config, group, chunks = context.config, wiring.plan_group, len(models_of(arguments))
+    config, limits = context.config, wiring.plan_group.limits
+    chunks = len(models_of(arguments))
     means = _Means(
         microbatches=arguments["num_microbatches"],
         chunks=chunks,
         # An emulated link delays messages, not the word that a receive is posted.
         rendezvous=wiring.rendezvous and context.emulator is None,
-        split=executes and SPLIT not in group.limits,
-        recompute=config.recompute and RECOMPUTE not in group.limits,
+        split=executes and SPLIT not in limits,
+        recompute=config.recompute and RECOMPUTE not in limits,
         # Of chunks the order is Megatron's: dropout falls as it does there.
         searches=config.policy == "adaptive" and executes and chunks == 1,
     )
-    start, new_message = _starting(context, wiring, means), message_of(arguments)
+    new_message = message_of(arguments)
+    controller, digest, reason = None, "", ""
+    try:
+        controller, digest = context.guard.result(
+            START, _prepare, context, wiring, means, new_message, iteration, announce
+        )
+        if not isinstance(controller, Controller):
+            controller, reason = None, f"{controller!r} is no controller"
+    except BadInput:
+        raise
+    except Exception as error:
+        reason = repr(error)[:_LONGEST]
+    reason = _agreed(wiring, str(digest), reason)
+    if reason or controller is None:
+        return None, f"adaptation cannot start: {reason}"
+    return Run(context, wiring, controller, means.microbatches, iteration, new_message), ""
+
+
+def _agreed(wiring: Wiring, digest: str, reason: str) -> str:
+    """Why some rank cannot start, or an empty string. A collective over all ranks.
+
+    `digest`: of what this rank would begin with, the same in all of a plan group. `reason`: why
+    this rank cannot.
+    """
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (wiring.plan_group.members[0], digest, reason))
+    for rank, (_, _, why) in enumerate(everyone):
+        if why:
+            return f"rank {rank}: {why}"
+    for rank, (leader, other, _) in enumerate(everyone):
+        if other != everyone[leader][1]:
+            return f"rank {rank} would begin with another plan than rank {leader}"
+    return ""
+
+
+def _prepare(
+    context: RankContext,
+    wiring: Wiring,
+    means: _Means,
+    new_message: Callable[[], torch.Tensor],
+    iteration: int,
+    announce: bool,
+) -> tuple[Controller, str]:
+    """This rank's part in the replan loop, and a digest of what it begins with."""
+    config, group = context.config, wiring.plan_group
+    start = _starting(context, wiring, means)
     resumed = _resumed(context, wiring, means.microbatches)
     tries = means.searches and (means.split or means.recompute)
     first_trial = trial(start, means.split, means.recompute) if tries else None
     ballot = starting_ballot(start, resumed, first_trial, iteration)
-    controller: Controller
-    if group.leader:
-        estimator = _estimator(context, wiring, means, new_message().nbytes)
-        if resumed is not None and group.resumed is not None:
-            estimator.resume(group.resumed["delays"])
-        last = dist.get_world_size() - 1  # Megatron's own writers are there
-        controller = Leader(
-            start,
-            ballot,
-            wiring.channels(),
-            estimator,
-            _policy(context, means),
-            wiring.log,
-            first=iteration,
-            watcher=group.members.index(last) if last in group.members[1:] else None,
-            announce=announce and group.members[0] == 0,
-        )
-    else:
+    digest = f"{ballot.schedule.digest()} {ballot.lasting.digest()}"
+    if not group.leader:
         reports = group.leads(context.ranks)
-        controller = Member(ballot, wiring.channels(), config.timeout, reports)
-    return Run(context, wiring, controller, means.microbatches, iteration, new_message)
+        return Member(ballot, wiring.channels(), config.timeout, reports), digest
+    estimator = _estimator(context, wiring, means, new_message().nbytes)
+    if resumed is not None and group.resumed is not None:
+        estimator.resume(group.resumed["delays"])
+    last = dist.get_world_size() - 1  # Megatron's own writers are there
+    leader = Leader(
+        start,
+        ballot,
+        wiring.channels(),
+        estimator,
+        _policy(context, means),
+        wiring.log,
+        first=iteration,
+        watcher=group.members.index(last) if last in group.members[1:] else None,
+        announce=announce and group.members[0] == 0,
+    )
+    return leader, digest
 
 
 def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:
@@ -132,7 +184,7 @@ def _resumed(context: RankContext, wiring: Wiring, microbatches: int) -> Schedul
     shape = schedule.stages, schedule.microbatches
     if shape == (context.stages, microbatches) and peak <= budget:
         return schedule
-    context.notices.line("the checkpoint's plan does not fit this job; starting from 1F1B")
+    context.say("the checkpoint's plan does not fit this job; starting from 1F1B")
     return None
 
 

@@ -11,7 +11,7 @@ from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of
 from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
 from megatron_adaptra.adapter.pipeline.engines import Executor, run_megatron, run_native, run_stock
-from megatron_adaptra.adapter.pipeline.run import Run
+from megatron_adaptra.adapter.pipeline.run import GOODBYE, Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_wiring
 from megatron_adaptra.adapter.step.reruns import Reruns
@@ -39,7 +39,7 @@ class Session:
         patches = Resolved() if patches is None else patches
         self.context = context = RankContext.create(config, profile, patches)
         self.patches = patches
-        self.config, self.watchdog, self.probe = config, context.watchdog, context.probe
+        self.config, self.watchdog, self.guard = config, context.watchdog, context.guard
         self.stage, self.stages, self.ranks = context.stage, context.stages, context.ranks
         self.run: Run | None = None
         self.iteration = 0
@@ -52,12 +52,16 @@ class Session:
         self.reruns: Reruns | None = None
         self.step_result: StepResultSync | None = None
         self._executor = Executor(context)
+        self._stock = ""  # why Megatron runs the pipeline from now on
+        self._steps = False  # an iteration's step is still to come, or under way
 
     def forward_backward(self, function: Any, arguments: ScheduleArgs) -> Any:
         """One call of Megatron's forward_backward `function`, with its `arguments`."""
-        reason = not_ours(function, arguments, self.config.engine, self.stages, self.patches)
+        reason = self._stock or not_ours(
+            function, arguments, self.config.engine, self.stages, self.patches
+        )
         if reason:
-            self.context.notices.line(f"stock schedule: {reason}")
+            self.context.say(f"stock schedule: {reason}")
             return run_megatron(self.context, function, arguments)
         if self.context.emulator is not None:
             self.context.emulator.iteration = self.iteration
@@ -67,14 +71,19 @@ class Session:
             return result
         self.iteration_done()
         run = self._run_for(arguments)
-        self.probe.begin(self.iteration)
+        if run is None:
+            return run_megatron(self.context, function, arguments)
+        probe = self.context.probe
+        probe.begin(self.iteration)
         if self._executor.runs(arguments):
             result = self._executor.run(run, arguments)
         else:
             result = run_native(self.context, run, function, arguments)
         run.wiring.mailbox.finish()
-        self.probe.pipeline_ends()
-        self._report(run, self.probe.record)
+        record = probe.pipeline_ends()
+        self._steps = True
+        self.guard.later(run.controller.report, record)
+        self.guard.call(self._keep, record)
         self.iteration += 1
         # Now, not at the next call: the word that a receive is posted takes as long as a message.
         run.begin(self.iteration, message_of(arguments))
@@ -82,9 +91,10 @@ class Session:
 
     def iteration_done(self) -> None:
         """The optimizer step is over. Without this call the next iteration's start counts."""
-        record, collectives = self.probe.record, self.small_collectives
-        if collectives is not None and record.ops and not record.end:
-            self.probe.iteration_ends(collectives.take_spans())
+        collectives = self.small_collectives
+        if collectives is not None and self._steps:
+            self._steps = False
+            self.context.probe.iteration_ends(collectives.take_spans())
 
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
@@ -111,26 +121,30 @@ class Session:
     def close(self) -> None:
         """End the run, if there is one: its threads, its connections, its patches."""
         run, self.run = self.run, None
-        if run is not None:
-            run.close()
+        try:
+            if run is not None:
+                run.close()
+        finally:
+            self.guard.close(GOODBYE)
 
-    def _run_for(self, arguments: ScheduleArgs) -> Run:
-        """The run for this number of microbatches.
+    def _run_for(self, arguments: ScheduleArgs) -> Run | None:
+        """The run for this number of microbatches; None where Megatron has to run from now on.
 
         Megatron changes it while a batch size ramps up, on all ranks in the same iteration.
         """
-        run = self.run
-        if run is None:
-            wiring = self._open(arguments)
-            with contextlib.ExitStack() as unless_started:
-                unless_started.callback(wiring.close)
-                run = self._start(wiring, arguments)
+        before, self.run = self.run, None
+        if before is not None and before.microbatches == arguments["num_microbatches"]:
+            self.run = before
+            return before
+        if before is not None:
+            before.abandon()
+        wiring = self._open(arguments) if before is None else before.wiring
+        with contextlib.ExitStack() as unless_started:
+            unless_started.callback(wiring.close)
+            self.run, self._stock = self._start(wiring, arguments)
+            if self.run is not None:
                 unless_started.pop_all()
-        elif run.microbatches != arguments["num_microbatches"]:
-            run.abandon()
-            run = self._start(run.wiring, arguments)
-        self.run = run
-        return run
+        return self.run
 
     def _open(self, arguments: ScheduleArgs) -> Wiring:
         limits = {}
@@ -138,14 +152,14 @@ class Session:
             limits = limits_of(arguments, self.config, self.patches)
         return open_wiring(self.context, arguments, self.resumed, limits, self.defer_hooks)
 
-    def _start(self, wiring: Wiring, arguments: ScheduleArgs) -> Run:
+    def _start(self, wiring: Wiring, arguments: ScheduleArgs) -> tuple[Run | None, str]:
         return start_run(
             self.context, wiring, arguments, iteration=self.iteration,
             executes=self._executor.runs(arguments), announce=self.announce,
         )  # fmt: skip
 
-    def _report(self, run: Run, record: IterationRecord) -> None:
-        run.controller.report(record)
+    def _keep(self, record: IterationRecord) -> None:
+        """What the demo shows of it."""
         if record.memory is not None and record.memory.per_microbatch:
             self.counted.append((record.iteration, record.memory))
         if self.iteration in self.keep_records:

@@ -17,7 +17,7 @@ from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, host_id
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.log import LogOnce
+from megatron_adaptra.log import LogOnce, log_line
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.collectives.small_collectives import (
     FUNCTIONS,
@@ -26,6 +26,7 @@ from megatron_adaptra.runtime.collectives.small_collectives import (
 )
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.failure_log import SharedFailureLog
+from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
@@ -39,7 +40,8 @@ class RankContext:
     """This rank before anything is connected; there from activation on.
 
     `ranks[i]` is the global rank of stage i of this rank's pipeline, `stage` its own. `emulator`
-    is None where no link is emulated. `notices`: what is said once, at rank 0.
+    is None where no link is emulated. `guard`: through which the training calls all that adapts it,
+    the `probe` included. `notices`: what is said once, at rank 0.
     """
 
     config: AdaptraConfig
@@ -50,6 +52,7 @@ class RankContext:
     emulator: LinkEmulator | None
     failure_log: SharedFailureLog
     watchdog: Watchdog
+    guard: Guard
     probe: Probe
     notices: LogOnce
 
@@ -60,6 +63,7 @@ class RankContext:
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
         rules = load_rules(config.emulate_link, len(ranks))
         failure_log = SharedFailureLog(host_id())
+        guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
         return cls(
             config,
             profile,
@@ -69,9 +73,14 @@ class RankContext:
             LinkEmulator(stage, rules) if rules else None,
             failure_log,
             Watchdog(stage, ranks, failure_log),
-            Probe(stage),
+            guard,
+            guard.cover(Probe, stage),
             LogOnce(dist.get_rank() == 0),
         )
+
+    def say(self, text: str) -> None:
+        """Say `text` once, at rank 0."""
+        self.guard.later(self.notices.line, text)
 
     @property
     def stages(self) -> int:
@@ -141,7 +150,7 @@ def open_wiring(
     pipelines = _open_pipelines(context, chunks=len(models_of(arguments)))
     group = PlanGroup.gather(resumed, limits)
     for what, reason in group.limits.items():
-        context.notices.line(f"{what} is not possible: {reason}")
+        context.say(f"{what} is not possible: {reason}")
     context.failure_log.exchange_pids()
     star = [link for m in range(1, len(group.members)) for link in ((0, m), (m, 0))]
     control = GlooTransport(*open_lanes(group.members, star, "control", who="member"))
@@ -150,7 +159,11 @@ def open_wiring(
         config.timeout, pipelines[-1],
     )  # fmt: skip
     collectives = SmallCollectives(
-        group.stages, config.small_collectives, config.timeout, context.watchdog
+        group.stages,
+        config.small_collectives,
+        config.timeout,
+        context.watchdog,
+        lambda text: context.guard.later(log_line, text),
     )
     collectives.defer_hooks = defer_hooks
     patched = contextlib.ExitStack()

@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.timers import stopped_on
-from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.collectives.collective import SmallCollective
 
 
@@ -26,13 +24,16 @@ class Rerun(Exception):
 
 
 class Reruns:
-    """Stands between a training loop and Megatron's state machine. `timers`: Megatron's."""
+    """Stands between a training loop and Megatron's state machine.
 
-    def __init__(self, timers: Any) -> None:
+    `timers`: Megatron's. `say`: says a sentence at rank 0.
+    """
+
+    def __init__(self, timers: Any, say: Callable[[str], None]) -> None:
         from megatron.core import rerun_state_machine as module
 
         self._module, self._machine = module, module.get_rerun_state_machine()
-        self._timers = timers
+        self._timers, self._say = timers, say
         self._asking = False
         self._trusting = True
         self._again = 0  # iterations
@@ -48,8 +49,8 @@ class Reruns:
         ours = should_run_forward_backward
         with patch("reruns", self._machine, should_run_forward_backward=ours):
             yield
-        if self._again and dist.get_rank() == 0:
-            log_line(f"iterations run again after their end: {self._again}")
+        if self._again:
+            self._say(f"iterations run again after their end: {self._again}")
 
     def defer(self, collective: SmallCollective, tensor: torch.Tensor) -> Callable[[], None] | None:
         """A DeferHook: whether this all-reduce is the question, which nobody waits for."""

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.errors import AdaptraError
-from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.collectives.all_gather import AllGather
 from megatron_adaptra.runtime.collectives.reduction import Native, orders_of
 from megatron_adaptra.telemetry.step_sync import KEEP
@@ -32,7 +31,8 @@ class SmallCollective:
     `name`: of the function in torch.distributed; with `number` unique, and the same on all members.
     `members`: global ranks. `stages`: of the members. `op`: of a reduction; None: everybody gets
     what the member of index `source` has. `connect`: opens an AllGather, collectively. `auto`: use
-    whichever path is faster, backend or AllGather, as measured; else the AllGather.
+    whichever path is faster, backend or AllGather, as measured; else the AllGather. `say`: says a
+    sentence.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class SmallCollective:
         source: int,
         connect: Callable[[], AllGather],
         auto: bool,
+        say: Callable[[str], None],
     ) -> None:
         self.name, self.title = name, f"{name} {number}"
         self.members, self.stages = members, stages
@@ -53,6 +54,7 @@ class SmallCollective:
         # Values that were sent ahead with another operation, and their results.
         self.prefetched: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
         self._op, self._source, self._connect, self._auto = op, source, connect, auto
+        self._say = say
         self._calls = 0
         self._measure_now = False  # not at the next retry
         self._pause, self._next_retry = FIRST_RETRY, FIRST_RETRY
@@ -183,7 +185,7 @@ class SmallCollective:
                 native(copy)
                 self._native_costs.append(time.perf_counter() - began)
         elif all_gather.me == 0:
-            log_line(
+            self._say(
                 f"{self.name} of {tensor.numel()} {tensor.dtype} over {size} ranks "
                 "stays with the backend: no order of ours gives its result"
             )

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.collectives.all_gather import AllGather
 from megatron_adaptra.runtime.collectives.collective import COSTS, Prefetch, SmallCollective
 from megatron_adaptra.runtime.collectives.hierarchical import Links
@@ -45,14 +46,19 @@ class SmallCollectives:
 
     `stage_of`: by global rank. `mode`: "on", or "auto" for whatever is faster, measured. `timeout`:
     seconds that a call waits for each other member, and that connections take to be made; then
-    PeerLost says who was waited for.
+    PeerLost says who was waited for. `say`: says a sentence.
     """
 
     def __init__(
-        self, stage_of: Sequence[int], mode: str, timeout: float, watchdog: Watchdog
+        self,
+        stage_of: Sequence[int],
+        mode: str,
+        timeout: float,
+        watchdog: Watchdog,
+        say: Callable[[str], None] = log_line,
     ) -> None:
         self._stage_of, self._auto, self._timeout = tuple(stage_of), mode == "auto", timeout
-        self._watchdog = watchdog
+        self._watchdog, self._say = watchdog, say
         self._serial = next(_SERIALS)  # its connections are met under this number, on all ranks
         self.active = True  # while False all goes to torch; the same on all ranks
         self.hiding = False  # see SmallCollective.hidden: true of what runs meanwhile
@@ -254,7 +260,15 @@ class SmallCollectives:
                 return self._open(members, nbytes + COSTS.size + SLACK)
 
             self._collectives[key] = SmallCollective(
-                name, len(self._collectives), members, stages, op, source, connect, self._auto
+                name,
+                len(self._collectives),
+                members,
+                stages,
+                op,
+                source,
+                connect,
+                self._auto,
+                self._say,
             )
         return self._collectives[key]
 

@@ -1,0 +1,201 @@
+"""The line between a training and what adapts it: what fails beyond it ends the adaptation alone.
+
+Measuring, planning, control and reports run on one thread per rank. The training thread hands work
+over and does not wait for it; what it has to call itself, to take stamps, waits for nothing. An
+exception, a hang or a nonsensical value there costs the adaptation, for good, and is said once. The
+plan in force stays, as on all other ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from megatron_adaptra.log import log_line
+
+HANG = 600.0  # seconds that one piece of work may take: plans of large jobs take a while
+MOST = 10_000  # pieces that may wait; a healthy rank has a few
+_LONGEST = 300  # characters of an error that are said
+
+T = TypeVar("T")
+
+
+class Guard:
+    """Runs what adapts this rank's training. `who`: this rank, in what is said.
+
+    `off`: something has failed, and nothing more is done. It takes any thread's calls.
+    """
+
+    def __init__(self, who: str = "this rank") -> None:
+        self.off = False
+        self._who = who
+        self._failures = itertools.count()
+        self._queue: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None]
+        self._queue = queue.SimpleQueue()
+        self._doing: tuple[Callable[..., Any], float] | None = None  # since when
+        self._hangs = False
+        self._thread = threading.Thread(target=self._work, name="adaptra-guard", daemon=True)
+        self._starting = threading.Lock()
+
+    # On the training thread. What takes `seconds` waits, and for no longer; nothing else does.
+
+    def call(self, function: Callable[..., T], *args: Any, default: Any = None) -> T:
+        """What `function(*args)` returns, here and now; `default` once something has failed."""
+        if not self.off:
+            try:
+                return function(*args)
+            except Exception as error:
+                self.fail(function, error)
+        return cast(T, default)
+
+    def cover(self, make: Callable[..., T], *args: Any) -> T:
+        """`make(*args)`, whose methods are called as by `call`: None once something has failed."""
+        return cast(T, _Covered(self, self.call(make, *args)))
+
+    def later(self, function: Callable[..., Any], *args: Any) -> None:
+        """Have `function(*args)` called on the background thread, unless something has failed."""
+        if self.off:
+            return
+        doing = self._doing
+        if doing is not None and time.monotonic() - doing[1] > HANG:
+            self.fail(doing[0], self._hanging())
+        elif self._queue.qsize() >= MOST:
+            self.fail(function, f"{MOST} pieces of work wait before it")
+        else:
+            try:
+                self._put(function, args)
+            except RuntimeError as error:  # there can be no more threads
+                self.fail(function, error)
+
+    def result(self, seconds: float, function: Callable[..., T], *args: Any) -> T:
+        """What `function(*args)` returns on the background thread, also when `off`.
+
+        Raises what it raises, and TimeoutError if the thread has not come to its end in so many
+        `seconds`, or has once not done so.
+        """
+        if self._hangs:
+            raise TimeoutError(self._hanging())
+        outcome = self._outcome(seconds, function, *args)
+        if outcome is None:
+            self._hangs = True
+            raise TimeoutError(self._hanging())
+        value, error = outcome
+        if error is not None:
+            raise error
+        return cast(T, value)
+
+    def attempt(self, seconds: float, function: Callable[..., Any], *args: Any) -> None:
+        """Wait so many `seconds` for `function` as `result` does; what is raised ends it all."""
+        try:
+            self.result(seconds, function, *args)
+        except Exception as error:
+            self.fail(function, error)
+
+    def flush(self, seconds: float) -> None:
+        """Wait until what was handed over is done, but no longer than so many `seconds`."""
+        if not self._hangs:
+            self._outcome(seconds, _nothing)
+
+    def close(self, seconds: float) -> None:
+        """End the thread when it has done its work; wait so many `seconds` for that."""
+        self._queue.put(None)
+        if self._thread.ident is not None and not self._hangs:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                self.fail(self.close, self._hanging())
+
+    # On any thread.
+
+    def fail(self, what: Callable[..., Any], error: BaseException | str) -> None:
+        """End the adaptation, because of an `error` in `what`. The first one is said."""
+        self.off = True
+        if next(self._failures):
+            return
+        reason = (error if isinstance(error, str) else repr(error))[:_LONGEST]
+        text = f"{self._who} adapts no more, the plan stays: {_name(what)}: {reason}"
+        with contextlib.suppress(Exception):  # not here: standard error may be full
+            threading.Thread(target=log_line, args=(text,), daemon=True).start()
+
+    def _outcome(
+        self, seconds: float, function: Callable[..., Any], *args: Any
+    ) -> tuple[Any, BaseException | None] | None:
+        """What `function` returned and raised on the background thread; None if it is not over."""
+        done, outcome = threading.Event(), list[tuple[Any, BaseException | None]]()
+
+        def run() -> None:
+            try:
+                outcome.append((function(*args), None))
+            except BaseException as error:
+                outcome.append((None, error))
+            done.set()
+
+        self._put(run, ())
+        return outcome[0] if done.wait(seconds) else None
+
+    def _put(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if self._thread.ident is None:
+            with self._starting:
+                if self._thread.ident is None:
+                    self._thread.start()
+        self._queue.put((function, args))
+
+    # On the background thread.
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            function, args = item
+            self._doing = function, time.monotonic()
+            try:
+                function(*args)
+            except BaseException as error:
+                self.fail(function, error)
+            self._doing = None
+
+    def _hanging(self) -> str:
+        return f"it does not come back{self._where()}"
+
+    def _where(self) -> str:
+        """Where the background thread is: the innermost line of this package."""
+        frame: Any = sys._current_frames().get(self._thread.ident or 0)
+        here = Path(__file__).parents[1]
+        while frame is not None:
+            path = Path(frame.f_code.co_filename)
+            if here in path.parents and path != Path(__file__):
+                return f", it is in {path.relative_to(here)}, line {frame.f_lineno}"
+            frame = frame.f_back
+        return ""
+
+
+class _Covered:
+    """Stands for an object, whose methods are called through a guard."""
+
+    def __init__(self, guard: Guard, target: Any) -> None:
+        self._guard, self._target = guard, target
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        guard, target = self._guard, self._target
+
+        def bound(*args: Any) -> Any:
+            return getattr(target, name)(*args)
+
+        def method(*args: Any) -> Any:
+            return guard.call(bound, *args)
+
+        bound.__qualname__ = f"{type(target).__name__}.{name}"
+        self.__dict__[name] = method  # the next call finds it at once
+        return method
+
+
+def _nothing() -> None:
+    pass
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", function))
