@@ -60,6 +60,10 @@ class UnsupportedBackend(AdaptraError):
     """The pipeline's messages go by a backend that this package has no transport for yet."""
 
 
+class TooFewDescriptors(AdaptraError):
+    """The control plane's connections do not fit into some rank's limit of open files."""
+
+
 class PeerLost(AdaptraError):
     """A rank did not deliver: it died, its connection closed, or its time ran out."""
 

@@ -18,9 +18,8 @@ import queue
 import struct
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -29,12 +28,14 @@ import torch.distributed as dist
 
 from megatron_adaptra.errors import PeerLost, reason_of
 from megatron_adaptra.transport.base import Stamps, Traits
+from megatron_adaptra.transport.connect import DEVICE, connect, make_room
 from megatron_adaptra.transport.emulate import LinkEmulator
 
 _TRAILER = struct.Struct("<8sqqd")  # magic, tag, payload bytes, seconds when sent
 _MAGIC = b"adaptra1"
 _NEVER_SENT = 2**31 - 1  # a tag
 _LEAST = 0.001  # seconds; less than a millisecond means no deadline to gloo
+_CONNECT = 600.0  # seconds for a peer to open its end
 _FOREVER = timedelta(days=7)  # deadlines are ours: gloo closes the connection when one of its ends
 
 
@@ -111,7 +112,9 @@ class GlooTransport:
         for work in self._held:
             if not work.done():
                 work.abort()
-        self._held = []
+        self._held, self._pool = [], {}
+        # Without its groups: their connections close when nobody holds them any more.
+        self._out = {peer: replace(lane, group=None) for peer, lane in self._out.items()}
 
     def _refuse_closed(self, lane: Lane) -> None:
         if self._closed:
@@ -290,6 +293,7 @@ class _Inbox:
         self._thread.join(timeout=1.0)  # a thread that gloo does not let go of is a daemon
         for work in list(self._open):
             work.abort()
+        self.lane = replace(self.lane, group=None)
 
     def _run(self) -> None:
         stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
@@ -311,37 +315,37 @@ class _Inbox:
             self._open.discard(work)
 
 
-_opened: Counter[str] = Counter()
-
-
 def open_lanes(
     ranks: Sequence[int],
     links: Sequence[tuple[int, int]],
     name: str,
     who: str = "stage",
+    devices: Sequence[Any] = (),
 ) -> tuple[dict[int, Lane], dict[int, Lane]]:
     """One group per directed link in `links` (source stage, target stage) of those on `ranks`.
 
     Returns the lanes out of and into this rank, by peer stage. The groups are made by their two
-    members alone, over the default store; `name` keeps two sets of lanes apart, a count those of
-    one name that are opened one after another, by all ranks alike. `who`: what errors call an index
-    of `ranks`. Raises RuntimeError, which gloo words, if a peer does not come in ten minutes.
+    members alone, over the default store; `name` keeps two sets of lanes apart. `who`: what errors
+    call an index of `ranks`. `devices`: to share; then a link serves both directions, with one
+    connection. Raises RuntimeError, which gloo words, if a peer does not come in ten minutes.
     """
-    me, serial = dist.get_rank(), _opened[name]
-    _opened[name] += 1
+    me = dist.get_rank()
     store = dist.distributed_c10d._get_default_store()
+    mine = [(s, t) for s, t in links if me in (ranks[s], ranks[t])]
+    make_room(len(mine) * (1 if devices else 1 + DEVICE))
     outgoing: dict[int, Lane] = {}
     incoming: dict[int, Lane] = {}
-    for source, target in links:
+    for source, target in mine:
         pair = (ranks[source], ranks[target])
-        if me not in pair:
-            continue
-        mine = pair.index(me)
-        prefix = dist.PrefixStore(f"adaptra/{name}/{serial}/{pair[0]}>{pair[1]}", store)
-        peer = target if mine == 0 else source
-        name_of_peer = f"{who} {peer} (rank {ranks[peer]})"
-        group = dist.ProcessGroupGloo(prefix, mine, 2, timedelta(minutes=10))
-        (outgoing if mine == 0 else incoming)[peer] = Lane(group, 1 - mine, name_of_peer)
+        index = pair.index(me)
+        prefix = dist.PrefixStore(f"adaptra/{name}/{pair[0]}>{pair[1]}", store)
+        peer = target if index == 0 else source
+        group = connect(prefix, index, 2, _CONNECT, devices)
+        lane = Lane(group, 1 - index, f"{who} {peer} (rank {ranks[peer]})")
+        if devices or index == 0:
+            outgoing[peer] = lane
+        if devices or index == 1:
+            incoming[peer] = lane
     return outgoing, incoming
 
 

@@ -12,6 +12,7 @@ from megatron_adaptra.adapter.compat.patches import PATCHES, Job, patch, resolve
 from megatron_adaptra.adapter.compat.profiles import misfit, profile, verify
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import UnsupportedBackend
+from megatron_adaptra.log import log_line
 
 _active: list[Activation] = []  # at most one
 
@@ -30,11 +31,14 @@ class Activation:
         self._stack.callback(undo)
 
     def undo(self) -> None:
-        """Put everything back; a second call does nothing."""
+        """Put everything back; a second call does nothing. What fails in it is said, not raised."""
         self.over = True
         with contextlib.suppress(ValueError):
             _active.remove(self)
-        self._stack.close()
+        try:
+            self._stack.close()
+        except Exception as error:
+            log_line(f"while the plugin was taken out: {error!r}")
 
 
 def activate(

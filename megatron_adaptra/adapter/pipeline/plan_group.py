@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+
+from megatron_adaptra.transport.connect import DEVICE, room
+
+PIPELINE = 9 * DEVICE  # descriptors: eight lanes to neighbours, and a device for all else
+_serial = 0  # of the connections to come: a job may make some, and others when these are gone
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class PlanGroup:
     reports of its own pipeline. `hosts[rank]`, `stages[rank]`: of every global rank, the identity
     of its machine and its stage. `resumed`: what the leader brought from a checkpoint, or None.
     `limits`: what some rank's model does not allow, and why (`compatibility.limits_of`).
+    `serial`: of this group's connections, the same on all ranks. `left[rank]`: of every global
+    rank, the descriptors left to it when lanes and control have taken theirs.
     """
 
     members: tuple[int, ...]
@@ -31,6 +39,8 @@ class PlanGroup:
     stages: tuple[int, ...]
     resumed: dict[str, Any] | None
     limits: dict[str, str]
+    serial: int = 0
+    left: tuple[int, ...] = ()
 
     @classmethod
     def gather(cls, resumed: dict[str, Any] | None, limits: dict[str, str]) -> PlanGroup:
@@ -38,13 +48,18 @@ class PlanGroup:
 
         `resumed` and `limits` are this rank's own.
         """
-        mine = (_group_key(), host_id(), mpu.get_pipeline_model_parallel_rank(), resumed, limits)
+        global _serial
+        key, stage = _group_key(), mpu.get_pipeline_model_parallel_rank()
+        mine = (key, host_id(), stage, resumed, limits, _serial, room())
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
-        keys, hosts, stages, plans, all_limits = zip(*everyone, strict=True)
-        members = tuple(rank for rank, key in enumerate(keys) if key == mine[0])
+        keys, hosts, stages, plans, all_limits, serials, rooms = zip(*everyone, strict=True)
+        members = tuple(rank for rank, other in enumerate(keys) if other == key)
         known = {k: why for found in all_limits for k, why in found.items() if why}
-        return cls(members, hosts, stages, plans[members[0]], known)
+        serial = max(serials)
+        _serial = serial + 1
+        left = descriptors_left(keys, rooms)
+        return cls(members, hosts, stages, plans[members[0]], known, serial, left)
 
     @property
     def leader(self) -> bool:
@@ -54,6 +69,32 @@ class PlanGroup:
     def leads(self, pipeline: Sequence[int]) -> bool:
         """Whether the leader is a stage of `pipeline`, which is given as global ranks."""
         return self.members[0] in pipeline
+
+
+def descriptors_left(keys: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
+    """By rank, the descriptors left when lanes and control have taken theirs; negative: too few.
+
+    `keys`: by rank, the same in one plan group. `rooms`: by rank, how many it may still open.
+    """
+    sizes, led = Counter(keys), set[int]()
+    left = []
+    for key, free in zip(keys, rooms, strict=True):
+        left.append(free - PIPELINE - (1 if key in led else sizes[key] - 1))
+        led.add(key)
+    return tuple(left)
+
+
+def too_few(left: Sequence[int]) -> str:
+    """Why this job cannot have control, or an empty string. `left`: see PlanGroup."""
+    short = [rank for rank, count in enumerate(left) if count < 0]
+    if not short:
+        return ""
+    rank, more = short[0], len(short) - 1
+    others = f", {more} other ranks as well" if more else ""
+    return (
+        f"rank {rank} would need {-left[short[0]]} more open files than its limit allows{others}: "
+        "raise ulimit -Hn"
+    )
 
 
 def host_id() -> str:

@@ -17,6 +17,7 @@ from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_w
 from megatron_adaptra.adapter.step.reruns import Reruns
 from megatron_adaptra.adapter.step.step_result import StepResultSync
 from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.errors import TooFewDescriptors
 from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.telemetry.probe import IterationRecord, Memory
 
@@ -121,6 +122,7 @@ class Session:
     def close(self) -> None:
         """End the run, if there is one: its threads, its connections, its patches."""
         run, self.run = self.run, None
+        self.step_result = None  # it has connections of the run's
         try:
             if run is not None:
                 run.close()
@@ -138,7 +140,11 @@ class Session:
             return before
         if before is not None:
             before.abandon()
-        wiring = self._open(arguments) if before is None else before.wiring
+        try:
+            wiring = self._open(arguments) if before is None else before.wiring
+        except TooFewDescriptors as error:  # on all ranks
+            self._stock = str(error)
+            return None
         with contextlib.ExitStack() as unless_started:
             unless_started.callback(wiring.close)
             self.run, self._stock = self._start(wiring, arguments)

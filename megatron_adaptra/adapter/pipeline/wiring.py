@@ -15,8 +15,9 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
-from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, host_id
+from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, host_id, too_few
 from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.errors import TooFewDescriptors
 from megatron_adaptra.log import LogOnce, log_line
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.collectives.small_collectives import (
@@ -30,9 +31,12 @@ from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.transport.connect import new_devices
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
 from megatron_adaptra.transport.scenario import load_rules
+
+GROUPS = 4  # sets of ranks with small collectives: all, a model's, its embeddings', experts'
 
 
 @dataclass(frozen=True)
@@ -128,10 +132,11 @@ class Wiring:
 
     def close(self) -> None:
         """Put torch's collectives back and close all connections."""
-        self.patched.close()
-        self.small_collectives.close()
-        for transport in (*self.pipelines, self.control):
-            transport.close()
+        with contextlib.ExitStack() as stack:  # all of them, whatever one comes to; patches first
+            for transport in (self.control, *self.pipelines):
+                stack.callback(transport.close)
+            stack.callback(self.small_collectives.close)
+            stack.callback(self.patched.close)
 
 
 def open_wiring(
@@ -144,27 +149,29 @@ def open_wiring(
     """Connect to the neighbours and to the leader. Every rank is here.
 
     `resumed`: what this rank brings from a checkpoint. `limits`: what its model does not allow, and
-    why. `defer_hooks`: see SmallCollectives.
+    why. `defer_hooks`: see SmallCollectives. Raises TooFewDescriptors, on all ranks alike.
     """
     config = context.config
-    pipelines = _open_pipelines(context, chunks=len(models_of(arguments)))
     group = PlanGroup.gather(resumed, limits)
+    if reason := too_few(group.left):
+        raise TooFewDescriptors(reason)
+    devices = new_devices()
+    pipelines = _open_pipelines(context, len(models_of(arguments)), group.serial)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
     context.failure_log.exchange_pids()
-    star = [link for m in range(1, len(group.members)) for link in ((0, m), (m, 0))]
-    control = GlooTransport(*open_lanes(group.members, star, "control", who="member"))
+    star = [(0, member) for member in range(1, len(group.members))]
+    name = f"{group.serial}/control"
+    control = GlooTransport(*open_lanes(group.members, star, name, "member", devices))
     mailbox = Mailbox(
         context.stage, context.stages, pipelines[0], context.probe, context.watchdog,
         config.timeout, pipelines[-1],
     )  # fmt: skip
     collectives = SmallCollectives(
-        group.stages,
-        config.small_collectives,
-        config.timeout,
-        context.watchdog,
+        group.stages, config.small_collectives, config.timeout, context.watchdog,
         lambda text: context.guard.later(log_line, text),
-    )
+        job=str(group.serial), devices=devices, most=min(group.left) // GROUPS,
+    )  # fmt: skip
     collectives.defer_hooks = defer_hooks
     patched = contextlib.ExitStack()
     if config.small_collectives != "off":
@@ -174,7 +181,7 @@ def open_wiring(
     return Wiring(group, pipelines, control, mailbox, collectives, patched, log)
 
 
-def _open_pipelines(context: RankContext, chunks: int) -> tuple[GlooTransport, ...]:
+def _open_pipelines(context: RankContext, chunks: int, serial: int) -> tuple[GlooTransport, ...]:
     """Both directions of every link; of a ring where there are several chunks.
 
     A ring of two stages has both kinds of messages on one link: each kind gets its transport.
@@ -186,7 +193,8 @@ def _open_pipelines(context: RankContext, chunks: int) -> tuple[GlooTransport, .
     kinds = ["pipeline", "gradients"] if chunks > 1 and stages == 2 else ["pipeline"]
     device = torch.device(torch.cuda.current_device())
     return tuple(
-        GlooTransport(*open_lanes(ranks, links, kind), context.emulator, device) for kind in kinds
+        GlooTransport(*open_lanes(ranks, links, f"{serial}/{kind}"), context.emulator, device)
+        for kind in kinds
     )
 
 

@@ -25,6 +25,7 @@ _ERROR_BYTES = 256  # at most, of such a text
 _TAGS = 1 << 20  # all-gathers before a tag comes back
 # Nobody can be further ahead: to end an all-gather one needs a value of everybody.
 _AHEAD = 2
+_GOODBYE = timedelta(seconds=10)
 _Sends = list[tuple[int, "dist.Work | str"]]  # to whom, and the send, or why there is none
 
 
@@ -52,6 +53,10 @@ class AllGather(ABC):
     @abstractmethod
     def wait(self) -> list[torch.Tensor]:
         """Wait for the payloads of all members; returned by member, this one's included."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait, ten seconds at most for each member, until they have what was sent."""
 
 
 class FlatAllGather(AllGather):
@@ -129,6 +134,16 @@ class FlatAllGather(AllGather):
             values[peer] = value
             self._post(peer, buffer, number + _AHEAD)
         return values
+
+    def close(self) -> None:
+        """As for AllGather; never raises."""
+        self._timeout = min(self._timeout, _GOODBYE)
+        for _, sends in self._outgoing:
+            for peer, send in sends:
+                with contextlib.suppress(PeerLost):
+                    self._await(send, peer, "take the last all-gather")
+            sends.clear()
+        self._posted.clear()
 
     def _send(self, frame: torch.Tensor, payload: torch.Tensor, size: int) -> _Sends:
         _HEAD.pack_into(frame.numpy(), 0, self._next_start, size)

@@ -11,7 +11,6 @@ import struct
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,7 +18,9 @@ import torch.distributed as dist
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
+from megatron_adaptra.transport.connect import DEVICE, Pairs, connect, make_room, new_devices
 
+_CONNECT = 600.0  # seconds for a member to come
 _SIZE = 8  # bytes that say how many a payload has
 # Shares of the timeout: whoever waits for a leader learns whom that has waited for.
 _UP, _ACROSS = 0.5, 0.75
@@ -30,42 +31,79 @@ class Links:
 
     Where every stage has one member they are direct. Made by all members together, over a c10d
     `store` of their own. `me`: this member's number. `names`: of the members, for errors.
-    `timeout`: seconds that an all-gather waits for a member. Connections may take ten minutes to be
-    made, after which gloo raises RuntimeError.
+    `timeout`: seconds that an all-gather waits for a member. `devices`: of gloo, to share with
+    other connections. Connections may take ten minutes to be made, after which gloo raises
+    RuntimeError.
     """
 
     def __init__(
-        self, store: Any, me: int, stages: Sequence[int], names: Sequence[str], timeout: float
+        self,
+        store: Any,
+        me: int,
+        stages: Sequence[int],
+        names: Sequence[str],
+        timeout: float,
+        devices: Sequence[Any] = (),
     ) -> None:
-        self._me, self._names, self._timeout, self._opened = me, tuple(names), timeout, 0
-        parts: dict[int, list[int]] = {}
-        for member, stage in enumerate(stages):
-            parts.setdefault(stage, []).append(member)
+        self._me, self._names, self._timeout = me, tuple(names), timeout
+        self._opened: list[AllGather] = []
+        parts = _parts(stages)
         self._parts = list(parts.values())
+        devices = devices or new_devices()
+        make_room(descriptors_of(stages))
 
-        def connect(name: str, members: Sequence[int]) -> Any:
+        def mesh(name: str, members: Sequence[int]) -> Any:
             own = dist.PrefixStore(name, store)
-            return dist.ProcessGroupGloo(
-                own, members.index(me), len(members), timedelta(minutes=10)
-            )
+            return connect(own, members.index(me), len(members), _CONNECT, devices)
+
+        def star(way: str, members: Sequence[int]) -> Any:
+            """Between the first of `members` and each other one."""
+            number = members.index(me)
+            ends = range(1, len(members)) if number == 0 else [number]
+            made = {e: mesh(f"{way} {members[e]}", (members[0], members[e])) for e in ends}
+            return Pairs(number, made if number == 0 else {0: made[number]})
 
         if len(parts) == len(stages):
-            self._groups = [connect("all", range(len(stages)))]
+            self._groups = [mesh("all", range(len(stages)))]
         else:
-            # Two in a stage: gloo closes all connections of a group when a wait for one times out.
+            # Two in a stage: gloo closes a connection when a wait for its other end times out.
             mine, leaders = parts[stages[me]], [part[0] for part in self._parts]
-            self._groups = [connect(f"{way} {stages[me]}", mine) for way in ("up", "down")]
-            self._groups += [connect("across", leaders)] if me in leaders else []
+            self._groups = [star(way, mine) for way in ("up", "down")]
+            self._groups += [mesh("across", leaders)] if me in leaders else []
 
     def open(self, nbytes: int) -> AllGather:
         """One more AllGather, of at most `nbytes` from each. All members open the same."""
-        channel = self._opened
-        self._opened += 1
-        if len(self._parts) == len(self._names):
-            return FlatAllGather(self._groups[0], self._names, nbytes, self._timeout, channel)
-        return HierarchicalAllGather(
-            self._me, self._parts, self._groups, self._names, nbytes, self._timeout, channel
-        )
+        names, timeout, channel = self._names, self._timeout, len(self._opened)
+        opened: AllGather
+        if len(self._parts) == len(names):
+            opened = FlatAllGather(self._groups[0], names, nbytes, timeout, channel)
+        else:
+            opened = HierarchicalAllGather(
+                self._me, self._parts, self._groups, names, nbytes, timeout, channel
+            )
+        self._opened.append(opened)
+        return opened
+
+    def close(self) -> None:
+        """End the connections, once what was sent is taken: others may still wait for it."""
+        for opened in self._opened:
+            opened.close()
+        self._opened, self._groups = [], []
+
+
+def descriptors_of(stages: Sequence[int]) -> int:
+    """The most that Links takes of a member, with `stages` by member."""
+    parts = _parts(stages)
+    within = 2 * (max(map(len, parts.values())) - 1) if len(parts) < len(stages) else 0
+    return DEVICE + within + len(parts) - 1
+
+
+def _parts(stages: Sequence[int]) -> dict[int, list[int]]:
+    """The members of each stage."""
+    parts: dict[int, list[int]] = {}
+    for member, stage in enumerate(stages):
+        parts.setdefault(stage, []).append(member)
+    return parts
 
 
 class HierarchicalAllGather(AllGather):
@@ -133,6 +171,11 @@ class HierarchicalAllGather(AllGather):
             values.update(zip(part, everything[at:end].split(sizes), strict=True))
             at = end
         return [values[member].clone() for member in range(len(values))]
+
+    def close(self) -> None:
+        """As for AllGather."""
+        for one in (self._up, self._down, *([self._across] if self._leads else [])):
+            one.close()
 
     def _lead(self, payload: torch.Tensor) -> torch.Tensor:
         """Everybody's values, a stage after another."""

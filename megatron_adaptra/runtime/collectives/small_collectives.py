@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +24,7 @@ from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.collectives.all_gather import AllGather
 from megatron_adaptra.runtime.collectives.collective import COSTS, Prefetch, SmallCollective
-from megatron_adaptra.runtime.collectives.hierarchical import Links
+from megatron_adaptra.runtime.collectives.hierarchical import Links, descriptors_of
 from megatron_adaptra.runtime.collectives.reduction import KNOWN, Native
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import CollectiveSpan
@@ -38,7 +38,6 @@ FUNCTIONS = ("all_reduce", "broadcast", "barrier")  # of torch.distributed
 # Asked when an operation has been started: what to do when its result is there, if the caller can
 # go on without it until the end of the next all-reduce; else None.
 DeferHook = Callable[[SmallCollective, torch.Tensor], Callable[[], None] | None]
-_SERIALS = itertools.count()  # one job may make several, one after the other
 
 
 class SmallCollectives:
@@ -46,7 +45,9 @@ class SmallCollectives:
 
     `stage_of`: by global rank. `mode`: "on", or "auto" for whatever is faster, measured. `timeout`:
     seconds that a call waits for each other member, and that connections take to be made; then
-    PeerLost says who was waited for. `say`: says a sentence.
+    PeerLost says who was waited for. `say`: says a sentence. `job`: what keeps its connections
+    apart from those of other ones in this job, the same on all ranks. `devices`: of gloo, to share.
+    `most`: descriptors that the connections of one group may take, the same on all ranks.
     """
 
     def __init__(
@@ -56,10 +57,15 @@ class SmallCollectives:
         timeout: float,
         watchdog: Watchdog,
         say: Callable[[str], None] = log_line,
+        *,
+        job: str = "",
+        devices: Sequence[Any] = (),
+        most: int = 1 << 30,
     ) -> None:
         self._stage_of, self._auto, self._timeout = tuple(stage_of), mode == "auto", timeout
         self._watchdog, self._say = watchdog, say
-        self._serial = next(_SERIALS)  # its connections are met under this number, on all ranks
+        self._job, self._devices, self._most = job, devices, most
+        self._process = os.getpid()
         self.active = True  # while False all goes to torch; the same on all ranks
         self.hiding = False  # see SmallCollective.hidden: true of what runs meanwhile
         self.barriers = True  # False: they are left out; the same on all ranks
@@ -109,7 +115,9 @@ class SmallCollectives:
         return stand_in
 
     def close(self) -> None:
-        """Forget all operations, once the stand-ins are no longer in place."""
+        """End all connections, once the stand-ins are no longer in place."""
+        for links in self._links.values():
+            links.close()
         self._collectives, self._links, self._pending = {}, {}, []
 
     def costs(self) -> dict[str, tuple[float, float, bool]]:
@@ -243,8 +251,9 @@ class SmallCollectives:
         self, name: str, tensor: torch.Tensor, detail: Any, group: Any
     ) -> SmallCollective | None:
         """What serves this call if it crosses stages and is small enough."""
-        # A checkpoint's threads have an order of their own.
-        if not self.active or threading.current_thread() is not threading.main_thread():
+        # A checkpoint's threads have an order of their own, and a forked child is no rank.
+        main = threading.current_thread() is threading.main_thread()
+        if not (self.active and main and os.getpid() == self._process):
             return None
         members = self.members(group)
         nbytes = tensor.numel() * tensor.element_size()
@@ -280,16 +289,17 @@ class SmallCollectives:
         # What a GPU's backend takes cannot be timed from here.
         timed = not self._auto or dist.get_backend(group) == "gloo"
         few = 1 < len(stages) <= MOST_STAGES and len(members) <= MOST_MEMBERS
-        return members if few and timed else ()
+        taken = descriptors_of([self._stage_of[rank] for rank in members])
+        return members if few and timed and taken <= self._most else ()
 
     def _open(self, members: tuple[int, ...], nbytes: int) -> AllGather:
         """Made by its members alone, together."""
         if members not in self._links:
             key = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
             base = dist.distributed_c10d._get_default_store()
-            store = dist.PrefixStore(f"adaptra/small_collectives/{self._serial}/{key}", base)
+            store = dist.PrefixStore(f"adaptra/{self._job}/small_collectives/{key}", base)
             stages = [self._stage_of[rank] for rank in members]
             names = [f"stage {s} (rank {rank})" for s, rank in zip(stages, members, strict=True)]
             me = members.index(dist.get_rank())
-            self._links[members] = Links(store, me, stages, names, self._timeout)
+            self._links[members] = Links(store, me, stages, names, self._timeout, self._devices)
         return self._links[members].open(nbytes)

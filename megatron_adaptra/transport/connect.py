@@ -1,0 +1,88 @@
+"""Connections of gloo, at the least that a process can spend on them.
+
+A gloo group as torch makes it has a device of its own (a thread, a port that listens, and four
+descriptors) and two threads that serve collectives. For messages alone no such thread is needed,
+and groups can share a device: then a connection takes one descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+DEVICE = 5  # descriptors of a device, at most
+SPARE = 128  # descriptors that are left alone: for data, checkpoints, other libraries
+_PLENTY = 1 << 30  # where there is no limit
+
+
+def new_devices() -> list[Any]:
+    """Of torch's kind: for each interface that GLOO_SOCKET_IFNAME names, else by the host's name.
+
+    GLOO_DEVICE_TRANSPORT and its certificates count here as in torch's own groups.
+    """
+    gloo = dist.ProcessGroupGloo
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    return [gloo.create_device(interface=name) for name in names] or [gloo.create_default_device()]
+
+
+def connect(store: Any, me: int, size: int, timeout: float, devices: Sequence[Any] = ()) -> Any:
+    """A c10d backend for messages between `size` members, who all call it; `me`: this one.
+
+    `store`: theirs alone. `timeout`: seconds for it. `devices`: to share with others; without them
+    it has its own. Raises RuntimeError, which gloo words, if a member does not come.
+    """
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = list(devices) or new_devices()
+    options._threads = 0
+    options._timeout = timedelta(seconds=timeout)
+    return dist.ProcessGroupGloo(store, me, size, options)
+
+
+class Pairs:
+    """What is a group to a FlatAllGather, with connections between some of its members only.
+
+    `rank`: of this member. `backends`: by member, a backend of these two, the lower one first.
+    """
+
+    def __init__(self, rank: int, backends: Mapping[int, Any]) -> None:
+        self._rank, self._backends = rank, dict(backends)
+
+    def rank(self) -> int:
+        """This member's number."""
+        return self._rank
+
+    def send(self, tensors: list[Any], peer: int, tag: int) -> Any:
+        """As a backend sends `tensors` to `peer` with `tag`."""
+        return self._backends[peer].send(tensors, int(peer > self._rank), tag)
+
+    def recv(self, tensors: list[Any], peer: int, tag: int) -> Any:
+        """As a backend receives `tensors` from `peer` with `tag`."""
+        return self._backends[peer].recv(tensors, int(peer > self._rank), tag)
+
+
+def room() -> int:
+    """How many more descriptors this process may open in all (`ulimit -Hn`), less SPARE."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return (_PLENTY if hard == resource.RLIM_INFINITY else hard) - _open() - SPARE
+
+
+def make_room(count: int) -> None:
+    """Raise the soft limit of descriptors, if it has to be, for `count` more and SPARE.
+
+    Not above the hard limit: `room` tells that beforehand.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _open() + count + SPARE
+    if hard != resource.RLIM_INFINITY:
+        needed = min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _open() -> int:
+    return len(os.listdir("/proc/self/fd"))
