@@ -28,6 +28,7 @@ from megatron_adaptra.cli.output import (
     write_report,
 )
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.files import results_folder
 from megatron_adaptra.view.charts import DotChart, Dots
 from megatron_adaptra.view.html.legend import dots_legend
 from megatron_adaptra.view.html.page import header, page, section, table
@@ -59,15 +60,16 @@ def main(words: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     try:
         chosen = experiments(args.name)
+        folder = results_folder(Path(args.out)) if args.out else None
     except BadInput as error:
         parser.error(str(error))
     with progress("planning"):
         pairs = [(experiment, predict(experiment.conditions)) for experiment in chosen]
     files = []
-    if args.out:
+    if folder:
         headline, charts = _headline(pairs), _charts(pairs)
         files = write_report(
-            Path(args.out),
+            folder,
             "reproduce",
             as_json(pairs),
             _html(pairs, headline, charts),

@@ -23,6 +23,7 @@ from typing import Any
 from megatron_adaptra.cli.output import Table, show_table
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab.lab import Lab
+from megatron_adaptra.runtime.decisions import read_log
 from megatron_adaptra.transport.rules import LinkRule
 from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.view.theme import ADAPTRA, BOUND, STOCK
@@ -94,8 +95,7 @@ class Arm:
         path = self.folder / "decisions.jsonl"
         if not path.exists():
             return None
-        decisions = [json.loads(line) for line in path.read_text().splitlines()]
-        return next((d for d in reversed(decisions) if d["committed"]), None)
+        return next((d for d in reversed(read_log(path)) if d["committed"]), None)
 
 
 def _flags(options: argparse.Namespace) -> list[str]:

@@ -1,13 +1,44 @@
-"""What the package says while it runs: lines on standard error."""
+"""What the package says while it runs: lines on standard error, and lines of a file.
+
+Nobody who writes here is ended or held up by it: a line that cannot be written is lost.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
+import select
+import sys
+import threading
+import time
+from pathlib import Path
+
+_PATIENCE = 2.0  # seconds that a line waits for a reader of standard error who has stopped
+_ATOMIC = 4096  # bytes that a pipe takes as a whole, without waiting, once it is ready
+_WAITING = 1000  # lines that wait for a disk
+_GOODBYE = 10.0  # seconds that `close` waits for a disk
+
+_stuck = False  # nobody reads standard error: no line waits again until one has got through
 
 
 def log_line(text: str) -> None:
-    """Write `text` as one line, whole even when many ranks write at once."""
-    os.write(2, f"adaptra: {text}\n".encode())
+    """Write `text` as one line, whole even when many ranks write at once; never raises OSError.
+
+    Waits two seconds at most, and only the first time that nobody reads.
+    """
+    global _stuck
+    if sys.__stderr__ is None:  # closed at the start: descriptor 2 is something else's by now
+        return
+    left = f"adaptra: {text}\n".encode(errors="backslashreplace")
+    with contextlib.suppress(OSError, ValueError):
+        ready = select.poll()
+        ready.register(2, select.POLLOUT)
+        end = time.monotonic() + (0.0 if _stuck else _PATIENCE)
+        while left and ready.poll(max(0.0, 1e3 * (end - time.monotonic()))):
+            with contextlib.suppress(BlockingIOError):  # another rank was faster
+                left = left[os.write(2, left[:_ATOMIC]) :]
+    _stuck = bool(left)
 
 
 class LogOnce:
@@ -21,3 +52,51 @@ class LogOnce:
         if self._speaks and text not in self._written:
             self._written.add(text)
             log_line(text)
+
+
+class LogFile:
+    """Appends lines to the file at `path`, in a thread of its own: a disk may hang, or be full.
+
+    The file is opened at once, as a trial, and again for every line. What cannot be written is
+    lost, which standard error says once. `what`: of the lines, for that.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._path, self._what = path, what
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_WAITING)
+        self._lines.put(b"")
+        self._thread = threading.Thread(target=self._run, name="adaptra-log", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        """Append `line` soon; nothing if a thousand lines wait already."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(f"{line}\n".encode(errors="backslashreplace"))
+
+    def close(self) -> None:
+        """Wait, ten seconds at most, until all lines are written."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(_GOODBYE)
+
+    def _run(self) -> None:
+        said = False
+        while (line := self._lines.get()) is not None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                # A FIFO is not waited for.
+                flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+                fd = os.open(self._path, flags, 0o666)
+                try:
+                    size = os.fstat(fd).st_size
+                    if line and size and os.pread(fd, 1, size - 1) != b"\n":  # a disk was full
+                        line = b"\n" + line
+                    while line:
+                        line = line[os.write(fd, line) :]
+                finally:
+                    os.close(fd)
+            except (OSError, ValueError) as error:  # ValueError: no name of a file
+                if not said:
+                    reason = getattr(error, "strerror", None) or error
+                    log_line(f"{self._what} cannot be logged in {str(self._path)!r}: {reason}")
+                said = True

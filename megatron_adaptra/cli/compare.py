@@ -27,6 +27,7 @@ from megatron_adaptra.cli.tradeoff import (
     within,
 )
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.files import results_folder
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import Plan
 
@@ -65,13 +66,14 @@ def run(args: argparse.Namespace) -> int:
     conditions = job_of(args)
     budgets = _budgets_of(args.budgets) if args.budgets else default_budgets(conditions)
     share = _share_of(args.max_slowdown)
+    folder = results_folder(Path(args.out)) if args.out else None
 
     def make(job: Conditions, policy: str) -> Plan:
         return plan_of(args, job, policy)
 
     with progress("planning"):
         result = compare(conditions, budgets, make)
-    if args.out and any(link.delay for link in conditions.links.values()):
+    if folder and any(link.delay for link in conditions.links.values()):
         with progress("finding the longest delay that each budget can hide"):
             result = replace(
                 result,
@@ -87,10 +89,10 @@ def run(args: argparse.Namespace) -> int:
             )
     stock = stock_of(conditions, args.sends)
     data, files = _as_json(result, stock, share), []
-    if args.out:
+    if folder:
         title = title_of(args)
         files = write_report(
-            Path(args.out),
+            folder,
             "compare",
             data,
             compare_html(title, result, stock, share),

@@ -251,6 +251,10 @@ def _one_rank(options: DemoOptions) -> int:
         raise BadInput(missing[0], None, "--rank-from-env needs this variable, as torchrun sets it")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    from megatron_adaptra.demo.launch import prepare
+
+    if os.environ["RANK"] == "0":
+        prepare(options)
     from megatron_adaptra.demo.worker import run_rank  # torch reads the environment when imported
 
     status = run_rank(options.dump())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,8 @@ from typing import Any
 from megatron_adaptra.cli.job import add_job, in_words, title_of
 from megatron_adaptra.cli.output import console, print_json, say, write, writing
 from megatron_adaptra.cli.source import add_source, planned_or_read
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.errors import BadFile, BadInput
+from megatron_adaptra.files import results_folder
 from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_legend, ascii_timeline
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.drawing import (
@@ -80,11 +82,7 @@ def run(args: argparse.Namespace) -> int:
     job += ", all ops equally long" * equal
     timeline = replace(plan.timeline, name=name)
     drawing = Drawing(name, job, plan.schedule.why, timeline, plan.lower_bound)
-    files = {
-        kind: Path(out) / (name + SUFFIX[kind]) if in_folder else Path(out)
-        for kind in formats
-        if out is not None
-    }
+    files = _files(args, formats, in_folder, name) if out is not None else {}
     missing = [kind for kind, path in files.items() if not _write(drawing, kind, path, args.width)]
     if args.json:
         print_json(
@@ -132,6 +130,23 @@ def targets(formats: Sequence[str], out: str | None) -> tuple[list[str], bool]:
     return chosen or [_OF_SUFFIX[suffix]], False
 
 
+def _files(
+    args: argparse.Namespace, formats: Sequence[str], in_folder: bool, policy: str
+) -> dict[str, Path]:
+    """Where each format goes; never over what the schedule comes from. Raises BadFile."""
+    if in_folder:
+        folder = results_folder(Path(args.out))
+        # The policy of a schedule that is read from a file may be any text.
+        name = re.sub(r"[^A-Za-z0-9_.]+", "-", policy).strip("-.")[:64] or "schedule"
+        return {kind: folder / (name + SUFFIX[kind]) for kind in formats}
+    out = Path(args.out)
+    for flag in ("schedule", "profile"):
+        given = getattr(args, flag)
+        if given and out.exists() and out.samefile(given):
+            raise BadFile("--out", out, f"it is the file of --{flag}; name another one")
+    return dict.fromkeys(formats, out)
+
+
 def _no_times(args: argparse.Namespace) -> bool:
     """Whether a schedule came alone, so that only its order is known."""
     times = (key for key in vars(args) if key.startswith(("forward", "backward")))
@@ -159,11 +174,11 @@ def _write(drawing: Drawing, kind: str, path: Path, width: int | None) -> bool:
     if kind != "png":
         write(path, _text(drawing, kind, width))
         return True
-    with writing(path):
-        try:
-            drawing_png(drawing, path)
-        except ImportError:
-            return False
+    try:
+        with writing(path) as file:
+            drawing_png(drawing, file)
+    except ImportError:
+        return False
     return True
 
 

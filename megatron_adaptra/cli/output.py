@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megatron_adaptra.errors import BadFile
+from megatron_adaptra.files import replacing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,19 +80,23 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Around what writes a file: makes the folders above it; BadFile if that fails."""
+def writing(path: Path) -> Iterator[Path]:
+    """The file to write, which becomes `path` when the block ends; makes the folders above it.
+
+    Raises BadFile where that fails.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield
+        with replacing(path) as partial:
+            yield partial
     except OSError as error:
         raise BadFile("--out", str(path), f"it cannot be written: {error.strerror}") from None
 
 
 def write(path: Path, content: str) -> None:
     """Make a file that holds `content`. Raises BadFile where it cannot be written."""
-    with writing(path):
-        path.write_text(content, encoding="utf-8")
+    with writing(path) as file:
+        file.write_text(content, encoding="utf-8")
 
 
 def write_report(
@@ -99,19 +104,20 @@ def write_report(
 ) -> list[Path]:
     """Write `data` to `name`.json, `html` to `name`.html, and draw `name`.png; what was written.
 
-    Without matplotlib there is no PNG, which is said. Raises BadFile for an unusable folder.
+    `folder`: of `results_folder`. Without matplotlib there is no PNG, which is said. Raises BadFile
+    where a file cannot be written.
     """
     files = [folder / f"{name}.{kind}" for kind in ("json", "html", "png")]
     write(files[0], json.dumps(data, indent=1, allow_nan=False) + "\n")
     write(files[1], html)
-    with writing(files[2]):
-        try:
-            draw_png(files[2])
-        except ImportError:
-            from megatron_adaptra.view.png import no_matplotlib
+    try:
+        with writing(files[2]) as file:
+            draw_png(file)
+    except ImportError:
+        from megatron_adaptra.view.png import no_matplotlib
 
-            note(str(no_matplotlib()))
-            return files[:2]
+        note(str(no_matplotlib()))
+        return files[:2]
     return files
 
 

@@ -8,13 +8,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.demo.options import ENVIRONMENT, LAUNCHED, PROGRESS, DemoOptions
-from megatron_adaptra.errors import AdaptraError, MissingPackage
+from megatron_adaptra.errors import AdaptraError, BadFile, MissingPackage
+from megatron_adaptra.files import results_folder
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.processes import started
 
@@ -22,6 +25,9 @@ _WORKER = "megatron_adaptra.demo.worker"
 _OURS = "adaptra: "  # a line of a rank that begins so is ours; a rank that fails says why
 _GRACE = 25.0  # seconds that torchrun gets to end its ranks
 _HOST = {"torch": "torch", "megatron.core": "megatron-core"}  # module: package
+RESULTS = (
+    "ranks.log", "summary.json", "decisions.jsonl", "timeline.json", "report.html", "report.png",
+)  # fmt: skip
 _EXTRA = ("einops", "packaging", "regex", "six")  # what these import; without matplotlib no PNG
 
 OnLine = Callable[[str], int | None]
@@ -49,19 +55,33 @@ def _installed(module: str) -> bool:
         return False
 
 
+def prepare(options: DemoOptions) -> Path:
+    """The folder for the results, without those of an earlier run.
+
+    Raises BadFile for a folder with files of somebody else, and where nothing can be written.
+    """
+    out = results_folder(Path(options.out))
+    try:
+        for stale in RESULTS:
+            out.joinpath(stale).unlink(missing_ok=True)
+    except OSError as error:
+        raise BadFile("--out", str(out), f"it cannot be written: {error}") from None
+    return out
+
+
 def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run all ranks on this machine; the summary. Raises AdaptraError when a rank failed.
 
-    `on_progress` gets one dict per iteration: `iteration`, `ms` by arm, `warmup` by stage. What the
-    ranks print goes to `out`/ranks.log.
+    BadFile: see `prepare`. `on_progress` gets one dict per iteration: `iteration`, `ms` by arm,
+    `warmup` by stage. What the ranks print goes to `out`/ranks.log.
     """
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
-    for stale in ("summary.json", "decisions.jsonl", "timeline.json", "report.html", "report.png"):
-        out.joinpath(stale).unlink(missing_ok=True)
+    out = prepare(options)
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1", LAUNCHED: "1", **os.environ}
     messages: list[str] = []
-    with out.joinpath("ranks.log").open("w") as log:
+    with (
+        out.joinpath("ranks.log").open("x", errors="replace") as log,
+        tempfile.TemporaryDirectory(prefix="data-", dir=out, ignore_cleanup_errors=True) as data,
+    ):
 
         def on_line(line: str) -> int | None:
             """The iteration that a line of progress reports; all others go to the log."""
@@ -75,7 +95,8 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
                 messages.append(line)
             return None
 
-        status = (_in_lab if options.netlab else _with_torchrun)(options, environment, on_line)
+        run = _in_lab if options.netlab else _with_torchrun
+        status = run(replace(options, data=data), environment, on_line)
     if status or not out.joinpath("summary.json").exists():
         said = "\n".join(line.removeprefix(_OURS).rstrip() for line in messages)
         raise AdaptraError(
@@ -93,7 +114,7 @@ def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], on_line
     ]  # fmt: skip
     terminated = threading.Event()
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started(command, _GRACE, env=environment, text=True, **streams) as process:
+    with started(command, _GRACE, env=environment, errors="replace", **streams) as process:
 
         def on_signal(*_: Any) -> None:
             terminated.set()

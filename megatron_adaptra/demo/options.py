@@ -41,8 +41,9 @@ class DemoOptions:
 
     `emulate_link`: rules or scenario files instead of `slow_links`, `delay` and the two iterations.
     `netlab`: one host per rank, joined by links that are really slow, instead of emulated ones.
-    `config`: a YAML file of AdaptraConfig. `from_iteration` and `to_iteration` -1: a third and
-    two thirds of the run.
+    `data`: a new folder for the text as the dataset has it; empty: rank 0 makes, and removes, one
+    in `out`. `config`: a YAML file of AdaptraConfig. `from_iteration` and `to_iteration` -1: a
+    third and two thirds of the run.
     """
 
     stages: int = 4
@@ -68,6 +69,7 @@ class DemoOptions:
     seed: int = 1234
     text: str = ""
     out: str = "adaptra-demo"
+    data: str = ""
     emulate: bool = True
     netlab: bool = False
     timeout: float = 25.0
@@ -96,7 +98,7 @@ class DemoOptions:
                 raise BadInput(_flag(name), getattr(self, name), f"one of {', '.join(allowed)}")
         if self.activation_budget:
             parse_budget(self.activation_budget, "--activation-budget")
-        if self.timeout < 5:
+        if not self.timeout >= 5:
             raise BadInput("--timeout", self.timeout, "at least 5 seconds")
         self._check_config()
         if self.emulate_link:
@@ -117,7 +119,8 @@ class DemoOptions:
         self.slow_links = self.slow_links or [f"{self.stages - 2}-{self.stages - 1}"]
         for link in self.slow_links:
             parse_link(link, self.stages, "--slow-link")
-        if self.text and not Path(self.text).exists():
+        text = Path(self.text)
+        if self.text and not (text.is_file() or text.is_dir()):
             raise BadInput("--text", self.text, "a file or a folder that exists")
 
     def _check_schedule(self) -> None:

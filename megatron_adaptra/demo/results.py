@@ -68,14 +68,16 @@ def write(
     ranks: Sequence[RankResult],
     losses: Mapping[str, list[float]],
     controller: Leader,
+    decisions: Sequence[Decision],
     drawn: Prediction,
     pipeline: Sequence[int],
     versions: Mapping[str, str],
 ) -> None:
     """Write all files into `options.out`.
 
-    `losses`: of each iteration, by arm. `pipeline`: the ranks whose timelines are shown, and
-    `drawn`, what was predicted for them at their end. `versions`: of what was used, by package.
+    `losses`: of each iteration, by arm. `decisions`: those that came into force. `pipeline`: the
+    ranks whose timelines are shown, and `drawn`, what was predicted for them at their end.
+    `versions`: of what was used, by package.
     """
     out = Path(options.out)
     # An iteration begins with the first stage's first forward and ends with its last backward and
@@ -85,13 +87,11 @@ def write(
         name: [1e3 * max(values) for values in zip(*(r.seconds[name] for r in first), strict=True)]
         for name in losses
     }
-    decisions = controller.log.committed
     for i, decision in enumerate(decisions):  # over the plan's whole life in its phase
         end = decisions[i + 1].iteration if i + 1 < len(decisions) else options.iterations
         end = min([end, *(b for _, b in options.phases.values() if b > decision.iteration)])
         lived = iteration_ms["adaptra"][decision.iteration + 1 : end]
-        decision.measured_ms = median(lived) if lived else None
-    controller.log.write()
+        controller.log.measure(decision, median(lived) if lived else None)
     shown = [ranks[rank] for rank in pipeline]
     slow = options.phases.get("slow", (0, options.iterations))
     made = [d for d in decisions if slow[0] <= d.iteration < slow[1]]

@@ -13,7 +13,9 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,6 +30,7 @@ from megatron_adaptra.demo.results import Prediction, RankResult, write
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.log import log_line
 from megatron_adaptra.processes import die_with_parent
+from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
@@ -62,6 +65,8 @@ def main(options: DemoOptions) -> int:
             raise
         _end(words)
     dist.barrier()
+    if demo.rank == 0 and not options.data:
+        shutil.rmtree(demo.data, ignore_errors=True)
     demo.activation.undo()
     dist.destroy_process_group()
     return 0
@@ -98,13 +103,17 @@ class _Demo:
             seed=options.seed,
         )
         text = Path(options.text) if options.text else None
+        self.data = options.data  # new: Megatron's index cache knows texts by path only
         if self.rank == 0:
-            gpt.write_dataset(text, self.out / "data")
-        dist.barrier()
+            self.data = self.data or tempfile.mkdtemp(prefix="data-", dir=self.out)
+            gpt.write_dataset(text, Path(self.data))
+        told = [self.data]
+        dist.broadcast_object_list(told)
+        self.data = told[0]
         gpt.initialize(self.shape, options.timeout)
         self.barrier_group = dist.new_group(backend="gloo")
         samples = options.iterations * options.microbatches * options.data_parallel
-        dataset = gpt.build_dataset(self.out / "data" / "text", self.shape, samples)
+        dataset = gpt.build_dataset(Path(self.data) / "text", self.shape, samples)
         self.arms = {name: gpt.Arm.build(self.shape, dataset) for name in ("stock", "adaptra")}
         self.stock = gpt.forward_backward_function()
         settings = load_yaml(Path(options.config)) if options.config else {}
@@ -133,6 +142,7 @@ class _Demo:
         self.session.keep_records = range(max(1, last - KEPT), last)
         self.last_drawn = last - 1
         self.drawn: Prediction | None = None  # rank 0: what is expected of these
+        self.decisions: list[Decision] = []  # rank 0: those that came into force
         self.stock_records: list[Any] = []
         self.seconds: dict[str, list[float]] = {name: [] for name in self.arms}
         self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
@@ -188,6 +198,10 @@ class _Demo:
             self.session.iteration_done()
         self.seconds[name].append(time.perf_counter() - begin)
         arm.end()
+        controller = self.session.run.controller if name == "adaptra" else None
+        last = controller.log.last if isinstance(controller, Leader) else None
+        if last is not None and last not in self.decisions[-1:]:
+            self.decisions.append(last)
         self.losses[name].append(losses)
 
     @contextlib.contextmanager
@@ -241,8 +255,8 @@ class _Demo:
         if self.rank == 0 and isinstance(controller, Leader):
             assert self.drawn is not None
             write(
-                self.options, everyone[: self.options.world], losses, controller, self.drawn,
-                self.session.ranks, self.gpt.versions(),
+                self.options, everyone[: self.options.world], losses, controller, self.decisions,
+                self.drawn, self.session.ranks, self.gpt.versions(),
             )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""The log of decisions: one JSON line each, with what was predicted and what came of it."""
+"""The log of decisions: JSON lines with what was predicted and what came of it."""
 
 from __future__ import annotations
 
 import json
-import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.log import LogFile
 from megatron_adaptra.plan.base import Plan
 
 OUTCOME = 3  # iterations whose median is the measured outcome of a decision
@@ -18,14 +19,16 @@ OUTCOME = 3  # iterations whose median is the measured outcome of a decision
 
 @dataclass
 class Decision:
-    """One line of the log. Times are milliseconds, as in every report.
+    """A change of plan. Times are milliseconds, as in every report.
 
-    `iteration`: the first one on the new plan. `detected`: the one whose reports led to it.
+    `number`: of those made before. `iteration`: the first one on the new plan. `detected`: the one
+    whose reports led to it.
     `predicted_without_ms`: an iteration under the same conditions without the decision.
     `refreshed_ms`: predicted again for the iterations to come, uncorrected, once all that the model
     is fed with was measured under the plan. Ops take longer while a pipeline stalls.
     """
 
+    number: int
     iteration: int
     detected: int
     why: str
@@ -45,38 +48,38 @@ class Decision:
     samples: list[float] = field(default_factory=list, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """What the log and `adaptra replay` have."""
+        """What the log has."""
         skipped = ("stock", "samples")
         data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
         return {**data, "stock_ms": 1e3 * self.stock.makespan}
 
 
 class DecisionLog:
-    """A JSON-lines file, whole at any moment: it is replaced, not appended to.
+    """Decisions as JSON lines, appended to a file; without a `path` nothing is written.
 
-    A decision is written when it is made and again when its outcome is known. Without a `path`
-    nothing is written.
+    The first line of a decision has all that is known when it is made, later ones what has become
+    known since, see `read_log`. `last`: the decision that has come into force last. `made`,
+    `in_force`: how many there have been.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.path, self.decisions = path, list[Decision]()
+        self.last: Decision | None = None
+        self.made = self.in_force = 0
         self._awaited: list[Decision] = []  # committed, the outcome not known
-
-    @property
-    def committed(self) -> list[Decision]:
-        """The decisions that have come into force, in order."""
-        return [d for d in self.decisions if d.committed]
+        self._job = secrets.token_hex(4)  # jobs, and starts of a job, may share a file
+        self._file = None if path is None else LogFile(path, "decisions")
 
     def add(self, decision: Decision) -> None:
         """Log a decision that is proposed."""
-        self.decisions.append(decision)
-        self.write()
+        self.made += 1
+        self._write(decision, **decision.to_json())
 
     def commit(self, decision: Decision) -> None:
         """A decision of the log comes into force."""
-        decision.committed = True
+        decision.committed, self.last = True, decision
+        self.in_force += 1
         self._awaited.append(decision)
-        self.write()
+        self._write(decision, committed=True)
 
     def record_outcome(self, ran: int, seconds: float) -> None:
         """Iteration `ran` took `seconds`; the first one on a plan does not count."""
@@ -84,24 +87,50 @@ class DecisionLog:
         if not in_force:
             return
         decision = in_force[0]
-        self._awaited = self._awaited[self._awaited.index(decision) :]
+        for over in self._awaited[: self._awaited.index(decision)]:
+            self._end(over)
         if decision.iteration == ran:
             return
         decision.samples.append(1e3 * seconds)
-        decision.measured_ms = median(decision.samples)
         if len(decision.samples) == OUTCOME:
-            self._awaited.remove(decision)
-            self.write()
+            self._end(decision)
 
-    def write(self) -> None:
-        """Replace the file."""
-        if self.path is None:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(".partial")
-        lines = [json.dumps(d.to_json()) + "\n" for d in self.decisions]
-        partial.write_text("".join(lines))
-        os.replace(partial, self.path)
+    def refresh(self, decision: Decision, predicted_ms: float) -> None:
+        """An iteration on this plan is expected to take `predicted_ms` now."""
+        decision.refreshed_ms = predicted_ms
+        self._write(decision, refreshed_ms=predicted_ms)
+
+    def measure(self, decision: Decision, measured_ms: float | None) -> None:
+        """An iteration on this plan has taken `measured_ms`; None: no iteration tells."""
+        decision.measured_ms = measured_ms
+        self._awaited = [d for d in self._awaited if d is not decision]
+        self._write(decision, measured_ms=measured_ms)
+
+    def close(self) -> None:
+        """Write what is known of the last outcome, and wait for the file ten seconds at most."""
+        for decision in self._awaited:
+            self._end(decision)
+        if self._file is not None:
+            self._file.close()
+
+    def _end(self, decision: Decision) -> None:
+        self.measure(decision, median(decision.samples) if decision.samples else None)
+
+    def _write(self, decision: Decision, **known: Any) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({"job": self._job, "number": decision.number, **known}))
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The decisions in the file at `path`, oldest first: the lines of a decision add up.
+
+    Raises OSError or ValueError for a file that is no such log.
+    """
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        found.setdefault((row["job"], row["number"]), {}).update(row)
+    return list(found.values())
 
 
 def sentence(decision: Decision) -> str:

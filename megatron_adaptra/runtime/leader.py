@@ -117,8 +117,7 @@ class Leader(Controller):
         super().close()
         self._queue.put(None)
         self._planner.join(_GOODBYE)
-        if self.log.decisions:
-            self.log.write()  # with what is known of the last outcome
+        self.log.close()
 
     def stock(self) -> Timeline:
         """What unchanged Megatron would do now: it posts a receive when it needs the message."""
@@ -182,13 +181,11 @@ class Leader(Controller):
         `delays` in seconds per link, and of the last decision the predicted seconds of an iteration
         and their lower bound.
         """
-        committed = self.log.committed
         self.status = {
             "iteration": iteration, "delays": dict(self.delays[-1]) if self.delays else {},
-            "replans": len(committed),
+            "replans": self.log.in_force,
         }  # fmt: skip
-        if committed:
-            last = committed[-1]
+        if (last := self.log.last) is not None:
             self.status["predicted"] = (last.refreshed_ms or last.predicted_ms) / 1e3
             self.status["lower_bound"] = last.lower_bound_ms / 1e3
         if self._watcher is not None:
@@ -227,12 +224,11 @@ class Leader(Controller):
 
     def _refresh_prediction(self, iteration: int, ran: Schedule, predicted: float) -> None:
         """Once the model is fed with what was measured under the plan in force alone."""
-        last = self.log.committed[-1] if self.log.committed else None
+        last = self.log.last
         if last is None or last.refreshed_ms is not None or last.digest != ran.digest():
             return
         if iteration > last.iteration + WINDOW:
-            last.refreshed_ms = 1e3 * predicted
-            self.log.write()
+            self.log.refresh(last, 1e3 * predicted)
 
     def _replan_for_links(self, iteration: int) -> None:
         """Some delays have changed for good."""
@@ -300,11 +296,12 @@ class Leader(Controller):
         the plan is for, with their old delays.
         """
         stock = self.stock()
-        number, swap = len(self.log.decisions), self.ballot.iteration + self._swap_lead
+        number, swap = self.log.made, self.ballot.iteration + self._swap_lead
         proposal = Proposal(number, swap, plan.schedule)
         if not self.ballot.offer(proposal):
             return False
         decision = Decision(
+            number=number,
             iteration=swap,
             detected=iteration,
             why=why,
@@ -343,7 +340,6 @@ class Leader(Controller):
                 self._send_decision(closing.proposal)
                 self._changed |= closing.reason
                 self._swap_lead = min(2 * self._swap_lead, LONGEST_SWAP_LEAD)
-                self.log.write()
 
     def _send_decision(self, proposal: Proposal) -> None:
         commit = bool(proposal.committed)

@@ -53,7 +53,3 @@ def summary(out: Path, **options: Any) -> dict[str, Any]:
     assert done.status == 0, done.text[-4000:]
     found: dict[str, Any] = json.loads((out / "summary.json").read_text())
     return found
-
-
-def decisions(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "decisions.jsonl").read_text().splitlines()]

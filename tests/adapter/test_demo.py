@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from running import cold_summary, decisions, summary
+from running import cold_summary, summary
 
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.decisions import read_log
 
 SPAN = {"iterations": 18, "from_iteration": 7, "to_iteration": 13}
 
@@ -55,7 +56,7 @@ def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) ->
     assert first["warmup_before"] == second["warmup_after"] == [4, 3, 2, 1]
     assert done["speedup_slow"] > 1.5
     # What was planned is what ran: the measured order of ops is the plan's, stage by stage.
-    plan = Schedule.parse(decisions(tmp_path)[0]["plan"])
+    plan = Schedule.parse(read_log(tmp_path / "decisions.jsonl")[0]["plan"])
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     ran: dict[int, list[tuple[float, str]]] = {}

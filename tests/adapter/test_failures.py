@@ -16,6 +16,9 @@ import pytest
 from processes import living
 from running import ENVIRONMENT, demo
 
+from megatron_adaptra.demo.launch import prepare
+from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.files import MARKER
 from megatron_adaptra.processes import die_with_parent
 
 
@@ -128,6 +131,28 @@ def test_bad_input_ends_with_2_and_says_what_is_allowed(
     for word in words:
         assert word in last
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_of_the_users_is_left_as_it_is(tmp_path: Path) -> None:
+    mine = {"data": "my text", "summary.json": "{}", "ranks.log": "mine"}
+    (tmp_path / "data").mkdir()
+    for name, text in mine.items():
+        (tmp_path / name / "text" if name == "data" else tmp_path / name).write_text(text)
+    done = demo(tmp_path, "--text", str(tmp_path / "data"))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "--out" in line
+    assert "it holds files that are not adaptra's" in line
+    found = {path.relative_to(tmp_path).parts[0]: path for path in tmp_path.rglob("*")}
+    assert {name: path.read_text() for name, path in found.items()} == mine
+
+
+def test_a_folder_of_an_earlier_demo_loses_its_results_only(tmp_path: Path) -> None:
+    options = DemoOptions(out=str(tmp_path / "out"))
+    out = prepare(options)
+    for name in ("summary.json", "data", "my notes"):
+        (out / name).write_text("")
+    assert {path.name for path in prepare(options).iterdir()} == {MARKER, "data", "my notes"}
 
 
 def test_an_unknown_key_in_a_yaml_file_is_named_with_the_nearest_known_one(tmp_path: Path) -> None:

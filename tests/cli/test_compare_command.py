@@ -9,6 +9,7 @@ from commands import SMALL, process, strict
 from pages import page, png_size, titles, words
 
 from megatron_adaptra.cli.tradeoff import default_budgets, delay_tolerance, slower
+from megatron_adaptra.files import MARKER
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
 from megatron_adaptra.plan import make_plan
 
@@ -168,5 +169,7 @@ sys.exit(main({argv}))
     assert done.returncode == 0
     said = "a PNG needs matplotlib, which is not installed: pip install 'megatron-adaptra[plot]'"
     assert done.stderr == f"adaptra: {said}\n"
-    assert {path.name for path in tmp_path.iterdir()} == {"compare.json", "compare.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        MARKER, "compare.json", "compare.html",
+    }  # fmt: skip
     assert "compare.png" not in done.stdout

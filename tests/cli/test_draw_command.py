@@ -11,6 +11,7 @@ from pages import SVG, page, png_size, titles, words
 
 from megatron_adaptra.cli.draw import targets
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.files import MARKER
 from megatron_adaptra.ir.timeline import Timeline
 
 ALL = ("ascii", "svg", "png", "html", "trace")
@@ -55,7 +56,7 @@ def test_a_folder_gets_every_format_with_every_op(here, tmp_path, policy):
     folder = tmp_path / "new" / "folder"
     names = [f"{policy}{suffix}" for suffix in (".txt", ".svg", ".png", ".html", ".trace.json")]
     assert out.split() == [str(folder / name) for name in names]
-    assert {path.name for path in folder.iterdir()} == set(names)
+    assert {path.name for path in folder.iterdir()} == {MARKER, *names}
 
     shown = titles(ET.fromstring((folder / names[1]).read_text()))
     assert sorted(t.split()[0] for t in shown if "duration" in t) == sorted(expected)
@@ -169,4 +170,36 @@ sys.exit(main({words}))
     assert done.returncode == 2
     message = "a PNG needs matplotlib, which is not installed: pip install 'megatron-adaptra[plot]'"
     assert done.stderr == f"adaptra: error: {message}\n"
-    assert [path.suffix for path in tmp_path.iterdir()] == [".svg"]
+    assert {path.name for path in tmp_path.iterdir()} == {MARKER, "adaptive.svg"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [("../../x", "x"), ("/etc/x", "etc-x"), ("..", "schedule"), (9 * "\n", "schedule")],
+)
+def test_a_schedules_policy_names_a_file_in_the_folder_and_no_other(here, tmp_path, policy, name):
+    schedule, folder = tmp_path / "schedule", tmp_path / "deep" / "folder"
+    schedule.write_text(json.dumps({"policy": policy, "stages": [["F0", "B0"]]}))
+    here("draw", "--schedule", schedule, "--format", "svg", "--out", folder)
+    assert {path.name for path in folder.iterdir()} == {MARKER, f"{name}.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == {"schedule", "deep"}
+
+
+@pytest.mark.parametrize("command", ["draw", "compare"])
+def test_a_folder_of_the_users_is_left_as_it_is(here, tmp_path, command):
+    (tmp_path / f"{command}.html").write_text("mine")
+    line = here.refused(command, *SMALL, "--out", tmp_path)
+    assert line == (
+        f"--out '{tmp_path}': it holds files that are not adaptra's; name a new folder, or an "
+        "empty one"
+    )
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_drawing_is_not_written_over_its_schedule(here, tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"stages": [["F0", "B0"]]}))
+    before = plan.read_text()
+    line = here.refused("draw", "--schedule", plan, "--out", plan)
+    assert line.endswith("it is the file of --schedule; name another one")
+    assert plan.read_text() == before

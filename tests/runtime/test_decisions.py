@@ -1,17 +1,23 @@
-"""The log of decisions is whole at any moment."""
+"""The log of decisions: nothing in it is lost, and no disk holds up or ends a training."""
+
+from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
+import pytest
+from runtime.leading import drive
 from runtime.pipeline import PATIENCE
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Span, Timeline
-from megatron_adaptra.runtime.decisions import Decision, DecisionLog
+from megatron_adaptra.runtime.decisions import Decision, DecisionLog, read_log
 
 
 def decision(number: int) -> Decision:
     return Decision(
+        number=number,
         iteration=number + 2,
         detected=number,
         why="link 2->3 takes 40 ms " * 50,
@@ -25,52 +31,88 @@ def decision(number: int) -> Decision:
         digest="d",
         plan="p",
         conditions={"cores": None},
-        samples=[1.0, 2.0],
     )
 
 
-def test_lines_are_the_decisions(tmp_path):
+def test_the_lines_of_a_decision_add_up(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "decisions.jsonl"
     log = DecisionLog(path)
-    assert not path.exists()
     first = decision(0)
     log.add(first)
     log.add(decision(1))
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["detected"] for row in rows] == [0, 1]
-    assert rows[0]["measured_ms"] is None
-    assert rows[0]["stock_ms"] == 250.0
-    assert not {"samples", "stock"} & rows[0].keys()
-    first.measured_ms, first.committed = 42.0, True
-    log.write()
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert (rows[0]["measured_ms"], rows[0]["committed"]) == (42.0, True)
-    assert [p.name for p in path.parent.iterdir()] == ["decisions.jsonl"]
+    log.commit(first)
+    for ran in range(2, 6):
+        log.record_outcome(ran, 0.04)
+    log.refresh(first, 41.0)
+    log.close()
+    one, other = read_log(path)
+    assert (one["detected"], one["stock_ms"], one["why"]) == (0, 250.0, first.why)
+    assert (one["committed"], one["measured_ms"], one["refreshed_ms"]) == (True, 40.0, 41.0)
+    assert (other["detected"], other["committed"], other["measured_ms"]) == (1, False, None)
+    assert not {"samples", "stock"} & one.keys()
 
 
-def test_reader_never_sees_half_a_file(tmp_path):
-    path = tmp_path / "decisions.jsonl"
-    log, done = DecisionLog(path), threading.Event()
-    log.add(decision(0))
+def test_what_is_known_of_an_outcome_is_logged_when_another_plan_comes_or_the_end(
+    tmp_path: Path,
+) -> None:
+    log = DecisionLog(tmp_path / "log")
+    for number in (0, 3):
+        log.add(made := decision(number))
+        log.commit(made)
+    for ran in range(3, 8):
+        log.record_outcome(ran, ran / 1e3)
+    log.close()
+    assert [row["measured_ms"] for row in read_log(tmp_path / "log")] == [3.5, 6.5]
 
-    def writes():
-        for number in range(1, 100):
+
+def test_jobs_that_share_a_file_lose_nothing(tmp_path: Path) -> None:
+    """Two at once, and one that is started again: every line is whole, and is there."""
+    path, count = tmp_path / "decisions.jsonl", 50
+
+    def job() -> None:
+        log = DecisionLog(path)
+        for number in range(count):
             log.add(decision(number))
-        done.set()
+        log.close()
 
-    writer = threading.Thread(target=writes)
-    writer.start()
-    counts = []
-    while not done.is_set():
-        text = path.read_text()
-        assert text.endswith("\n")
-        counts.append(len([json.loads(line) for line in text.splitlines()]))
-    writer.join(PATIENCE)
-    assert counts == sorted(counts)
+    jobs = [threading.Thread(target=job) for _ in range(2)]
+    for one in jobs:
+        one.start()
+    for one in jobs:
+        one.join(PATIENCE)
+    job()
+    assert [row["number"] for row in read_log(path)].count(7) == 3
+    assert len(read_log(path)) == 3 * count
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
-def test_log_without_a_file_keeps_decisions():
+@pytest.fixture(params=["full", "no folder", "a folder", "no name"])
+def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "log"
+    if request.param == "full":  # by a link: a log that replaced it would take root's device away
+        path.symlink_to("/dev/full")
+    elif request.param == "no folder":
+        path.write_text("")
+        return path / "deeper" / "log"
+    elif request.param == "a folder":
+        path.mkdir()
+    else:
+        return Path("with a NUL \0 in it")
+    return path
+
+
+def test_a_log_that_cannot_be_written_costs_one_line_and_no_replan(
+    unwritable: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = drive(unwritable, lambda i: {(1, 2): 0.04} if i >= 8 else {}, 30, paced=True)
+    assert run.leader.log.in_force == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"adaptra: decisions cannot be logged in {str(unwritable)!r}: ")
+
+
+def test_log_without_a_file_counts_decisions() -> None:
     log = DecisionLog(None)
     log.add(decision(0))
-    log.write()
-    assert len(log.decisions) == 1
+    log.close()
+    assert log.made == 1
+    json.dumps(decision(0).to_json())

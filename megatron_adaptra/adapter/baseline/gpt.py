@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,17 +96,19 @@ def write_dataset(text: Path | None, folder: Path, limit: int = 2_000_000) -> Pa
     """Text as bytes in Megatron's indexed format; returns the prefix of its .bin and .idx.
 
     `text`: a file or a folder; None takes the Python standard library's own source, which is on
-    every machine. `limit`: bytes of text used.
+    every machine. `folder`: has no other text. `limit`: bytes of text used.
     """
     root = Path(json.__file__).parents[1] if text is None else text
     files = [root] if root.is_file() else sorted(root.glob("**/*" if text else "*.py"))
-    shutil.rmtree(folder, ignore_errors=True)  # Megatron's index cache knows texts by path only
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     prefix = folder / "text"
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
     left = limit
     for path in files:
-        data = path.read_bytes()[:left] if path.is_file() else b""
+        data = b""
+        if path.is_file():
+            with path.open("rb") as file:
+                data = file.read(left)
         if data:
             tokens = np.frombuffer(data, dtype=np.uint8).astype(np.uint16)
             builder.add_item(torch.from_numpy(np.append(tokens, np.uint16(256)).astype(np.int32)))

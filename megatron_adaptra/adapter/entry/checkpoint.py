@@ -6,7 +6,6 @@ A restarted job goes on with the plan that was in force, and knows which delays 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.pipeline import status
 from megatron_adaptra.adapter.pipeline.session import Session
+from megatron_adaptra.files import replacing
 from megatron_adaptra.log import log_line
 
 FORMAT = 1
@@ -30,9 +30,8 @@ def save(session: Session, iteration: int) -> None:
     try:
         path = _path(folder, iteration)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"format": FORMAT, **state}, indent=1))
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            partial.write_text(json.dumps({"format": FORMAT, **state}, indent=1))
     except OSError as error:
         log_line(f"the plan was not saved with the checkpoint of iteration {iteration}: {error}")
 
