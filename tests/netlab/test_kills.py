@@ -149,11 +149,17 @@ def test_a_host():
     ("end", "status"),
     [("signal.SIG_DFL", signal.SIGTERM), ("signal.SIG_IGN", signal.SIGKILL)],
 )
-def test_a_rank_that_waits_for_ever_is_ended(end, status, monkeypatch, mark):
+def test_a_rank_that_waits_for_ever_is_ended(end, status, monkeypatch, mark, tmp_path):
     monkeypatch.setattr(laboratory, "FAILED_GRACE", 0.5)
     monkeypatch.setattr(laboratory, "GRACE", 0.5)
-    waiting = f"import signal; signal.signal(signal.SIGTERM, {end}); signal.pause()"
-    script = f'test {{index}} = 1 && kill -9 $$; exec "$0" -c "{waiting}" {mark}'
+    ready = tmp_path / "ready"  # rank 1 is killed when rank 0 waits
+    os.mkfifo(ready)
+    waiting = (
+        f"import signal; signal.signal(signal.SIGTERM, {end}); "
+        f"open('{ready}', 'w').close(); signal.pause()"
+    )
+    script = f"test {{index}} = 1 && read -r _ <{ready}; test {{index}} = 1 && kill -9 $$; "
+    script += f'exec "$0" -c "{waiting}" {mark}'
     with Lab(2, []) as network:
         statuses = network.run(["sh", "-c", script, sys.executable], os.environ, lambda *_: None)
     assert statuses == [128 + status, 128 + signal.SIGKILL]

@@ -3,7 +3,7 @@
 import json
 import random
 from dataclasses import replace
-from importlib.resources import files
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -22,7 +22,7 @@ from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws, lognormal
 
 FRESH = 20260101  # a seed of delays that no planner has seen
-PUBLISHED = files("megatron_adaptra.cli") / "published" / "pipemorph_profiles.json"
+PUBLISHED = Path(__file__).parents[2] / "benchmarks" / "published" / "pipemorph_profiles.json"
 PROFILES = {profile["name"]: profile for profile in json.loads(PUBLISHED.read_text())}
 
 
