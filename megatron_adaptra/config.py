@@ -125,7 +125,7 @@ class AdaptraConfig:
         600.0, "seconds without a message after which a rank gives its neighbour up", metavar="S"
     )
     decision_log: str = _setting(
-        "", "file for the decisions to change the plan, one JSON line each", metavar="FILE"
+        "", "file that decisions to change the plan are appended to, as JSON lines", metavar="FILE"
     )
     strict: bool = _setting(
         False, "end with an error where this Megatron does not fit, instead of training as stock"

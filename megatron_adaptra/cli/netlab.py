@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from megatron_adaptra.cli.output import print_json
+from megatron_adaptra.cli.output import print_json, try_stdout
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.measure import Measured
@@ -75,12 +75,15 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the hosts, measure their links, run the command; the largest exit status of all hosts.
 
-    Raises BadInput for `run` without a command.
+    Raises BadInput for `run` without a command, and where its output cannot go anywhere.
     """
     if args.do == "run" and not args.command:
         raise BadInput("COMMAND", None, "adaptra netlab run ... -- COMMAND ARGUMENTS")
+    if not args.timeout > 0:
+        raise BadInput("--timeout", args.timeout, "a number of seconds above 0")
+    try_stdout()
     texts = [*args.link, *args.scenario]
-    hosts = args.hosts or max(2, hosts_in(texts))
+    hosts = max(2, hosts_in(texts)) if args.hosts is None else args.hosts
     rules = load_rules(texts, hosts, network=True, flag="--link")
     console = Console(stderr=True)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from io import UnsupportedOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -72,6 +74,17 @@ def progress(doing: str) -> AbstractContextManager[object]:
     from rich.console import Console
 
     return Console(stderr=True).status(doing)
+
+
+def try_stdout() -> None:
+    """Before what takes hours: raises BadFile if nothing can be written to standard output."""
+    try:
+        os.write(sys.stdout.fileno(), b"")
+    except UnsupportedOperation:  # no descriptor: somebody else keeps what is printed
+        return
+    except (AttributeError, OSError) as error:  # AttributeError: it was closed at the start
+        fault = f"it cannot be written: {getattr(error, 'strerror', 'it is closed')}"
+        raise BadFile("standard output", "/dev/stdout", fault) from None
 
 
 def note(text: str) -> None:

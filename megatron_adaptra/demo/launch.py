@@ -17,8 +17,9 @@ from typing import Any
 
 from megatron_adaptra.demo.options import ENVIRONMENT, LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.errors import AdaptraError, BadFile, MissingPackage
-from megatron_adaptra.files import results_folder
+from megatron_adaptra.files import MARKER, results_folder
 from megatron_adaptra.netlab.lab import Lab
+from megatron_adaptra.netlab.user import give
 from megatron_adaptra.processes import started
 
 _WORKER = "megatron_adaptra.demo.worker"
@@ -95,6 +96,8 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
                 messages.append(line)
             return None
 
+        if options.netlab:
+            give(out, *map(Path, (out / MARKER, log.name, data)))
         run = _in_lab if options.netlab else _with_torchrun
         status = run(replace(options, data=data), environment, on_line)
     if status or not out.joinpath("summary.json").exists():

@@ -12,21 +12,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab import namespace
 from megatron_adaptra.netlab.namespace import NEW_MOUNTS, NEW_NETWORK, NEW_PROCESSES, call
+from megatron_adaptra.netlab.user import caller
 from megatron_adaptra.processes import die_with_parent
 
 _PRIVATE, _RECURSIVE = 0x40000, 0x4000
 _SHARED = b"/dev/shm"
-_UP = b"up"
+_UP = b"up\n"
 _START = 30  # seconds that a host may take to make its namespace
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
 
@@ -38,17 +40,25 @@ class Host:
     index: int
     pid: int
     control: socket.socket
+    answers: BinaryIO  # a line each, like the tasks
     output: int
     status: int | None = None  # of the command, once it has ended; 128 + signal if it was killed
 
     def send(self, **message: Any) -> None:
-        """Give the host a task: `task`, and what that takes."""
-        with contextlib.suppress(OSError):  # it has ended, which its status will say
-            self.control.send(json.dumps(message).encode())
+        """Give the host a task: `task`, and what that takes.
+
+        Raises AdaptraError if it does not take it in 30 seconds.
+        """
+        try:
+            self.control.sendall(json.dumps(message).encode() + b"\n")
+        except TimeoutError:
+            raise AdaptraError(f"host {self.index} of the laboratory takes no task") from None
+        except OSError:  # it has ended, which its status will say
+            return
 
     def receive(self) -> dict[str, Any] | None:
         """The answer to a task; None if the host has ended."""
-        answer = self.control.recv(1 << 20)
+        answer = self.answers.readline()
         return json.loads(answer) if answer else None
 
     def end(self, signum: int) -> None:
@@ -65,6 +75,7 @@ class Host:
 
     def close(self) -> None:
         """Let go of its descriptors."""
+        self.answers.close()
         self.control.close()
         os.close(self.output)
 
@@ -78,53 +89,61 @@ def start(index: int, tasks: Callable[[int], Mapping[str, Task]]) -> Host:
     It is called when the first task comes, and by then the host has to have its network. Raises
     AdaptraError if the kernel refuses a namespace.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = socket.socketpair()
     read, write = os.pipe()
+    laboratory = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         ours.close()
         os.close(read)
-        _hold(index, theirs, write, tasks)
+        _hold(laboratory, index, theirs, write, tasks)
     theirs.close()
     os.close(write)
     ours.settimeout(_START)
+    answers = ours.makefile("rb")
     try:
-        answer = ours.recv(4096)
+        answer = answers.readline()
     except TimeoutError:
         os.kill(pid, signal.SIGKILL)
         answer = b"no network namespace after %d s" % _START
-    ours.settimeout(None)
+    host = Host(index, pid, ours, answers, read)
     if answer != _UP:
         os.waitpid(pid, 0)
-        ours.close()
-        os.close(read)
-        raise AdaptraError(f"host {index} of the laboratory: {answer.decode() or 'it has ended'}")
-    return Host(index, pid, ours, read)
+        host.close()
+        said = answer.decode().strip() or "it has ended"
+        raise AdaptraError(f"host {index} of the laboratory: {said}")
+    return host
 
 
 def _hold(
-    index: int, control: socket.socket, output: int, tasks: Callable[[int], Mapping[str, Task]]
+    laboratory: int,
+    index: int,
+    control: socket.socket,
+    output: int,
+    tasks: Callable[[int], Mapping[str, Task]],
 ) -> NoReturn:
     """The keeper's whole life: it holds the namespace and does its tasks."""
     status = 1
     try:
         die_with_parent()
+        if os.getppid() != laboratory:  # which has died before that
+            os._exit(1)
         os.setsid()  # a Ctrl-C is for the laboratory, which passes it on
         call("unshare", NEW_NETWORK | NEW_MOUNTS)
         namespace.bring_up("lo")
-        control.send(_UP)
+        control.sendall(_UP)
         known: Mapping[str, Task] = {}
-        while message := control.recv(1 << 20):
+        for message in control.makefile("rb"):
             order = json.loads(message)
             if order["task"] == "run":
                 status = _command(order["command"], order["environment"], output, control)
                 break
             known = known or tasks(index)
-            control.send(json.dumps(known[order["task"]](order)).encode())
+            control.sendall(json.dumps(known[order["task"]](order)).encode() + b"\n")
     except OSError as error:
-        control.send(f"{error}".encode())
+        control.sendall(f"{error}\n".encode())
     finally:
         os._exit(status)
 
@@ -135,10 +154,14 @@ def _command(
     """Run the command under an init; its exit status."""
     call("unshare", NEW_PROCESSES)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    alive, ours = os.pipe()
     init = os.fork()
     if init == 0:
-        control.close()
+        os.close(control.fileno())
+        os.close(ours)
         die_with_parent()
+        if select.select([alive], [], [], 0)[0]:  # the keeper has died before that
+            os._exit(1)
         _init(command, environment, output)
     os.close(output)
     return _status_of(init)
@@ -159,10 +182,13 @@ def _init(command: Sequence[str], environment: Mapping[str, str], output: int) -
     child = os.fork()
     if child == 0:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        user = caller()
         try:
-            os.execvpe(command[0], list(command), dict(environment))
+            own = user.become() if user is not None else {}
+            os.execvpe(command[0], list(command), {**environment, **own})
         except OSError as error:
-            os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+            who = f", as the user {user.name or user.uid} who called sudo" if user else ""
+            os.write(2, f"{command[0]}: {error.strerror}{who}\n".encode())
         os._exit(127)
     os._exit(_status_of(child))
 

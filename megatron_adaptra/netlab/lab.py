@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -17,12 +18,14 @@ from megatron_adaptra.netlab import host, measure, namespace
 from megatron_adaptra.netlab.loop import Loop
 from megatron_adaptra.netlab.network import INTERFACE, Link, Network, Traffic, address
 from megatron_adaptra.netlab.shaper import build, choose
+from megatron_adaptra.netlab.user import caller
 from megatron_adaptra.transport.rules import LinkRule
 
 MOST_HOSTS = 64
 FAILED_GRACE = 60.0  # seconds the other hosts get once the command has failed on one
 GRACE = 20.0  # seconds between SIGTERM and SIGKILL
 PORT = 29500
+_LONGEST_LINE = 1 << 20  # bytes; what goes on longer is cut
 _RULES_EVERY = 0.01  # seconds between two looks at which rules are in force
 _ITERATION = re.compile(rb"\biteration +(\d+)[/:, ]")  # Megatron's log line, and our progress
 
@@ -54,13 +57,15 @@ class Lab:
     def __enter__(self) -> Lab:
         if os.geteuid() != 0:
             raise AdaptraError("the laboratory makes network namespaces: run it as root")
+        caller()  # whose the command is; said here if that is not clear
         self.shaper, self.why = choose(self.shaper)
         with contextlib.ExitStack() as undo:
+            self._loop = Loop()
+            undo.callback(self._loop.close)
             self._parent = _parent()
             if self._parent is not None:
                 undo.callback(os.close, self._parent)
-            self._loop = Loop()
-            undo.callback(self._loop.close)
+                self._loop.watch(self._parent, self._abandoned)
             undo.callback(self._end)
             for index in range(self._count):
                 self._hosts.append(host.start(index, measure.tasks))
@@ -87,7 +92,10 @@ class Lab:
         return self._network.traffic
 
     def measure(self) -> list[measure.Measured]:
-        """Each rule on its own, with nothing else on the network."""
+        """Each rule on its own, with nothing else on the network.
+
+        Raises AdaptraError if a host does not answer, or what started the laboratory ends.
+        """
         results = []
         for rule in dict.fromkeys(replace(r, first=0, timed=False) for r in self.rules):
             self._network.shape({(rule.source, rule.target): rule})
@@ -110,9 +118,11 @@ class Lab:
                 answered[each.index] = each.receive()
 
             self._loop.watch(each.control.fileno(), ready)
-        done = self._loop.run(lambda: len(answered) == len(hosts), 30.0)
+        done = self._loop.run(lambda: bool(self._interrupted) or len(answered) == len(hosts), 30.0)
         for each in hosts:
             self._loop.unwatch(each.control.fileno())
+        if self._interrupted:
+            raise AdaptraError(self._interrupted)
         answers = {index: answer for index, answer in answered.items() if answer is not None}
         if not done or len(answers) < len(hosts):
             raise AdaptraError("a host of the laboratory has not answered in 30 s")
@@ -123,7 +133,7 @@ class Lab:
         command: Sequence[str],
         environment: Mapping[str, str],
         on_line: Callable[[int, bytes], None],
-        limit: float = 7 * 86400.0,
+        limit: float = math.inf,
     ) -> list[int]:
         """Run `command` on every host, for `limit` seconds at most; the exit statuses.
 
@@ -143,9 +153,9 @@ class Lab:
                 on_line(each.index, line)
             if not data:
                 self._loop.unwatch(each.output)
-                if rest[each.index]:
-                    on_line(each.index, rest[each.index])
-                    rest[each.index] = b""
+            if rest[each.index] and (not data or len(rest[each.index]) > _LONGEST_LINE):
+                on_line(each.index, rest[each.index])
+                rest[each.index] = b""
             return bool(data)
 
         pidfds = []
@@ -158,8 +168,6 @@ class Lab:
             self._loop.watch(pidfds[-1], self._reaper(each, pidfds[-1]))
             each.send(task="run", command=words, environment=variables)
         before = {s: signal.signal(s, self._interrupt) for s in (signal.SIGTERM, signal.SIGINT)}
-        if self._parent is not None:
-            self._loop.watch(self._parent, self._abandoned)
         try:
             self._until_ended(time.monotonic() + limit)
             if any(each.status is None for each in self._hosts):
@@ -171,8 +179,6 @@ class Lab:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            if self._parent is not None:
-                self._loop.unwatch(self._parent)
             for fd in pidfds:
                 self._loop.unwatch(fd)
                 os.close(fd)

@@ -28,7 +28,8 @@ from megatron_adaptra.netlab.network import (
 )
 from megatron_adaptra.transport.rules import LinkRule
 
-_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where a root shell may not look
+# Never in the current folder, which an empty name in PATH stands for: this is root.
+_PATH = ":".join(filter(os.path.isabs, f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin".split(":")))
 _TIMEOUT = 30.0  # seconds for one call of ip or tc
 _UNLIMITED = 125e9  # bytes/s
 _ETHERNET = 14  # bytes of a packet's head that a relay of IP packets does not see

@@ -234,6 +234,31 @@ def test_a_killed_rank_is_named_and_all_end(folder: Path) -> None:
     assert any("died: rank 2" in line for line in words), text[-3000:]
 
 
+@pytest.mark.parametrize("fault", ["full", "gone"])
+def test_what_cannot_be_written_ends_no_training(fault: str, folder: Path) -> None:
+    """The log of decisions, standard error, and the plan beside a checkpoint."""
+    out = folder / fault
+    log, plan = out / "log", out / "saved" / "iter_0000006" / "adaptra-replica0.json"
+    plan.mkdir(parents=True)  # so that no file can take its place
+    if fault == "full":
+        log.symlink_to("/dev/full")
+    else:
+        log = Path("/sys/adaptra/log")  # where not even root makes a file
+    flags = (
+        "--adaptra", "--adaptra-emulate-link", "0-1:40ms", "--adaptra-decision-log", str(log),
+        "--save", str(out / "saved"), "--save-interval", "6",
+    )  # fmt: skip
+    words = words_of(out, 2, *flags, iterations=12)
+    script = str(SCRIPT.with_name("broken_output.py"))
+    done = zygote(True).run(out, [script, fault, *words], ranks=2)
+    assert done.status == 0, done.text[-3000:]
+    ours = Done(done.status, done.text)
+    assert len(ours.printed) == len(ours.plans) == 12
+    assert ours.printed == stock(2, iterations=12).done.printed
+    assert plan.is_dir()
+    assert log.is_symlink() == (fault == "full")
+
+
 def test_a_megatron_that_does_not_fit_trains_as_stock_with_one_warning(folder: Path) -> None:
     changed = str(SCRIPT.with_name("changed_megatron.py"))
 

@@ -10,15 +10,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from processes import living
 
 COMMAND = [sys.executable, "-m", "megatron_adaptra", "netlab"]
 
 
-def lab(*words: str, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+def lab(*words: str, timeout: float = 500, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *words], capture_output=True, text=True, timeout=timeout, check=False
+        [*COMMAND, *words], capture_output=True, text=True, timeout=timeout, check=False, **options
     )
 
 

@@ -99,6 +99,19 @@ def test_the_shell_that_started_the_laboratory(shaper, mark):
     remains.assert_none()
 
 
+def test_the_shell_of_a_laboratory_that_measures(shaper, mark):
+    remains = Remains(mark)
+    slow = ["--shaper", shaper, "--link", "0-1:20s"]  # which takes a minute and more
+    words = ["run", *slow, "--", "true", mark]
+    with running(["sh", "-c", '"$@"; true', "sh", *COMMAND, *words]) as shell:
+        wait_for(shell, "2 hosts;", 1)
+        remains.see(hosts=2)
+        shell.kill()
+        said, _ = shell.communicate(timeout=300)
+    assert "nohup" in said
+    remains.assert_none()
+
+
 def test_nohup_lets_a_laboratory_go_on(shaper, tmp_path):
     gate = tmp_path / "gate"
     os.mkfifo(gate)

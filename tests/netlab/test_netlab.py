@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from labs import COMMAND, lab
@@ -16,6 +20,7 @@ from megatron_adaptra.netlab.shaper import choose
 from megatron_adaptra.transport.rules import LinkRule, parse_rules
 from megatron_adaptra.transport.scenario import hosts_in, load_rules
 
+ROOT = Path(__file__).resolve().parents[2]
 # Host 0 serves; each other host says how long a byte takes there and back, in ms.
 ECHO = """
 import os, socket, time
@@ -130,6 +135,9 @@ def test_a_scenario_file(tmp_path):
         (["run", "--hosts", "1", "--", "true"], "--hosts"),
         (["run", "--hosts", "2", "--link", "0-5:4ms", "--", "true"], "0-5"),
         (["run", "nowhere.yaml", "--", "true"], "nowhere.yaml"),
+        (["run", "--hosts", "0", "--", "true"], "--hosts"),
+        (["run", "--timeout", "nan", "--", "true"], "--timeout"),
+        (["run", "--timeout", "0", "--", "true"], "--timeout"),
     ],
 )
 def test_bad_input(words, told):
@@ -231,6 +239,55 @@ def test_words_and_variables_of_a_host(shaper):
         "[0] 0 10.77.0.1 0 0 2 0 10.77.0.1 2",
         "[1] 1 10.77.0.2 1 1 2 1 10.77.0.1 2",
     ]
+
+
+def test_an_environment_of_a_megabyte(shaper):
+    many = {f"BIG{number}": 10_000 * "x" for number in range(100)}
+    words = ["run", "--shaper", shaper, "--hosts", "2", "--", "sh", "-c", "echo ${#BIG99}"]
+    done = lab(*words, env={**os.environ, **many})
+    assert sorted(done.stdout.splitlines()) == ["[0] 10000", "[1] 10000"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("path", ["", ".", ":/usr/bin"])
+def test_programs_of_the_current_folder_are_not_run(tmp_path, path):
+    for program in ("ip", "tc"):
+        (tmp_path / program).write_text(f"#!/bin/sh\necho > {tmp_path}/ran\n")
+        (tmp_path / program).chmod(0o755)
+    words = ["run", "--shaper", "netem", "--hosts", "2", "--", "/bin/true"]
+    lab(*words, cwd=tmp_path, env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)})
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.root
+def test_output_that_can_go_nowhere_is_said_before_the_command_runs(tmp_path):
+    with open("/dev/full", "wb") as full:
+        words = [*COMMAND, "run", "--hosts", "2", "--json", "--", "touch", str(tmp_path / "ran")]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("it cannot be written: No space left on device")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_command_and_its_files_are_of_the_user_who_called_sudo(shaper):
+    nobody = pwd.getpwnam("nobody")
+    sudo = {**os.environ, "SUDO_UID": str(nobody.pw_uid), "SUDO_GID": str(nobody.pw_gid)}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        script = f"id -u; echo $USER > /dev/stderr; id -G; echo x > {folder}/$HOST_INDEX"
+        words = ["run", "--shaper", shaper, "--hosts", "2", "--", "sh", "-c", script]
+        done = lab(*words, env=sudo)
+        assert done.returncode == 0, done.stderr
+        files = [path.stat() for path in Path(folder).iterdir()]
+    assert [(s.st_uid, s.st_gid) for s in files] == 2 * [(nobody.pw_uid, nobody.pw_gid)]
+    said = (nobody.pw_uid, "nobody", nobody.pw_gid)
+    assert sorted(done.stdout.splitlines()) == sorted(
+        f"[{h}] {word}" for h in (0, 1) for word in said
+    )
+    done = lab(*["run", "--hosts", "2", "--", "true"], env={**sudo, "SUDO_UID": "me"})
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "SUDO_UID: 'me' is not allowed" in done.stderr
 
 
 def test_two_laboratories_at_once(shaper):

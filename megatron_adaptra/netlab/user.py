@@ -1,0 +1,56 @@
+"""Who called sudo: a laboratory needs root, its commands and their files do not."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from typing import NamedTuple
+
+from megatron_adaptra.errors import BadInput
+
+
+class User(NamedTuple):
+    """`name` and `home` are empty for a user whom this machine does not know."""
+
+    uid: int
+    gid: int
+    name: str = ""
+    home: str = ""
+
+    def become(self) -> dict[str, str]:
+        """Make this process, root's, this user's; the variables that say so. Raises OSError."""
+        os.fchown(1, self.uid, self.gid)  # /dev/stdout can be opened only by who owns it
+        if self.name:
+            os.initgroups(self.name, self.gid)
+        else:
+            os.setgroups([self.gid])
+        os.setgid(self.gid)
+        os.setuid(self.uid)
+        known = {"USER": self.name, "LOGNAME": self.name, "HOME": self.home}
+        return {name: value for name, value in known.items() if value}
+
+
+def caller() -> User | None:
+    """The user who called sudo; None where nobody has, or root. Raises BadInput."""
+    ids = []
+    for name in ("SUDO_UID", "SUDO_GID"):
+        text = os.environ.get(name, "0")
+        if not (text.isascii() and text.isdigit() and int(text) < 2**32 - 1):
+            raise BadInput(name, text, "a number of a user or group, as sudo sets it; or unset it")
+        ids.append(int(text))
+    uid, gid = ids
+    if os.geteuid() != 0 or uid == 0:
+        return None
+    try:
+        known = pwd.getpwuid(uid)
+    except KeyError:
+        return User(uid, gid)
+    return User(uid, gid, known.pw_name, known.pw_dir)
+
+
+def give(*paths: Path) -> None:
+    """Let `paths` belong to the user who called sudo, if one has. Raises BadInput or OSError."""
+    if (user := caller()) is not None:
+        for path in paths:
+            os.chown(path, user.uid, user.gid)
