@@ -68,8 +68,12 @@ class PeerLost(AdaptraError):
     """A rank did not deliver: it died, its connection closed, or its time ran out."""
 
 
+class BadMessage(AdaptraError):
+    """What another rank said on a control lane is no message, or is none that can be."""
+
+
 class Disagreement(AdaptraError):
-    """The ranks of a pipeline did not agree on one plan in time."""
+    """What was decided on a plan could not be found out, by any way, in time."""
 
 
 def reason_of(error: BaseException | str) -> str:

@@ -109,14 +109,12 @@ def write(
         if timeline is not None
     }
     out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(timelines)))
-    links = controller.delays[0].keys() if controller.delays else ()
     report = Report(
         title="A GPT through a pipeline with a slow link",
         summary=summary,
         arms=arms,
         phases=options.phases,
-        # Iteration 0 is not measured: allocators and caches warm up.
-        link_delay_ms={k: [0.0, *(1e3 * row[k] for row in controller.delays)] for k in links},
+        link_delay_ms=_delays_ms(controller.delays),
     )
     out.joinpath("report.html").write_text(report_html(report))
     try:
@@ -125,6 +123,18 @@ def write(
         report_png(report, out / "report.png")
     except ImportError:  # matplotlib is an extra
         print(f"adaptra: no report.png: {no_matplotlib()}", flush=True)
+
+
+def _delays_ms(delays: Mapping[int, Mapping[str, float]]) -> dict[str, list[float]]:
+    """By link one value for each iteration up to the last one that was measured.
+
+    Iteration 0 is not measured: allocators and caches warm up.
+    """
+    last, rows = dict.fromkeys(next(iter(delays.values()), ()), 0.0), []
+    for iteration in range(max(delays, default=-1) + 1):
+        last = {**last, **delays.get(iteration, {})}
+        rows.append(last)
+    return {link: [1e3 * row[link] for row in rows] for link in last}
 
 
 def _arm_reports(

@@ -3,12 +3,32 @@
 Two-phase commit between the leader (stage 0) and the others, off the critical path:
 
 1. the leader proposes a plan, as bytes with their digest, and the iteration S of the swap;
-2. a stage that has read and checked it acknowledges; from then on it will not start iteration S
-   without the decision;
+2. a member that has read and checked it, and that can read the board (torch's key-value store),
+   acknowledges; from then on it will not start iteration S without the decision;
 3. the leader commits when all have acknowledged, and aborts when it reaches S before that.
 
-So a stage waits at most once per replan, at S, and only if the decision is later than a whole
-iteration. A stage that never got the proposal never acknowledged it, so nobody swaps.
+The leader's decision goes to each member over its lane, and onto the board. A member that stands at
+S without it takes it from wherever it comes first.
+
+Why nobody runs another plan than the rest, whatever is lost, late, or sent twice:
+
+- One process decides, once: `Ballot.acknowledge` (the last yes: commit; any no: abort) and
+  `Ballot.at_boundary` (abort) are the only places, under one lock, and what is decided stays.
+  Lane and board only carry it, so they cannot contradict each other.
+- Commit needs the yes of every member, so every member has the plan, and each stops at S until it
+  knows the decision. The leader itself knows it at S, as it decides there at the latest.
+- A member that has not said yes is no reason to wait: without its yes the decision is abort, and
+  without the plan it goes on as it was.
+
+Why nobody waits in vain: the leader never waits for anybody, and it reaches S with the others, as
+it is a stage of their pipeline. Then its decision is under way by two ways that fail apart. A
+member has used both just before it said yes: the lane brought the proposal, and the board was read.
+Only who loses both in the one or two iterations until S ends with Disagreement: to guess would run
+two orders inside one tensor-parallel group, which gives wrong numbers and no error. A leader that
+dies ends the training in any case.
+
+So a member waits at most once per replan, at S, and only if the decision is later than a whole
+iteration.
 """
 
 from __future__ import annotations
@@ -16,6 +36,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,29 +44,62 @@ from megatron_adaptra.errors import Disagreement, ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.store import KeyValueStore
 
 TRIAL = 5  # iterations of a trial
+LONGEST_SWAP_LEAD = 64  # iterations between a proposal and its swap
+_SLOTS = 8  # decisions that the board keeps: no member is that many proposals behind the leader
 
 
 @dataclass
 class Proposal:
     """A `schedule` to run from iteration `swap` on.
 
-    `acks`: the ranks that have acknowledged it. `committed`: None while it is open.
+    `key`: of the decision, on the board. `acks`: the ranks that have acknowledged it. `committed`:
+    None while it is open.
     """
 
     number: int
     swap: int
     schedule: Schedule
+    key: str = ""
     acks: set[int] = field(default_factory=set)
     committed: bool | None = None
 
 
-def pack(number: int, swap: int, schedule: Schedule) -> dict[str, Any]:
-    """The message that proposes `schedule` as proposal `number`, from iteration `swap` on."""
-    plan = json.dumps(schedule.to_json(), sort_keys=True)
+class Board:
+    """Where the leader writes its decisions for members that do not hear from it."""
+
+    def __init__(self, store: KeyValueStore) -> None:
+        self._store = store
+
+    @staticmethod
+    def key(token: str, number: int) -> str:
+        """Of proposal `number` by the leader that has drawn `token`. Keys come back."""
+        return f"{token}/{number % _SLOTS}"
+
+    def write(self, proposal: Proposal) -> bool:
+        """Write what a proposal has come to; False when that is not certain to have worked."""
+        return self._store.put(proposal.key, f"{proposal.number} {proposal.committed}")
+
+    def reaches(self, proposal: Proposal) -> bool:
+        """Whether a proposal that is open is on the board: what is decided can be read there."""
+        return self._store.get(proposal.key) == f"{proposal.number} None"
+
+    def decision(self, proposal: Proposal) -> bool | None:
+        """What the leader has written; None where that is nothing yet, or cannot be read."""
+        words = {f"{proposal.number} {commit}": commit for commit in (True, False)}
+        return words.get(self._store.get(proposal.key) or "")
+
+
+def pack(proposal: Proposal) -> dict[str, Any]:
+    """The message that proposes it."""
+    plan = json.dumps(proposal.schedule.to_json(), sort_keys=True)
     digest = hashlib.sha256(plan.encode()).hexdigest()
-    return {"kind": "propose", "number": number, "swap": swap, "plan": plan, "digest": digest}
+    return {
+        "kind": "propose", "number": proposal.number, "swap": proposal.swap, "plan": plan,
+        "digest": digest, "key": proposal.key,
+    }  # fmt: skip
 
 
 def unpack(message: dict[str, Any], stages: int, microbatches: int) -> Proposal:
@@ -53,24 +107,28 @@ def unpack(message: dict[str, Any], stages: int, microbatches: int) -> Proposal:
 
     Raises ScheduleError for one that must not run: damaged, of another shape, or unable to finish.
     """
-    plan = message["plan"]
+    plan, number = message["plan"], message["number"]
     if hashlib.sha256(plan.encode()).hexdigest() != message["digest"]:
-        raise ScheduleError(f"plan {message['number']}: its bytes do not match their digest")
-    schedule = Schedule.from_json(json.loads(plan))
+        raise ScheduleError(f"plan {number}: its bytes do not match their digest")
+    try:
+        schedule = Schedule.from_json(json.loads(plan))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ScheduleError(f"plan {number} is no schedule: {str(error)[:80]}") from error
     if (schedule.stages, schedule.microbatches) != (stages, microbatches):
         raise ScheduleError(
-            f"plan {message['number']} is for {schedule.stages} stages and "
+            f"plan {number} is for {schedule.stages} stages and "
             f"{schedule.microbatches} microbatches; here are {stages} and {microbatches}"
         )
     check(lower(schedule))
-    return Proposal(message["number"], message["swap"], schedule)
+    return Proposal(number, message["swap"], schedule, message["key"])
 
 
 class Ballot:
-    """One stage's side: at most one open proposal, and the `schedule` in force.
+    """One rank's side: at most one open proposal, and the `schedule` in force.
 
-    `decide` is called by the control thread, `at_boundary` by the training thread. `opening`: runs
-    instead before iteration `until`, which everybody knows, so that it takes no vote.
+    `decide` and `acknowledge` are called by control threads, `at_boundary` by the training thread.
+    `opening`: runs instead before iteration `until`, which everybody knows, so that it takes no
+    vote.
     """
 
     def __init__(self, schedule: Schedule, opening: Schedule | None = None, until: int = 0) -> None:
@@ -79,7 +137,6 @@ class Ballot:
         self._until = until
         self.iteration = -1  # the last one started
         self._open: Proposal | None = None
-        self._leaderless = False
         self._changed = threading.Condition()
 
     @property
@@ -93,9 +150,10 @@ class Ballot:
         return self._afterwards is not None
 
     def offer(self, proposal: Proposal) -> bool:
-        """Keep a proposal for its iteration; False when that has begun, or another is open."""
+        """Keep a proposal for its iteration; False where that cannot be, or another is open."""
         with self._changed:
-            if self._open is not None or proposal.swap <= self.iteration:
+            ahead = proposal.swap - self.iteration
+            if self._open is not None or not 0 < ahead <= 2 * LONGEST_SWAP_LEAD:
                 return False
             self._open = proposal
             return True
@@ -108,18 +166,30 @@ class Ballot:
                     self._open.committed = commit
                 self._changed.notify_all()
 
-    def lose_leader(self) -> None:
-        """No decision will come any more."""
+    def acknowledge(self, number: int, member: int, ok: bool, voters: int) -> Proposal | None:
+        """The leader has the answer of one of so many `voters`; the proposal if that decides it."""
         with self._changed:
-            self._leaderless = True
-            self._changed.notify_all()
+            proposal = self._open
+            if proposal is None or proposal.number != number or proposal.committed is not None:
+                return None
+            proposal.acks.add(member)
+            if ok and len(proposal.acks) < voters:
+                return None
+            proposal.committed = ok
+            return proposal
 
-    def at_boundary(self, iteration: int, timeout: float, leads: bool) -> Proposal | None:
+    def at_boundary(
+        self,
+        iteration: int,
+        timeout: float,
+        leads: bool,
+        look_up: Callable[[Proposal], None] = lambda _: None,
+    ) -> Proposal | None:
         """Start `iteration`; the proposal that is closed by that, if any.
 
         The leader (`leads`) does not wait: reaching the swap without all acknowledgements is its
-        abort. Others wait `timeout` seconds for its decision on a proposal for this iteration.
-        Raises Disagreement when none comes, or can come no more.
+        abort. Others wait `timeout` seconds for its decision on a proposal for this iteration, and
+        `look_up` is called once, to look elsewhere for it. Raises Disagreement when none comes.
         """
         with self._changed:
             self.iteration = iteration
@@ -130,19 +200,23 @@ class Ballot:
                 return None
             if leads and proposal.committed is None:
                 proposal.committed = False
-            self._changed.wait_for(
-                lambda: proposal.committed is not None or self._leaderless, timeout
-            )
             if proposal.committed is None:
-                why = "it is gone" if self._leaderless else f"waited {timeout:g} s"
+                look_up(proposal)
+                self.await_decision(proposal, timeout)
+            if proposal.committed is None:
                 raise Disagreement(
-                    f"no decision on plan {proposal.number} from stage 0 "
-                    f"at iteration {iteration}: {why}"
+                    f"no decision on plan {proposal.number} at iteration {iteration}: waited "
+                    f"{timeout:g} s for stage 0, whose word came neither directly nor by the store"
                 )
             self._open = None
             if proposal.committed:
                 self.schedule, self._afterwards = proposal.schedule, None
             return proposal
+
+    def await_decision(self, proposal: Proposal, timeout: float) -> bool:
+        """Wait `timeout` seconds at most until a proposal is decided; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: proposal.committed is not None, timeout)
 
 
 def starting_ballot(

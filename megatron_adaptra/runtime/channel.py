@@ -3,75 +3,145 @@
 from __future__ import annotations
 
 import json
+import struct
 import threading
+import time
+from collections import deque
 from typing import Any
 
 import torch
 
+from megatron_adaptra import waits
+from megatron_adaptra.errors import BadMessage, PeerLost
 from megatron_adaptra.transport.base import Transport, Work
 
-_FRAME = 4096  # bytes that always travel; what does not fit follows as a second message
-_HEAD = 8  # of these, the length of the whole
-_TAKEN_WITHIN = 60.0  # seconds
+_FRAME = 4096  # bytes: all frames have one size, so that what a frame says can break no receive
+_HEAD = struct.Struct("<QQ")  # bytes of the message from here on; frames taken from the other side
+_ROOM = _FRAME - _HEAD.size
+LONGEST = 32 << 20  # bytes of a message
+WINDOW = 256  # frames that the peer has not taken yet: then nothing is sent
+ANY_RUN = -1  # the run of a message that says something of the lane alone
+_TELL = 64  # frames after which the peer is told that they have been taken
 
 
 class Channel:
-    """Ordered messages to and from one `peer` of a transport."""
+    """Ordered messages to and from one `peer` of a transport; one thread may receive.
+
+    Nothing here waits for the peer but `receive` and `flush`. `lost`: why no message can come any
+    more, or empty. `heard`: when the last frame came, on the monotonic clock.
+    """
 
     def __init__(self, transport: Transport, peer: int) -> None:
         self._transport, self.peer = transport, peer
-        self._sent = self._received = 0
-        self._works: list[Work] = []
-        self._sending = threading.Lock()  # the training thread reports, the control thread answers
+        self.lost, self.heard = "", time.monotonic()
+        self._sending = threading.Lock()
+        self._works: deque[Work] = deque()  # sends that the peer has not taken, as far as is known
+        self._sent = self._taken = 0  # frames, and those of them that the peer has taken
+        self._received = self._told = 0  # frames, and those of them that the peer knows of
+        self._frame = torch.empty(_FRAME, dtype=torch.uint8)
+        self._posted: Work | None = None  # the receive of the next frame
+        self._data, self._left = bytearray(), 0  # of a message that has come in part
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send `message`, which JSON can hold. Returns at once unless eight are on their way.
+    def send(self, message: dict[str, Any]) -> bool:
+        """Send `message`, which JSON can hold; any thread may. False when it cannot be sent now.
 
-        Raises PeerLost if the oldest of these has not been taken after 60 seconds.
+        So where the peer does not take what was sent before, or is lost. Raises BadMessage for one
+        of more than 32 MiB.
         """
-        with self._sending:
-            self._send(message)
-
-    def _send(self, message: dict[str, Any]) -> None:
         data = json.dumps(message).encode()
-        frame = bytearray(_FRAME)
-        frame[:_HEAD] = len(data).to_bytes(_HEAD, "little")
-        first, rest = data[: _FRAME - _HEAD], data[_FRAME - _HEAD :]
-        frame[_HEAD : _HEAD + len(first)] = first
-        self._put(bytes(frame))
-        if rest:
-            self._put(rest)
+        if len(data) > LONGEST:
+            raise BadMessage(f"a message of {len(data)} bytes; at most {LONGEST} can be sent")
+        with self._sending:
+            if self.lost or self._sent - self._taken >= WINDOW:
+                return False
+            try:
+                self._forget_taken()
+                for at in range(0, len(data), _ROOM):
+                    self._put(len(data) - at, data[at : at + _ROOM])
+            except PeerLost as error:
+                self.lost = str(error)
+                return False
+        return True
 
-    def receive(self, timeout: float) -> dict[str, Any]:
-        """The next message. Raises PeerLost when none comes in `timeout` seconds."""
-        frame = self._get(_FRAME, timeout)
-        length = int.from_bytes(frame[:_HEAD], "little")
-        data = frame[_HEAD : _HEAD + length]
-        if len(data) < length:
-            data += self._get(length - len(data), timeout)
-        message: dict[str, Any] = json.loads(data)
-        return message
+    def receive(self, timeout: float) -> dict[str, Any] | None:
+        """The next message, or None when it is not there after `timeout` seconds: ask again.
 
-    def flush(self, timeout: float = 10.0) -> None:
-        """Wait until the peer has what was sent, `timeout` seconds for each message.
-
-        Raises PeerLost for one that it does not take.
+        Raises BadMessage for one that is no JSON object, after which others may come; PeerLost when
+        none can come any more.
         """
-        for work in self._works:
-            work.wait(timeout)
-        self._works = []
+        if self.lost:
+            raise PeerLost(self.lost)
+        deadline = time.monotonic() + timeout
+        try:
+            while self._frame_arrives(max(0.0, deadline - time.monotonic())):
+                if self._take_frame(self._frame.numpy().tobytes()):
+                    return _parsed(self._data)
+        except PeerLost as error:
+            self.send({"kind": "lost", "run": ANY_RUN})  # the other direction may be whole
+            self.lost = self.lost or str(error)
+            raise
+        return None
 
-    def _put(self, data: bytes) -> None:
-        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        self._works.append(self._transport.isend(tensor, self.peer, self._sent))
-        self._sent += 1
-        # Gloo wants a send to be waited for before its memory goes; old ones are long done.
-        if len(self._works) > 8:
-            self._works.pop(0).wait(_TAKEN_WITHIN)
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until the peer has what was sent, `timeout` seconds (`waits.GOODBYE`) in all.
 
-    def _get(self, size: int, timeout: float) -> bytes:
-        buffer = torch.empty(size, dtype=torch.uint8)
-        work = self._transport.irecv(buffer, self.peer, self._received)
+        Raises PeerLost for what it does not take.
+        """
+        deadline = time.monotonic() + (waits.GOODBYE if timeout is None else timeout)
+        with self._sending:
+            while self._works:
+                self._works.popleft().wait(max(0.01, deadline - time.monotonic()))
+
+    def _put(self, left: int, part: bytes) -> None:
+        frame = bytearray(_FRAME)
+        _HEAD.pack_into(frame, 0, left, self._received)
+        frame[_HEAD.size : _HEAD.size + len(part)] = part
+        self._told = self._received
+        tensor = torch.frombuffer(frame, dtype=torch.uint8)
+        self._sent += 1  # before it is: the answer may come at once
+        self._works.append(self._transport.isend(tensor, self.peer, self._sent - 1))
+
+    def _forget_taken(self) -> None:
+        """Gloo wants a send to be waited for before its memory goes; these are done."""
+        while self._works and self._sent - len(self._works) < self._taken:
+            self._works.popleft().wait(waits.GOODBYE)
+
+    def _frame_arrives(self, timeout: float) -> bool:
+        """Whether the next frame is there; its receive stays posted when it is not."""
+        if self._posted is None:
+            self._posted = self._transport.irecv(self._frame, self.peer, self._received)
+        try:
+            self._posted.wait(timeout)
+        except PeerLost:
+            if not self._posted.done():
+                return False
+            self._posted.wait(0.0)  # it came at the last moment, or is lost indeed
+        self._posted = None
         self._received += 1
-        work.wait(timeout)
-        return bytes(buffer.numpy().tobytes())
+        self.heard = time.monotonic()
+        return True
+
+    def _take_frame(self, frame: bytes) -> bool:
+        """Add a frame to the message; whether that is complete."""
+        left, taken = _HEAD.unpack_from(frame)
+        if not 0 < left <= LONGEST or self._left not in (0, left) or taken > self._sent:
+            raise PeerLost(f"from {self.peer}: a frame that cannot be ({left}, {taken})")
+        if not self._left:
+            self._data = bytearray()
+        self._taken = max(self._taken, taken)
+        part = frame[_HEAD.size : _HEAD.size + left]
+        self._data += part
+        self._left = left - len(part)
+        if self._received - self._told >= _TELL:
+            self.send({"kind": "alive", "run": ANY_RUN})
+        return self._left == 0
+
+
+def _parsed(data: bytearray) -> dict[str, Any]:
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"no JSON: {str(error)[:80]}") from error
+    if not isinstance(message, dict):
+        raise BadMessage(f"a {type(message).__name__}, no object")
+    return message

@@ -2,41 +2,57 @@
 
 One rank, a stage 0, leads (see leader.py). The members are the other stages of its pipeline, which
 report, and ranks that have to run the same order because they meet these in collectives (tensor
-parallel ones), which do not. Messages are received by one thread per channel; the training thread
-only looks, at an iteration boundary, which plan is in force.
+parallel ones), which do not.
+
+Messages are received by one thread per channel; another one sends what the training thread hands
+it, and a heartbeat, so that no lane is ever idle. The training thread only looks, at an iteration
+boundary, which plan is in force. Nothing that fails here ends the training: it costs new plans, and
+is said once.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from megatron_adaptra.errors import AdaptraError, PeerLost
+from megatron_adaptra import waits
+from megatron_adaptra.errors import AdaptraError, BadMessage, PeerLost
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.agreement import Ballot, unpack
-from megatron_adaptra.runtime.channel import Channel
+from megatron_adaptra.log import log_line
+from megatron_adaptra.runtime.agreement import Ballot, Board, Proposal, unpack
+from megatron_adaptra.runtime.channel import ANY_RUN, Channel
+from megatron_adaptra.runtime.messages import checked
 from megatron_adaptra.telemetry.probe import IterationRecord
 
-_FOREVER = 7 * 86400.0  # seconds a control thread waits for the next message
-_GOODBYE = 10.0  # seconds that `close` waits for each control thread, hence for the other side
+MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped
 
 
 class Controller(ABC):
     """One rank's part in the loop: a Leader or a Member.
 
     `ballot`: with the schedule to start with (`starting_ballot`). `channels`: by index of the rank
-    at the other end. `status` is what charts of the training show, as the leader last sent it;
-    empty on all ranks but the leader and its watcher.
+    at the other end; they outlive the controller. `board`: for decisions. `first`: the first
+    iteration of this run. `status` is what charts of the training show, as the leader last sent it;
+    empty on all ranks but the leader and its watcher. `refused`: messages that were none.
     """
 
-    def __init__(self, ballot: Ballot, channels: Mapping[int, Channel]) -> None:
-        self.ballot = ballot
+    def __init__(
+        self, ballot: Ballot, channels: Mapping[int, Channel], board: Board, first: int
+    ) -> None:
+        self.ballot, self.first = ballot, first
         self.status: dict[str, Any] = {}
-        self._channels = dict(channels)
+        self.refused = 0
+        self._channels, self._board = dict(channels), board
         self._last: IterationRecord | None = None
-        self._threads = [
+        self._said: set[str] = set()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._ending = threading.Event()  # nobody waits for messages any more
+        self._threads = [threading.Thread(target=self._work, name="adaptra-control", daemon=True)]
+        self._threads += [
             threading.Thread(
                 target=self._listen, args=(c,), name=f"adaptra-control-{p}", daemon=True
             )
@@ -50,35 +66,115 @@ class Controller(ABC):
         The leader never waits. Raises Disagreement on a member, see there.
         """
 
-    @abstractmethod
     def report(self, record: IterationRecord) -> None:
         """Called by the training thread when the pipeline part of an iteration is over."""
+        try:
+            self._report(self._report_of(record))
+        except Exception as error:
+            self._say("an iteration cannot be reported", error)
 
     def close(self) -> None:
-        """End the control threads; returns after ten seconds each if the other side is lost."""
-        for thread in self._threads:
-            thread.join(_GOODBYE)
+        """End the control threads: all wait for each other, but `waits.GOODBYE` at most."""
+        worker, *listeners = self._threads
+        self._jobs.put(None)
+        worker.join(waits.GOODBYE)
+        self._take_leave()
+        end = time.monotonic() + waits.GOODBYE
+        for thread in listeners:
+            thread.join(max(0.0, end - time.monotonic()))
+        self._ending.set()
+        for thread in listeners:
+            thread.join(2 * waits.POLL)
+
+    @abstractmethod
+    def _report(self, report: dict[str, Any]) -> None:
+        """Pass this rank's own report on. On the training thread."""
 
     @abstractmethod
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
         """On a control thread; False after the last message."""
 
-    @abstractmethod
-    def _on_loss(self) -> None:
-        """A channel is broken: on its control thread, which ends."""
+    def _take_leave(self) -> None:  # noqa: B027  # a member has nothing to do
+        """Ask the other side to end, too, if that is this rank's part."""
 
-    def _start_listening(self) -> None:
+    def _start_threads(self) -> None:
         """The end of a subclass's `__init__`: messages may come from now on."""
         for thread in self._threads:
             thread.start()
 
+    def _send(self, channel: Channel, message: dict[str, Any]) -> bool:
+        """Send a message of this run, if the channel takes it now."""
+        return channel.send({**message, "run": self.first})
+
+    def _say(self, what: str, error: object = None) -> None:
+        """Say once that something has failed, and how it did the first time."""
+        if what not in self._said:
+            self._said.add(what)
+            how = "" if error is None else f" ({type(error).__name__}: {str(error)[:200]})"
+            log_line(f"{what}{how}; training goes on with the plan in force")
+
+    # On the threads of the channels.
+
     def _listen(self, channel: Channel) -> None:
-        """The control thread of one channel."""
         try:
-            while self._on_message(channel, channel.receive(_FOREVER)):
+            while not self._ending.is_set():
+                try:
+                    message = channel.receive(waits.POLL)
+                    if message is not None and not self._take(channel, checked(message)):
+                        return
+                except BadMessage as error:
+                    self._refuse(channel, error)
+        except Exception as error:
+            self._lose(channel, error)
+
+    def _take(self, channel: Channel, message: dict[str, Any]) -> bool:
+        """Do what a message is for; False after the last one."""
+        if message["kind"] == "lost":
+            raise PeerLost("what was sent there does not arrive")
+        if message["kind"] == "alive" or message["run"] != self.first:
+            return True  # it says that the lane is there, or is of a run that is over
+        try:
+            return self._on_message(channel, message)
+        except Exception as error:  # of a kind and of types that are right, yet not to be used
+            self._refuse(channel, error)
+            return True
+
+    def _refuse(self, channel: Channel, error: Exception) -> None:
+        self.refused += 1
+        self._say(
+            f"a message of member {channel.peer} is ignored, as all that make no sense", error
+        )
+
+    def _lose(self, channel: Channel, error: Exception) -> None:
+        channel.lost = channel.lost or str(error)
+        if not self._ending.is_set():
+            self._say(f"no plan is changed any more: member {channel.peer} is not heard", error)
+
+    # On the thread that sends.
+
+    def _work(self) -> None:
+        beat = time.monotonic() + waits.HEARTBEAT
+        while True:
+            try:
+                if (left := beat - time.monotonic()) > 0:
+                    if (job := self._jobs.get(timeout=left)) is None:
+                        return
+                    job()
+                    continue
+                beat = time.monotonic() + waits.HEARTBEAT
+                self._beat()
+            except queue.Empty:
                 pass
-        except PeerLost:
-            self._on_loss()
+            except Exception as error:
+                self._say("a control message cannot be sent", error)
+
+    def _beat(self) -> None:
+        """No lane is idle, and one that is silent is noticed."""
+        for channel in self._channels.values():
+            channel.send({"kind": "alive", "run": ANY_RUN})
+            silent = time.monotonic() - channel.heard
+            if silent > waits.QUIET and not channel.lost:
+                self._say(f"no plan is changed while member {channel.peer} is silent")
 
     def _report_of(self, record: IterationRecord) -> dict[str, Any]:
         """The message, with the step and the whole of the iteration before.
@@ -98,54 +194,67 @@ class Controller(ABC):
 class Member(Controller):
     """Runs the leader's plans. `channels`: that to the leader alone, rank 0 of the group.
 
-    `ballot`: see Controller. `timeout`: seconds that `begin` waits for the leader's decision on a
-    plan that this rank has acknowledged; then Disagreement names the plan. `reports`: whether this
-    rank is of the leader's own pipeline.
+    `ballot`, `board`, `first`: see Controller. `timeout`: seconds that `begin` waits for the
+    leader's decision on a plan that this rank has acknowledged; then Disagreement names the plan.
+    `reports`: whether this rank is of the leader's own pipeline.
     """
 
     def __init__(
         self,
         ballot: Ballot,
         channels: Mapping[int, Channel],
+        board: Board,
         timeout: float,
+        *,
+        first: int = 0,
         reports: bool = True,
     ) -> None:
-        super().__init__(ballot, channels)
+        super().__init__(ballot, channels, board, first)
         self._timeout, self._reports = timeout, reports
-        self._start_listening()
+        self._start_threads()
 
     def begin(self, iteration: int) -> Schedule:
         """As for Controller, at `iteration`; may wait for the leader's decision."""
-        self.ballot.at_boundary(iteration, self._timeout, leads=False)
+        self.ballot.at_boundary(iteration, self._timeout, leads=False, look_up=self._look_up_later)
         return self.ballot.schedule
 
-    def report(self, record: IterationRecord) -> None:
-        """Send it to the leader. Raises PeerLost as Channel.send does."""
-        if self._reports:
-            self._channels[0].send(self._report_of(record))
+    def _report(self, report: dict[str, Any]) -> None:
+        if self._reports and self._jobs.qsize() < MOST_JOBS:
+            self._jobs.put(lambda: self._send_report(report))
+
+    def _send_report(self, report: dict[str, Any]) -> None:
+        self._send(self._channels[0], report)
 
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
         if message["kind"] == "propose":
-            channel.send(self._answer(message))
+            ok = self._accepts(message)
+            self._send(channel, {"kind": "ack", "number": message["number"], "ok": ok})
         elif message["kind"] == "verdict":
             self.ballot.decide(message["number"], message["commit"])
         elif message["kind"] == "status":
             self.status = message["status"]
         elif message["kind"] == "bye":
-            channel.send({"kind": "bye"})
+            self._send(channel, {"kind": "bye"})
             channel.flush()
             return False
         return True
 
-    def _on_loss(self) -> None:
-        self.ballot.lose_leader()
-
-    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """To a proposal; one that cannot run here is refused."""
+    def _accepts(self, message: dict[str, Any]) -> bool:
+        """Whether a proposal can run here, and its decision will be known here in any case."""
         schedule = self.ballot.schedule
         try:
             proposal = unpack(message, schedule.stages, schedule.microbatches)
-            ok = self.ballot.offer(proposal)
         except AdaptraError:
-            ok = False
-        return {"kind": "ack", "number": message["number"], "ok": ok}
+            return False
+        return self._board.reaches(proposal) and self.ballot.offer(proposal)
+
+    def _look_up_later(self, proposal: Proposal) -> None:
+        self._jobs.put(lambda: self._look_up(proposal))
+
+    def _look_up(self, proposal: Proposal) -> None:
+        """Training waits for a decision: look at the board, too, until it is there."""
+        end, pause = time.monotonic() + self._timeout, waits.LOOK_UP
+        while not self.ballot.await_decision(proposal, pause) and time.monotonic() < end:
+            if (commit := self._board.decision(proposal)) is not None:
+                self.ballot.decide(proposal.number, commit)
+            pause = min(2 * pause, waits.POLL)

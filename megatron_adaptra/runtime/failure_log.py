@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch.distributed as dist
-
-_STORE_TIMEOUT = 2.0  # seconds to wait for the key-value store, which may have died, too
+from megatron_adaptra.runtime.store import KeyValueStore
 
 
 class FailureLog:
@@ -35,59 +30,26 @@ class FailureLog:
 class SharedFailureLog(FailureLog):
     """In torch's key-value store, which outlives a dead rank. Reading and writing never raise.
 
-    Every rank enters its process when it makes its log, so that the ranks of one machine can tell
-    which of them has died. `machine`: the same for ranks that see each other's processes.
+    `neighbours`: processes that this one can see, by global rank: which of them has died is told.
     """
 
-    def __init__(self, machine: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._machine, self._ranks = machine, range(dist.get_world_size())
-        store = dist.distributed_c10d._get_default_store().clone()
-        self._store = dist.PrefixStore("adaptra/failure_log", store)
-        self._store.set(f"process/{dist.get_rank()}", f"{machine} {os.getpid()}")
-        self._pids: dict[int, int] = {}  # by global rank, of this machine
-
-    def exchange_pids(self) -> None:
-        """Learn the processes of the other ranks, which have to make their logs meanwhile.
-
-        Raises what the store raises after its own timeout.
-        """
-        for rank in self._ranks:
-            machine, _, pid = self._store.get(f"process/{rank}").decode().rpartition(" ")
-            if machine == self._machine:
-                self._pids[rank] = int(pid)
+        self._store = KeyValueStore("adaptra/failure_log/")
+        self.neighbours: Mapping[int, int] = {}
 
     def write(self, text: str) -> None:
         """As FailureLog writes `text`; waits for the store for two seconds at most."""
         super().write(text)
-        _within(_STORE_TIMEOUT, lambda: self._store.compare_set("first", "", text))
+        self._store.put_first("first", text)
 
     def read(self) -> str:
         """The first entry of any rank; this one's own if the store does not answer in 2 seconds."""
-        found: list[str] = []
-
-        def look() -> None:
-            if self._store.check(["first"]):
-                found.append(self._store.get("first").decode())
-
-        _within(_STORE_TIMEOUT, look)
-        return found[0] if found else super().read()
+        return self._store.get("first") or super().read()
 
     def dead_ranks(self) -> list[int]:
         """Ranks of this machine whose process has ended, or is ending."""
-        return [rank for rank, pid in self._pids.items() if not _alive(pid)]
-
-
-def _within(seconds: float, action: Callable[[], object]) -> None:
-    """Run `action`, but do not wait for it any longer than that."""
-
-    def run() -> None:
-        with contextlib.suppress(Exception):
-            action()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
+        return [rank for rank, pid in self.neighbours.items() if not _alive(pid)]
 
 
 _PF_EXITING = 4  # of the kernel's process flags: set before a process that ends closes its sockets

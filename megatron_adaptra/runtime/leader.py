@@ -5,15 +5,15 @@ It plans in a thread of its own, so that training goes on meanwhile.
 
 from __future__ import annotations
 
-import contextlib
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra import waits
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
@@ -21,19 +21,24 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.log import log_line
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.plan.baselines import first_schedule
-from megatron_adaptra.runtime.agreement import Ballot, Proposal, pack
+from megatron_adaptra.runtime.agreement import (
+    LONGEST_SWAP_LEAD,
+    Ballot,
+    Board,
+    Proposal,
+    pack,
+)
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.runtime.controller import MOST_JOBS, Controller
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog, sentence, warmups, why_swap
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import WINDOW, Estimator
-from megatron_adaptra.telemetry.probe import IterationRecord
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
-LONGEST_SWAP_LEAD = 64
 LEARN = 4  # iterations between two comparisons of the model with what it models
-_GOODBYE = 10.0  # seconds that `close` waits for the planning thread
+RECENT = 64  # iterations of which it is kept what ran, and what some stages have reported
+KEPT = 512  # iterations whose delays are kept
 
 Link = tuple[int, int]
 
@@ -50,10 +55,10 @@ class _Open:
 class Leader(Controller):
     """Estimates, plans and proposes.
 
-    `start`: the schedule to come back to when no link is slow. `ballot`, `channels`: see
-    Controller. `first`: the first iteration of this process. `watcher`: the channel to whoever
-    shows the status in charts. `announce`: say decisions aloud. `delays` has, per iteration, the
-    seconds of each link.
+    `start`: the schedule to come back to when no link is slow. `ballot`, `channels`, `board`,
+    `first`: see Controller. `watcher`: the channel to whoever shows the status in charts.
+    `announce`: say decisions aloud. `delays` has, by iteration, the seconds of each link; of a long
+    training every second iteration, or every fourth, and so on.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class Leader(Controller):
         start: Schedule,
         ballot: Ballot,
         channels: Mapping[int, Channel],
+        board: Board,
         estimator: Estimator,
         rule: ReplanPolicy,
         log: DecisionLog,
@@ -69,36 +75,40 @@ class Leader(Controller):
         watcher: int | None = None,
         announce: bool = False,
     ) -> None:
-        super().__init__(ballot, channels)
+        super().__init__(ballot, channels, board, first)
         self.estimator, self.rule, self.log = estimator, rule, log
-        self.delays: list[dict[str, float]] = []
-        self._start, self._first, self._watcher, self._announce = start, first, watcher, announce
-        self._open: _Open | None = None
+        self.delays: dict[int, dict[str, float]] = {}
+        self._every = 1  # of so many iterations the delays of one are kept
+        self._start, self._watcher, self._announce = start, watcher, announce
+        self._token = f"decision/{secrets.token_hex(8)}"  # no other leader's decisions are ours
+        self._proposed = 0
+        self._not_before = 0  # the iteration from which on the board is tried again
+        self._open: _Open | None = None  # only the planning thread looks at it
         self._changed: dict[Link, float] = {}  # links not yet planned for, with their old delays
         self._over_budget = False  # a plan in force may take more memory than there is
         self._since = 0  # the first iteration of the plan in force
         self._swap_lead = SWAP_LEAD
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}  # by iteration and stage
         self._ran: dict[int, Schedule] = {}  # in recent iterations
-        self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[dict[str, Any] | threading.Event | None]
+        self._in_turn = threading.Lock()  # a proposal is sent before its decision
+        self._queue: queue.SimpleQueue[dict[str, Any] | Proposal | threading.Event | None]
         self._queue = queue.SimpleQueue()  # reports for the planning thread
         self._planner = threading.Thread(target=self._plan, name="adaptra-planner", daemon=True)
         self._planner.start()
-        self._start_listening()
+        self._start_threads()
 
     # Called by the training thread.
 
     def begin(self, iteration: int) -> Schedule:
         """As for Controller, at `iteration`; never waits for members."""
-        if self.ballot.at_boundary(iteration, 0.0, leads=True) is not None:
-            self._close_proposal()
+        closed = self.ballot.at_boundary(iteration, 0.0, leads=True)
+        if closed is not None:
+            if not closed.committed:
+                self._tell(closed)
+            self._queue.put(closed)
         self._ran[iteration] = self.ballot.schedule
+        self._ran.pop(iteration - RECENT, None)
         return self.ballot.schedule
-
-    def report(self, record: IterationRecord) -> None:
-        """Give it to the planning thread."""
-        self._queue.put(self._report_of(record))
 
     def drain(self, timeout: float = 30.0) -> None:
         """Wait until all reports so far are dealt with, but no longer than `timeout` seconds."""
@@ -109,15 +119,16 @@ class Leader(Controller):
     def close(self) -> None:
         """End training's plans: all members leave, and the log has its last outcome.
 
-        Waits ten seconds at most for each control thread and for the planning thread.
+        Waits `waits.GOODBYE` at most for the members, and the same for each of its own threads.
         """
-        for channel in self._channels.values():
-            with contextlib.suppress(PeerLost):
-                channel.send({"kind": "bye"})
         super().close()
         self._queue.put(None)
-        self._planner.join(_GOODBYE)
+        self._planner.join(waits.GOODBYE)
         self.log.close()
+
+    def _take_leave(self) -> None:
+        for channel in self._channels.values():
+            self._send(channel, {"kind": "bye"})
 
     def stock(self) -> Timeline:
         """What unchanged Megatron would do now: it posts a receive when it needs the message."""
@@ -126,54 +137,68 @@ class Leader(Controller):
         schedule = make_plan(conditions, policy, self.rule.sends).schedule
         return simulate(lower(schedule, 0), conditions, self.rule.sends)
 
+    def _report(self, report: dict[str, Any]) -> None:
+        if self._queue.qsize() < MOST_JOBS:
+            self._queue.put(report)
+
+    def _tell(self, proposal: Proposal) -> None:
+        """Pass a decision on, soon and after its proposal."""
+        with self._in_turn:
+            self._jobs.put(lambda: self._send_decision(proposal))
+
     # On the control threads.
 
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
         if message["kind"] == "report":
-            self._queue.put(message)
+            self._report(message)
         elif message["kind"] == "ack":
-            self._take_ack(message["number"], channel.peer, message["ok"])
+            voters = len(self._channels)
+            decided = self.ballot.acknowledge(
+                message["number"], channel.peer, message["ok"], voters
+            )
+            if decided is not None:
+                self._tell(decided)
         return bool(message["kind"] != "bye")
 
-    def _on_loss(self) -> None:
-        """Nothing to do: the training thread meets the same loss, and names it."""
+    def _send_proposal(self, proposal: Proposal) -> None:
+        message = pack(proposal)
+        for channel in self._channels.values():
+            if not self._send(channel, message):
+                self.ballot.decide(proposal.number, False)
 
-    def _take_ack(self, number: int, member: int, ok: bool) -> None:
-        with self._lock:
-            if self._open is None or self._open.proposal.number != number:
-                return
-            proposal = self._open.proposal
-            if not ok:
-                self.ballot.decide(number, False)
-            proposal.acks.add(member)
-            if len(proposal.acks) == len(self._channels):
-                self.ballot.decide(number, True)
-                self._send_decision(proposal)
+    def _send_decision(self, proposal: Proposal) -> None:
+        number, commit = proposal.number, bool(proposal.committed)
+        for channel in self._channels.values():
+            self._send(channel, {"kind": "verdict", "number": number, "commit": commit})
+        self._board.write(proposal)
 
     # On the planning thread.
 
     def _plan(self) -> None:
         """The planning thread. An error in it costs a replan, not the training."""
         while (item := self._queue.get()) is not None:
-            if isinstance(item, threading.Event):
-                item.set()
-                continue
             try:
-                self._take_report(item)
-            except PeerLost:
-                return  # the training thread meets the same loss, and names it
+                if isinstance(item, threading.Event):
+                    item.set()
+                elif isinstance(item, Proposal):
+                    self._close_proposal(item)
+                else:
+                    self._take_report(item)
             except Exception as error:
-                log_line(f"no replan at iteration {item['iteration']}, the plan stays: {error!r}")
+                self._say("a replan has failed", error)
 
     def _take_report(self, report: dict[str, Any]) -> None:
-        with self._lock:
-            stages = self.ballot.schedule.stages
-            row = self._reports.setdefault(report["iteration"], {})
-            row[report["stage"]] = report
-            if len(row) == stages:
-                del self._reports[report["iteration"]]
-                self._on_reports(report["iteration"], [row[s] for s in range(stages)])
-                self._send_status(report["iteration"])
+        stages, iteration = self.ballot.schedule.stages, report["iteration"]
+        if not 0 <= report["stage"] < stages:
+            raise ValueError(f"a report of stage {report['stage']}")
+        row = self._reports.setdefault(iteration, {})
+        row[report["stage"]] = report
+        if len(row) == stages:
+            del self._reports[iteration]
+            self._on_reports(iteration, [row[s] for s in range(stages)])
+            self._send_status(iteration)
+        elif len(self._reports) > RECENT:  # a stage does not report any more, or not all
+            del self._reports[next(iter(self._reports))]
 
     def _send_status(self, iteration: int) -> None:
         """What charts of the training show.
@@ -182,25 +207,25 @@ class Leader(Controller):
         and their lower bound.
         """
         self.status = {
-            "iteration": iteration, "delays": dict(self.delays[-1]) if self.delays else {},
+            "iteration": iteration, "delays": self.estimator.delays() if self.delays else {},
             "replans": self.log.in_force,
         }  # fmt: skip
         if (last := self.log.last) is not None:
             self.status["predicted"] = (last.refreshed_ms or last.predicted_ms) / 1e3
             self.status["lower_bound"] = last.lower_bound_ms / 1e3
         if self._watcher is not None:
-            self._channels[self._watcher].send({"kind": "status", "status": self.status})
+            self._send(self._channels[self._watcher], {"kind": "status", "status": self.status})
 
     def _on_reports(self, iteration: int, reports: Sequence[dict[str, Any]]) -> None:
         """All stages have reported an iteration: plan again if there is a reason."""
         seconds = reports[0]["seconds"]  # of the iteration before
         if seconds is not None:
             self.log.record_outcome(iteration - 1, seconds)
-        if iteration == self._first:
+        if iteration == self.first:
             return  # allocators and caches warm up
         changed = self.estimator.update(reports)
         self._over_budget |= self.estimator.measure_budget(reports)
-        self.delays.append(self.estimator.delays())
+        self._keep_delays(iteration)
         ran = self._ran.pop(iteration - 1, None)
         if ran is not None and seconds is not None and iteration % LEARN == 0:
             plain = self.estimator.conditions(corrected=False)
@@ -209,11 +234,12 @@ class Leader(Controller):
             self._refresh_prediction(iteration, ran, predicted)
         if self.rule.fixed:
             return
-        if self._over_budget and self._open is None:
+        cannot_propose = iteration < self._not_before or self._misses_somebody()
+        if self._over_budget and self._open is None and not cannot_propose:
             self._replan_for_memory(iteration)
         for link in changed:
             self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
-        if self._open is not None or self.ballot.opening:
+        if self._open is not None or self.ballot.opening or cannot_propose:
             return
         if iteration < self._since:  # of the plan before: what really has changed shows again
             self._changed = {}
@@ -221,6 +247,18 @@ class Leader(Controller):
             self._replan_for_links(iteration)
         elif iteration % LEARN == 0 and self.estimator.calibrated:
             self._reconsider(iteration)
+
+    def _keep_delays(self, iteration: int) -> None:
+        """However long the training is, `delays` spans it and has so many rows at most."""
+        if iteration % self._every == 0:
+            self.delays[iteration] = self.estimator.delays()
+        if len(self.delays) > KEPT:
+            self._every *= 2
+            self.delays = {i: row for i, row in self.delays.items() if i % self._every == 0}
+
+    def _misses_somebody(self) -> bool:
+        """Whether a member cannot be asked, so that no plan can come into force."""
+        return any(channel.lost for channel in self._channels.values())
 
     def _refresh_prediction(self, iteration: int, ran: Schedule, predicted: float) -> None:
         """Once the model is fed with what was measured under the plan in force alone."""
@@ -290,18 +328,25 @@ class Leader(Controller):
         planning: float = 0.0,
         reason: Mapping[Link, float] | None = None,
     ) -> bool:
-        """Propose a plan to all, and log why; False when training has reached the swap meanwhile.
+        """Propose a plan to all, and log why; False when that is not possible now.
 
         `current`: the plan in force. `planning`: the seconds that it took. `reason`: the links that
         the plan is for, with their old delays.
         """
-        stock = self.stock()
-        number, swap = self.log.made, self.ballot.iteration + self._swap_lead
-        proposal = Proposal(number, swap, plan.schedule)
-        if not self.ballot.offer(proposal):
+        stock, number = self.stock(), self._proposed
+        self._proposed += 1
+        proposal = Proposal(number, 0, plan.schedule, Board.key(self._token, number))
+        if not self._board.write(proposal):
+            self._say("a new plan cannot be agreed on: torch's key-value store does not answer")
+            self._not_before = iteration + LONGEST_SWAP_LEAD
             return False
+        proposal.swap = swap = self.ballot.iteration + self._swap_lead
+        with self._in_turn:
+            if not self.ballot.offer(proposal):
+                return False
+            self._jobs.put(lambda: self._send_proposal(proposal))
         decision = Decision(
-            number=number,
+            number=self.log.made,
             iteration=swap,
             detected=iteration,
             why=why,
@@ -317,31 +362,22 @@ class Leader(Controller):
             conditions=conditions.to_json(),
         )
         self._open = _Open(proposal, decision, dict(reason or {}))
-        for channel in self._channels.values():
-            channel.send(pack(number, swap, plan.schedule))
         self.log.add(decision)
         return True
 
     # The end of a proposal.
 
-    def _close_proposal(self) -> None:
-        """The swap is reached: a proposal that is still open is aborted by that."""
-        with self._lock:
-            if (closing := self._open) is None:
-                return
-            self._open = None
-            if closing.proposal.committed:
-                self.log.commit(closing.decision)
-                self._since, self._changed = closing.proposal.swap, {}
-                self._swap_lead = SWAP_LEAD
-                if self._announce:
-                    log_line(sentence(closing.decision))
-            else:  # the reason still stands: try again, with more time for the answers
-                self._send_decision(closing.proposal)
-                self._changed |= closing.reason
-                self._swap_lead = min(2 * self._swap_lead, LONGEST_SWAP_LEAD)
-
-    def _send_decision(self, proposal: Proposal) -> None:
-        commit = bool(proposal.committed)
-        for channel in self._channels.values():
-            channel.send({"kind": "verdict", "number": proposal.number, "commit": commit})
+    def _close_proposal(self, proposal: Proposal) -> None:
+        """Training has reached the swap, or has gone past it."""
+        closing, self._open = self._open, None
+        if closing is None or closing.proposal is not proposal:
+            return
+        if proposal.committed:
+            self._since, self._changed = proposal.swap, {}
+            self._swap_lead = SWAP_LEAD
+            self.log.commit(closing.decision)
+            if self._announce:
+                log_line(sentence(closing.decision))
+        else:  # the reason still stands: try again, with more time for the answers
+            self._changed |= closing.reason
+            self._swap_lead = min(2 * self._swap_lead, LONGEST_SWAP_LEAD)

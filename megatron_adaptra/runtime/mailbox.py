@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.errors import PeerLost, ScheduleError
 from megatron_adaptra.ir.deps import ACTIVATION, GRADIENT, Token, carried
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.unused_posts import UnusedPosts
@@ -15,7 +15,8 @@ from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Stamps, Transport, Work
 
-_RING = 256  # iterations before a tag comes back
+_RING = 16  # iterations before a tag comes back
+_MICROBATCHES, _CHUNKS = 1 << 18, 255  # for which there are tags
 _POST_OF = {Kind.F: Kind.POST_F, Kind.B: Kind.POST_B, Kind.I: Kind.POST_B}
 
 
@@ -133,5 +134,10 @@ class Mailbox:
     def _tag(self, token: Token) -> int:
         """Iteration, what the message is, chunk and microbatch, in 31 bits."""
         chunk = token.position // self.stages
+        if chunk >= _CHUNKS or token.microbatch >= _MICROBATCHES:
+            raise ScheduleError(
+                f"microbatch {token.microbatch} of chunk {chunk} has no tag: there are tags for "
+                f"{_MICROBATCHES} microbatches and {_CHUNKS} chunks"
+            )
         what = (chunk << 1) | (token.kind == ACTIVATION)
-        return (self._iteration % _RING) << 23 | what << 18 | token.microbatch
+        return (self._iteration % _RING) << 27 | what << 18 | token.microbatch

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost, reason_of
 from megatron_adaptra.transport.base import Stamps, Traits
 from megatron_adaptra.transport.connect import DEVICE, connect, make_room
@@ -35,8 +36,6 @@ _TRAILER = struct.Struct("<8sqqd")  # magic, tag, payload bytes, seconds when se
 _MAGIC = b"adaptra1"
 _NEVER_SENT = 2**31 - 1  # a tag
 _LEAST = 0.001  # seconds; less than a millisecond means no deadline to gloo
-_CONNECT = 600.0  # seconds for a peer to open its end
-_FOREVER = timedelta(days=7)  # deadlines are ours: gloo closes the connection when one of its ends
 
 
 @dataclass(frozen=True)
@@ -303,7 +302,8 @@ class _Inbox:
                 return
             work, handle = item
             try:
-                handle.wait(_FOREVER)
+                # Deadlines are ours: gloo closes the connection when one of its own ends.
+                handle.wait(timedelta(seconds=waits.FOREVER))
                 if stream is None:
                     work.arrived()
                 else:
@@ -321,14 +321,17 @@ def open_lanes(
     name: str,
     who: str = "stage",
     devices: Sequence[Any] = (),
+    timeout: float | None = None,
 ) -> tuple[dict[int, Lane], dict[int, Lane]]:
     """One group per directed link in `links` (source stage, target stage) of those on `ranks`.
 
     Returns the lanes out of and into this rank, by peer stage. The groups are made by their two
     members alone, over the default store; `name` keeps two sets of lanes apart. `who`: what errors
     call an index of `ranks`. `devices`: to share; then a link serves both directions, with one
-    connection. Raises RuntimeError, which gloo words, if a peer does not come in ten minutes.
+    connection. Raises PeerLost, which names it, if a peer does not come in `timeout` seconds
+    (`waits.CONNECT`).
     """
+    timeout = waits.CONNECT if timeout is None else timeout
     me = dist.get_rank()
     store = dist.distributed_c10d._get_default_store()
     mine = [(s, t) for s, t in links if me in (ranks[s], ranks[t])]
@@ -340,8 +343,15 @@ def open_lanes(
         index = pair.index(me)
         prefix = dist.PrefixStore(f"adaptra/{name}/{pair[0]}>{pair[1]}", store)
         peer = target if index == 0 else source
-        group = connect(prefix, index, 2, _CONNECT, devices)
-        lane = Lane(group, 1 - index, f"{who} {peer} (rank {ranks[peer]})")
+        name_of_peer = f"{who} {peer} (rank {ranks[peer]})"
+        try:
+            group = connect(prefix, index, 2, timeout, devices)
+        except RuntimeError as error:
+            raise PeerLost(
+                f"{name_of_peer}: no connection of kind {name!r} after {timeout:g} s: "
+                f"{reason_of(error)}"
+            ) from error
+        lane = Lane(group, 1 - index, name_of_peer)
         if devices or index == 0:
             outgoing[peer] = lane
         if devices or index == 1:

@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from runtime.pipeline import PATIENCE, on_threads, schedule
 from telemetry.records import record
 
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.baselines import stock_warmup
-from megatron_adaptra.runtime.agreement import starting_ballot
+from megatron_adaptra.runtime.agreement import Board, starting_ballot
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import Memory
 from megatron_adaptra.transport.loopback import LoopbackNetwork
@@ -55,8 +57,14 @@ class Watched(Leader):
             self._seen = iteration
             self._moved.notify_all()
 
-    def _take_ack(self, number: int, member: int, ok: bool) -> None:
-        super()._take_ack(number, member, ok)
+    def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
+        more = super()._on_message(channel, message)
+        with self._moved:
+            self._moved.notify_all()
+        return more
+
+    def _lose(self, channel: Channel, error: Exception) -> None:
+        super()._lose(channel, error)
         with self._moved:
             self._moved.notify_all()
 
@@ -66,7 +74,7 @@ class Watched(Leader):
 
         def done() -> bool:
             now = self._open
-            decided = now is None or now.proposal.committed is not None
+            decided = now is None or now.proposal.committed is not None or self._misses_somebody()
             return self._seen >= iteration and (decided or not votes)
 
         with self._moved:
@@ -90,6 +98,7 @@ def drive(
     at: Callable[[int, int], None] = lambda stage, iteration: None,
     channels: Mapping[int, type[Channel]] | None = None,
     votes: bool = True,
+    store: dist.Store | None = None,
     rule: ReplanPolicy = ReplanPolicy(),  # noqa: B008  # frozen
     memory: Memory | None = None,
     **estimate: Any,
@@ -100,12 +109,14 @@ def drive(
     iteration is over when the leader has dealt with it and, with `votes`, those on its proposal are
     in, as when iterations take long; else it takes about `pause` seconds,
     whatever the control threads do. `followers`: ranks beyond the pipeline that run its order;
-    `resumed`: the plan of a checkpoint, made for links of 40 ms. `memory`: what every stage
+    `resumed`: the plan of a checkpoint, made for links of 40 ms. `store`: torch's; one that works
+    where none is given. `memory`: what every stage
     measures from its second iteration on; `estimate`: more arguments of the Estimator.
     """
     members = stages + followers
     network = control or LoopbackNetwork()
     start = schedule(stock_warmup(stages, count), count)
+    store = dist.HashStore() if store is None else store
     barrier = threading.Barrier(members)
     leaders: list[Leader] = []
     watchers: list[Controller] = []
@@ -116,17 +127,17 @@ def drive(
         channel = (channels or {}).get(stage, Channel)
         peers = range(1, members) if stage == 0 else [0]
         made = {peer: channel(transport, peer) for peer in peers}
-        ballot = starting_ballot(start, resumed, None, 0)
+        ballot, board = starting_ballot(start, resumed, None, 0), Board(KeyValueStore("", store))
         controller: Watched | Member
         if stage == 0:
             estimator = Estimator(count, ["one"] * stages, None, 1000, **estimate)
             if resumed is not None:
                 estimator.resume({f"{a}>{b}": 0.04 for a, b in estimator.charts})
             log = DecisionLog(path)
-            controller = Watched(start, ballot, made, estimator, rule, log, watcher=watcher)
+            controller = Watched(start, ballot, made, board, estimator, rule, log, watcher=watcher)
             leaders.append(controller)
         else:
-            controller = Member(ballot, made, PATIENCE, reports=stage < stages)
+            controller = Member(ballot, made, board, PATIENCE, reports=stage < stages)
         if stage == watcher:
             watchers.append(controller)
         ran = []

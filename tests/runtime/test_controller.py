@@ -7,16 +7,13 @@ from itertools import pairwise
 import pytest
 from runtime.leading import drive, warmups
 from runtime.pipeline import PATIENCE, schedule
-from transport.ranks import Processes, threads
+from transport.ranks import threads
 
 from megatron_adaptra.config import Budget
-from megatron_adaptra.errors import Disagreement
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import peak_in_flight
-from megatron_adaptra.runtime.agreement import Ballot, pack
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Member
 from megatron_adaptra.runtime.decisions import read_log
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.probe import Memory
@@ -123,8 +120,8 @@ def test_healthy_links_change_nothing(tmp_path):
     run = drive(path, lambda _: {}, iterations=20, paced=True)
     assert warmups(run.ran[0]) == [STOCK]
     assert run.leader.log.made == 0
-    assert len(run.leader.delays) == 19  # iteration 0 does not count
-    assert set(run.leader.delays[0]) == {"0>1", "1>0", "1>2", "2>1"}
+    assert list(run.leader.delays) == [*range(1, 20)]  # iteration 0 does not count
+    assert set(run.leader.delays[1]) == {"0>1", "1>0", "1>2", "2>1"}
 
 
 def test_a_fixed_schedule_stays(tmp_path):
@@ -132,7 +129,7 @@ def test_a_fixed_schedule_stays(tmp_path):
     run = drive(path, lambda _: SLOW, 20, rule=ReplanPolicy(fixed=True), paced=True)
     assert warmups(run.ran[0]) == [STOCK]
     assert run.leader.log.made == 0
-    assert run.leader.delays[-1]["1>2"] == pytest.approx(0.04, rel=0.1)
+    assert run.leader.delays[19]["1>2"] == pytest.approx(0.04, rel=0.1)
 
 
 @pytest.mark.parametrize(("nbytes", "depths"), [(250, (2, 2, 1)), (199, (1, 1, 1))])
@@ -203,7 +200,7 @@ def test_late_answers_abort_the_swap_and_it_is_tried_again(tmp_path):
     class Deaf(Channel):
         def receive(self, timeout):
             message = super().receive(timeout)
-            assert go_on.wait(PATIENCE)
+            assert message is None or go_on.wait(PATIENCE)
             return message
 
     def at(stage, iteration):
@@ -246,35 +243,6 @@ def test_random_control_delays_never_split_the_pipeline(tmp_path):
         assert ran == run.ran[0]
     swaps = [i for i in range(1, 80) if run.ran[0][i] != run.ran[0][i - 1]]
     assert swaps == [row["iteration"] for row in committed(tmp_path / "d")]
-
-
-def follows_a_leader_that_dies(seat):
-    """Rank 0 proposes, gets the acknowledgement, and is killed before it decides."""
-    if seat.rank == 0:
-        channel = Channel(seat.transport, 1)
-        channel.send(pack(0, 2, schedule((4, 1), 4)))
-        answer = channel.receive(PATIENCE)
-        seat.meet()
-        seat.say(answer)
-        threading.Event().wait(PATIENCE)  # killed here, and not with a lock that others need
-    start = schedule((2, 1), 4)
-    channels = {0: Channel(seat.transport, 0)}
-    follower = Member(Ballot(start), channels, PATIENCE)
-    assert follower.begin(0) == start
-    seat.meet()
-    assert follower.begin(1) == start
-    with pytest.raises(Disagreement) as error:
-        follower.begin(2)
-    follower.close()
-    return str(error.value)
-
-
-def test_leader_that_dies_before_its_decision_holds_nobody():
-    with Processes(follows_a_leader_that_dies) as processes:
-        assert processes.heard(0) == {"kind": "ack", "number": 0, "ok": True}
-        processes.kill(0)
-        words = processes.result(1)
-    assert words == "no decision on plan 0 from stage 0 at iteration 2: it is gone"
 
 
 def test_close_ends_the_control_threads(tmp_path):

@@ -15,6 +15,7 @@ from transport.ranks import PATIENCE, Processes, until
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.runtime.failure_log import FailureLog, SharedFailureLog
+from megatron_adaptra.runtime.machines import Place, neighbours
 from megatron_adaptra.runtime.watchdog import Watchdog
 
 
@@ -143,9 +144,7 @@ def test_sigterm_ends_a_process_that_gloo_holds(tmp_path):
 
 
 def notes(seat):
-    failure_log = SharedFailureLog("here" if seat.rank < 2 else "elsewhere")
-    seat.meet()
-    failure_log.exchange_pids()
+    failure_log = SharedFailureLog()
     before = failure_log.read(), failure_log.dead_ranks()
     seat.meet()
     failure_log.write(f"rank {seat.rank} was first")
@@ -166,9 +165,10 @@ def test_first_word_stays_for_all():
 
 def sees_the_dead(seat):
     """Ranks 0 and 1 are on one machine, 2 is on another."""
-    failure_log = SharedFailureLog("here" if seat.rank < 2 else "elsewhere")
-    seat.meet()
-    failure_log.exchange_pids()
+    failure_log = SharedFailureLog()
+    places = [None] * 3
+    dist.all_gather_object(places, Place.here()._replace(kernel="elsewhere" * (seat.rank > 1)))
+    failure_log.neighbours = neighbours(places, seat.rank)
     seat.say("ready")
     if seat.rank:
         time.sleep(PATIENCE)
@@ -189,9 +189,7 @@ def test_killed_process_is_named():
 
 
 def outlives_the_store(seat):
-    failure_log = SharedFailureLog("here")
-    seat.meet()
-    failure_log.exchange_pids()
+    failure_log = SharedFailureLog()
     seat.say("ready")
     until(lambda: not _reaches_store(), "the store is gone")
     failure_log.write("something")

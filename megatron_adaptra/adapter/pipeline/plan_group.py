@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from megatron_adaptra.runtime.machines import Place, clocks, neighbours
 from megatron_adaptra.transport.connect import DEVICE, room
 
 PIPELINE = 9 * DEVICE  # descriptors: eight lanes to neighbours, and a device for all else
@@ -28,7 +26,8 @@ class PlanGroup:
 
     `members`: global ranks; the leader is the first of them, a first stage, and plans with the
     reports of its own pipeline. `hosts[rank]`, `stages[rank]`: of every global rank, the identity
-    of its machine and its stage. `resumed`: what the leader brought from a checkpoint, or None.
+    of its machine and its stage. `neighbours`: the processes that this one sees, by global rank.
+    `resumed`: what the leader brought from a checkpoint, or None.
     `limits`: what some rank's model does not allow, and why (`compatibility.limits_of`).
     `serial`: of this group's connections, the same on all ranks. `left[rank]`: of every global
     rank, the descriptors left to it when lanes and control have taken theirs.
@@ -37,6 +36,7 @@ class PlanGroup:
     members: tuple[int, ...]
     hosts: tuple[str, ...]
     stages: tuple[int, ...]
+    neighbours: Mapping[int, int]
     resumed: dict[str, Any] | None
     limits: dict[str, str]
     serial: int = 0
@@ -50,16 +50,19 @@ class PlanGroup:
         """
         global _serial
         key, stage = _group_key(), mpu.get_pipeline_model_parallel_rank()
-        mine = (key, host_id(), stage, resumed, limits, _serial, room())
+        mine = (key, Place.here(), stage, resumed, limits, _serial, room())
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
-        keys, hosts, stages, plans, all_limits, serials, rooms = zip(*everyone, strict=True)
+        keys, places, stages, plans, all_limits, serials, rooms = zip(*everyone, strict=True)
         members = tuple(rank for rank, other in enumerate(keys) if other == key)
         known = {k: why for found in all_limits for k, why in found.items() if why}
         serial = max(serials)
         _serial = serial + 1
         left = descriptors_left(keys, rooms)
-        return cls(members, hosts, stages, plans[members[0]], known, serial, left)
+        return cls(
+            members, tuple(clocks(places)), stages, neighbours(places, dist.get_rank()),
+            plans[members[0]], known, serial, left,
+        )  # fmt: skip
 
     @property
     def leader(self) -> bool:
@@ -95,13 +98,6 @@ def too_few(left: Sequence[int]) -> str:
         f"rank {rank} would need {-left[short[0]]} more open files than its limit allows{others}: "
         "raise ulimit -Hn"
     )
-
-
-def host_id() -> str:
-    """The same for two processes exactly if they share a kernel, and so a monotonic clock."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return socket.gethostname()
 
 
 def _group_key() -> int:

@@ -123,7 +123,10 @@ def _prepare(
     digest = f"{ballot.schedule.digest()} {ballot.lasting.digest()}"
     if not group.leader:
         reports = group.leads(context.ranks)
-        return Member(ballot, wiring.channels(), config.timeout, reports), digest
+        member = Member(
+            ballot, wiring.channels, wiring.board, config.timeout, first=iteration, reports=reports
+        )
+        return member, digest
     estimator = _estimator(context, wiring, means, new_message().nbytes)
     if resumed is not None and group.resumed is not None:
         estimator.resume(group.resumed["delays"])
@@ -131,7 +134,8 @@ def _prepare(
     leader = Leader(
         start,
         ballot,
-        wiring.channels(),
+        wiring.channels,
+        wiring.board,
         estimator,
         _policy(context, means),
         wiring.log,

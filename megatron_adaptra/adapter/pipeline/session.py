@@ -21,6 +21,8 @@ from megatron_adaptra.errors import TooFewDescriptors
 from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.telemetry.probe import IterationRecord, Memory
 
+KEPT = 1000  # records of iterations at most, the last ones
+
 
 class Session:
     """Stands in for Megatron's forward_backward function.
@@ -167,6 +169,6 @@ class Session:
     def _keep(self, record: IterationRecord) -> None:
         """What the demo shows of it."""
         if record.memory is not None and record.memory.per_microbatch:
-            self.counted.append((record.iteration, record.memory))
+            self.counted = [*self.counted[1 - KEPT :], (record.iteration, record.memory)]
         if self.iteration in self.keep_records:
-            self.records.append(record)
+            self.records = [*self.records[1 - KEPT :], record]

@@ -15,10 +15,11 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
-from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, host_id, too_few
+from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, too_few
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import TooFewDescriptors
 from megatron_adaptra.log import LogOnce, log_line
+from megatron_adaptra.runtime.agreement import Board
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.collectives.small_collectives import (
     FUNCTIONS,
@@ -29,6 +30,7 @@ from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.failure_log import SharedFailureLog
 from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.runtime.mailbox import Mailbox
+from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.connect import new_devices
@@ -66,7 +68,7 @@ class RankContext:
         group = mpu.get_pipeline_model_parallel_group()
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
         rules = load_rules(config.emulate_link, len(ranks))
-        failure_log = SharedFailureLog(host_id())
+        failure_log = SharedFailureLog()
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
         return cls(
             config,
@@ -102,13 +104,16 @@ class Wiring:
     """Everything that is open, from the first training iteration to the end of the job.
 
     `pipelines`: one transport, or one for each kind of message. `control`: between the leader of
-    the plan group and its other members. `log`: of the leader's decisions. `patched`: torch's
-    functions, for which `small_collectives` stands in.
+    the plan group and its other members. `channels`: over that by member, of the leader to all
+    others, of these to the leader. `board`: where decisions are when control is lost. `log`: of the
+    leader's decisions. `patched`: torch's functions, for which `small_collectives` stands in.
     """
 
     plan_group: PlanGroup
     pipelines: tuple[GlooTransport, ...]
     control: GlooTransport
+    channels: dict[int, Channel]
+    board: Board
     mailbox: Mailbox
     small_collectives: SmallCollectives
     patched: contextlib.ExitStack
@@ -123,12 +128,6 @@ class Wiring:
     def device(self) -> torch.device:
         """Where the pipeline's messages are."""
         return self.pipelines[0].device
-
-    def channels(self) -> dict[int, Channel]:
-        """New control channels by member: of the leader to all others, of these to the leader."""
-        group = self.plan_group
-        peers = range(1, len(group.members)) if group.leader else [0]
-        return {peer: Channel(self.control, peer) for peer in peers}
 
     def close(self) -> None:
         """Put torch's collectives back and close all connections."""
@@ -159,10 +158,12 @@ def open_wiring(
     pipelines = _open_pipelines(context, len(models_of(arguments)), group.serial)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
-    context.failure_log.exchange_pids()
+    context.failure_log.neighbours = group.neighbours
     star = [(0, member) for member in range(1, len(group.members))]
     name = f"{group.serial}/control"
     control = GlooTransport(*open_lanes(group.members, star, name, "member", devices))
+    peers = range(1, len(group.members)) if group.leader else [0]
+    channels = {peer: Channel(control, peer) for peer in peers}
     mailbox = Mailbox(
         context.stage, context.stages, pipelines[0], context.probe, context.watchdog,
         config.timeout, pipelines[-1],
@@ -178,7 +179,10 @@ def open_wiring(
         stand_ins = collectives.stand_ins({name: getattr(dist, name) for name in FUNCTIONS})
         patched = patch("small-collectives", **stand_ins)
     log = DecisionLog(_log_file(config) if group.leader else None)
-    return Wiring(group, pipelines, control, mailbox, collectives, patched, log)
+    board = Board(KeyValueStore("adaptra/"))
+    return Wiring(
+        group, pipelines, control, channels, board, mailbox, collectives, patched, log
+    )  # fmt: skip
 
 
 def _open_pipelines(context: RankContext, chunks: int, serial: int) -> tuple[GlooTransport, ...]:

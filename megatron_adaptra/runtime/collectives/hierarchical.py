@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
 from megatron_adaptra.transport.connect import DEVICE, Pairs, connect, make_room, new_devices
 
-_CONNECT = 600.0  # seconds for a member to come
 _SIZE = 8  # bytes that say how many a payload has
 # Shares of the timeout: whoever waits for a leader learns whom that has waited for.
 _UP, _ACROSS = 0.5, 0.75
@@ -54,7 +54,7 @@ class Links:
 
         def mesh(name: str, members: Sequence[int]) -> Any:
             own = dist.PrefixStore(name, store)
-            return connect(own, members.index(me), len(members), _CONNECT, devices)
+            return connect(own, members.index(me), len(members), waits.CONNECT, devices)
 
         def star(way: str, members: Sequence[int]) -> Any:
             """Between the first of `members` and each other one."""

@@ -1,0 +1,59 @@
+"""What leader and members say to each other, and what is refused because it cannot be that.
+
+Every message has its `kind`, and the `run` that it belongs to: the first iteration of that. `alive`
+and `lost` say something of the lane alone: that it is there, and that one direction of it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from megatron_adaptra.errors import BadMessage
+
+Check = type | tuple[type, ...]
+_NUMBER = (int, float)
+_MAYBE = (int, float, type(None))
+
+KINDS: Mapping[str, Mapping[str, Check]] = {
+    "alive": {},
+    "lost": {},
+    "bye": {},
+    "propose": {"number": int, "swap": int, "plan": str, "digest": str, "key": str},
+    "ack": {"number": int, "ok": bool},
+    "verdict": {"number": int, "commit": bool},
+    "status": {"status": dict},
+    "report": {
+        "stage": int, "iteration": int, "overhead": _NUMBER, "seconds": _MAYBE,
+        "wall": dict, "cpu": dict, "delay": dict, "delay_p25": dict, "transit": dict,
+        "ahead": dict, "memory": (dict, type(None)), "step": (dict, type(None)),
+    },
+}  # fmt: skip
+STATUS: Mapping[str, Check] = {
+    "iteration": int, "delays": dict, "replans": int, "predicted": _NUMBER, "lower_bound": _NUMBER,
+}  # fmt: skip
+
+
+def checked(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The `message`, if all of its fields are there and of their types; else BadMessage."""
+    kind = message.get("kind")
+    fields = KINDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise BadMessage(f"a message of kind {str(kind)[:40]!r}; there are {', '.join(KINDS)}")
+    for name, types in {"run": int, **fields}.items():
+        if not _is(message.get(name), types):
+            raise BadMessage(
+                f"a message of kind {kind!r} with {name} {str(message.get(name))[:40]!r}"
+            )
+    status = message["status"] if kind == "status" else {}
+    for name, value in status.items():
+        if name not in STATUS or not _is(value, STATUS[name]):
+            raise BadMessage(f"a status with {str(name)[:40]!r} {str(value)[:40]!r}")
+    if not all(_is(seconds, _NUMBER) for seconds in status.get("delays", {}).values()):
+        raise BadMessage("a status with delays that are no numbers")
+    return dict(message)
+
+
+def _is(value: object, types: Check) -> bool:
+    """Whether `value` is of one of `types`; True and False are no numbers."""
+    return type(value) in (types if isinstance(types, tuple) else (types,))

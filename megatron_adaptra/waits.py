@@ -1,0 +1,15 @@
+"""How long anything of the control plane waits, in seconds: one place, so that tests scale it.
+
+Read as `waits.CONNECT` at the moment of the wait, never imported by name.
+"""
+
+from __future__ import annotations
+
+HEARTBEAT = 15.0  # between two words on a lane: firewalls drop what is idle for a minute or more
+QUIET = 120.0  # of silence, until somebody says so
+POLL = 1.0  # until a thread that waits for messages looks whether it shall end
+GOODBYE = 10.0  # for the other side's last message, and for a thread to end
+STORE = 2.0  # for one request to torch's key-value store, which may have died
+LOOK_UP = 0.1  # between two looks for a decision in the store, at first
+CONNECT = 600.0  # for a rank to open its end of a connection: ranks start at different moments
+FOREVER = 7 * 86400.0  # what gloo is given where the deadline is ours, or there is none

@@ -1,0 +1,249 @@
+"""Control that is lost, idle, or full of nonsense costs new plans, and never the training."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from runtime.leading import Watched, drive, warmups
+from runtime.pipeline import PATIENCE, schedule
+from telemetry.records import record
+from transport.ranks import Processes, Seat, until
+
+from megatron_adaptra import waits
+from megatron_adaptra.errors import Disagreement, PeerLost
+from megatron_adaptra.runtime.agreement import Ballot, Board, Proposal, pack
+from megatron_adaptra.runtime.channel import Channel
+from megatron_adaptra.runtime.controller import Member
+from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.runtime.store import KeyValueStore
+from megatron_adaptra.telemetry.estimate import Estimator
+
+SLOW = {(1, 2): 0.04, (2, 1): 0.04}
+STOCK = (3, 2, 1)
+START, DEEP = schedule((2, 1), 4), schedule((4, 1), 4)
+
+
+class Cut(Channel):
+    """The member's end of a lane that is lost at the first message of a kind, which is lost, too.
+
+    The other end comes to know it.
+    """
+
+    at = ""
+
+    def send(self, message: dict[str, Any]) -> bool:
+        if message["kind"] == self.at:
+            self.cut()
+        return super().send(message)
+
+    def receive(self, timeout: float) -> dict[str, Any] | None:
+        message = super().receive(timeout)
+        if message is not None and message["kind"] == self.at:
+            self.cut()
+            raise PeerLost(self.lost)
+        return message
+
+    def cut(self) -> None:
+        super().send({"kind": "lost", "run": 0})
+        self.lost = "cut by the test"
+
+
+@pytest.mark.parametrize("at", ["report", "propose", "ack", "verdict"])
+def test_a_lane_that_is_cut_at_any_moment_splits_and_ends_nobody(
+    at: str, tmp_path: Any, hasty: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of stage 2, or of a rank beyond the pipeline, at its first message of a kind."""
+    cut = type("CutHere", (Cut,), {"at": at})
+    reports = at == "report"  # then no iteration is known to the leader as a whole
+    run = drive(
+        tmp_path / "d", lambda i: SLOW if i >= 6 else {}, 24, followers=1, paced=not reports,
+        channels={2 if reports else 3: cut},
+    )  # fmt: skip
+    for ran in run.ran:
+        assert ran == run.ran[0]
+    assert len(warmups(run.ran[0])) == (2 if at == "verdict" else 1)
+    said = [line for line in capfd.readouterr().err.splitlines() if "is not heard" in line]
+    assert len(said) == 2 or (reports and said)  # by each end
+    assert all("training goes on with the plan in force" in line for line in said)
+
+
+class Broken:
+    """A store that answers no more from a moment on: it hangs, or says that it is gone."""
+
+    def __init__(self, hangs: bool) -> None:
+        self.alive, self._hangs, self._store = True, hangs, dist.HashStore()
+        self.over = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        def asked(*args: Any) -> Any:
+            if not self.alive:
+                assert not self._hangs or self.over.wait(PATIENCE)
+                raise RuntimeError("Broken pipe")
+            return getattr(self._store, name)(*args)
+
+        return asked
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minutes are tenths of seconds, and days are seconds."""
+    shorten(monkeypatch.setattr)
+
+
+def shorten(set_to: Any) -> None:
+    for name, seconds in {
+        "HEARTBEAT": 0.05, "POLL": 0.05, "STORE": 0.1, "LOOK_UP": 0.01,
+        "GOODBYE": 2.0, "FOREVER": 1.0,
+    }.items():  # fmt: skip
+        set_to(waits, name, seconds)
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_without_torchs_store_no_plan_comes_in_and_training_goes_on(
+    hangs: bool, tmp_path: Any, hasty: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = Broken(hangs)
+    store.alive = False
+    run = drive(tmp_path / "d", lambda i: SLOW if i >= 6 else {}, 30, store=store, paced=True)
+    store.over.set()
+    assert {one.warmup for ran in run.ran for one in ran} == {STOCK}
+    said = [line for line in capfd.readouterr().err.splitlines() if "key-value store" in line]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_store_that_dies_during_the_vote_does_not_matter_where_lanes_are_whole(
+    hangs: bool, tmp_path: Any, hasty: None
+) -> None:
+    store = Broken(hangs)
+
+    class Kills(Channel):
+        def send(self, message: dict[str, Any]) -> bool:
+            if message["kind"] == "ack" and message["ok"]:
+                store.alive = False
+            return super().send(message)
+
+    run = drive(
+        tmp_path / "d", lambda i: SLOW if i >= 6 else {}, 24, store=store, paced=True,
+        channels={1: Kills, 2: Kills},
+    )  # fmt: skip
+    store.over.set()
+    for ran in run.ran:
+        assert ran == run.ran[0]
+
+
+def follows_a_leader_that_dies(seat: Seat) -> Any:
+    """Rank 0 proposes, gets the acknowledgement, and is killed before it decides."""
+    board = Board(KeyValueStore("adaptra/"))
+    if seat.rank == 0:
+        channel, proposal = Channel(seat.transport, 1), Proposal(0, 2, DEEP, "k")
+        board.write(proposal)
+        channel.send({**pack(proposal), "run": 0})
+        answer = None
+        while answer is None or answer["kind"] != "ack":
+            answer = channel.receive(PATIENCE)
+        seat.meet()
+        seat.say(answer)
+        threading.Event().wait(PATIENCE)  # killed here, and not with a lock that others need
+    follower = Member(Ballot(START), {0: Channel(seat.transport, 0)}, board, 0.5)
+    assert follower.begin(0) == START
+    seat.meet()
+    assert follower.begin(1) == START
+    with pytest.raises(Disagreement) as error:
+        follower.begin(2)
+    follower.close()
+    return str(error.value)
+
+
+def test_leader_that_dies_before_its_decision_holds_nobody() -> None:
+    """It ends the training in any case; this one names what it waited for."""
+    with Processes(follows_a_leader_that_dies) as processes:
+        assert processes.heard(0) == {"kind": "ack", "number": 0, "ok": True, "run": 0}
+        processes.kill(0)
+        words = processes.result(1)
+    assert words.startswith("no decision on plan 0 at iteration 2: waited 0.5 s for stage 0")
+
+
+def trains(seat: Seat, what: str) -> Any:
+    """A leader and a member over gloo. Before a link gets slow, `what` happens to their lanes.
+
+    The depth of stage 0's warmup in each iteration, and what was said.
+    """
+    shorten(setattr)
+    told = os.memfd_create("stderr")
+    os.dup2(told, 2)
+    before = sockets()
+    channel = Channel(seat.open("control"), 1 - seat.rank)
+    opened, board = sockets() - before, Board(KeyValueStore("adaptra/"))
+    controller: Watched | Member
+    if seat.rank == 0:
+        estimator = Estimator(8, ["one"] * 2, None, 1000)
+        controller = Watched(
+            schedule((2, 1), 8), Ballot(schedule((2, 1), 8)), {1: channel}, board, estimator,
+            ReplanPolicy(), DecisionLog(None),
+        )  # fmt: skip
+    else:
+        controller = Member(Ballot(schedule((2, 1), 8)), {0: channel}, board, PATIENCE)
+    ran = []
+    for iteration in range(24):
+        ran.append(controller.begin(iteration).warmup[0])
+        if iteration == 8:
+            seat.meet()
+            happens(what, seat, controller, channel, opened)
+            seat.meet()
+        delay = 0.04 if iteration >= 10 else 1e-4
+        controller.report(record(seat.rank, iteration, {1 - seat.rank: delay}, count=8))
+        if isinstance(controller, Watched) and not channel.lost:
+            controller.wait_for(iteration, votes=True)
+        seat.meet()
+    controller.close()
+    return ran, os.pread(told, 10_000, 0).decode()
+
+
+def happens(what: str, seat: Seat, controller: Any, channel: Channel, opened: set[int]) -> None:
+    if what == "a quiet week":
+        last = time.monotonic() + 3 * waits.FOREVER
+        until(lambda: min(channel.heard, time.monotonic()) > last, "the other side beats")
+    elif what == "a cut":
+        if seat.rank == 0:
+            for number in opened:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+                    if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        one.shutdown(socket.SHUT_RDWR)
+        until(lambda: bool(channel.lost), "the cut is noticed")
+
+
+def sockets() -> set[int]:
+    """The descriptors of this process that are sockets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                found.add(int(name))
+    return found
+
+
+def test_a_quiet_week_ends_no_lane() -> None:
+    with Processes(trains, "a quiet week") as processes:
+        (leads, told), (follows, heard) = processes.result(0), processes.result(1)
+    assert leads == follows
+    assert leads[0] == 2 < leads[-1]
+    assert told == heard == ""
+
+
+def test_a_connection_that_is_cut_costs_new_plans_alone() -> None:
+    with Processes(trains, "a cut") as processes:
+        (leads, told), (follows, heard) = processes.result(0), processes.result(1)
+    assert leads == follows == [2] * 24
+    for said in (told, heard):
+        assert "no plan is changed any more: member" in said
+        assert said.count("training goes on with the plan in force") == 1
