@@ -1,0 +1,150 @@
+"""Nonsense on a control lane: threads survive, only the package's errors come out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from runtime.leading import drive, warmups
+from runtime.pipeline import schedule
+
+from megatron_adaptra.errors import BadMessage, PeerLost, ScheduleError
+from megatron_adaptra.runtime.agreement import Proposal, pack, unpack
+from megatron_adaptra.runtime.channel import _FRAME, _HEAD, LONGEST, Channel
+from megatron_adaptra.runtime.messages import checked
+from megatron_adaptra.transport.loopback import LoopbackNetwork
+
+PLAN = schedule((4, 1), 4)
+REPORT = {
+    "stage": 0, "iteration": 1, "overhead": 1.0, "seconds": None, "wall": {"F": 0.1}, "cpu": {},
+    "delay": {"1": 0.1}, "delay_p25": {}, "transit": {}, "ahead": {}, "memory": None, "step": None,
+}  # fmt: skip
+MESSAGES: list[dict[str, Any]] = [
+    {"kind": "alive", "run": -1},
+    {"kind": "ack", "number": 0, "ok": True, "run": 0},
+    {"kind": "verdict", "number": 0, "commit": True, "run": 0},
+    {"kind": "status", "status": {"delays": {"0>1": 0.1}, "iteration": 1, "replans": 0}, "run": 0},
+    {**pack(Proposal(0, 2, PLAN, "k")), "run": 0},
+    {"kind": "report", "run": 0, **REPORT},
+]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@st.composite
+def changed(draw: st.DrawFn) -> dict[str, Any]:
+    """A real message with some field left out, of another value, or of another name."""
+    message = dict(draw(st.sampled_from(MESSAGES)))
+    for _ in range(draw(st.integers(1, 2))):
+        name = draw(st.sampled_from(sorted(message) or ["kind"]))
+        what = draw(st.sampled_from(["drop", "set", "add"]))
+        if what == "add":
+            message[draw(st.text(max_size=8))] = draw(VALUES)
+        elif what == "set":
+            message[name] = draw(VALUES)
+        else:
+            message.pop(name, None)
+    return message
+
+
+def test_real_messages_pass() -> None:
+    for message in MESSAGES:
+        assert checked(json.loads(json.dumps(message))) == message
+
+
+@given(st.dictionaries(st.text(max_size=8), VALUES, max_size=4) | changed())
+def test_a_message_is_understood_or_refused(message: dict[str, Any]) -> None:
+    with contextlib.suppress(BadMessage, ScheduleError):
+        if checked(message)["kind"] == "propose":
+            unpack(message, 2, 4)
+
+
+@given(VALUES | st.recursive(SCALARS, lambda inner: st.fixed_dictionaries({"order": inner})))
+def test_a_plan_is_a_plan_or_refused(plan: Any) -> None:
+    text = json.dumps(plan)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    message = {"number": 0, "swap": 2, "plan": text, "digest": digest, "key": "k"}
+    with pytest.raises(ScheduleError):
+        unpack(message, 2, 4)
+
+
+def frames(seed: int) -> list[bytes]:
+    """Random ones, and real ones of which some bytes are others."""
+    rng = random.Random(seed)
+    out = []
+    for message in rng.choices(MESSAGES, k=20):
+        data = json.dumps(message).encode()
+        frame = bytearray(_HEAD.pack(len(data), 0) + data + bytes(_FRAME))[:_FRAME]
+        for _ in range(rng.choice([0, 1, 1, 5])):
+            frame[rng.choice([rng.randrange(12), rng.randrange(300)])] = rng.randrange(256)
+        out.append(bytes(frame))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_frame_gives_a_message_or_an_error_of_ours(seed: int) -> None:
+    network = LoopbackNetwork()
+    channel, other = Channel(network.open(0), 1), network.open(1)
+    sent = frames(seed)
+    works = [
+        other.isend(torch.frombuffer(bytearray(frame), dtype=torch.uint8), 0, tag)
+        for tag, frame in enumerate(sent)
+    ]
+    assert len(works) == len(sent)
+    for _ in range(len(sent) + 1):
+        try:
+            message = channel.receive(0.05)
+        except BadMessage:
+            continue
+        except PeerLost:
+            assert channel.lost
+            break
+        assert message is None or isinstance(message, dict)
+    assert len(channel._data) <= LONGEST
+    network.close()
+
+
+def test_a_lane_full_of_nonsense_does_not_stop_replans(
+    tmp_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Between any two messages of stage 1 there is one that makes no sense."""
+    rng = random.Random(random.randrange(2**32))
+
+    class Babbles(Channel):
+        def send(self, message: dict[str, Any]) -> bool:
+            if message["kind"] != "bye":
+                super().send(babble(rng))
+            return super().send(message)
+
+    run = drive(
+        tmp_path / "d", lambda i: {(1, 2): 0.05, (2, 1): 0.05} if i >= 6 else {}, 24, paced=True,
+        channels={1: Babbles},
+    )  # fmt: skip
+    for ran in run.ran:
+        assert ran == run.ran[0]
+    assert len(warmups(run.ran[0])) == 2
+    assert run.leader.refused > 0
+    said = capfd.readouterr().err
+    assert said.count("a message of member 1 is ignored") == 1
+
+
+def babble(rng: random.Random) -> dict[str, Any]:
+    junk = [None, True, -1, 10**30, 1e308, float("nan"), "x", [], {}, [[]], {"F": "x"}]
+    message = dict(rng.choice(MESSAGES))
+    message[rng.choice([*message])] = rng.choice(junk)
+    if message.get("kind") in ("ack", "report", "verdict"):  # a vote of its own it may not have
+        message["kind"] = rng.choice([None, "vote", 7, ["ack"]])
+    return message
