@@ -133,11 +133,11 @@ class Mailbox:
 
     def _tag(self, token: Token) -> int:
         """Iteration, what the message is, chunk and microbatch, in 31 bits."""
-        chunk = token.position // self.stages
-        if chunk >= _CHUNKS or token.microbatch >= _MICROBATCHES:
+        chunk, microbatch = token.position // self.stages, token.microbatch
+        if chunk >= _CHUNKS or microbatch >= _MICROBATCHES:
             raise ScheduleError(
-                f"microbatch {token.microbatch} of chunk {chunk} has no tag: there are tags for "
+                f"microbatch {microbatch} of chunk {chunk} has no tag: there are tags for "
                 f"{_MICROBATCHES} microbatches and {_CHUNKS} chunks"
             )
         what = (chunk << 1) | (token.kind == ACTIVATION)
-        return (self._iteration % _RING) << 27 | what << 18 | token.microbatch
+        return (self._iteration % _RING) << 27 | what << 18 | microbatch
