@@ -167,7 +167,10 @@ class Ballot:
                 self._changed.notify_all()
 
     def acknowledge(self, number: int, member: int, ok: bool, voters: int) -> Proposal | None:
-        """The leader has the answer of one of so many `voters`; the proposal if that decides it."""
+        """The leader has an answer; the proposal, if that decides it.
+
+        `member`: of so many `voters`. `ok`: whether it agrees to proposal `number`.
+        """
         with self._changed:
             proposal = self._open
             if proposal is None or proposal.number != number or proposal.committed is not None:
