@@ -10,10 +10,9 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from megatron_adaptra.errors import BadFile, BadInput
-from megatron_adaptra.units import parse_bytes
+from megatron_adaptra.errors import BadFile, BadInput, as_text
+from megatron_adaptra.units import LONGEST, number, parse_bytes
+from megatron_adaptra.user_files import read_data
 
 POST_RECEIVES = ("ahead", "on-demand")
 SMALL_COLLECTIVES = ("auto", "on", "off")
@@ -21,7 +20,6 @@ ENGINES = ("native", "executor", "stock")
 POLICIES = ("adaptive", "1f1b", "zb-h1", "zb-h2", "interleaved")
 SPLITTING = ("zb-h1", "zb-h2")  # policies that run backwards in halves
 AUTO = "auto"  # an activation budget: what the device has left
-LONGEST = 1e9  # seconds that a wait can last
 
 
 def _setting(default: Any, text: str, **extra: Any) -> Any:
@@ -53,11 +51,11 @@ def parse_budget(text: str, field: str = "activation_budget") -> Budget:
     Raises BadInput with the name of the `field`.
     """
     allowed = "microbatches (a number of at least 1), bytes such as 20GiB, auto or none"
-    text = str(text).strip()
+    text = as_text(text).strip()
     if text in (AUTO, "none"):
         return Budget(auto=text == AUTO)
     try:
-        count = float(text)
+        count = number(text)
     except ValueError:
         nbytes = parse_bytes(text, field, allowed)
         if not nbytes:
@@ -141,7 +139,7 @@ class AdaptraConfig:
                 raise BadInput(f.name, getattr(self, f.name), f"one of {', '.join(choices)}")
         given: Any = self.activation_budget
         if _is_number(given):
-            text = "none" if given == math.inf else f"{given:g}"
+            text = "none" if given == math.inf else f"{min(given, 1e300):g}"
             object.__setattr__(self, "activation_budget", text)
         parse_budget(self.activation_budget)
         for name, least in (("min_gain", 0.0), ("timeout", 1.0)):
@@ -216,12 +214,7 @@ def _argument(f: Field[Any]) -> dict[str, Any]:
 
 def load_yaml(path: Path) -> dict[str, Any]:
     """The one mapping that a YAML file holds; raises BadFile."""
-    try:
-        data = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise BadFile("file", str(path), f"it cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no text, or no such date
-        raise BadFile("file", str(path), f"it is not YAML: {str(error).splitlines()[0]}") from None
+    data = read_data(path, "file")
     if not isinstance(data, dict):
         raise BadFile("file", str(path), "it has to hold keys and values")
     return data
@@ -234,6 +227,6 @@ def refuse_unknown(data: Mapping[str, Any], known: Sequence[str], where: str) ->
     """
     for key in data:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(as_text(key)[:99], known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
             raise BadInput(f"unknown key in {where}", key, hint)

@@ -2,7 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+_VALUE, _LINE = 240, 1000  # characters of a value, and of a whole line, that are shown
+
+
+class _Shown(reprlib.Repr):
+    """`repr` of what a user may have given: of any size, nested in any depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 4, _VALUE, _VALUE, 60
+        self.maxlist = self.maxtuple = self.maxdict = 16
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python itself refuses to write a number of more than some thousand digits."""
+        if x.bit_length() > 4000:
+            return f"a number of {int(x.bit_length() * 0.30103)} digits"
+        return super().repr_int(x, level)
+
+
+def shown(value: object) -> str:
+    """`value` as Python writes it, cut in the middle to a readable length."""
+    return _cut(_Shown().repr(value), _VALUE)
+
+
+def as_text(value: object) -> str:
+    """A text as it is; any other `value`, such as a number in YAML, as it is `shown`."""
+    return value if isinstance(value, str) else shown(value)
+
+
+def line_of(error: object) -> str:
+    """The first line of an `error`, or of any text: printable, and of readable length."""
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return _cut("".join(c if c.isprintable() else repr(c)[1:-1] for c in line[: 4 * _LINE]), _LINE)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 2 - 3) :]}"
 
 
 class AdaptraError(Exception):
@@ -17,7 +56,7 @@ class BadInput(AdaptraError):
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        wrong = " is missing" if value is None else f": {value!r} is not allowed"
+        wrong = " is missing" if value is None else f": {shown(value)} is not allowed"
         super().__init__(f"{field}{wrong}; {allowed}")
         self.field, self.value, self.allowed = field, value, allowed
 
@@ -31,7 +70,7 @@ class BadFile(BadInput):
 
     def __init__(self, field: str, path: object, fault: str) -> None:
         super().__init__(field, path, fault)
-        self.args = (f"{field} {str(path)!r}: {fault}",)
+        self.args = (f"{field} {shown(str(path))}: {fault}",)
 
 
 class MissingPackage(AdaptraError):
@@ -74,6 +113,15 @@ class BadMessage(AdaptraError):
 
 class Disagreement(AdaptraError):
     """What was decided on a plan could not be found out, by any way, in time."""
+
+
+@contextmanager
+def reading(what: str, data: object) -> Iterator[None]:
+    """Around code that takes `data` apart: BadInput, of `what`, where it has another form."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        raise BadInput(what, data, "its form is that which to_json() writes") from None
 
 
 def reason_of(error: BaseException | str) -> str:

@@ -8,12 +8,15 @@ Without `--adaptra` among the flags the script runs exactly as by itself.
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megatron_adaptra.errors import AdaptraError, BadFile, BadInput
+from megatron_adaptra.errors import AdaptraError, BadFile, BadInput, line_of
+from megatron_adaptra.units import whole
 
 USAGE = """\
 usage: torchrun [its options] -m megatron_adaptra.run SCRIPT [the script's flags] [--adaptra ...]
@@ -21,6 +24,17 @@ usage: torchrun [its options] -m megatron_adaptra.run SCRIPT [the script's flags
 
 Runs a Megatron entry script (pretrain_gpt.py, pretrain_mamba.py, your own) from an unmodified
 checkout. --adaptra switches the plugin on; SCRIPT --help lists all its flags."""
+_RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun gives each rank
+_PORT = "a port: a whole number from 0 to 65535"
+# Options of torchrun whose mistakes it would answer with a traceback: what they may be, in words.
+_OPTIONS = {
+    "nproc-per-node": ("[1-9][0-9]{0,3}|auto|cpu|gpu|xpu|npu|hpu|mtia", "a number, or auto"),
+    "nnodes": ("[1-9][0-9]{0,4}(:[1-9][0-9]{0,4})?", "a number, or MIN:MAX"),
+    "node-rank": ("[0-9]{1,5}", "a whole number"),
+    "master-port": ("[0-9]{1,5}", _PORT),
+    "master-addr": (r"[^\s/]{1,253}", "the name or the address of a host"),
+    "rdzv-endpoint": (r"[^\s/]{1,253}?(:[0-9]{1,5})?", "HOST or HOST:PORT"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE)
         return 0 if words else 2
     try:
+        check_rank(os.environ)
         script = _script(words[0])
     except BadInput as error:
         return _refuse(error)
@@ -70,6 +85,7 @@ def launch(words: Sequence[str]) -> int:
     try:
         if at is None:
             raise BadInput("SCRIPT", None, "name a Python file, such as pretrain_gpt.py")
+        _check_options(words[:at])
         _script(words[at])
     except BadInput as error:
         return _refuse(error)
@@ -77,14 +93,68 @@ def launch(words: Sequence[str]) -> int:
     os.execv(sys.executable, [*torchrun, "-m", "megatron_adaptra.run", *words[at:]])
 
 
+def check_rank(environment: Mapping[str, str], needed: str = "") -> None:
+    """Raise BadInput for variables of a rank in the `environment` that torch would stumble over.
+
+    `needed`: why all have to be there, if they have to. Whether a host has a name yet is not
+    asked: in a cluster it may get it later, and torch waits for that.
+    """
+    for name in _RANK:
+        if needed and name not in environment:
+            raise BadInput(name, None, needed)
+    least = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 0}
+    given: dict[str, int] = {}
+    for name in (name for name in least if name in environment):
+        value = environment[name]
+        try:
+            given[name] = whole(value)
+        except ValueError:
+            raise BadInput(name, value, "a whole number, as torchrun sets it") from None
+        if given[name] < least[name]:
+            raise BadInput(name, value, f"at least {least[name]}")
+    if given.get("MASTER_PORT", 0) > 65535:
+        raise BadInput("MASTER_PORT", given["MASTER_PORT"], _PORT)
+    if given.get("RANK", 0) >= given.get("WORLD_SIZE", sys.maxsize):
+        allowed = f"less than WORLD_SIZE, {given['WORLD_SIZE']}"
+        raise BadInput("RANK", given["RANK"], allowed)
+    pattern, allowed = _OPTIONS["master-addr"]
+    address = environment.get("MASTER_ADDR", "localhost")
+    if re.fullmatch(pattern, address) is None:
+        raise BadInput("MASTER_ADDR", address, allowed)
+
+
+def _check_options(words: Sequence[str]) -> None:
+    """Raise BadInput for the first of torchrun's options, `words`, that is no good."""
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        value = value if equals else after
+        pattern, allowed = _OPTIONS.get(name.lstrip("-").replace("_", "-"), ("", ""))
+        if name.startswith("--") and pattern:
+            port = value.rpartition(":")[2] if "port" in name or ":" in value else ""
+            far = name.endswith(("port", "endpoint")) and port.isdecimal() and int(port) > 65535
+            if far or re.fullmatch(pattern, value) is None:
+                raise BadInput(name, value, allowed)
+
+
 def _script(name: str) -> Path:
-    if not Path(name).is_file():
-        raise BadFile("SCRIPT", name, "there is no such file")
-    return Path(name)
+    """The script, which can be read and is Python; raises BadFile."""
+    path = Path(name)
+    try:
+        if not path.is_file():
+            raise BadFile("SCRIPT", name, "there is no such file")
+        if path.suffix == ".py":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the ranks will say it
+                compile(path.read_bytes(), name, "exec", dont_inherit=True)
+    except OSError as error:
+        raise BadFile("SCRIPT", name, f"it cannot be read: {error.strerror}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise BadFile("SCRIPT", name, f"it is not Python: {line_of(error)}") from None
+    return path
 
 
 def _refuse(error: AdaptraError) -> int:
-    print(f"adaptra: error: {error}", file=sys.stderr)
+    print(f"adaptra: error: {line_of(error)}", file=sys.stderr)
     return 2
 
 

@@ -1,4 +1,7 @@
-"""Durations, rates and sizes as people write them. In the code: seconds, bytes/s, bytes."""
+"""Numbers, durations, rates and sizes as people write them. In the code: seconds, bytes/s, bytes.
+
+Of a limited length: a pattern takes the square of it to fail on.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,14 @@ import re
 
 from megatron_adaptra.errors import BadInput
 
+LONGEST = 1e9  # seconds: what a wait can last, and more than a delay ever is
+_LONG = 60  # characters
 _NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-zA-Z/]*)")
+_WHOLE = re.compile(r" *[+-]?[0-9]{1,30} *", re.ASCII)
+_REAL = re.compile(
+    r" *[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf|infinity|nan) *",
+    re.ASCII | re.IGNORECASE,
+)
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _BYTES_PER_SECOND = {
     "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9,
@@ -18,9 +28,30 @@ _BYTES = {
 }  # fmt: skip
 
 
+def whole(text: str) -> int:
+    """The whole number that `text` says, in plain digits. ValueError, as from int, for any other.
+
+    Python takes 1_000, digits of all scripts, and any length.
+    """
+    if _WHOLE.fullmatch(text) is None:
+        raise ValueError(text)
+    return int(text)
+
+
+def number(text: str) -> float:
+    """The number, nan and inf too, that `text` says in plain digits; ValueError for any other."""
+    if len(text) > _LONG or _REAL.fullmatch(text) is None:
+        raise ValueError(text)
+    return float(text)
+
+
 def parse_seconds(text: str, field: str = "duration") -> float:
     """Seconds that `text` says: `40ms` is 0.04; units s, ms, us. BadInput names the `field`."""
-    return _parse(text, field, _SECONDS, "a duration such as 40ms, 1.5s or 200us")
+    allowed = "a duration such as 40ms, 1.5s or 200us"
+    seconds = _parse(text, field, _SECONDS, allowed)
+    if seconds > LONGEST:
+        raise BadInput(field, text, allowed)
+    return seconds if seconds >= 1e-9 else 0.0
 
 
 def parse_rate(text: str, field: str = "bandwidth") -> float:
@@ -43,17 +74,23 @@ def parse_share(text: str, field: str = "share") -> float:
 
     Raises BadInput, which names the `field`.
     """
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*%", str(text).strip())
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*%", _brief(text))
     if match is None or not float(match[1]) < 100:
         raise BadInput(field, text, "a share such as 0.1%, below 100%")
     return float(match[1]) / 100
 
 
 def _parse(text: str, field: str, units: dict[str, float], allowed: str) -> float:
-    match = _NUMBER.fullmatch(str(text).strip())
+    match = _NUMBER.fullmatch(_brief(text))
     if match is None or match[2] not in units:
         raise BadInput(field, text, allowed)
     value = float(match[1]) * units[match[2]]
     if not math.isfinite(value):
         raise BadInput(field, text, allowed)
     return value
+
+
+def _brief(text: str) -> str:
+    """What fits no pattern where it is too long."""
+    stripped = str(text).strip()
+    return stripped if len(stripped) <= _LONG else ""

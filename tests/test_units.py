@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.units import parse_rate, parse_seconds
+from megatron_adaptra.units import number, parse_rate, parse_seconds, whole
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,25 @@ def test_no_rate(text):
         parse_rate(text)
 
 
-@given(st.floats(0, 1e300), st.sampled_from(["s", "ms", "us"]))
+@pytest.mark.parametrize("text", ["1_000", "٤", "", "1" * 31, "0x10", "1.0", "one"])
+def test_whole_numbers_are_plain_digits(text):
+    with pytest.raises(ValueError, match=text or "^$"):
+        whole(text)
+
+
+@pytest.mark.parametrize("text", ["1_0", "٤", "", "." * 70, "1" * 61, "1e", "0x1p3", "infinit"])
+def test_numbers_are_plain_digits(text):
+    with pytest.raises(ValueError, match="^" + text.replace(".", r"\.") + "$"):
+        number(text)
+
+
+@given(st.integers(-(10**29), 10**29), st.floats())
+def test_a_number_that_is_printed_is_read(count, value):
+    assert whole(str(count)) == count
+    assert number(repr(value)) == pytest.approx(value, rel=0, nan_ok=True)
+
+
+@given(st.just(0.0) | st.floats(1e-3, 1e9), st.sampled_from(["s", "ms", "us"]))
 def test_what_is_printed_is_read(value, unit):
     scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
     assert parse_seconds(f"{value!r}{unit}".replace("e+", "e")) == value * scale

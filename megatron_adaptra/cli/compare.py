@@ -30,6 +30,10 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.files import results_folder
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import Plan
+from megatron_adaptra.units import number
+
+MOST_BUDGETS = 50  # each takes some plans
+MOST_SLOWDOWN = 1e6
 
 
 def add_parser(subparsers: Any) -> None:
@@ -109,20 +113,22 @@ def run(args: argparse.Namespace) -> int:
 
 def _budgets_of(text: str) -> tuple[float, ...]:
     try:
-        budgets = {float(word) for word in text.split(",")}
+        budgets = {number(word) for word in text.split(",")}
     except ValueError:
         budgets = {math.nan}
     if not all(budget >= 1 for budget in budgets):
         raise BadInput("--budgets", text, "numbers of at least 1, or inf, with commas between")
+    if len(budgets) > MOST_BUDGETS:
+        raise BadInput("--budgets", text, f"at most {MOST_BUDGETS} numbers")
     return tuple(sorted(budgets))
 
 
 def _share_of(text: str) -> float:
     try:
-        share = float(text)
+        share = number(text)
     except ValueError:
         share = math.nan
-    if not 0 <= share < math.inf:
+    if not 0 <= share <= MOST_SLOWDOWN:
         raise BadInput("--max-slowdown", text, "a share of at least 0, such as 0.05")
     return share
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import sys
 from dataclasses import fields
 from typing import Any
@@ -15,8 +16,9 @@ from rich.table import Table
 
 from megatron_adaptra.config import POLICIES
 from megatron_adaptra.demo.options import DEMO_ENGINES, ENVIRONMENT, PRECISIONS, DemoOptions
-from megatron_adaptra.errors import BadInput
-from megatron_adaptra.units import parse_seconds
+from megatron_adaptra.errors import BadInput, line_of
+from megatron_adaptra.run import check_rank
+from megatron_adaptra.units import number, parse_seconds, whole
 from megatron_adaptra.view.findings import memory_rows
 
 _DEFAULTS = DemoOptions()
@@ -51,11 +53,11 @@ def _add_model(group: Any) -> None:
         ("--seed", d.seed, "seed of model, data order and dropout"),
     ):
         group.add_argument(
-            flag, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
+            flag, type=whole, default=default, metavar="N", help=f"{text} (default: {default})"
         )
     group.add_argument(
         "--num-layers",
-        type=int,
+        type=whole,
         default=0,
         metavar="N",
         help="transformer layers (default: one per chunk)",
@@ -68,7 +70,7 @@ def _add_model(group: Any) -> None:
     )
     group.add_argument(
         "--dropout",
-        type=float,
+        type=number,
         default=d.dropout,
         metavar="P",
         help=f"hidden and attention dropout (default: {d.dropout})",
@@ -95,14 +97,14 @@ def _add_links(group: Any) -> None:
     )
     group.add_argument(
         "--from-iteration",
-        type=int,
+        type=whole,
         default=-1,
         metavar="N",
         help="first slow iteration (default: a third of the run)",
     )
     group.add_argument(
         "--to-iteration",
-        type=int,
+        type=whole,
         default=-1,
         metavar="N",
         help="first iteration that is not slow any more (default: two thirds of the run)",
@@ -144,7 +146,7 @@ def _add_run(group: Any) -> None:
     )
     group.add_argument(
         "--chunks",
-        type=int,
+        type=whole,
         default=0,
         metavar="N",
         help="model chunks per stage, for interleaved schedules (default: 2 for policy "
@@ -171,7 +173,7 @@ def _add_run(group: Any) -> None:
     )
     group.add_argument(
         "--timeout",
-        type=float,
+        type=number,
         default=_DEFAULTS.timeout,
         metavar="SECONDS",
         help="how long a rank waits for a message before it gives up (default: 25)",
@@ -242,13 +244,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _one_rank(options: DemoOptions) -> int:
     """One rank among others that somebody else starts (torchrun, Slurm, a network laboratory)."""
-    missing = [
-        name
-        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        if name not in os.environ
-    ]
-    if missing:
-        raise BadInput(missing[0], None, "--rank-from-env needs this variable, as torchrun sets it")
+    check_rank(os.environ, "--rank-from-env needs this variable, as torchrun sets it")
+    host = os.environ["MASTER_ADDR"]
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        raise BadInput(
+            "MASTER_ADDR", host, f"a host that is known here: {line_of(error)}"
+        ) from None
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from megatron_adaptra.demo.launch import prepare
@@ -259,7 +262,7 @@ def _one_rank(options: DemoOptions) -> int:
 
     status = run_rank(options.dump())
     if status == 0 and os.environ["RANK"] == "0":
-        with open(f"{options.out}/summary.json") as file:
+        with open(f"{options.out}/summary.json", encoding="utf-8") as file:
             _show(json.load(file), options, Console())
     return status
 

@@ -17,6 +17,7 @@ from megatron_adaptra.cli.output import console, print_json, say, write, writing
 from megatron_adaptra.cli.source import add_source, planned_or_read
 from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.files import results_folder
+from megatron_adaptra.units import whole
 from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_legend, ascii_timeline
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.drawing import (
@@ -31,7 +32,7 @@ from megatron_adaptra.view.png import no_matplotlib
 SUFFIX = {"ascii": ".txt", "svg": ".svg", "png": ".png", "html": ".html", "trace": ".trace.json"}
 _OF_SUFFIX = {".txt": "ascii", ".svg": "svg", ".png": "png", ".html": "html", ".json": "trace"}
 _EQUAL = {"forward_ms": 1.0, "backward_input_ms": 1.0, "backward_weight_ms": 1.0}
-_NARROWEST = 300  # pixels
+_NARROWEST, _WIDEST = 300, 20_000  # pixels
 _TEXT_WIDTH = 120  # characters, where there is no terminal
 
 
@@ -56,7 +57,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--out", metavar="PATH", help="a file, or a folder for several formats")
     parser.add_argument(
         "--width",
-        type=int,
+        type=whole,
         metavar="N",
         help="characters of ascii (default: the terminal), pixels of svg and html (default: 1160)",
     )
@@ -73,8 +74,9 @@ def run(args: argparse.Namespace) -> int:
     out = args.out
     formats, in_folder = targets(args.format.split(",") if args.format else [], out)
     least = LEAST_WIDTH if formats == ["ascii"] else _NARROWEST
-    if args.width is not None and args.width < least:
-        raise BadInput("--width", args.width, f"at least {least}")
+    if args.width is not None and not least <= args.width <= _WIDEST:
+        allowed = f"at least {least}" if args.width < least else f"at most {_WIDEST}"
+        raise BadInput("--width", args.width, allowed)
     equal = _no_times(args)
     plan, conditions = planned_or_read(args, _EQUAL if equal else None)
     name = plan.schedule.policy or "schedule"
@@ -190,7 +192,8 @@ def _print(drawing: Drawing, kind: str, width: int | None) -> None:
     from rich.text import Text
 
     screen = console()
-    wide = width or max(LEAST_WIDTH, shutil.get_terminal_size((_TEXT_WIDTH, 24)).columns)
+    terminal = shutil.get_terminal_size((_TEXT_WIDTH, 24)).columns
+    wide = width or min(max(LEAST_WIDTH, terminal), _WIDEST)
     if screen.is_terminal and screen.color_system and not screen.no_color:
         screen.print(Text.from_ansi(_ascii(drawing, wide, colour=True)), soft_wrap=True, end="")
     else:

@@ -13,6 +13,7 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.check import SENDS
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import PLANNERS, Plan, make_plan
+from megatron_adaptra.units import number, whole
 
 _MS = "milliseconds; one number, or one per {} with commas between"
 _WHOLE = {
@@ -81,7 +82,7 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
 def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -> Conditions:
     """The job that flags and file describe, over `default`; raises BadInput."""
     flags = _given(args)
-    values = load_profile(args.profile, args.name) if args.profile else {}
+    values = {} if args.profile is None else load_profile(args.profile, args.name)
     if args.name and not args.profile:
         raise BadInput("--name", args.name, "only together with --profile")
     if any(key.startswith("backward") for key in flags):
@@ -103,7 +104,7 @@ def _time_limit(args: argparse.Namespace) -> float | None:
     if args.time_limit is None:
         return None
     try:
-        seconds = float(args.time_limit)
+        seconds = number(args.time_limit)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
@@ -155,9 +156,9 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
             continue
         try:
             if key in _WHOLE:
-                out[key] = int(text)
+                out[key] = whole(text)
             else:
-                numbers = [float(word) for word in text.split(",")]
+                numbers = [number(word) for word in text.split(",")]
                 out[key] = numbers if "," in text else numbers[0]
         except ValueError:
             allowed = (

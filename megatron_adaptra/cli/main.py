@@ -2,6 +2,7 @@
 
 Exit status: 0 success, 2 bad input (one line that names the field, the value and what is allowed)
 or something missing (the line says how to install it), 1 anything else that went wrong on purpose.
+Whatever a user can cause, a full disk or a closed standard output too, becomes such a line here.
 """
 
 from __future__ import annotations
@@ -11,10 +12,19 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import NoReturn
+from io import TextIOWrapper
+from typing import Any, NoReturn, TextIO
 
 from megatron_adaptra import __version__
-from megatron_adaptra.errors import AdaptraError, BadInput, MissingPackage, UnsupportedMegatron
+from megatron_adaptra.errors import (
+    AdaptraError,
+    BadFile,
+    BadInput,
+    MissingPackage,
+    UnsupportedMegatron,
+    line_of,
+    shown,
+)
 
 # Each is a module here with `add_parser(subparsers)`, which sets `run`: (args) -> exit status.
 COMMANDS = ("plan", "compare", "simulate", "draw", "demo", "netlab", "run")
@@ -31,25 +41,71 @@ def main(argv: Sequence[str] | None = None) -> int:
         from megatron_adaptra.run import launch
 
         return launch(words[1:])
-    # What a command runs is not ours to parse.
-    words, ran = _until(words, "--") if named == "netlab" else (words, [])
-    # Help, and the message for a command that does not exist, need all of them.
-    parser = _parser([named] if named in COMMANDS else COMMANDS)
-    args = parser.parse_args(words)
-    args.command = ran
     try:
-        status = int(args.run(args))
-        sys.stdout.flush()
+        _open_streams()
+        try:
+            status = _run(words, named)
+        finally:  # after --help, too
+            _flush()
         return status
     except BrokenPipeError:  # the reader, head say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up(sys.stdout)
         return 1
     except (BadInput, MissingPackage, UnsupportedMegatron) as error:
         return _fail(error, 2)
     except AdaptraError as error:
         return _fail(error, 1)
+    except OSError as error:  # what the system refuses: a name that is too long, a full disk
+        where = shown(error.filename) if error.filename else "standard output"
+        return _fail(f"{where}: {error.strerror or line_of(error)}", 2)
+    except (MemoryError, RecursionError):
+        return _fail("this is too large for the memory of this machine", 2)
     except KeyboardInterrupt:
         return 130
+
+
+def _run(words: list[str], named: str | None) -> int:
+    # What a command runs is not ours to parse.
+    words, ran = _until(words, "--") if named == "netlab" else (words, [])
+    for word in words:
+        if not word or "\0" in word or any("\ud800" <= c <= "\udfff" for c in word):
+            raise BadInput("arguments", word, "each is a text of at least one character, in UTF-8")
+        if word == "--" or word.endswith("=--"):  # which argparse takes for no value
+            raise BadInput("arguments", word, "-- stands only before the command of netlab run")
+    # Help, and the message for a command that does not exist, need all of them.
+    parser = _parser([named] if named in COMMANDS else COMMANDS)
+    args = parser.parse_args(words)
+    args.command = ran
+    return int(args.run(args))
+
+
+def _open_streams() -> None:
+    """Standard output takes every text, whatever the locale; BadInput where it is closed."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        raise BadInput("standard output", None, "it is closed; send it to /dev/null instead")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _give_up(sys.stdout)
+        fault = f"it cannot be written: {error.strerror}"
+        raise BadFile("standard output", "/dev/stdout", fault) from None
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let nothing more go to a stream that takes nothing, at the end of the process neither."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def _until(words: list[str], mark: str) -> tuple[list[str], list[str]]:
@@ -58,10 +114,13 @@ def _until(words: list[str], mark: str) -> tuple[list[str], list[str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong; the usage is for --help."""
+    """Says in one line what is wrong; the usage is for --help, and where it cannot go is said."""
+
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"adaptra: error: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"adaptra: error: {line_of(message)} (see {self.prog} --help)\n")
 
 
 def _parser(commands: Iterable[str]) -> argparse.ArgumentParser:
@@ -77,8 +136,10 @@ def _parser(commands: Iterable[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _fail(error: AdaptraError, status: int) -> int:
+def _fail(error: AdaptraError | str, status: int) -> int:
     """One line, whatever follows it in the message (the grid of a schedule, say)."""
-    line = next(iter(str(error).splitlines()), type(error).__name__)
-    print(f"adaptra: error: {line}", file=sys.stderr)
+    try:
+        print(f"adaptra: error: {line_of(error)}", file=sys.stderr, flush=True)
+    except OSError:  # nobody is told, but the status is right
+        _give_up(sys.stderr)
     return status

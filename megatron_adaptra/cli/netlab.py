@@ -19,6 +19,7 @@ from megatron_adaptra.netlab.measure import Measured
 from megatron_adaptra.netlab.shaper import SHAPERS
 from megatron_adaptra.transport.rules import SYNTAX
 from megatron_adaptra.transport.scenario import hosts_in, load_rules
+from megatron_adaptra.units import number, whole
 
 _EXAMPLE = """example: stock Megatron-LM, one rank per host, 40 ms each way between hosts 2 and 3
   adaptra netlab run --hosts 4 --link 2-3:40ms -- torchrun pretrain_gpt.py <its flags>
@@ -55,16 +56,16 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--hosts",
-        type=int,
+        type=whole,
         metavar="N",
         help="number of hosts (default: as many as the links need)",
     )
     parser.add_argument("--shaper", choices=SHAPERS, default="auto",
         help="what slows links: the kernel's netem, or a relay in user space "
         "(default: netem where the kernel and iproute2 can, else the relay)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, metavar="N",
+    parser.add_argument("--seed", type=whole, default=0, metavar="N",
         help="random seed of the relay's jitter and loss (default: 0)")  # fmt: skip
-    parser.add_argument("--timeout", type=float, default=math.inf, metavar="SECONDS",
+    parser.add_argument("--timeout", type=number, default=math.inf, metavar="SECONDS",
         help="end the command then (default: never)")  # fmt: skip
     parser.add_argument("--no-measure", action="store_true", help="do not measure the links first")
     parser.add_argument("--json", action="store_true",

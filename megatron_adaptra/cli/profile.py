@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.errors import BadFile, BadInput
+from megatron_adaptra.errors import BadFile, BadInput, as_text, shown
 from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.user_files import read_data
 
 KEYS = (
     "stages", "microbatches", "chunks", "forward_ms", "backward_ms", "backward_input_ms",
@@ -23,6 +22,9 @@ _HEALTHY = {
     "link_delay_ms": 0.0, "return_delay_ms": 0.0, "link_jitter": 0.0, "link_bandwidth": math.inf,
 }  # fmt: skip
 MOST_CELLS = 1_000_000  # stages x microbatches x chunks; more is a slip, and takes hours to plan
+# The greatest and the least number, but for 0 and infinity, of which sums and shares stay finite.
+MOST, LEAST = {"message_bytes": 1e15, "link_jitter": 1e3}, {"link_bandwidth": 1.0}
+MOST_MS, LEAST_MS = 1e12, 1e-9
 
 Field = Callable[[str], str]  # how a key is called where the user wrote it
 
@@ -34,28 +36,15 @@ def load_profile(path: str, name: str | None = None) -> dict[str, Any]:
     """
     from megatron_adaptra.config import refuse_unknown  # YAML is for files only
 
-    data = _read(path)
+    data = read_data(path, "--profile")
     if isinstance(data, list):
         data = _pick(data, name, path)
     elif name is not None and isinstance(data, dict) and data.get("name") != name:
-        raise BadInput("--name", name, f"{path} holds the one job {data.get('name')!r}")
+        raise BadInput("--name", name, f"{path} holds the one job {shown(data.get('name'))}")
     if not isinstance(data, dict):
         raise BadFile("--profile", path, "it has to hold keys and values, or a list of such")
     refuse_unknown(data, (*KEYS, *CARRIED), path)
     return {key: value for key, value in data.items() if key in KEYS}
-
-
-def _read(path: str) -> Any:
-    import yaml
-
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        return json.loads(text) if path.endswith(".json") else yaml.safe_load(text)
-    except OSError as error:
-        raise BadFile("--profile", path, f"it cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        line = str(error).splitlines()[0]
-        raise BadFile("--profile", path, f"it is neither JSON nor YAML: {line}") from None
 
 
 def _pick(jobs: list[Any], name: str | None, path: str) -> Any:
@@ -63,11 +52,11 @@ def _pick(jobs: list[Any], name: str | None, path: str) -> Any:
 
     if name is None and len(jobs) == 1:
         return jobs[0]
-    named = {str(job["name"]): job for job in jobs if isinstance(job, dict) and "name" in job}
+    named = {as_text(job["name"]): job for job in jobs if isinstance(job, dict) and "name" in job}
     if name in named:
         return named[name]
-    near = get_close_matches(name or "", named, n=1)
-    has = f"{path} has {', '.join(named) or 'no job with a name'}"
+    near = get_close_matches((name or "")[:99], named, n=1)
+    has = f"{path} has {', '.join(list(named)[:20]) or 'no job with a name'}"
     raise BadInput("--name", name, f"did you mean {near[0]!r}?" if near else has)
 
 
@@ -160,9 +149,15 @@ class _Taker:
             except OverflowError:
                 number = math.inf
             if number >= least and (infinite or number < math.inf):
-                return number
+                return self.sensible(key, number)
         kind = "number" if infinite else "finite number"
         raise self.refusal(key, value, f"a {kind} of at least {least:g}")
+
+    def sensible(self, key: str, number: float) -> float:
+        least, most = LEAST.get(key, LEAST_MS), MOST.get(key, MOST_MS)
+        if number in (0.0, math.inf) or least <= number <= most:
+            return number
+        raise self.refusal(key, number, f"0, or from {least:g} to {most:g}")
 
     def numbers(
         self,

@@ -15,8 +15,10 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws
+from megatron_adaptra.units import whole
 
 SAMPLES = 200  # where links have jitter and --samples is not given
+MOST_DRAWN = 50_000_000  # ops of all samples; some minutes
 
 
 def add_parser(subparsers: Any) -> None:
@@ -32,12 +34,12 @@ def add_parser(subparsers: Any) -> None:
     add_source(parser)
     parser.add_argument(
         "--samples",
-        type=int,
+        type=whole,
         metavar="N",
         help=f"iterations to sample the delays of (default: {SAMPLES} where there is jitter)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the sampled delays (default: 0)"
+        "--seed", type=whole, default=0, metavar="N", help="of the sampled delays (default: 0)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_job(parser)
@@ -51,10 +53,11 @@ def run(args: argparse.Namespace) -> int:
     """
     plan, conditions = planned_or_read(args)
     jitter = any(link.jitter and link.delay for link in conditions.links.values())
-    count = args.samples if args.samples is not None else SAMPLES * jitter
-    if count < 0 or (count and not jitter):
-        allowed = "at least 0" if count < 0 else "0, as no link has jitter (see --link-jitter)"
-        raise BadInput("--samples", count, allowed)
+    most = max(1, MOST_DRAWN // sum(map(len, plan.schedule.order)))
+    count = args.samples if args.samples is not None else min(SAMPLES, most) * jitter
+    if not 0 <= count <= most or (count and not jitter):
+        allowed = "0, as no link has jitter (see --link-jitter)"
+        raise BadInput("--samples", count, f"0 to {most} for this job" if jitter else allowed)
     result = {
         "policy": plan.schedule.policy,
         "why": plan.schedule.why,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -25,6 +26,7 @@ from megatron_adaptra.processes import started
 _WORKER = "megatron_adaptra.demo.worker"
 _OURS = "adaptra: "  # a line of a rank that begins so is ours; a rank that fails says why
 _GRACE = 25.0  # seconds that torchrun gets to end its ranks
+_LONGEST_LINE, _MESSAGES = 2**16, 100  # bytes of a line, and lines of ours, that are kept
 _HOST = {"torch": "torch", "megatron.core": "megatron-core"}  # module: package
 RESULTS = (
     "ranks.log", "summary.json", "decisions.jsonl", "timeline.json", "report.html", "report.png",
@@ -80,19 +82,22 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1", LAUNCHED: "1", **os.environ}
     messages: list[str] = []
     with (
-        out.joinpath("ranks.log").open("x", errors="replace") as log,
+        out.joinpath("ranks.log").open("x", encoding="utf-8", errors="replace") as log,
         tempfile.TemporaryDirectory(prefix="data-", dir=out, ignore_cleanup_errors=True) as data,
     ):
 
         def on_line(line: str) -> int | None:
             """The iteration that a line of progress reports; all others go to the log."""
             if line.startswith(PROGRESS):
-                step = json.loads(line[len(PROGRESS) :])
-                on_progress(step)
-                return int(step["iteration"])
+                with contextlib.suppress(
+                    ValueError, TypeError, KeyError
+                ):  # two ranks may have written at once
+                    step = json.loads(line[len(PROGRESS) :])
+                    on_progress(step)
+                    return int(step["iteration"])
             log.write(line)
             log.flush()
-            if line.startswith(_OURS) and line not in messages:
+            if line.startswith(_OURS) and line not in messages and len(messages) < _MESSAGES:
                 messages.append(line)
             return None
 
@@ -117,7 +122,7 @@ def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], on_line
     ]  # fmt: skip
     terminated = threading.Event()
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started(command, _GRACE, env=environment, errors="replace", **streams) as process:
+    with started(command, _GRACE, env=environment, **streams) as process:
 
         def on_signal(*_: Any) -> None:
             terminated.set()
@@ -125,8 +130,8 @@ def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], on_line
 
         before = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
-            for line in process.stdout or ():
-                on_line(line)
+            while process.stdout and (line := process.stdout.readline(_LONGEST_LINE)):
+                on_line(line.decode(errors="replace"))
             status = process.wait()
         finally:
             for number, handler in before.items():

@@ -16,7 +16,9 @@ from megatron_adaptra.config import (
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.rules import LinkRule, parse_link
 from megatron_adaptra.transport.scenario import load_rules
+from megatron_adaptra.units import LONGEST
 
+MOST_RANKS = 256  # processes on one machine
 PRECISIONS = ("fp32", "bf16")
 DEMO_ENGINES = ("native", "executor")  # stock is the other arm
 LAUNCHED = (
@@ -75,13 +77,17 @@ class DemoOptions:
     timeout: float = 25.0
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("stages", 2), ("microbatches", 1), ("data_parallel", 1), ("num_layers", 0),
-            ("hidden_size", 4), ("seq_length", 8), ("iterations", 9), ("seed", 0), ("chunks", 0),
+        for name, least, most in (
+            ("stages", 2, MOST_RANKS), ("microbatches", 1, 10**5), ("data_parallel", 1, MOST_RANKS),
+            ("num_layers", 0, 10**4), ("hidden_size", 4, 10**5), ("seq_length", 8, 10**6),
+            ("iterations", 9, 10**6), ("seed", 0, 2**31 - 1), ("chunks", 0, 10**3),
         ):  # fmt: skip
             value = getattr(self, name)
-            if value < least:
-                raise BadInput(_flag(name), value, f"a whole number of at least {least}")
+            if not least <= value <= most:
+                bound = f"least {least}" if value < least else f"most {most}"
+                raise BadInput(_flag(name), value, f"a whole number of at {bound}")
+        if self.world > MOST_RANKS:
+            raise BadInput("--data-parallel", self.data_parallel, f"at most {MOST_RANKS} ranks")
         self._check_schedule()
         positions = self.stages * self.chunks
         self.num_layers = self.num_layers or positions
@@ -98,8 +104,9 @@ class DemoOptions:
                 raise BadInput(_flag(name), getattr(self, name), f"one of {', '.join(allowed)}")
         if self.activation_budget:
             parse_budget(self.activation_budget, "--activation-budget")
-        if not self.timeout >= 5:
-            raise BadInput("--timeout", self.timeout, "at least 5 seconds")
+        if not 5 <= self.timeout <= LONGEST:
+            bound = f"most {LONGEST:g}" if self.timeout > LONGEST else "least 5"
+            raise BadInput("--timeout", self.timeout, f"at {bound} seconds")
         self._check_config()
         if self.emulate_link:
             rules = load_rules(self.emulate_link, self.stages, flag="--emulate-link")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.errors import BadInput, reading
 from megatron_adaptra.ir.op import Kind
 
 
@@ -162,29 +162,30 @@ class Conditions:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Conditions:
         """What `to_json` has made of conditions: `data`, read from JSON. Raises BadInput."""
-        links = {}
-        for key, link in data["links"].items():
-            source, target = key.split(">")
-            links[int(source), int(target)] = LinkState(
-                link["delay"], _inf(link["bandwidth"]), link["jitter"]
+        with reading("conditions", data):
+            links = {}
+            for key, link in data["links"].items():
+                source, target = key.split(">")
+                links[int(source), int(target)] = LinkState(
+                    link["delay"], _inf(link["bandwidth"]), link["jitter"]
+                )
+            return cls(
+                microbatches=data["microbatches"],
+                forward=tuple(data["forward"]),
+                backward_input=tuple(data["backward_input"]),
+                backward_weight=tuple(data["backward_weight"]),
+                links=links,
+                message_bytes=data["message_bytes"],
+                activation_budget=tuple(_inf(b) for b in data["activation_budget"]),
+                step_seconds=data["step_seconds"],
+                step_sync=tuple(data.get("step_sync", ())),
+                cores=data["cores"],
+                chunks=data["chunks"],
+                split=data["split"],
+                recompute=data["recompute"],
+                backward=tuple(data.get("backward", ())),
+                recomputation=tuple(data.get("recomputation", ())),
             )
-        return cls(
-            microbatches=data["microbatches"],
-            forward=tuple(data["forward"]),
-            backward_input=tuple(data["backward_input"]),
-            backward_weight=tuple(data["backward_weight"]),
-            links=links,
-            message_bytes=data["message_bytes"],
-            activation_budget=tuple(_inf(b) for b in data["activation_budget"]),
-            step_seconds=data["step_seconds"],
-            step_sync=tuple(data.get("step_sync", ())),
-            cores=data["cores"],
-            chunks=data["chunks"],
-            split=data["split"],
-            recompute=data["recompute"],
-            backward=tuple(data.get("backward", ())),
-            recomputation=tuple(data.get("recomputation", ())),
-        )
 
 
 def both_ways(pairs: Mapping[int, float] | Sequence[float]) -> dict[tuple[int, int], LinkState]:

@@ -11,6 +11,7 @@ from typing import Any
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import peak_in_flight
+from megatron_adaptra.user_files import parse_json
 
 Line = tuple[Op, ...]
 _HEAD = ("microbatches", "chunks", "policy", "why")  # all but the ops
@@ -60,23 +61,57 @@ class Schedule:
                 raise BadInput("schedule", row, f"line {i + 2} starts with '{i}:'")
             order.append(parse_line(ops.split()))
         try:
-            values = json.loads(head)
+            values = parse_json(head)
         except ValueError:
             values = None
         if not isinstance(values, dict) or values.keys() != set(_HEAD):
             allowed = f"the first line ends with a JSON object of {', '.join(_HEAD)}"
             raise BadInput("schedule", first, allowed)
-        return cls(tuple(order), **values)
+        return cls._checked(tuple(order), values)
 
     def to_json(self) -> dict[str, Any]:
         """As an object for json.dump; `stages` holds the text forms of the ops."""
         return {**self._head(), "stages": [[str(op) for op in line] for line in self.order]}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Schedule:
-        """What `to_json` has made of a schedule: `data`, read from JSON."""
-        order = tuple(parse_line(line) for line in data["stages"])
-        return cls(order, **{k: data[k] for k in _HEAD})
+    def from_json(cls, data: object) -> Schedule:
+        """What `to_json` has made of a schedule, or a plan: `data`, read from JSON.
+
+        What a plan leaves out, its number of microbatches and chunks, its ops tell. Raises
+        BadInput for anything else.
+        """
+        if not isinstance(data, Mapping):
+            raise BadInput("schedule", data, "an object with stages, microbatches and chunks")
+        stages = data.get("stages")
+        if not isinstance(stages, list) or not all(
+            isinstance(line, list) and all(isinstance(op, str) for op in line) for line in stages
+        ):
+            raise BadInput("stages", stages, "a list per stage of ops such as 'F3'")
+        order = tuple(parse_line(line) for line in stages)
+        told: dict[str, Any] = {
+            "microbatches": 1 + max((op.microbatch for line in order for op in line), default=0),
+            "chunks": 1 + max((op.chunk for line in order for op in line), default=0),
+            "policy": "",
+            "why": "",
+        }
+        return cls._checked(order, {key: data.get(key, told[key]) for key in _HEAD})
+
+    @classmethod
+    def _checked(cls, order: tuple[Line, ...], head: Mapping[str, Any]) -> Schedule:
+        """The schedule, if it can be one: `check` proves whether it runs."""
+        if not order:
+            raise BadInput("stages", [], "at least 1 stage")
+        for key, value in head.items():
+            if key in ("policy", "why"):
+                if not isinstance(value, str):
+                    raise BadInput(key, value, "a text")
+            elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise BadInput(key, value, "a whole number of at least 1")
+        for op in (op for line in order for op in line):
+            if not op.kind.computes:
+                allowed = "a schedule holds F, B, I, W and R; the rest is derived"
+                raise BadInput("op", str(op), allowed)
+        return cls(order, **head)
 
     def digest(self) -> str:
         """SHA-256 of the text form: equal digests mean equal schedules."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from megatron_adaptra.errors import reading
 from megatron_adaptra.ir.deps import light_of
 from megatron_adaptra.ir.op import Kind, Op
 
@@ -91,12 +92,13 @@ class Timeline:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Timeline:
-        """What `to_json` has made of a timeline: `data`, read from JSON."""
-        return cls(
-            tuple(Span(s, Op.parse(op), a, b) for s, op, a, b in data["spans"]),
-            tuple(Message(s, t, Op.parse(op), *times) for s, t, op, *times in data["messages"]),
-            data["name"],
-        )
+        """What `to_json` has made of a timeline: `data`, read from JSON. Raises BadInput."""
+        with reading("timeline", data):
+            return cls(
+                tuple(Span(s, Op.parse(op), a, b) for s, op, a, b in data["spans"]),
+                tuple(Message(s, t, Op.parse(op), *times) for s, t, op, *times in data["messages"]),
+                data["name"],
+            )
 
 
 INPUT_HALF = 0.5  # share of a microbatch's activations that the input-gradient half gives back

@@ -14,8 +14,9 @@ SYNTAX = (
     "a rule such as 2-3:40ms@10.. (both ways), 2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20 "
     "(iterations) or, of a network, 2-3:40ms,loss=0.1%@5s..30s"
 )
-_LINK = re.compile(r"(\d+)([->])(\d+)")
-_RULE = re.compile(r"(\d+[->]\d+):([^@]+)(?:@([\d.]+)(s?)\.\.(?:([\d.]+)\4)?)?")
+_LINK = re.compile(r"(\d{1,9})([->])(\d{1,9})", re.ASCII)
+_RULE = re.compile(r"(\d+[->]\d+):([^@]+)(?:@([\d.]+)(s?)\.\.(?:([\d.]+)\4)?)?", re.ASCII)
+_LONGEST_RULE = 200  # characters; the pattern takes their square to fail
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def parse_rules(
 
     `text`: the rule. `stages`, `field`, `anywhere`: see `parse_link`. Raises BadInput.
     """
-    match = _RULE.fullmatch(text.strip())
+    match = _RULE.fullmatch(text.strip()) if len(text) <= _LONGEST_RULE else None
     if match is None:
         raise BadInput(field, text, SYNTAX)
     link, what, first, unit, end = match.groups()
@@ -80,8 +81,8 @@ def parse_rules(
         if key not in parsers:
             raise BadInput(field, text, f"{key!r} is unknown; {SYNTAX}")
         values[key] = parsers[key](value, f"{field} {key}")
-        if key == "bandwidth" and not values[key]:
-            raise BadInput(f"{field} {key}", value, "a rate above 0")
+        if key == "bandwidth" and values[key] < 1:
+            raise BadInput(f"{field} {key}", value, "a rate above 0, of at least 1B/s")
     seconds, timed = parse_seconds(delay, field), bool(unit)
     try:
         begin, stop = float(first or 0), float(end or math.inf)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_adaptra.config import load_yaml, refuse_unknown
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.errors import BadInput, as_text
 from megatron_adaptra.transport.rules import FIELD, LinkRule, parse_rules
 
 _KEYS = ("link", "delay", "from", "to", "jitter", "bandwidth", "loss")
@@ -33,7 +33,7 @@ def load_rules(
 
 def hosts_in(rules: Sequence[str]) -> int:
     """As many hosts as the links of `rules` need."""
-    links = [re.findall(r"\d+", text.partition(":")[0]) for text, _ in _expand(rules, "")]
+    links = [re.findall(r"[0-9]{1,9}", text.partition(":")[0]) for text, _ in _expand(rules, "")]
     return 1 + max((int(end) for link in links for end in link), default=0)
 
 
@@ -60,9 +60,9 @@ def _scenario(path: Path) -> list[str]:
             refuse_unknown(entry, _KEYS, str(path))
         if not isinstance(entry, dict) or not {"link", "delay"} <= entry.keys():
             raise BadInput(f"links in {path}", entry, "each has a link and a delay")
-        text = f"{entry['link']}:{entry['delay']}"
+        said = {key: as_text(value) for key, value in entry.items() if value is not None}
+        text = f"{said.get('link')}:{said.get('delay')}"
         for key in ("jitter", "bandwidth", "loss"):
-            text += f",{key}={entry[key]}" if entry.get(key) is not None else ""
-        first, end = (entry.get(key) for key in ("from", "to"))
-        texts.append(f"{text}@{first or 0}..{'' if end is None else end}")
+            text += f",{key}={said[key]}" if key in said else ""
+        texts.append(f"{text}@{said.get('from', 0)}..{said.get('to', '')}")
     return texts

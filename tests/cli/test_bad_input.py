@@ -127,10 +127,10 @@ def test_files_that_are_no_profile(here, profile, tmp_path):
     assert "it cannot be read: Is a directory" in refused(tmp_path)
     assert "it has to hold keys and values" in refused(profile("7"))
     assert "it has to hold keys and values" in refused(profile("[1]"))
-    assert "it is neither JSON nor YAML" in refused(profile("{", "a.json"))
-    assert "it is neither JSON nor YAML" in refused(profile("a: [", "a.yaml"))
+    assert "it is not JSON: Expecting property name" in refused(profile("{", "a.json"))
+    assert "it is not YAML: " in refused(profile("a: [", "a.yaml"))
     assert refused(profile("[]")).endswith("has no job with a name")
     assert refused(profile("[1, 2]")).endswith("has no job with a name")
     binary = tmp_path / "b.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
-    assert "it is neither JSON nor YAML" in refused(binary)
+    assert "it is no UTF-8 text" in refused(binary)

@@ -101,7 +101,7 @@ def test_the_shape_is_known_from_the_file(here, tmp_path):
         ('{"stages": [["F0", "B0"]], "chunks": 0}', "in it, chunks: 0 is not allowed; a whole"),
         ('{"stages": [["F0", "B0"]], "microbatches": "1"}', "in it, microbatches: '1' is not all"),
         ("schedule {}\n0: F0 B0\n", "in it, schedule: 'schedule {}' is not allowed; the first"),
-        (b"\xff\xfe\x00", "it is no text"),
+        (b"\xff\xfe\x00", "it is no UTF-8 text"),
     ],
 )
 def test_files_that_are_no_schedule(here, tmp_path, content, line):

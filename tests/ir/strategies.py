@@ -8,16 +8,17 @@ import random
 from hypothesis import strategies as st
 
 from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 
 seeds = st.integers(0, 2**32 - 1)
 small = st.integers(0, 200)
 seconds = st.just(0.0) | st.floats(1e-6, 100)
 ops = st.builds(Op, st.sampled_from(Kind), small, st.integers(0, 9), st.none() | small)
-lines = st.lists(st.lists(ops, max_size=6).map(tuple), max_size=4).map(tuple)
+work = st.builds(Op, st.sampled_from(sorted(COMPUTE)), small, st.integers(0, 9), st.none() | small)
+lines = st.lists(st.lists(work, max_size=6).map(tuple), min_size=1, max_size=4).map(tuple)
 schedules = st.builds(
-    Schedule, lines, st.integers(0, 99), st.integers(1, 9), st.text(max_size=9), st.text()
+    Schedule, lines, st.integers(1, 99), st.integers(1, 9), st.text(max_size=9), st.text()
 )
 
 

@@ -48,7 +48,7 @@ def test_rules_parse(text, rules):
         ("2-3:40ms,jitter=fast", "fast", "a duration such as"),
         ("2-3:40ms,jitter", "", "a duration such as"),
         ("2-3:40ms,bandwidth=10ms", "10ms", "a rate such as"),
-        ("2-3:40ms,bandwidth=0MB/s", "0MB/s", "a rate above 0"),
+        ("2-3:40ms,bandwidth=0MB/s", "0MB/s", "a rate above 0, of at least 1B/s"),
         ("2-3:40ms,delay=4ms", "2-3:40ms,delay=4ms", "'delay' is unknown; a rule such as"),
         ("2-3:40ms@9..9", "2-3:40ms@9..9", "it ends before it begins"),
         ("2-4:40ms", "2-4", "the links 0-1, 1-2, 2-3"),

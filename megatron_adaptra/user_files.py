@@ -1,0 +1,131 @@
+"""Files that a user names: read within limits, so that no file can hang or flood a command.
+
+Only regular files, as a pipe or a device may never end; of a limited size, in UTF-8. Keys stand
+once. YAML is plain: what anchors, aliases and tags could do, settings do not need.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from megatron_adaptra.errors import BadFile, line_of, shown
+
+MOST_BYTES = 2**26  # a schedule of a million ops takes a fifth of it
+MOST_YAML = 2**18  # which takes seconds: YAML is read a thousand times more slowly than JSON
+DEEPEST = 20  # lists and objects inside each other
+
+
+def read_text(path: str | os.PathLike[str], field: str, most: int = MOST_BYTES) -> str:
+    """The text of the regular file at `path`.
+
+    Raises BadFile, which calls it `field`, for one that cannot be read, that is no UTF-8 text, or
+    that has more than `most` bytes.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise BadFile(field, path, "it is a pipe, a socket or a device; name a regular file")
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            data = file.read(most + 1) or b""
+    except OSError as error:
+        raise BadFile(field, path, f"it cannot be read: {error.strerror}") from None
+    except ValueError:  # a NUL, say
+        raise BadFile(field, path, "no file can have such a name") from None
+    if len(data) > most:
+        raise BadFile(field, path, f"it has more than {most} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadFile(field, path, "it is no UTF-8 text") from None
+
+
+def read_data(path: str | os.PathLike[str], field: str) -> Any:
+    """What the file at `path` holds: JSON if its name ends so, else YAML.
+
+    Raises BadFile, which calls it `field`.
+    """
+    name = "JSON" if os.fspath(path).endswith(".json") else "YAML"
+    text = read_text(path, field, MOST_BYTES if name == "JSON" else MOST_YAML)
+    try:
+        return parse_json(text) if name == "JSON" else _parse_yaml(text)
+    except ValueError as error:
+        raise BadFile(field, path, f"it is not {name}: {line_of(error)}") from None
+
+
+def parse_json(text: str) -> Any:
+    """The one value in a JSON `text`. Raises ValueError, for equal keys and great depth too."""
+    try:
+        return _checked(json.loads(text, object_pairs_hook=_object))
+    except RecursionError:
+        raise ValueError("its lists and objects are nested too deeply") from None
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return _checked(yaml.load(text, _loader()))
+    except (yaml.YAMLError, OverflowError) as error:  # OverflowError: no such date
+        raise ValueError(line_of(error)) from None
+    except RecursionError:
+        raise ValueError("its lists and mappings are nested too deeply") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        raise ValueError(f"the key {_twice(key for key, _ in pairs)} stands twice")
+    return out
+
+
+def _twice(keys: Iterable[Any]) -> str:
+    seen: set[Any] = set()
+    for key in keys:
+        if key in seen:
+            return shown(key)
+        seen.add(key)
+    return ""
+
+
+def _checked(data: Any, depth: int = 0) -> Any:
+    """`data`; ValueError where it is deep, or a text has what no terminal and no file takes."""
+    if isinstance(data, str):
+        if "\0" in data or (not data.isascii() and any("\ud800" <= c <= "\udfff" for c in data)):
+            raise ValueError(f"{shown(data)} holds a character that is no text")
+    elif isinstance(data, (list, dict)):
+        if depth > DEEPEST:
+            raise ValueError("its lists and mappings are nested too deeply")
+        for one in data:
+            _checked(one, depth + 1)
+        for one in data.values() if isinstance(data, dict) else ():
+            _checked(one, depth + 1)
+    return data
+
+
+@cache
+def _loader() -> Any:
+    import yaml
+
+    class Plain(yaml.SafeLoader):
+        """Without anchors, aliases, tags and equal keys."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            if getattr(event, "anchor", None) or getattr(event, "tag", None):
+                mark = "an anchor or alias (& or *)" if event.anchor else "a tag (!)"
+                raise yaml.YAMLError(f"line {event.start_mark.line + 1} has {mark}; write it out")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            out = super().construct_mapping(node, deep)
+            if len(out) < len(keys):
+                raise yaml.YAMLError(f"the key {_twice(keys)} stands twice")
+            return out
+
+    return Plain
