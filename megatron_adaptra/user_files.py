@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.errors import BadFile, line_of, shown
@@ -26,22 +27,39 @@ def read_text(path: str | os.PathLike[str], field: str, most: int = MOST_BYTES) 
     Raises BadFile, which calls it `field`, for one that cannot be read, that is no UTF-8 text, or
     that has more than `most` bytes.
     """
-    try:
-        mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise BadFile(field, path, "it is a pipe, a socket or a device; name a regular file")
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            data = file.read(most + 1) or b""
-    except OSError as error:
-        raise BadFile(field, path, f"it cannot be read: {error.strerror}") from None
-    except ValueError:  # a NUL, say
-        raise BadFile(field, path, "no file can have such a name") from None
+    data = read_bytes(path, field, most + 1)
     if len(data) > most:
         raise BadFile(field, path, f"it has more than {most} bytes")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise BadFile(field, path, "it is no UTF-8 text") from None
+
+
+def read_bytes(path: str | os.PathLike[str], field: str, most: int) -> bytes:
+    """The first bytes, at most so many: `most`, of the regular file at `path`.
+
+    Raises BadFile, which calls it `field`.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise BadFile(field, path, "it is a pipe, a socket or a device; name a regular file")
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return file.read(most) or b""
+    except OSError as error:
+        raise BadFile(field, path, f"it cannot be read: {error.strerror}") from None
+    except ValueError:  # a NUL, say
+        raise BadFile(field, path, "no file can have such a name") from None
+
+
+def files_in(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """The regular files in the folder at `path`, and in folders inside it; or the file itself."""
+    if not os.path.isdir(path):
+        yield Path(path)
+    for folder, inside, names in os.walk(path):
+        inside.sort()
+        yield from (one for name in sorted(names) if (one := Path(folder, name)).is_file())
 
 
 def read_data(path: str | os.PathLike[str], field: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from megatron_adaptra.config import (
@@ -13,12 +14,14 @@ from megatron_adaptra.config import (
     load_yaml,
     parse_budget,
 )
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.transport.rules import LinkRule, parse_link
 from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.units import LONGEST
+from megatron_adaptra.user_files import files_in, read_bytes
 
 MOST_RANKS = 256  # processes on one machine
+MOST_FILES = 1000  # empty ones that are looked at before a folder counts as empty
 PRECISIONS = ("fp32", "bf16")
 DEMO_ENGINES = ("native", "executor")  # stock is the other arm
 LAUNCHED = (
@@ -126,9 +129,10 @@ class DemoOptions:
         self.slow_links = self.slow_links or [f"{self.stages - 2}-{self.stages - 1}"]
         for link in self.slow_links:
             parse_link(link, self.stages, "--slow-link")
-        text = Path(self.text)
-        if self.text and not (text.is_file() or text.is_dir()):
-            raise BadInput("--text", self.text, "a file or a folder that exists")
+        if self.text:
+            files = islice(files_in(self.text), MOST_FILES)
+            if not any(read_bytes(path, "--text", 1) for path in files):
+                raise BadFile("--text", self.text, "there is no text in it")
 
     def _check_schedule(self) -> None:
         if self.policy not in POLICIES:

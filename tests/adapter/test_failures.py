@@ -119,7 +119,7 @@ def test_interrupting_the_demo_ends_it_cleanly(tmp_path: Path) -> None:
         (("--iterations", "12", "--from-iteration", "12"), ("--from-iteration", "12")),
         (("--emulate-link", "2-3:40ms@x"), ("2-3:40ms@x", "a rule such as")),
         (("--emulate-link", "2-3:40ms,jiter=1ms"), ("jiter", "a rule such as")),
-        (("--text", "/no/such/text"), ("--text", "/no/such/text", "exists")),
+        (("--text", "/no/such/text"), ("--text", "/no/such/text", "No such file")),
     ],
 )
 def test_bad_input_ends_with_2_and_says_what_is_allowed(

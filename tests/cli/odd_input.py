@@ -87,6 +87,8 @@ def flag_cases():
         ["--text", "/nowhere"],
         ["--text", ""],
         ["--text", "a" * 5000],
+        ["--text", "/dev/zero"],
+        ["--text", "/dev/null"],
         ["--delay", "40"],
         ["--delay", "1e300s"],
         ["--delay", "-1ms"],

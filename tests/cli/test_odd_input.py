@@ -79,13 +79,15 @@ def test_scenarios(wrong, tmp_path, words):
 
 READERS = {
     ".yaml": [("plan", "--profile"), ("demo", "--config"), ("netlab", "measure")],
-    ".json": [("compare", "--profile"), ("draw", "--schedule"), ("run",)],
+    ".json": [("compare", "--profile"), ("draw", "--schedule"), ("run",), ("demo", "--text")],
 }
 
 
 def test_what_is_no_file_to_read(wrong, tmp_path):
     paths = list(odd_files(tmp_path))
-    assert wrong([*words, path] for path in paths for words in READERS[path.suffix]) == []
+    cases = [[*words, path] for path in paths for words in READERS[path.suffix]]
+    cases.remove(["demo", "--text", tmp_path / "huge.json"])  # of which only the beginning is read
+    assert wrong(cases) == []
 
 
 SHELL = {  # no byte more may be written to a file: like a full disk, and needs no device

@@ -127,7 +127,8 @@ def test_files_that_are_not_there(here, tmp_path):
 def test_schedules_that_cannot_run(here, tmp_path, content, budget, line):
     path = written(tmp_path, content)
     words = ("--schedule", path, *TIMES, "--activation-budget", budget)
-    assert here.failed("simulate", *words).startswith(line)
+    said = here.refused("simulate", *words)
+    assert said.startswith(f"--schedule '{path}': it cannot run: {line}")
 
 
 def test_draws_are_the_same_for_the_same_seed(here):

@@ -38,6 +38,7 @@ from megatron.core.transformer.moe import moe_utils
 from megatron.core.utils import get_attr_wrapped_model
 
 from megatron_adaptra.adapter.compat.patch_attr import patch_attr
+from megatron_adaptra.user_files import files_in, read_bytes
 
 LOSS_SCALE = 2.0**17  # at first, in fp16: high enough to overflow, as those of long trainings do
 VOCABULARY = 257  # 256 bytes and the end of a document
@@ -98,17 +99,14 @@ def write_dataset(text: Path | None, folder: Path, limit: int = 2_000_000) -> Pa
     `text`: a file or a folder; None takes the Python standard library's own source, which is on
     every machine. `folder`: has no other text. `limit`: bytes of text used.
     """
-    root = Path(json.__file__).parents[1] if text is None else text
-    files = [root] if root.is_file() else sorted(root.glob("**/*" if text else "*.py"))
+    library = Path(json.__file__).parents[1]
+    files = sorted(library.glob("*.py")) if text is None else files_in(text)
     folder.mkdir(parents=True, exist_ok=True)
     prefix = folder / "text"
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
     left = limit
     for path in files:
-        data = b""
-        if path.is_file():
-            with path.open("rb") as file:
-                data = file.read(left)
+        data = read_bytes(path, "--text", left)
         if data:
             tokens = np.frombuffer(data, dtype=np.uint8).astype(np.uint16)
             builder.add_item(torch.from_numpy(np.append(tokens, np.uint16(256)).astype(np.int32)))
