@@ -33,7 +33,7 @@ def planned_or_read(
     """The plan, proven to run within the job's budget, and the job.
 
     `default`: values of the job, by the keys of a profile, where the user gives none. Raises
-    BadInput for a file that is no schedule, or one that cannot run.
+    BadFile for a file that is no schedule or one that cannot run, and BadInput for another job.
     """
     if args.schedule is None:
         conditions = job_of(args, default)
