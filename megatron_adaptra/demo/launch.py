@@ -88,13 +88,10 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
 
         def on_line(line: str) -> int | None:
             """The iteration that a line of progress reports; all others go to the log."""
-            if line.startswith(PROGRESS):
-                with contextlib.suppress(
-                    ValueError, TypeError, KeyError
-                ):  # two ranks may have written at once
-                    step = json.loads(line[len(PROGRESS) :])
-                    on_progress(step)
-                    return int(step["iteration"])
+            step = _progress(line)
+            if step is not None:
+                on_progress(step)
+                return int(step["iteration"])
             log.write(line)
             log.flush()
             if line.startswith(_OURS) and line not in messages and len(messages) < _MESSAGES:
@@ -113,6 +110,15 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
         )
     summary: dict[str, Any] = json.loads(out.joinpath("summary.json").read_text())
     return summary
+
+
+def _progress(line: str) -> dict[str, Any] | None:
+    """What a line reports; None for any other, and where two ranks have written into one line."""
+    with contextlib.suppress(ValueError):
+        step = json.loads(line.removeprefix(PROGRESS)) if line.startswith(PROGRESS) else None
+        if isinstance(step, dict) and step.keys() == {"iteration", "ms", "warmup"}:
+            return step
+    return None
 
 
 def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], on_line: OnLine) -> int:
