@@ -40,7 +40,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_adaptra.errors import Disagreement, ScheduleError
+from megatron_adaptra.errors import BadInput, Disagreement, ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
@@ -112,7 +112,7 @@ def unpack(message: dict[str, Any], stages: int, microbatches: int) -> Proposal:
         raise ScheduleError(f"plan {number}: its bytes do not match their digest")
     try:
         schedule = Schedule.from_json(json.loads(plan))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (BadInput, ValueError, RecursionError) as error:
         raise ScheduleError(f"plan {number} is no schedule: {str(error)[:80]}") from error
     if (schedule.stages, schedule.microbatches) != (stages, microbatches):
         raise ScheduleError(
