@@ -101,7 +101,7 @@ def test_the_shell_that_started_the_laboratory(shaper, mark):
 
 def test_the_shell_of_a_laboratory_that_measures(shaper, mark):
     remains = Remains(mark)
-    slow = ["--shaper", shaper, "--link", "0-1:20s"]  # which takes a minute and more
+    slow = ["--shaper", shaper, "--link", "0-1:60s"]  # of which no host says anything for a while
     words = ["run", *slow, "--", "true", mark]
     with running(["sh", "-c", '"$@"; true', "sh", *COMMAND, *words]) as shell:
         wait_for(shell, "2 hosts;", 1)
