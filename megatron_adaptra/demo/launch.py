@@ -75,14 +75,14 @@ def prepare(options: DemoOptions) -> Path:
 def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run all ranks on this machine; the summary. Raises AdaptraError when a rank failed.
 
-    BadFile: see `prepare`. `on_progress` gets one dict per iteration: `iteration`, `ms` by arm,
-    `warmup` by stage. What the ranks print goes to `out`/ranks.log.
+    BadFile: see `prepare`, and for a disk that fills up. `on_progress` gets one dict per iteration:
+    `iteration`, `ms` by arm, `warmup` by stage. What the ranks print goes to `out`/ranks.log.
     """
     out = prepare(options)
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1", LAUNCHED: "1", **os.environ}
     messages: list[str] = []
     with (
-        out.joinpath("ranks.log").open("x", encoding="utf-8", errors="replace") as log,
+        out.joinpath("ranks.log").open("xb", buffering=0) as log,
         tempfile.TemporaryDirectory(prefix="data-", dir=out, ignore_cleanup_errors=True) as data,
     ):
 
@@ -92,8 +92,11 @@ def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) 
             if step is not None:
                 on_progress(step)
                 return int(step["iteration"])
-            log.write(line)
-            log.flush()
+            try:
+                log.write(line.encode(errors="replace"))
+            except OSError as error:  # a full disk, on which there will be no results either
+                fault = f"it cannot be written: {error.strerror}"
+                raise BadFile("--out", str(log.name), fault) from None
             if line.startswith(_OURS) and line not in messages and len(messages) < _MESSAGES:
                 messages.append(line)
             return None

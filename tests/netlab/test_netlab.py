@@ -17,6 +17,7 @@ from labs import COMMAND, lab
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.netlab import netem
 from megatron_adaptra.netlab.shaper import choose
+from megatron_adaptra.netlab.user import give
 from megatron_adaptra.transport.rules import LinkRule, parse_rules
 from megatron_adaptra.transport.scenario import hosts_in, load_rules
 
@@ -288,6 +289,19 @@ def test_a_command_and_its_files_are_of_the_user_who_called_sudo(shaper):
     done = lab(*["run", "--hosts", "2", "--", "true"], env={**sudo, "SUDO_UID": "me"})
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "SUDO_UID: 'me' is not allowed" in done.stderr
+
+
+@pytest.mark.root
+def test_results_of_a_demo_in_a_laboratory_are_given_to_who_called_sudo(tmp_path, monkeypatch):
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    nobody = pwd.getpwnam("nobody")
+    give(tmp_path)
+    assert tmp_path.stat().st_uid == 0
+    monkeypatch.setenv("SUDO_UID", str(nobody.pw_uid))
+    monkeypatch.setenv("SUDO_GID", str(nobody.pw_gid))
+    give(tmp_path)
+    assert (tmp_path.stat().st_uid, tmp_path.stat().st_gid) == (nobody.pw_uid, nobody.pw_gid)
 
 
 def test_two_laboratories_at_once(shaper):
