@@ -1,7 +1,8 @@
 """A rank whose plugin comes and goes, at moments of its own, beside children that come and go.
 
-Rank 0 prints what every rank has trained, and has had open after each cycle. Arguments: a folder
-for the dataset, a seed, the number of cycles.
+Every cycle begins with another checkpoint's plan, which fits or not. Rank 0 prints what every rank
+has trained, whose plans it ran, and what it has had open after each cycle. Arguments: a folder for
+the dataset, a seed.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ import torch.distributed as dist
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.entry.activate import activate
 from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.ir.conditions import Conditions, both_ways
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan import make_plan
 
-STAGES, ITERATIONS = 3, 2  # iterations of a cycle
+STAGES, COUNT, ITERATIONS = 3, 4, 2  # microbatches; iterations of a cycle
 STOPPED = 0.5  # seconds that a rank is stopped for
 
 
@@ -39,42 +43,73 @@ def descriptors_and_threads() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
+def plan(schedule: Schedule) -> dict[str, Any]:
+    return {"format": 1, "schedule": schedule.text(), "delays": {"0>1": 0.04}}
+
+
+def cycles() -> list[tuple[dict[str, Any], Any]]:
+    """Settings, and what a checkpoint's file holds; the first two plans fit."""
+    even = (0.01,) * STAGES
+    slow = Conditions(COUNT, even, even, even, both_ways({1: 0.05}))
+    chunks = Conditions(2 * STAGES, even, even, even, chunks=2)
+    deeper = plan(make_plan(slow, "warmup").schedule)
+    halves = plan(make_plan(slow, "zb-h2").schedule)
+    two = plan(make_plan(chunks, "interleaved").schedule)
+    native, executor = {"engine": "native"}, {"engine": "executor"}
+    return [
+        (native, deeper),
+        (executor, halves),
+        (native, halves),
+        (executor, two),
+        (native, {**deeper, "delays": {"0>1": "long"}}),
+        ({**executor, "policy": "zb-h1"}, deeper),
+        ({**native, "activation_budget": "3"}, deeper),
+        (executor, "it cannot be read"),
+        (executor, [deeper]),
+        (native, None),
+    ]
+
+
 class Life:
-    def __init__(self, folder: Path, seed: int, cycles: int) -> None:
-        self.rank, self.cycles = dist.get_rank(), cycles
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.rank, self.cycles = dist.get_rank(), cycles()
         self.all, self.mine = random.Random(seed), random.Random(f"{seed} {self.rank}")
-        self.shape = gpt.GPTShape(stages=STAGES, layers=3, microbatches=4, hidden=32, seq_length=16)
+        self.shape = gpt.GPTShape(
+            stages=STAGES, layers=3, microbatches=COUNT, hidden=32, seq_length=16
+        )
         gpt.initialize(self.shape, timeout=60)
         if self.rank == 0:
             gpt.write_dataset(None, folder, limit=200_000)
         dist.barrier()
-        samples = cycles * ITERATIONS * self.shape.microbatches
+        samples = len(self.cycles) * ITERATIONS * self.shape.microbatches
         self.dataset = gpt.build_dataset(folder / "text", self.shape, samples)
 
     def stock(self) -> list[Any]:
         arm = gpt.Arm.build(self.shape, self.dataset)
         function = gpt.forward_backward_function()
-        return [self._iterations(arm, function) for _ in range(self.cycles)]
+        return [self._iterations(arm, function) for _ in self.cycles]
 
-    def ours(self) -> tuple[list[Any], list[tuple[int, int]]]:
-        arm, found = gpt.Arm.build(self.shape, self.dataset), []
+    def ours(self) -> tuple[list[Any], list[bool], list[tuple[int, int]]]:
+        arm, found, taken = gpt.Arm.build(self.shape, self.dataset), [], []
         counts = [descriptors_and_threads()]
         native = gpt.forward_backward_function(), dist.all_reduce
-        for cycle in range(self.cycles):
+        for settings, resumed in self.cycles:
             self._pause()
-            engine = ("native", "executor")[cycle % 2]
-            config = AdaptraConfig(engine=engine, small_collectives="on", timeout=60.0)
+            config = AdaptraConfig(small_collectives="on", timeout=60.0, **settings)
             activation = activate(config)
             session = activation.session
+            session.resumed = resumed
             activation.undo_with(session.watchdog.end_on_signal())
             found.append(self._iterations(arm, gpt.forward_backward_function(), session))
-            assert len(session.run.controller._channels) > 0
+            order = session.run.controller.ballot.schedule.order
+            theirs = resumed.get("schedule") if isinstance(resumed, dict) else None
+            taken.append(theirs is not None and Schedule.parse(theirs).order == order)
             self._pause()
             activation.undo()
             del activation, session
             assert native == (gpt.forward_backward_function(), dist.all_reduce)
             counts.append(descriptors_and_threads())
-        return found, counts
+        return found, taken, counts
 
     def _iterations(self, arm: Any, function: Any, session: Any = None) -> list[Any]:
         losses = []
@@ -117,11 +152,11 @@ class Life:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    life = Life(Path(sys.argv[1]) / "data", int(sys.argv[2]), int(sys.argv[3]))
+    life = Life(Path(sys.argv[1]) / "data", int(sys.argv[2]))
     stock = life.stock()
-    ours, counts = life.ours()
+    ours, taken, counts = life.ours()
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, {"same": ours == stock, "counts": counts})
+    dist.all_gather_object(everyone, {"same": ours == stock, "taken": taken, "counts": counts})
     if dist.get_rank() == 0:
         print("LIFE " + json.dumps(everyone), flush=True)
     dist.destroy_process_group()

@@ -61,7 +61,8 @@ def statistics() -> dict[str, list[str]]:
 def ours(case: Case, dataset: Any) -> dict[str, Any]:
     config = AdaptraConfig(
         engine=case.engine,
-        policy=case.policy,
+        policy="adaptive" if case.schedule else case.policy,
+        min_gain=1e9,  # what it begins with stays
         recompute=case.recompute,
         small_collectives="off",
         timeout=60.0,
@@ -69,7 +70,7 @@ def ours(case: Case, dataset: Any) -> dict[str, Any]:
     activation = activate(config)
     session = activation.session
     if case.schedule:
-        session.resumed = {"schedule": case.schedule, "delays": {}}
+        session.resumed = {"format": 1, "schedule": case.schedule, "delays": {}}
     session.keep_records = range(ITERATIONS)
     try:
         found = train(case.shape, dataset, gpt.forward_backward_function())

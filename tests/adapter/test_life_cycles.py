@@ -9,18 +9,21 @@ from pathlib import Path
 from running import zygote
 
 SCRIPT = Path(__file__).with_name("life_cycles_script.py")
-CYCLES, RANKS = 10, 3
+CYCLES, FITTING, RANKS = 10, 2, 3
+UNFIT = "adaptra: the checkpoint's plan does not fit, starting from "
 
 
 def test_activated_and_undone_by_ranks_at_different_moments(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    words = [str(SCRIPT), str(tmp_path), str(seed), str(CYCLES)]
+    words = [str(SCRIPT), str(tmp_path), str(seed)]
     done = zygote(False).run(tmp_path, words, ranks=RANKS)
     assert done.status == 0, done.text[-4000:]
     (line,) = [line for line in done.text.splitlines() if line.startswith("LIFE ")]
     ranks = json.loads(line.removeprefix("LIFE "))
     assert all(rank["same"] for rank in ranks)
+    assert [text.count(UNFIT) for text in done.texts] == [CYCLES - FITTING - 1, 0, 0]
     for rank in ranks:
+        assert rank["taken"] == [cycle < FITTING for cycle in range(CYCLES)]
         first, *after = rank["counts"]
         assert after == [first] * CYCLES, "descriptors and threads, before and after each cycle"

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.pipeline import status
+from megatron_adaptra.adapter.pipeline.resumed import FORMAT, read_state
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.files import replacing
 from megatron_adaptra.log import log_line
-
-FORMAT = 1
 
 
 def save(session: Session, iteration: int) -> None:
@@ -43,16 +41,7 @@ def resume(session: Session) -> None:
     args = get_args()
     if not args.load or not args.iteration:
         return
-    path = _path(args.load, args.iteration)
-    try:
-        state: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return  # saved by stock Megatron
-    except (OSError, ValueError) as error:
-        log_line(f"{path} cannot be read, starting from 1F1B: {error}")
-        return
-    if state.get("format") == FORMAT:
-        session.resumed = state
+    session.resumed = read_state(_path(args.load, args.iteration))
 
 
 def _path(folder: str, iteration: int) -> Path:

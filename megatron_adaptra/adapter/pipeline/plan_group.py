@@ -37,13 +37,13 @@ class PlanGroup:
     hosts: tuple[str, ...]
     stages: tuple[int, ...]
     neighbours: Mapping[int, int]
-    resumed: dict[str, Any] | None
+    resumed: Any
     limits: dict[str, str]
     serial: int = 0
     left: tuple[int, ...] = ()
 
     @classmethod
-    def gather(cls, resumed: dict[str, Any] | None, limits: dict[str, str]) -> PlanGroup:
+    def gather(cls, resumed: Any, limits: dict[str, str]) -> PlanGroup:
         """Learn where everybody is, and what everybody can do; a collective over all ranks.
 
         `resumed` and `limits` are this rank's own.

@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
 from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
+from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.config import SPLITTING
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.initial import starting_schedule, trial
 from megatron_adaptra.runtime.agreement import starting_ballot
@@ -50,11 +50,13 @@ def start_run(
     iteration: int,
     executes: bool,
     announce: bool,
+    resumes: bool,
 ) -> tuple[Run | None, str]:
     """Begin with 1F1B, or a checkpoint's plan, for the number of microbatches of `arguments`.
 
     `iteration`: the one to come. `executes`: whether our executor runs the iterations, so that the
-    order may be any. `announce`: whether decisions are said aloud. Collective: where the start has
+    order may be any. `announce`: whether decisions are said aloud. `resumes`: this is the job's
+    first run, which begins with a checkpoint's plan if that fits. Collective: where the start has
     failed on some rank there is no run, but the reason, the same everywhere, why Megatron has to
     run the pipeline. Raises BadInput for a policy that the model does not allow.
     """
@@ -74,7 +76,7 @@ def start_run(
     controller, digest, reason = None, "", ""
     try:
         controller, digest = context.guard.result(
-            START, _prepare, context, wiring, means, new_message, iteration, announce
+            START, _prepare, context, wiring, means, new_message, iteration, announce, resumes
         )
         if not isinstance(controller, Controller):
             controller, reason = None, f"{controller!r} is no controller"
@@ -112,11 +114,12 @@ def _prepare(
     new_message: Callable[[], torch.Tensor],
     iteration: int,
     announce: bool,
+    resumes: bool,
 ) -> tuple[Controller, str]:
     """This rank's part in the replan loop, and a digest of what it begins with."""
     config, group = context.config, wiring.plan_group
     start = _starting(context, wiring, means)
-    resumed = _resumed(context, wiring, means.microbatches)
+    resumed, delays = _resumed(context, wiring, means, start) if resumes else (None, {})
     tries = means.searches and (means.split or means.recompute)
     first_trial = trial(start, means.split, means.recompute) if tries else None
     ballot = starting_ballot(start, resumed, first_trial, iteration)
@@ -128,8 +131,7 @@ def _prepare(
         )
         return member, digest
     estimator = _estimator(context, wiring, means, new_message().nbytes)
-    if resumed is not None and group.resumed is not None:
-        estimator.resume(group.resumed["delays"])
+    estimator.resume(delays)
     last = dist.get_world_size() - 1  # Megatron's own writers are there
     leader = Leader(
         start,
@@ -177,19 +179,21 @@ def _estimator(
     )  # fmt: skip
 
 
-def _resumed(context: RankContext, wiring: Wiring, microbatches: int) -> Schedule | None:
-    """A checkpoint's plan, if it is for this shape; a job may go on with another one."""
-    resumed, budget = wiring.plan_group.resumed, context.config.budget.microbatches
-    if resumed is None:
-        return None
-    schedule = Schedule.parse(resumed["schedule"])
-    check(lower(schedule))
-    peak = max(schedule.peak_in_flight())
-    shape = schedule.stages, schedule.microbatches
-    if shape == (context.stages, microbatches) and peak <= budget:
-        return schedule
-    context.say("the checkpoint's plan does not fit this job; starting from 1F1B")
-    return None
+def _resumed(
+    context: RankContext, wiring: Wiring, means: _Means, start: Schedule
+) -> tuple[Schedule | None, dict[str, float]]:
+    """A checkpoint's plan, if it fits, and the delays that it is made for: on all ranks alike."""
+    state, config = wiring.plan_group.resumed, context.config
+    if state is None:
+        return None, {}
+    halves = {Kind.I, Kind.W} if means.split else set()
+    kinds = {Kind.F, Kind.B} | halves | ({Kind.R} if means.recompute else set())
+    fits = Fits(start, config.policy == "adaptive", kinds, means.searches, config.budget)
+    try:
+        return fits.take(state)
+    except Unfit as error:
+        context.say(f"the checkpoint's plan does not fit, starting from {start.policy}: {error}")
+        return None, {}
 
 
 def _hosts_and_cores(context: RankContext, wiring: Wiring) -> tuple[list[str], float | None]:

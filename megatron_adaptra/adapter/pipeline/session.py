@@ -31,7 +31,7 @@ class Session:
     tells the number of microbatches and the size of a message; another one takes its place when
     that number changes. `patches`: what this job may patch. `iteration`: the one to come. Of
     iterations in `keep_records`, `records` has what was measured. `counted`: iterations whose bytes
-    were counted. `resumed`: the plan of a checkpoint (`status.checkpoint_state`). `announce`:
+    were counted. `resumed`: what a checkpoint's file holds, see Fits. `announce`:
     decisions are said aloud. `defer_hooks`: see SmallCollectives; it, `reruns` and `step_result`
     are there where `attach` has put them.
     """
@@ -49,7 +49,7 @@ class Session:
         self.keep_records: Container[int] = ()
         self.records: list[IterationRecord] = []
         self.counted: list[tuple[int, Memory]] = []
-        self.resumed: dict[str, Any] | None = None
+        self.resumed: Any = None
         self.announce = False
         self.defer_hooks: list[DeferHook] = []
         self.reruns: Reruns | None = None
@@ -149,7 +149,7 @@ class Session:
             return None
         with contextlib.ExitStack() as unless_started:
             unless_started.callback(wiring.close)
-            self.run, self._stock = self._start(wiring, arguments)
+            self.run, self._stock = self._start(wiring, arguments, resumes=before is None)
             if self.run is not None:
                 unless_started.pop_all()
         return self.run
@@ -160,10 +160,12 @@ class Session:
             limits = limits_of(arguments, self.config, self.patches)
         return open_wiring(self.context, arguments, self.resumed, limits, self.defer_hooks)
 
-    def _start(self, wiring: Wiring, arguments: ScheduleArgs) -> tuple[Run | None, str]:
+    def _start(
+        self, wiring: Wiring, arguments: ScheduleArgs, resumes: bool
+    ) -> tuple[Run | None, str]:
         return start_run(
             self.context, wiring, arguments, iteration=self.iteration,
-            executes=self._executor.runs(arguments), announce=self.announce,
+            executes=self._executor.runs(arguments), announce=self.announce, resumes=resumes,
         )  # fmt: skip
 
     def _keep(self, record: IterationRecord) -> None:

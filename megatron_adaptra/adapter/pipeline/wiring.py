@@ -141,7 +141,7 @@ class Wiring:
 def open_wiring(
     context: RankContext,
     arguments: ScheduleArgs,
-    resumed: dict[str, Any] | None,
+    resumed: Any,
     limits: dict[str, str],
     defer_hooks: Sequence[DeferHook],
 ) -> Wiring:

@@ -1,0 +1,148 @@
+"""A checkpoint's plan: data from a file, which may be damaged, or from a job of another shape."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.config import LONGEST, Budget
+from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.ir.check import check
+from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.schedule import Line, Schedule, warmup_line, warmup_of
+from megatron_adaptra.plan.interleaved import interleaved_line
+
+FORMAT = 1
+_MOST = 2**26  # bytes of a file; a plan of a million ops takes a fifth of it
+_ORDERED = ({Kind.F}, {Kind.B, Kind.I}, {Kind.B, Kind.W})  # each by microbatch, for equal bits
+_PARTS = {Kind.I: "halves of backwards", Kind.W: "halves of backwards", Kind.R: "recompute"}
+
+
+def read_state(path: Path) -> Any:
+    """What a checkpoint's file at `path` holds, for `Fits.take`; None where there is none."""
+    try:
+        if not path.is_file() and path.exists():  # a pipe may never end
+            raise ValueError("it is no regular file")
+        if path.stat().st_size > _MOST:
+            raise ValueError(f"it has more than {_MOST} bytes")
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None  # saved by stock Megatron
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{path} cannot be read: {error}"
+
+
+class Unfit(AdaptraError):
+    """This job cannot begin with a checkpoint's plan; the message says why."""
+
+
+@dataclass(frozen=True)
+class Fits:
+    """What a job can begin with.
+
+    `start`: what it begins with otherwise. `adapts`: its policy is `adaptive`. `kinds`: the ops
+    that it can run. `free`: in any order, else in that of Megatron.
+    """
+
+    start: Schedule
+    adapts: bool
+    kinds: Collection[Kind]
+    free: bool
+    budget: Budget
+
+    def take(self, state: Any) -> tuple[Schedule, dict[str, float]]:
+        """The plan in `state`, and the seconds by link that it is made for.
+
+        `state`: what the checkpoint's file holds, or a sentence that says why that is not known.
+        Raises Unfit.
+        """
+        if isinstance(state, str):
+            raise Unfit(state)
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            raise Unfit(f"it is not of format {FORMAT}")
+        try:
+            schedule = Schedule.parse(state["schedule"])
+            self._shape(schedule)
+            delays = _delays(state["delays"], schedule.stages)
+            if not self.adapts and schedule.order != self.start.order:
+                raise Unfit(f"this job's policy is {self.start.policy}")
+            if self.adapts:
+                self._ops(schedule)
+                check(lower(schedule))
+                self._memory(schedule)
+        except Unfit:
+            raise
+        except Exception as error:  # whatever a damaged file leads to
+            raise Unfit(f"it is damaged: {str(error).partition(chr(10))[0][:200]!r}") from None
+        return schedule, delays
+
+    def _shape(self, schedule: Schedule) -> None:
+        theirs, ours = (_shape_of(one) for one in (schedule, self.start))
+        if theirs != ours or any(type(number) is not int for number in theirs):
+            raise Unfit(f"it has {_words(theirs)}, this job has {_words(ours)}")
+        if not isinstance(schedule.policy, str) or not isinstance(schedule.why, str):
+            raise Unfit("it is damaged: policy and why are no text")
+
+    def _ops(self, schedule: Schedule) -> None:
+        """Every op once, of a kind that can run, in an order that keeps the bits."""
+        for stage, line in enumerate(schedule.order):
+            for op in line:
+                inside = op.microbatch < schedule.microbatches and op.chunk < schedule.chunks
+                if not inside or op.replica is not None or not op.kind.computes:
+                    raise Unfit(f"it has op {op}")
+                if op.kind not in self.kinds:
+                    raise Unfit(f"it has {_PARTS[op.kind]}, which this job cannot run")
+            if self.free:
+                for kinds in _ORDERED:
+                    numbers = [op.microbatch for op in line if op.kind in kinds]
+                    if numbers != sorted(numbers):
+                        raise Unfit(f"stage {stage} takes microbatches out of their order")
+            elif line != _megatrons(stage, schedule):
+                raise Unfit(f"stage {stage} runs an order that Megatron's own schedule does not")
+
+    def _memory(self, schedule: Schedule) -> None:
+        peaks = schedule.peak_in_flight()
+        if self.budget.in_bytes:  # which are not measured yet
+            limits = self.start.peak_in_flight()
+        else:
+            limits = (self.budget.microbatches,) * schedule.stages
+        for stage, (peak, limit) in enumerate(zip(peaks, limits, strict=True)):
+            if peak > limit:
+                raise Unfit(f"stage {stage} holds {peak:g} microbatches, {limit:g} are allowed")
+
+
+def _shape_of(schedule: Schedule) -> tuple[int, int, int]:
+    return schedule.stages, schedule.microbatches, schedule.chunks
+
+
+def _words(shape: tuple[int, int, int]) -> str:
+    stages, microbatches, chunks = shape
+    return f"{stages} stages, {microbatches!r:.20} microbatches and {chunks!r:.20} chunks"
+
+
+def _megatrons(stage: int, schedule: Schedule) -> Line:
+    """What Megatron's own schedule runs at the warmup depth that a stage of a schedule has."""
+    depth, stages, count = warmup_of(schedule.order[stage]), schedule.stages, schedule.microbatches
+    if schedule.chunks == 1:
+        return warmup_line(depth, count)
+
+    def line(more: int) -> Line:
+        return interleaved_line(stage, stages, count, schedule.chunks, stages, more)
+
+    return line(max(0, depth - warmup_of(line(0))))
+
+
+def _delays(found: Any, stages: int) -> dict[str, float]:
+    links = {f"{a}>{b}" for a in range(stages) for b in range(stages)}
+    if not isinstance(found, dict) or not found.keys() <= links:
+        raise Unfit("its delays are of no links of this pipeline")
+    for seconds in found.values():
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not number or not 0 <= seconds <= LONGEST or not math.isfinite(seconds):
+            raise Unfit("its delays are no seconds")
+    return dict(found)
