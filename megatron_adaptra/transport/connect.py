@@ -8,16 +8,13 @@ and groups can share a device: then a connection takes one descriptor.
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-DEVICE = 5  # descriptors of a device, at most
-SPARE = 128  # descriptors that are left alone: for data, checkpoints, other libraries
-_PLENTY = 1 << 30  # where there is no limit
+from megatron_adaptra.transport.descriptors import DEVICE, make_room
 
 
 def new_devices() -> list[Any]:
@@ -27,6 +24,7 @@ def new_devices() -> list[Any]:
     """
     gloo = dist.ProcessGroupGloo
     names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    make_room(DEVICE * max(1, len(names)))
     return [gloo.create_device(interface=name) for name in names] or [gloo.create_default_device()]
 
 
@@ -63,26 +61,3 @@ class Pairs:
     def recv(self, tensors: list[Any], peer: int, tag: int) -> Any:
         """As a backend receives `tensors` from `peer` with `tag`."""
         return self._backends[peer].recv(tensors, int(peer > self._rank), tag)
-
-
-def room() -> int:
-    """How many more descriptors this process may open in all (`ulimit -Hn`), less SPARE."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return (_PLENTY if hard == resource.RLIM_INFINITY else hard) - _open() - SPARE
-
-
-def make_room(count: int) -> None:
-    """Raise the soft limit of descriptors, if it has to be, for `count` more and SPARE.
-
-    Not above the hard limit: `room` tells that beforehand.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _open() + count + SPARE
-    if hard != resource.RLIM_INFINITY:
-        needed = min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
-def _open() -> int:
-    return len(os.listdir("/proc/self/fd"))

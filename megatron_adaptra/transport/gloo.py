@@ -29,7 +29,8 @@ import torch.distributed as dist
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost, reason_of
 from megatron_adaptra.transport.base import Stamps, Traits
-from megatron_adaptra.transport.connect import DEVICE, connect, make_room
+from megatron_adaptra.transport.connect import connect
+from megatron_adaptra.transport.descriptors import make_room
 from megatron_adaptra.transport.emulate import LinkEmulator
 
 _TRAILER = struct.Struct("<8sqqd")  # magic, tag, payload bytes, seconds when sent
@@ -335,7 +336,7 @@ def open_lanes(
     me = dist.get_rank()
     store = dist.distributed_c10d._get_default_store()
     mine = [(s, t) for s, t in links if me in (ranks[s], ranks[t])]
-    make_room(len(mine) * (1 if devices else 1 + DEVICE))
+    make_room(len(mine))
     outgoing: dict[int, Lane] = {}
     incoming: dict[int, Lane] = {}
     for source, target in mine:

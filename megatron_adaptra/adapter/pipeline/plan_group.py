@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +10,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.runtime.machines import Place, clocks, neighbours
-from megatron_adaptra.transport.connect import DEVICE, room
+from megatron_adaptra.transport.descriptors import descriptors_left, room
 
-PIPELINE = 9 * DEVICE  # descriptors: eight lanes to neighbours, and a device for all else
 _serial = 0  # of the connections to come: a job may make some, and others when these are gone
 
 
@@ -72,32 +70,6 @@ class PlanGroup:
     def leads(self, pipeline: Sequence[int]) -> bool:
         """Whether the leader is a stage of `pipeline`, which is given as global ranks."""
         return self.members[0] in pipeline
-
-
-def descriptors_left(keys: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
-    """By rank, the descriptors left when lanes and control have taken theirs; negative: too few.
-
-    `keys`: by rank, the same in one plan group. `rooms`: by rank, how many it may still open.
-    """
-    sizes, led = Counter(keys), set[int]()
-    left = []
-    for key, free in zip(keys, rooms, strict=True):
-        left.append(free - PIPELINE - (1 if key in led else sizes[key] - 1))
-        led.add(key)
-    return tuple(left)
-
-
-def too_few(left: Sequence[int]) -> str:
-    """Why this job cannot have control, or an empty string. `left`: see PlanGroup."""
-    short = [rank for rank, count in enumerate(left) if count < 0]
-    if not short:
-        return ""
-    rank, more = short[0], len(short) - 1
-    others = f", {more} other ranks as well" if more else ""
-    return (
-        f"rank {rank} would need {-left[short[0]]} more open files than its limit allows{others}: "
-        "raise ulimit -Hn"
-    )
 
 
 def _group_key() -> int:

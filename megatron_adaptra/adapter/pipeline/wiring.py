@@ -15,7 +15,7 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
-from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, too_few
+from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import TooFewDescriptors
 from megatron_adaptra.log import LogOnce, log_line
@@ -34,6 +34,7 @@ from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.connect import new_devices
+from megatron_adaptra.transport.descriptors import too_few
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
 from megatron_adaptra.transport.scenario import load_rules

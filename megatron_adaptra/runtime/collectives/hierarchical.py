@@ -19,7 +19,8 @@ import torch.distributed as dist
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
-from megatron_adaptra.transport.connect import DEVICE, Pairs, connect, make_room, new_devices
+from megatron_adaptra.transport.connect import Pairs, connect, new_devices
+from megatron_adaptra.transport.descriptors import DEVICE, make_room
 
 _SIZE = 8  # bytes that say how many a payload has
 # Shares of the timeout: whoever waits for a leader learns whom that has waited for.
