@@ -31,21 +31,27 @@ class SharedFailureLog(FailureLog):
     """In torch's key-value store, which outlives a dead rank. Reading and writing never raise.
 
     `neighbours`: processes that this one can see, by global rank: which of them has died is told.
+    `serial`: of the ranks' connections: those before may have had losses of their own.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._store = KeyValueStore("adaptra/failure_log/")
         self.neighbours: Mapping[int, int] = {}
+        self.serial = 0
+
+    def close(self) -> None:
+        """End the connection; what is written and read is this rank's own from now on."""
+        self._store.close()
 
     def write(self, text: str) -> None:
         """As FailureLog writes `text`; waits for the store for two seconds at most."""
         super().write(text)
-        self._store.put_first("first", text)
+        self._store.put_first(f"{self.serial}/first", text)
 
     def read(self) -> str:
         """The first entry of any rank; this one's own if the store does not answer in 2 seconds."""
-        return self._store.get("first") or super().read()
+        return self._store.get(f"{self.serial}/first") or super().read()
 
     def dead_ranks(self) -> list[int]:
         """Ranks of this machine whose process has ended, or is ending."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -22,8 +22,13 @@ class KeyValueStore:
             store = dist.distributed_c10d._get_default_store()
             with contextlib.suppress(RuntimeError):  # a request that hangs holds up nobody else's
                 store = store.clone()
-        self._store, self._prefix = store, prefix
+        self._store: Any = store
+        self._prefix = prefix
         self._busy = threading.Lock()  # one request at a time: those that hang do not add up
+
+    def close(self) -> None:
+        """End the connection; from now on nobody answers."""
+        self._store = None
 
     def put(self, key: str, text: str) -> bool:
         """Set `key` to `text`; False when that is not certain to have worked."""

@@ -91,7 +91,7 @@ class Life:
 
     def ours(self) -> tuple[list[Any], list[bool], list[tuple[int, int]]]:
         arm, found, taken = gpt.Arm.build(self.shape, self.dataset), [], []
-        counts = [descriptors_and_threads()]
+        counts, kept = [descriptors_and_threads()], []
         native = gpt.forward_backward_function(), dist.all_reduce
         for settings, resumed in self.cycles:
             self._pause()
@@ -106,7 +106,7 @@ class Life:
             taken.append(theirs is not None and Schedule.parse(theirs).order == order)
             self._pause()
             activation.undo()
-            del activation, session
+            kept.append(activation)  # as a user may
             assert native == (gpt.forward_backward_function(), dist.all_reduce)
             counts.append(descriptors_and_threads())
         return found, taken, counts

@@ -125,11 +125,11 @@ class Session:
         """End the run, if there is one: its threads, its connections, its patches."""
         run, self.run = self.run, None
         self.step_result = None  # it has connections of the run's
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.context.failure_log.close)
+            stack.callback(self.guard.close, GOODBYE)
             if run is not None:
-                run.close()
-        finally:
-            self.guard.close(GOODBYE)
+                stack.callback(run.close)
 
     def _run_for(self, arguments: ScheduleArgs) -> Run | None:
         """The run for this number of microbatches; None where Megatron has to run from now on.

@@ -159,7 +159,7 @@ def open_wiring(
     pipelines = _open_pipelines(context, len(models_of(arguments)), group.serial)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
-    context.failure_log.neighbours = group.neighbours
+    context.failure_log.serial, context.failure_log.neighbours = group.serial, group.neighbours
     star = [(0, member) for member in range(1, len(group.members))]
     name = f"{group.serial}/control"
     control = GlooTransport(*open_lanes(group.members, star, name, "member", devices))
