@@ -25,16 +25,17 @@ _PARTS = {Kind.I: "halves of backwards", Kind.W: "halves of backwards", Kind.R: 
 
 def read_state(path: Path) -> Any:
     """What a checkpoint's file at `path` holds, for `Fits.take`; None where there is none."""
+    fault = f"{path} cannot be read: "
     try:
         if not path.is_file() and path.exists():  # a pipe may never end
-            raise ValueError("it is no regular file")
+            return fault + "it is no regular file"
         if path.stat().st_size > _MOST:
-            raise ValueError(f"it has more than {_MOST} bytes")
+            return fault + f"it has more than {_MOST} bytes"
         return json.loads(path.read_text())
     except FileNotFoundError:
         return None  # saved by stock Megatron
     except (OSError, ValueError, RecursionError) as error:
-        return f"{path} cannot be read: {error}"
+        return fault + str(error)
 
 
 class Unfit(AdaptraError):
