@@ -119,8 +119,8 @@ UNFIT: dict[str, tuple[Fits, Any, str]] = {
     "gradients added in another order": (
         EXECUTOR, state(text_of(PLAIN, "2: F0 F1 B0 F2 B1", "2: F0 F1 B1 F2 B0")), "out of their"
     ),
-    "a deadlock": (EXECUTOR, state(deeper(1, 2, 3)), "damaged: 'deadlock"),
-    "ops of messages": (EXECUTOR, state(text_of(PLAIN, "2: F0", "2: PF0 F0")), "it has op PF0"),
+    "a deadlock": (EXECUTOR, state(deeper(1, 2, 3)), "damaged: deadlock"),
+    "ops of messages": (EXECUTOR, state(text_of(PLAIN, "2: F0", "2: PF0 F0")), "damaged"),
     "ops of a replica": (EXECUTOR, state(text_of(PLAIN, "2: F0", "2: F0@1")), "it has op F0@1"),
     "a number without an end": (EXECUTOR, state(text_of(PLAIN, "2: F0", "2: F" + "9" * 9999)), ""),
     "10^12 microbatches": (
@@ -138,7 +138,7 @@ UNFIT: dict[str, tuple[Fits, Any, str]] = {
     ),
     "no text": (EXECUTOR, {"format": 1, "schedule": 7, "delays": {}}, "damaged"),
     "nothing": (EXECUTOR, state(""), "damaged"),
-    "a head alone": (EXECUTOR, state(HEAD), "0 stages"),
+    "a head alone": (EXECUTOR, state(HEAD), "damaged"),
     "a line cut off": (EXECUTOR, state(PLAIN.text()[:-5]), "damaged"),
     "no schedule": (EXECUTOR, {"format": 1, "delays": {}}, "damaged"),
     "no delays": (EXECUTOR, {"format": 1, "schedule": PLAIN.text()}, "damaged"),
@@ -190,21 +190,19 @@ def test_a_damaged_file_is_refused_or_harmless(data: st.DataObject) -> None:
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
-    good, folder, pipe = tmp_path / "good", tmp_path / "folder", tmp_path / "pipe"
+    good, folder, pipe = (tmp_path / f"{name}.json" for name in ("good", "folder", "pipe"))
     good.write_text(json.dumps(state(PLAIN)))
     assert read_state(good) == state(PLAIN)
     assert read_state(tmp_path / "none") is None
     folder.mkdir()
     os.mkfifo(pipe)
-    assert "it is no regular file" in read_state(folder)
-    assert "it is no regular file" in read_state(pipe)
-    deep, binary, large = tmp_path / "deep", tmp_path / "binary", tmp_path / "large"
+    deep, binary, large = (tmp_path / f"{name}.json" for name in ("deep", "binary", "large"))
     deep.write_text("[" * 100_000)
     binary.write_bytes(b"\xff\x00")
     with large.open("wb") as file:
         file.truncate(2**26 + 1)
-    for path, words in ((deep, "cannot be read"), (binary, "cannot be read"), (large, "bytes")):
+    for path in (folder, pipe, deep, binary, large):
         found = read_state(path)
         assert isinstance(found, str)
-        assert found.startswith(str(path))
-        assert words in found
+        assert str(path) in found
+        assert "\n" not in found

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.config import LONGEST, Budget
-from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.config import Budget
+from megatron_adaptra.errors import AdaptraError, BadFile, line_of
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule, warmup_line, warmup_of
 from megatron_adaptra.plan.interleaved import interleaved_line
+from megatron_adaptra.units import LONGEST
+from megatron_adaptra.user_files import read_data
 
 FORMAT = 1
-_MOST = 2**26  # bytes of a file; a plan of a million ops takes a fifth of it
 _ORDERED = ({Kind.F}, {Kind.B, Kind.I}, {Kind.B, Kind.W})  # each by microbatch, for equal bits
 _PARTS = {Kind.I: "halves of backwards", Kind.W: "halves of backwards", Kind.R: "recompute"}
 
 
 def read_state(path: Path) -> Any:
     """What a checkpoint's file at `path` holds, for `Fits.take`; None where there is none."""
-    fault = f"{path} cannot be read: "
     try:
-        if not path.is_file() and path.exists():  # a pipe may never end
-            return fault + "it is no regular file"
-        if path.stat().st_size > _MOST:
-            return fault + f"it has more than {_MOST} bytes"
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None  # saved by stock Megatron
-    except (OSError, ValueError, RecursionError) as error:
-        return fault + str(error)
+        return read_data(path, "plan") if os.path.lexists(path) else None  # stock Megatron's
+    except BadFile as error:
+        return line_of(error)
 
 
 class Unfit(AdaptraError):
@@ -79,22 +73,20 @@ class Fits:
         except Unfit:
             raise
         except Exception as error:  # whatever a damaged file leads to
-            raise Unfit(f"it is damaged: {str(error).partition(chr(10))[0][:200]!r}") from None
+            raise Unfit(f"it is damaged: {line_of(error)[:200]}") from None
         return schedule, delays
 
     def _shape(self, schedule: Schedule) -> None:
         theirs, ours = (_shape_of(one) for one in (schedule, self.start))
-        if theirs != ours or any(type(number) is not int for number in theirs):
+        if theirs != ours:
             raise Unfit(f"it has {_words(theirs)}, this job has {_words(ours)}")
-        if not isinstance(schedule.policy, str) or not isinstance(schedule.why, str):
-            raise Unfit("it is damaged: policy and why are no text")
 
     def _ops(self, schedule: Schedule) -> None:
         """Every op once, of a kind that can run, in an order that keeps the bits."""
         for stage, line in enumerate(schedule.order):
             for op in line:
                 inside = op.microbatch < schedule.microbatches and op.chunk < schedule.chunks
-                if not inside or op.replica is not None or not op.kind.computes:
+                if not inside or op.replica is not None:
                     raise Unfit(f"it has op {op}")
                 if op.kind not in self.kinds:
                     raise Unfit(f"it has {_PARTS[op.kind]}, which this job cannot run")
@@ -123,7 +115,7 @@ def _shape_of(schedule: Schedule) -> tuple[int, int, int]:
 
 def _words(shape: tuple[int, int, int]) -> str:
     stages, microbatches, chunks = shape
-    return f"{stages} stages, {microbatches!r:.20} microbatches and {chunks!r:.20} chunks"
+    return f"{stages} stages, {microbatches} microbatches and {chunks} chunks"
 
 
 def _megatrons(stage: int, schedule: Schedule) -> Line:
