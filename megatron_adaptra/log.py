@@ -63,6 +63,8 @@ class LogFile:
 
     def __init__(self, path: Path, what: str) -> None:
         self._path, self._what = path, what
+        with contextlib.suppress(OSError):  # the script that trains may go to another folder
+            self._path = path.absolute()
         self._lines: queue.Queue[bytes | None] = queue.Queue(_WAITING)
         self._lines.put(b"")
         self._thread = threading.Thread(target=self._run, name="adaptra-log", daemon=True)

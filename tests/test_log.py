@@ -64,6 +64,18 @@ def test_a_long_line_comes_whole() -> None:
     assert done.stderr == b"adaptra: " + 50_000 * b"x" + b"\n"
 
 
+def test_a_file_stays_the_same_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = LogFile(Path("log"), "lines")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    log.write("a line")
+    log.close()
+    assert (tmp_path / "log").read_text() == "a line\n"
+
+
 def test_after_half_a_line_the_next_one_is_whole(tmp_path: Path) -> None:
     """A disk that fills up inside a line, and has room again when the job is started again."""
     path = tmp_path / "log"

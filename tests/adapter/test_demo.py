@@ -39,6 +39,7 @@ def test_losses_and_parameters_equal_stock_bit_for_bit(name: str, tmp_path: Path
     assert into["iteration"] > 7
     assert max(into["warmup_after"]) > max(into["warmup_before"])
     assert into["predicted_ms"] > 0
+    assert not list(tmp_path.glob("data*")), "the text is removed"
     if "activation_budget" in options:
         assert max(done["arms"]["adaptra"]["peak_in_flight"]) <= 5
 
