@@ -1,4 +1,4 @@
-"""How long anything of the control plane waits, in seconds: one place, so that tests scale it.
+"""How long anything beside the training waits, in seconds: one place, so that tests scale it.
 
 Read as `waits.CONNECT` at the moment of the wait, never imported by name.
 """
@@ -12,4 +12,7 @@ GOODBYE = 10.0  # for the other side's last message, and for a thread to end
 STORE = 2.0  # for one request to torch's key-value store, which may have died
 LOOK_UP = 0.1  # between two looks for a decision in the store, at first
 CONNECT = 600.0  # for a rank to open its end of a connection: ranks start at different moments
+START = 120.0  # for what is prepared beside the training when a run starts
+WORK = 600.0  # for one piece of work beside the training: plans of large jobs take a while
+END = 30.0  # for what runs beside the training when a run ends
 FOREVER = 7 * 86400.0  # what gloo is given where the deadline is ours, or there is none

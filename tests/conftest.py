@@ -24,7 +24,7 @@ settings.register_profile("the same", settings.get_profile("adaptra"), derandomi
 # Tests of one of these files, and in test_schedules.py of one layout, share trainings.
 SHARING = (
     "adapter/test_executor_training.py", "adapter/test_iteration_end.py",
-    "adapter/test_pretrain.py", "adapter/test_schedules.py",
+    "adapter/test_law.py", "adapter/test_pretrain.py", "adapter/test_schedules.py",
 )  # fmt: skip
 
 

@@ -26,6 +26,9 @@ class FailureLog:
         """Global ranks that are known to have died."""
         return []
 
+    def close(self) -> None:
+        """What is written and read is this rank's own from now on."""
+
 
 class SharedFailureLog(FailureLog):
     """In torch's key-value store, which outlives a dead rank. Reading and writing never raise.

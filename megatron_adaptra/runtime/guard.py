@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from megatron_adaptra import waits
 from megatron_adaptra.log import log_line
 
-HANG = 600.0  # seconds that one piece of work may take: plans of large jobs take a while
 MOST = 10_000  # pieces that may wait; a healthy rank has a few
 _LONGEST = 300  # characters of an error that are said
 
@@ -64,7 +64,7 @@ class Guard:
         if self.off:
             return
         doing = self._doing
-        if doing is not None and time.monotonic() - doing[1] > HANG:
+        if doing is not None and time.monotonic() - doing[1] > waits.WORK:
             self.fail(doing[0], self._hanging())
         elif self._queue.qsize() >= MOST:
             self.fail(function, f"{MOST} pieces of work wait before it")
@@ -85,6 +85,7 @@ class Guard:
         outcome = self._outcome(seconds, function, *args)
         if outcome is None:
             self._hangs = True
+            self.fail(function, self._hanging())
             raise TimeoutError(self._hanging())
         value, error = outcome
         if error is not None:
@@ -136,6 +137,7 @@ class Guard:
                 outcome.append((None, error))
             done.set()
 
+        run.__qualname__ = _name(function)
         self._put(run, ())
         return outcome[0] if done.wait(seconds) else None
 

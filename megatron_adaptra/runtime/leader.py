@@ -170,7 +170,6 @@ class Leader(Controller):
         number, commit = proposal.number, bool(proposal.committed)
         for channel in self._channels.values():
             self._send(channel, {"kind": "verdict", "number": number, "commit": commit})
-        self._board.write(proposal)
 
     # On the planning thread.
 
@@ -369,6 +368,7 @@ class Leader(Controller):
 
     def _close_proposal(self, proposal: Proposal) -> None:
         """Training has reached the swap, or has gone past it."""
+        self._board.write(proposal)  # on another thread than the one that tells the members
         closing, self._open = self._open, None
         if closing is None or closing.proposal is not proposal:
             return

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transport.ranks import PATIENCE, until
 
+from megatron_adaptra import waits
 from megatron_adaptra.runtime import guard as module
 from megatron_adaptra.runtime.guard import Guard
 
@@ -63,7 +64,7 @@ def test_work_is_done_in_its_order_beside_the_caller(said: list[str]) -> None:
 
 
 def test_a_hang_is_noticed_and_named(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HANG", 0.0)
+    monkeypatch.setattr(waits, "WORK", 0.0)
     guard, end, began = Guard(), threading.Event(), threading.Event()
 
     def hangs() -> None:

@@ -173,7 +173,13 @@ class Plugin:
             return wrapped(*args, **kwargs)
         from megatron_adaptra.adapter.entry import training_log
 
-        return training_log.training_log(self.session, wrapped, args, kwargs)
+        session = self.session
+        with contextlib.ExitStack() as stack:
+            session.guard.call(training_log.lengthen_line, session, stack)
+            stack.enter_context(session.logging())
+            result = wrapped(*args, **kwargs)
+        session.guard.call(training_log.write_scalars, session, wrapped, args, kwargs)
+        return result
 
     def _save_checkpoint(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         result = wrapped(*args, **kwargs)

@@ -13,22 +13,8 @@ from megatron_adaptra.adapter.pipeline.session import Session
 _LOG_LINE = "elapsed time per iteration"  # in Megatron's own line, in every release
 
 
-def training_log(session: Session, wrapped: Any, args: Any, kwargs: Any) -> Any:
-    """Megatron's `training_log`, `wrapped`, with its line a little longer and our scalars.
-
-    `args`, `kwargs`: those of its call.
-    """
-    with contextlib.ExitStack() as stack:
-        session.guard.call(_lengthen_line, session, stack)
-        stack.enter_context(session.logging())
-        result = wrapped(*args, **kwargs)
-    iteration = inspect.signature(wrapped).bind(*args, **kwargs).arguments["iteration"]
-    session.guard.call(_write_scalars, session, iteration)
-    return result
-
-
-def _lengthen_line(session: Session, stack: contextlib.ExitStack) -> None:
-    """Until `stack` is left."""
+def lengthen_line(session: Session, stack: contextlib.ExitStack) -> None:
+    """Until `stack` is left, Megatron's log line ends with the plan of `session`."""
     from megatron.training import training
 
     original, text = training.print_rank_last, f" adaptra: {status.summary(session.run)} |"
@@ -39,9 +25,11 @@ def _lengthen_line(session: Session, stack: contextlib.ExitStack) -> None:
     stack.enter_context(patch("log-line", print_rank_last=print_rank_last))
 
 
-def _write_scalars(session: Session, iteration: int) -> None:
+def write_scalars(session: Session, training_log: Any, args: Any, kwargs: Any) -> None:
+    """Our scalars beside Megatron's; `args`, `kwargs`: those of a call of its `training_log`."""
     from megatron.training import get_args, get_tensorboard_writer, get_wandb_writer
 
+    iteration = inspect.signature(training_log).bind(*args, **kwargs).arguments["iteration"]
     scalars = status.scalars(session.run)
     tensorboard, wandb = get_tensorboard_writer(), get_wandb_writer()
     if tensorboard is None or iteration % get_args().tensorboard_log_interval:

@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge
 from megatron_adaptra.adapter.compat.profiles import call
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
 from megatron_adaptra.adapter.pipeline.grad_sync import GradSync
-from megatron_adaptra.adapter.pipeline.memory import ActivationMeter, Key, key_of
+from megatron_adaptra.adapter.pipeline.memory import ActivationMeter, Key
 from megatron_adaptra.adapter.pipeline.recompute import Replay, buffers_of
 from megatron_adaptra.adapter.pipeline.split import SplitBackward, WeightGradStore
 from megatron_adaptra.ir.deps import position_of
@@ -37,6 +37,11 @@ class _Held:
     output: torch.Tensor
     embedded: list[GradientEdge] = field(default_factory=list)
     replay: Replay | None = None  # of one that keeps no activations, until it is recomputed
+
+
+def key_of(op: Op) -> Key:
+    """What an op is about: its microbatch and its chunk."""
+    return op.microbatch, op.chunk
 
 
 class MegatronStage:

@@ -14,17 +14,11 @@ from typing import Any
 
 import torch
 
-from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.timeline import INPUT_HALF, LIGHT
 from megatron_adaptra.telemetry.probe import Memory
 
 WHOLE, HALF = 1.0, 1.0 - INPUT_HALF  # in units: a whole microbatch's activations
 Key = tuple[int, int]  # microbatch and chunk
-
-
-def key_of(op: Op) -> Key:
-    """What an op is about: its microbatch and its chunk."""
-    return op.microbatch, op.chunk
 
 
 class ActivationMeter:
@@ -97,8 +91,6 @@ class ActivationMeter:
         free = None
         if self._on_gpu:
             free = torch.cuda.mem_get_info()[0]
-        elif self._count_bytes:
-            free = _free_memory() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         return Memory(self.peak, self.peak_bytes, chunks * self.per_microbatch, free)
 
     def _hold_units(self, key: Key, units: float) -> None:
@@ -128,13 +120,14 @@ class ActivationMeter:
         self.peak_bytes = max(self.peak_bytes or 0, self._bytes)
 
 
-def _free_memory() -> int:
-    """Bytes that this machine could still give to programs."""
+def with_free_memory(memory: Memory | None) -> Memory | None:
+    """`memory` with what this machine could still give to a rank, where a CPU's was counted."""
+    if memory is None or memory.peak_bytes is None or memory.free is not None:
+        return memory
     with open("/proc/meminfo") as file:
-        for row in file:
-            if row.startswith("MemAvailable:"):
-                return 1024 * int(row.split()[1])
-    return 0
+        rows = [row.split() for row in file if row.startswith("MemAvailable:")]
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return memory._replace(free=1024 * int(rows[0][1]) // ranks if rows else 0)
 
 
 def saved_tensors(node: Any) -> Iterator[torch.Tensor]:

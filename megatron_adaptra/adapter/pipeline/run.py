@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import torch
 
+from megatron_adaptra import waits
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.errors import Disagreement, PeerLost
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.runtime.controller import Controller
-
-GOODBYE = 30.0  # seconds that the end of a run waits for what runs beside it
 
 
 class Run:
@@ -56,7 +55,7 @@ class Run:
 
     def abandon(self) -> None:
         """End the run although an iteration has begun, as all ranks do: another one follows."""
-        self._context.guard.attempt(GOODBYE, self.controller.close)
+        self._context.guard.attempt(waits.END, self.controller.close)
         self.wiring.mailbox.discard(unused_posts(self.program, self._context.stage))
         self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
 
@@ -64,7 +63,7 @@ class Run:
         """End the run and close its connections."""
         with contextlib.ExitStack() as stack:  # each, whatever the ones before have come to
             stack.callback(self.wiring.close)
-            stack.callback(self._context.guard.attempt, GOODBYE, self.controller.close)
+            stack.callback(self._context.guard.attempt, waits.END, self.controller.close)
             stack.callback(self.wiring.mailbox.close)
 
     def _next(self, iteration: int) -> Schedule:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
 from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
@@ -20,13 +21,12 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.initial import starting_schedule, trial
-from megatron_adaptra.runtime.agreement import starting_ballot
+from megatron_adaptra.runtime.agreement import Ballot, starting_ballot
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.estimate import Estimator
 
-START = 120.0  # seconds that the start of a run may take on a rank
 _LONGEST = 300  # characters of a reason
 
 
@@ -76,9 +76,9 @@ def start_run(
     controller, digest, reason = None, "", ""
     try:
         controller, digest = context.guard.result(
-            START, _prepare, context, wiring, means, new_message, iteration, announce, resumes
+            waits.START, _prepare, context, wiring, means, new_message, iteration, announce, resumes
         )
-        if not isinstance(controller, Controller):
+        if not isinstance(getattr(controller, "ballot", None), Ballot):
             controller, reason = None, f"{controller!r} is no controller"
     except BadInput:
         raise
@@ -86,6 +86,8 @@ def start_run(
         reason = repr(error)[:_LONGEST]
     reason = _agreed(wiring, str(digest), reason)
     if reason or controller is None:
+        if controller is not None:
+            context.guard.attempt(waits.END, controller.close)
         return None, f"adaptation cannot start: {reason}"
     return Run(context, wiring, controller, means.microbatches, iteration, new_message), ""
 

@@ -6,12 +6,14 @@ import contextlib
 from collections.abc import Container, Iterator
 from typing import Any
 
+from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of
 from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
 from megatron_adaptra.adapter.pipeline.engines import Executor, run_megatron, run_native, run_stock
-from megatron_adaptra.adapter.pipeline.run import GOODBYE, Run
+from megatron_adaptra.adapter.pipeline.memory import with_free_memory
+from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_wiring
 from megatron_adaptra.adapter.step.reruns import Reruns
@@ -85,8 +87,8 @@ class Session:
         run.wiring.mailbox.finish()
         record = probe.pipeline_ends()
         self._steps = True
-        self.guard.later(run.controller.report, record)
         self.guard.call(self._keep, record)
+        self.guard.later(self._report, run, record)
         self.iteration += 1
         # Now, not at the next call: the word that a receive is posted takes as long as a message.
         run.begin(self.iteration, message_of(arguments))
@@ -126,8 +128,8 @@ class Session:
         run, self.run = self.run, None
         self.step_result = None  # it has connections of the run's
         with contextlib.ExitStack() as stack:
-            stack.callback(self.context.failure_log.close)
-            stack.callback(self.guard.close, GOODBYE)
+            stack.callback(self.guard.close, waits.END)
+            stack.callback(self.guard.attempt, waits.END, self.context.failure_log.close)
             if run is not None:
                 stack.callback(run.close)
 
@@ -168,9 +170,14 @@ class Session:
             executes=self._executor.runs(arguments), announce=self.announce, resumes=resumes,
         )  # fmt: skip
 
+    def _report(self, run: Run, record: IterationRecord) -> None:
+        """On the guard's thread."""
+        record.memory = with_free_memory(record.memory)
+        run.controller.report(record)
+
     def _keep(self, record: IterationRecord) -> None:
         """What the demo shows of it."""
         if record.memory is not None and record.memory.per_microbatch:
             self.counted = [*self.counted[1 - KEPT :], (record.iteration, record.memory)]
-        if self.iteration in self.keep_records:
+        if record.iteration in self.keep_records:
             self.records = [*self.records[1 - KEPT :], record]

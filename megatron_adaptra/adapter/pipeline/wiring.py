@@ -27,7 +27,7 @@ from megatron_adaptra.runtime.collectives.small_collectives import (
     SmallCollectives,
 )
 from megatron_adaptra.runtime.decisions import DecisionLog
-from megatron_adaptra.runtime.failure_log import SharedFailureLog
+from megatron_adaptra.runtime.failure_log import FailureLog, SharedFailureLog
 from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.store import KeyValueStore
@@ -57,7 +57,7 @@ class RankContext:
     stage: int
     ranks: tuple[int, ...]
     emulator: LinkEmulator | None
-    failure_log: SharedFailureLog
+    failure_log: FailureLog
     watchdog: Watchdog
     guard: Guard
     probe: Probe
@@ -69,8 +69,8 @@ class RankContext:
         group = mpu.get_pipeline_model_parallel_group()
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
         rules = load_rules(config.emulate_link, len(ranks))
-        failure_log = SharedFailureLog()
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
+        failure_log: FailureLog = guard.call(SharedFailureLog) or FailureLog()
         return cls(
             config,
             profile,
@@ -82,7 +82,7 @@ class RankContext:
             Watchdog(stage, ranks, failure_log),
             guard,
             guard.cover(Probe, stage),
-            LogOnce(dist.get_rank() == 0),
+            guard.cover(LogOnce, dist.get_rank() == 0),
         )
 
     def say(self, text: str) -> None:
@@ -159,12 +159,13 @@ def open_wiring(
     pipelines = _open_pipelines(context, len(models_of(arguments)), group.serial)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
-    context.failure_log.serial, context.failure_log.neighbours = group.serial, group.neighbours
+    for name, known in (("serial", group.serial), ("neighbours", group.neighbours)):
+        context.guard.call(setattr, context.failure_log, name, known)
     star = [(0, member) for member in range(1, len(group.members))]
     name = f"{group.serial}/control"
     control = GlooTransport(*open_lanes(group.members, star, name, "member", devices))
     peers = range(1, len(group.members)) if group.leader else [0]
-    channels = {peer: Channel(control, peer) for peer in peers}
+    channels = context.guard.call(lambda: {peer: Channel(control, peer) for peer in peers})
     mailbox = Mailbox(
         context.stage, context.stages, pipelines[0], context.probe, context.watchdog,
         config.timeout, pipelines[-1],
@@ -179,8 +180,8 @@ def open_wiring(
     if config.small_collectives != "off":
         stand_ins = collectives.stand_ins({name: getattr(dist, name) for name in FUNCTIONS})
         patched = patch("small-collectives", **stand_ins)
-    log = DecisionLog(_log_file(config) if group.leader else None)
-    board = Board(KeyValueStore("adaptra/"))
+    log = context.guard.call(DecisionLog, _log_file(config) if group.leader else None)
+    board = context.guard.call(lambda: Board(KeyValueStore("adaptra/")))
     return Wiring(
         group, pipelines, control, channels, board, mailbox, collectives, patched, log
     )  # fmt: skip
