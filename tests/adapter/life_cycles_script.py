@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -33,6 +34,7 @@ from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import make_plan
+from megatron_adaptra.transport.descriptors import SPARE
 
 STAGES, COUNT, ITERATIONS = 3, 4, 2  # microbatches; iterations of a cycle
 STOPPED = 0.5  # seconds that a rank is stopped for
@@ -84,6 +86,8 @@ class Life:
         samples = len(self.cycles) * ITERATIONS * self.shape.microbatches
         self.dataset = gpt.build_dataset(folder / "text", self.shape, samples)
 
+        self.native = gpt.forward_backward_function()
+
     def stock(self) -> list[Any]:
         arm = gpt.Arm.build(self.shape, self.dataset)
         function = gpt.forward_backward_function()
@@ -110,6 +114,19 @@ class Life:
             assert native == (gpt.forward_backward_function(), dist.all_reduce)
             counts.append(descriptors_and_threads())
         return found, taken, counts
+
+    def crowded(self) -> bool:
+        """Whether a job in which one rank can open nothing more trains as stock."""
+        stock = self._iterations(gpt.Arm.build(self.shape, self.dataset), self.native)
+        if self.rank == 0:
+            limit = len(os.listdir("/proc/self/fd")) + SPARE // 2
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        activation = activate(AdaptraConfig(timeout=60.0))
+        arm = gpt.Arm.build(self.shape, self.dataset)
+        ours = self._iterations(arm, gpt.forward_backward_function())
+        refused = activation.session.run is None
+        activation.undo()
+        return refused and ours == stock
 
     def _iterations(self, arm: Any, function: Any, session: Any = None) -> list[Any]:
         losses = []
@@ -155,8 +172,9 @@ def main() -> None:
     life = Life(Path(sys.argv[1]) / "data", int(sys.argv[2]))
     stock = life.stock()
     ours, taken, counts = life.ours()
+    mine = {"same": ours == stock, "taken": taken, "counts": counts, "crowded": life.crowded()}
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, {"same": ours == stock, "taken": taken, "counts": counts})
+    dist.all_gather_object(everyone, mine)
     if dist.get_rank() == 0:
         print("LIFE " + json.dumps(everyone), flush=True)
     dist.destroy_process_group()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import socket
 
 import pytest
 import torch
@@ -37,7 +39,10 @@ def threads() -> int:
 
 def listening() -> set[str]:
     """Local addresses on which this process waits for connections."""
-    inodes = {os.stat(f"/proc/self/fd/{fd}").st_ino for fd in os.listdir("/proc/self/fd")[:-1]}
+    inodes = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
+            inodes.add(os.stat(f"/proc/self/fd/{fd}").st_ino)
     found = set()
     for kind in ("tcp", "tcp6"):
         with open(f"/proc/net/{kind}") as table:
@@ -120,3 +125,21 @@ def test_the_limit_is_raised_to_what_is_needed_and_never_above_the_hard_one() ->
         right = [(512, 1024), (600, 1024), (1024, 1024), (1024, 1024)]
         os._exit((left, limits) != (1024 - taken - SPARE, right))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_only_the_named_interface_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, set[str]] = {}
+    for _, name in socket.if_nameindex():
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+        before = listening()
+        try:
+            devices = new_devices()
+        except RuntimeError:
+            continue  # it has no address
+        found[name] = {address.partition(":")[0] for address in listening() - before}
+        del devices
+    assert "lo" in found
+    for name, addresses in found.items():
+        assert len(addresses) == 1
+        assert addresses.isdisjoint({"0" * 8, "0" * 32}), "any address"
+        assert all(addresses != other for key, other in found.items() if key != name)
