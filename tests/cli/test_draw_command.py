@@ -175,7 +175,7 @@ sys.exit(main({words}))
 
 @pytest.mark.parametrize(
     ("policy", "name"),
-    [("../../x", "x"), ("/etc/x", "etc-x"), ("..", "schedule"), (9 * "\n", "schedule")],
+    [("../../x", "x"), ("/proc/x", "proc-x"), ("..", "schedule"), (9 * "\n", "schedule")],
 )
 def test_a_schedules_policy_names_a_file_in_the_folder_and_no_other(here, tmp_path, policy, name):
     schedule, folder = tmp_path / "schedule", tmp_path / "deep" / "folder"
