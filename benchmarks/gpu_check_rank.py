@@ -164,12 +164,13 @@ class Overhead:
         from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
         from megatron_adaptra.adapter.pipeline.split import SplitBackward
         from megatron_adaptra.ir.schedule import parse_line
+        from megatron_adaptra.runtime.guard import Guard
         from megatron_adaptra.runtime.mailbox import Mailbox
         from megatron_adaptra.runtime.watchdog import Watchdog
         from megatron_adaptra.telemetry.probe import Probe
         from megatron_adaptra.transport.gloo import GlooTransport
 
-        probe, nobody = Probe(0), GlooTransport({}, {})
+        probe, nobody, guard = Probe(0), GlooTransport({}, {}), Guard()
         mailbox = Mailbox(0, 1, nobody, probe, Watchdog(0, [0]), 60.0)
         splits: list[SplitBackward] = []
 
@@ -182,7 +183,8 @@ class Overhead:
             probe.begin(0)
             mailbox.begin(0, message_of(arguments))
             groups = default_groups()
-            return MegatronStage(line, mailbox, arguments, groups, splits if halves else ()).run()
+            given = splits if halves else ()
+            return MegatronStage(line, mailbox, arguments, groups, guard, given).run()
 
         return {
             "Megatron, without pipelining": self.stock,

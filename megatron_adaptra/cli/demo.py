@@ -207,11 +207,12 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
 def run(args: argparse.Namespace) -> int:
     """Train, show the progress and the closing table; the exit status."""
     options = _options_of(args)
-    from megatron_adaptra.demo.launch import launch, require_megatron
+    from megatron_adaptra.demo.launch import launch, prepare, require_megatron
 
     require_megatron()
     if args.rank_from_env:
         return _one_rank(options)
+    out = prepare(options)  # refused before anything is shown
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -234,7 +235,7 @@ def run(args: argparse.Namespace) -> int:
             if not console.is_terminal and step["iteration"] % 8 == 7:
                 console.print(f"iteration {step['iteration'] + 1}: {phase}, {now}, warmup {warmup}")
 
-        summary = launch(options, on_progress)
+        summary = launch(options, out, on_progress)
     if args.json:
         print(json.dumps(summary))
     else:

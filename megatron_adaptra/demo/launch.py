@@ -72,13 +72,15 @@ def prepare(options: DemoOptions) -> Path:
     return out
 
 
-def launch(options: DemoOptions, on_progress: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def launch(
+    options: DemoOptions, out: Path, on_progress: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     """Run all ranks on this machine; the summary. Raises AdaptraError when a rank failed.
 
-    BadFile: see `prepare`, and for a disk that fills up. `on_progress` gets one dict per iteration:
-    `iteration`, `ms` by arm, `warmup` by stage. What the ranks print goes to `out`/ranks.log.
+    `out`: as `prepare` has left it; BadFile for a disk that fills up. `on_progress` gets one dict
+    per iteration: `iteration`, `ms` by arm, `warmup` by stage. What the ranks print goes to
+    `out`/ranks.log.
     """
-    out = prepare(options)
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1", LAUNCHED: "1", **os.environ}
     messages: list[str] = []
     with (

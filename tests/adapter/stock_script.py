@@ -17,7 +17,10 @@ data, out = Path(sys.argv[1]), Path(sys.argv[2])
 dist.init_process_group("gloo")
 shape = gpt.GPTShape(hidden=32, seq_length=32, precision=sys.argv[3])
 gpt.initialize(shape, timeout=60)
-arm = gpt.Arm.build(shape, gpt.build_dataset(data, shape, 18 * shape.microbatches))
+if dist.get_rank() == 0:
+    gpt.write_dataset(None, data)
+dist.barrier()
+arm = gpt.Arm.build(shape, gpt.build_dataset(data / "text", shape, 18 * shape.microbatches))
 losses = []
 for _ in range(18):
     arm.begin()

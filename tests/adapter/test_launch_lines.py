@@ -15,7 +15,7 @@ def test_the_launcher_reads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     steps: list[dict[str, Any]] = []
     options = DemoOptions(stages=2, out=str(tmp_path / "out"))
-    assert launch.launch(options, steps.append) == {}
+    assert launch.launch(options, launch.prepare(options), steps.append) == {}
     assert [step["iteration"] for step in steps] == [3, 3], "one of each rank"
     log = (tmp_path / "out" / "ranks.log").read_text(encoding="utf-8")
     assert log.count("caf\N{REPLACEMENT CHARACTER} ") == 2

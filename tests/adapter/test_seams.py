@@ -21,7 +21,7 @@ def test_the_stock_arm_trains_as_megatron_alone(precision: str, tmp_path: Path) 
     """Neither the second arm in the same processes nor the emulated link leaves a trace."""
     out = tmp_path / "losses.json"
     done = summary(tmp_path, iterations=18, precision=precision)
-    words = [str(HERE / "stock_script.py"), str(tmp_path / "data" / "text"), str(out), precision]
+    words = [str(HERE / "stock_script.py"), str(tmp_path / "text"), str(out), precision]
     alone = zygote(False).run(tmp_path, words, ranks=4)
     assert alone.status == 0, alone.text[-3000:]
     assert json.loads(out.read_text()) == done["arms"]["stock"]["losses"]

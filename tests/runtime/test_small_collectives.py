@@ -382,7 +382,7 @@ def seldom(seat):
 
     def slow(*args, **kwargs):
         calls.append(now)
-        threading.Event().wait(0.02)  # a backend over a slow network
+        threading.Event().wait(0.5)  # a backend over a slow network
         return native(*args, **kwargs)
 
     dist.all_reduce = slow
