@@ -45,6 +45,10 @@ def number(text: str) -> float:
     return float(text)
 
 
+# argparse says "invalid ... value" with these names.
+whole.__name__, number.__name__ = "whole-number", "number"
+
+
 def parse_seconds(text: str, field: str = "duration") -> float:
     """Seconds that `text` says: `40ms` is 0.04; units s, ms, us. BadInput names the `field`."""
     allowed = "a duration such as 40ms, 1.5s or 200us"

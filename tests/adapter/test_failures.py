@@ -111,7 +111,7 @@ def test_interrupting_the_demo_ends_it_cleanly(tmp_path: Path) -> None:
         (("--slow-link", "two"), ("--slow-link", "two", "2-3")),
         (("--stages", "0"), ("--stages", "0", "at least 2")),
         (("--stages", "1"), ("--stages", "1", "at least 2")),
-        (("--microbatches", "many"), ("--microbatches", "many", "invalid int")),
+        (("--microbatches", "many"), ("--microbatches", "many", "invalid whole-number")),
         (("--microbatches", "0"), ("--microbatches", "0", "at least 1")),
         (("--delay", "40"), ("--delay", "40", "40ms")),
         (("--num-layers", "5"), ("--num-layers", "5", "multiple of the 4 stages")),
