@@ -70,7 +70,7 @@ def read_data(path: str | os.PathLike[str], field: str) -> Any:
     name = "JSON" if os.fspath(path).endswith(".json") else "YAML"
     text = read_text(path, field, MOST_BYTES if name == "JSON" else MOST_YAML)
     try:
-        return parse_json(text) if name == "JSON" else _parse_yaml(text)
+        return parse_json(text) if name == "JSON" else parse_yaml(text)
     except ValueError as error:
         raise BadFile(field, path, f"it is not {name}: {line_of(error)}") from None
 
@@ -83,7 +83,8 @@ def parse_json(text: str) -> Any:
         raise ValueError("its lists and objects are nested too deeply") from None
 
 
-def _parse_yaml(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
+    """The one value in a YAML `text`. Raises ValueError, as `parse_json` does."""
     import yaml
 
     try:

@@ -16,24 +16,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from megatron_adaptra.errors import BadFile, line_of, shown  # noqa: E402
+from megatron_adaptra.user_files import parse_yaml, read_data  # noqa: E402
 
-MODELS = Path(__file__).resolve().parent.parent / "configs" / "models"
+MODELS = ROOT / "configs" / "models"
 
 
 class BadInput(Exception):
     """What is wrong, the value, what is allowed."""
-
-
-class _Unique(yaml.SafeLoader):
-    """YAML keeps the last of two equal keys without a word; a flag set twice is a mistake."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise BadInput(f"{key}: set twice")
-        return super().construct_mapping(node, deep)
 
 
 def load(model: str) -> dict[str, object]:
@@ -41,15 +33,13 @@ def load(model: str) -> dict[str, object]:
     path = Path(model)
     if not path.suffix:
         path = MODELS / f"{model}.yaml"
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Unique)
-    except OSError:
+    if path.parent == MODELS and not path.is_file():
         known = ", ".join(sorted(file.stem for file in MODELS.glob("*.yaml")))
-        raise BadInput(f"{model}: no such model; give a YAML file or one of: {known}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from None
+        raise BadInput(f"{shown(model)}: no such model; give a YAML file or one of: {known}")
+    try:
+        content = read_data(path, "MODEL")
+    except BadFile as error:
+        raise BadInput(line_of(error)) from None
     if not isinstance(content, dict) or not content:
         raise BadInput(f"{path}: it has to be a mapping of Megatron's flags, such as lr: 1.0e-4")
     flags: dict[str, object] = {}
@@ -66,7 +56,7 @@ def load(model: str) -> dict[str, object]:
 
 def flag_name(key: object) -> str:
     if not isinstance(key, str) or not re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", key):
-        raise BadInput(f"{key}: write a flag of Megatron's without --, such as num-layers")
+        raise BadInput(f"{shown(key)}: write a flag of Megatron's without --, such as num-layers")
     return key.replace("_", "-")
 
 
@@ -74,10 +64,15 @@ def checked(name: str, value: object) -> object:
     """The value, if it can stand on a command line."""
     parts = value if isinstance(value, list) else [value]
     if not parts or (isinstance(value, list) and any(isinstance(part, bool) for part in parts)):
-        raise BadInput(f"{name}: {value}: a list has to hold numbers or words")
+        raise BadInput(f"{name}: {shown(value)}: a list has to hold numbers or words")
     for part in parts:
-        if not isinstance(part, (bool, int, float, str)) or not str(part) or "\n" in str(part):
-            raise BadInput(f"{name}: {part!r}: allowed are true, false, numbers, words and lists")
+        good = isinstance(part, (bool, float, str)) or (
+            isinstance(part, int) and abs(part) < 10**30
+        )
+        if not good or not str(part) or "\n" in str(part):
+            raise BadInput(
+                f"{name}: {shown(part)}: allowed are true, false, numbers, words and lists"
+            )
     return value
 
 
@@ -141,8 +136,8 @@ def main() -> int:
                 raise BadInput(f"--set {setting}: write KEY=VALUE, such as train-iters=100")
             name = flag_name(key)
             try:
-                flags[name] = checked(name, yaml.safe_load(text))
-            except yaml.YAMLError:
+                flags[name] = checked(name, parse_yaml(text))
+            except ValueError:
                 raise BadInput(f"--set {setting}: {text!r} is not a YAML value") from None
         if options.world is not None:
             check_world(flags, options.world)

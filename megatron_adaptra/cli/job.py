@@ -68,7 +68,8 @@ def add_job(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--time-limit",
         metavar="S",
-        help="seconds that a planner may search; the plan then depends on the machine's speed "
+        help="seconds that making and proving a plan may take, at least as many as that takes "
+        "without a search; the plan then depends on the machine's speed "
         "(default: a fixed number of steps, the same plan everywhere)",
     )
 

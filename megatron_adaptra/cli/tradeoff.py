@@ -82,6 +82,8 @@ def compare(conditions: Conditions, budgets: Sequence[float], make: Make) -> Com
         try:
             unlimited = _cell(make(within(job, math.inf), policy))
         except BadInput as error:
+            if error.field == "--time-limit":
+                raise
             refused[name] = str(error)
             continue
         cells = (unlimited if math.isinf(b) else _fitting(job, b, policy, make) for b in budgets)
@@ -128,7 +130,9 @@ def delay_tolerance(conditions: Conditions, make: Make, share: float) -> float:
 def _fitting(job: Conditions, budget: float, policy: str, make: Make) -> Cell | None:
     try:
         cell = _cell(make(within(job, budget), policy))
-    except BadInput:
+    except BadInput as error:
+        if error.field == "--time-limit":
+            raise
         return None
     return cell if cell.peak <= budget + 1e-9 else None
 

@@ -22,7 +22,7 @@ from megatron_adaptra.plan.compaction import least_memory, merge_backwards
 from megatron_adaptra.plan.job_shop import ROOM, JobShop, Order, exact_times
 from megatron_adaptra.plan.robust import candidates, least_mean
 from megatron_adaptra.plan.rule_search import RuleSearch, shorter
-from megatron_adaptra.plan.search_budget import SearchBudget
+from megatron_adaptra.plan.search_budget import SearchBudget, end_of, late, left
 from megatron_adaptra.plan.tabu_search import TabuSearch
 from megatron_adaptra.sim.clock import simulate
 
@@ -30,6 +30,7 @@ RIVALS = ("1f1b", "zb-h1", "zb-h2", "interleaved")
 # Shares of the budget by which the rules are tuned: on fewer microbatches, then on all; or at once.
 SMALL_TUNED, THEN_TUNED, TUNED = 0.4, 0.8, 0.45
 PLAIN = 0.2  # share of a time limit that is searched without recompute, where that is allowed
+SEARCHED = 0.5  # of a time limit, where plans that were found have to be simulated
 LEADERS, SHARE = 3, 0.1  # orders that tabu search starts from, and what each gets of the budget
 
 
@@ -40,9 +41,12 @@ def adaptive(conditions: Conditions, sends: str, time_limit: float | None) -> Sc
     `sends`: "eager" or "rendezvous"; `time_limit`: seconds, or None to count ops.
     """
     if any(link.jitter > 0 for link in conditions.links.values()):
-        options = candidates(conditions)
-        limit = limited(time_limit, 1 / len(options))
-        best = least_mean([plan(option, sends, limit) for option in options], conditions, sends)
+        end, options = end_of(time_limit), candidates(conditions)
+        options = options[:1] if time_limit == 0 else options
+        limit = limited(time_limit, SEARCHED / len(options))
+        best = least_mean(
+            [plan(option, sends, limit) for option in options], conditions, sends, end
+        )
     else:
         best = plan(conditions, sends, time_limit)
     return replace(best, policy="adaptive", why=explain(best, conditions))
@@ -53,15 +57,22 @@ def plan(conditions: Conditions, sends: str, time_limit: float | None) -> Schedu
 
     `sends` and `time_limit` as for `adaptive`; no link has jitter.
     """
+    end = end_of(time_limit)
     shop = JobShop(conditions)
-    plain = exact_times(conditions, sends)
-    found = [Schedule(shop.lines(o), shop.count, shop.chunks) for o in orders(shop, time_limit)]
+    # Where there is no time, the shop's times have to do.
+    plain = time_limit == 0 or exact_times(conditions, sends)
+    searched = limited(time_limit, 1.0 if plain else SEARCHED)
+    found = [Schedule(shop.lines(o), shop.count, shop.chunks) for o in orders(shop, searched)]
     if conditions.split and not plain:
         found = [merge_backwards(shop, schedule) for schedule in found] + found
-    found += rivals(conditions, sends, RIVALS if plain else (*RIVALS, "warmup"))
+    found += rivals(conditions, sends, RIVALS if plain else (*RIVALS, "warmup"), end)
     found = found or [one_by_one(conditions)]
     if not plain:
-        return min(found, key=lambda schedule: _rank(_simulated(schedule, conditions, sends)))
+
+        def rank(schedule: Schedule) -> float:
+            return math.inf if late(end) else _rank(_simulated(schedule, conditions, sends))
+
+        return min(found, key=rank)
     timings = [shop.time(shop.order_of(schedule)) for schedule in found]
     best = min(
         range(len(found)),
@@ -75,20 +86,17 @@ def orders(shop: JobShop, time_limit: float | None) -> Iterator[Order]:
 
     `time_limit`: seconds for both, or None.
     """
-    ops, c = 3 * shop.count * shop.positions, shop.conditions
-    share = 1.0
+    ops, c, end = 3 * shop.count * shop.positions, shop.conditions, end_of(time_limit)
     if c.recompute:
-        share = PLAIN
         whole = search(
-            JobShop(replace(c, recompute=False)), SearchBudget(ops, limited(time_limit, share))
+            JobShop(replace(c, recompute=False)), SearchBudget(ops, limited(time_limit, PLAIN))
         )
         if whole is not None:
             yield whole
             timing = shop.time(whole)
             if timing is not None and timing.makespan <= _bound(shop) * (1 + 1e-9):
                 return
-        share = 1.0 - PLAIN
-    order = search(shop, SearchBudget(ops, limited(time_limit, share), c.recompute))
+    order = search(shop, SearchBudget(ops, left(end), c.recompute))
     if order is not None:
         yield order
 
@@ -113,7 +121,7 @@ def search(shop: JobShop, budget: SearchBudget) -> Order | None:
     best = rules.best
     if best is None:
         return None
-    if not rules.done:
+    if not rules.done and not late(budget.end):
         started = [TabuSearch(shop, one.order) for one in rules.leaders(LEADERS)]
         for tabu in started:
             tabu.improve(budget, bound, budget.spent + SHARE)
@@ -121,18 +129,23 @@ def search(shop: JobShop, budget: SearchBudget) -> Order | None:
         tabu.improve(budget, bound)
         if tabu.seconds < best.seconds * (1 - 1e-9):
             return tabu.best
-    return least_memory(shop, best)
+    return least_memory(shop, best, budget.end)
 
 
 def _bound(shop: JobShop) -> float:
     return lower_bound(shop.conditions) - shop.conditions.step_seconds
 
 
-def rivals(conditions: Conditions, sends: str, names: tuple[str, ...]) -> Iterator[Schedule]:
-    """What the policies called `names` would run under such `sends`, as far as it fits."""
+def rivals(
+    conditions: Conditions, sends: str, names: tuple[str, ...], end: float
+) -> Iterator[Schedule]:
+    """What the policies called `names` would run under such `sends`, as far as it fits.
+
+    `end`: of their searches, by the clock.
+    """
     for name in names:
         try:
-            schedule = PLANNERS[name](conditions, sends, None)
+            schedule = PLANNERS[name](conditions, sends, left(end))
         except BadInput:
             continue
         budgets = zip(schedule.peak_in_flight(), conditions.activation_budget, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron_adaptra.errors import BadInput
@@ -13,6 +13,7 @@ from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.model.bounds import lower_bound
+from megatron_adaptra.plan.search_budget import end_of, since
 from megatron_adaptra.sim.clock import simulate
 
 
@@ -53,6 +54,8 @@ class Plan:
 # (conditions, kind of sends, seconds it may search or None for its own measure) -> schedule
 Planner = Callable[[Conditions, str, float | None], Schedule]
 PLANNERS: dict[str, Planner] = {}
+SEARCHING = ("adaptive", "warmup")
+FIXED = 4.0  # what is done to any plan, and to find one by a quick rule, in times of evaluating it
 
 
 def planner(name: str) -> Callable[[Planner], Planner]:
@@ -78,12 +81,39 @@ def make_plan(
     """Plan with `policy`; the same conditions give the same bytes. Raises BadInput.
 
     `sends`: "eager" or "rendezvous". `ahead`: see `lower`. `time_limit`: seconds that a searching
-    planner may take; what it finds then depends on the machine. Default: its own measure, counted
-    in ops, so that every machine finds the same.
+    planner may take, see `search_time`; what it finds then depends on the machine. Default: its own
+    measure, counted in ops, so that every machine finds the same.
     """
     if policy not in PLANNERS:
         raise BadInput("policy", policy, f"one of {', '.join(sorted(PLANNERS))}")
-    return evaluate(PLANNERS[policy](conditions, sends, time_limit), conditions, sends, ahead)
+    search = None if time_limit is None else search_time(conditions, sends, time_limit)
+    schedule = PLANNERS[policy](conditions, sends, search)
+    if search == 0 and policy in SEARCHING:
+        schedule = replace(schedule, why=schedule.why + "; not searched, for want of time")
+    return evaluate(schedule, conditions, sends, ahead)
+
+
+def search_time(conditions: Conditions, sends: str, time_limit: float) -> float:
+    """Seconds of a `time_limit` that a planner may search; 0 where only a quick rule has time.
+
+    The rest goes to what is done to any plan: it is simulated, and proven, and so is stock. How
+    long that takes on this machine a small job tells. Raises BadInput where it takes longer.
+    """
+    begun, stages, count = end_of(0.0), 4, 16
+    even = (1.0,) * stages
+    small = Conditions(count, even, even, even)
+    taken = []
+    for _ in range(3):
+        start = end_of(0.0)
+        evaluate(PLANNERS["zb-h1"](small, sends, None), small, sends)
+        taken.append(since(start))
+    cells = conditions.stages * conditions.microbatches * conditions.chunks
+    unit = min(taken) * cells / (stages * count)
+    if time_limit < FIXED * unit:
+        allowed = f"plans of this size take {1.01 * FIXED * unit:.3g} s here without any search"
+        raise BadInput("--time-limit", time_limit, allowed)
+    rest = time_limit - FIXED * unit - since(begun)
+    return rest if rest >= unit else 0.0
 
 
 def evaluate(

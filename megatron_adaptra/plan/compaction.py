@@ -9,18 +9,19 @@ from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.plan.dispatch import dispatch
 from megatron_adaptra.plan.job_shop import BACKWARD, WEIGHT, JobShop, Order
 from megatron_adaptra.plan.rule_search import RuleResult
+from megatron_adaptra.plan.search_budget import late
 
 
-def least_memory(shop: JobShop, best: RuleResult) -> Order:
-    """The same rules under the least common budget that costs no time."""
+def least_memory(shop: JobShop, best: RuleResult, end: float) -> Order:
+    """The same rules under the least common budget that costs no time, as far as known at `end`."""
     order, conditions = best.order, shop.conditions
     low, high = 0, int(max(shop.peaks(best.order)) + 0.999)
-    while high - low > 1:
+    while high - low > 1 and not late(end):
         middle = (low + high) // 2
         budget = tuple(min(b, float(middle)) for b in conditions.activation_budget)
         lean = JobShop(replace(conditions, activation_budget=budget))
         limit = best.seconds * (1 + 1e-12)
-        tried = dispatch(lean, best.rules, conditions.recompute, limit)
+        tried = dispatch(lean, best.rules, conditions.recompute, limit, end)
         timing = shop.time(tried) if tried is not None else None
         if tried is not None and timing is not None and timing.makespan <= limit:
             order, high = tried, middle

@@ -16,6 +16,7 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan.baselines import stock_warmup
+from megatron_adaptra.plan.search_budget import late
 from megatron_adaptra.sim.warmup import WarmupClock
 
 Depths = tuple[int, ...]
@@ -29,10 +30,12 @@ SEARCH_CHOICES = 500, 2_000  # ... but no fewer and no more choices than these
 class DepthSearch:
     """`run` gives the fastest warmup depths within the budget, the shallowest of these.
 
-    `sends`: "eager" or "rendezvous". `delta`: forwards by which a depth changes.
+    `sends`: "eager" or "rendezvous". `delta`: forwards by which a depth changes. `end`: of the
+    search, by the clock.
     """
 
-    def __init__(self, conditions: Conditions, sends: str) -> None:
+    def __init__(self, conditions: Conditions, sends: str, end: float = math.inf) -> None:
+        self.end = end
         # The bound of what these schedules can do: full backwards of a single chunk.
         conditions = replace(conditions, chunks=1, split=False, recompute=False)
         self.conditions, self.clock = conditions, WarmupClock(conditions, sends)
@@ -85,8 +88,13 @@ class DepthSearch:
 
     def climb(self) -> Depths:
         """Descend from every start; then look further around the best of what that gave."""
-        best = self.caps
-        for start in sorted(self.starts(), key=self.rank):
+        best, starts = self.caps, self.starts()
+        if late(self.end):  # the closed form, as it is
+            shares = spread(slack_to_hide(self.conditions), self.caps, 1.0)
+            return self.fit(int(depth + 0.5) for depth in shares)
+        if self.end < math.inf:  # those that there is time for
+            starts = [start for start in starts if not late(self.end) and self.rank(start)]
+        for start in sorted(starts, key=self.rank):
             best = min(best, self.descend(start), key=self.rank)
             if self.rank(best)[0] <= self.fastest or self.spent:
                 break
@@ -99,7 +107,7 @@ class DepthSearch:
     @property
     def spent(self) -> bool:
         """Whether as many choices have been timed as may be."""
-        return len(self.ranks) >= self.limit
+        return len(self.ranks) >= self.limit or late(self.end)
 
     def descend(self, best: Depths, step: int | None = None) -> Depths:
         """Moves of `step` while they help, then of half of it, down to 1."""
@@ -107,6 +115,8 @@ class DepthSearch:
         while step and not self.spent:
             before = best
             for first, last in self.runs():
+                if late(self.end):
+                    return best
                 for delta in (-step, step):
                     moved = self.moved(best, first, last, delta)
                     while self.improves(moved, best) and not self.spent:
@@ -142,6 +152,8 @@ class DepthSearch:
         stages = range(len(best))
         for first in stages:
             for last in stages[first + 1 :]:
+                if late(self.end):
+                    return
                 for delta in (-1, 1):
                     run = self.moved(best, first, last, delta)
                     yield run

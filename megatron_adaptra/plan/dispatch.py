@@ -25,8 +25,10 @@ from megatron_adaptra.plan.job_shop import (
     JobShop,
     Order,
 )
+from megatron_adaptra.plan.search_budget import late
 
 SAME = 1e-12  # seconds that do not count
+LOOKS = 1000  # events, about 1 ms, between two looks at the clock
 
 
 class Rule(NamedTuple):
@@ -45,13 +47,18 @@ class Rule(NamedTuple):
 
 
 def dispatch(
-    shop: JobShop, rules: Sequence[Rule], recompute: bool = False, limit: float = math.inf
+    shop: JobShop,
+    rules: Sequence[Rule],
+    recompute: bool = False,
+    limit: float = math.inf,
+    end: float = math.inf,
 ) -> Order | None:
     """The order that the rules, one per stage, lead to. `recompute`: whether to use it.
 
-    None if they run into a dead end, or as soon as it is clear to take longer than `limit` seconds.
+    None if they run into a dead end, as soon as it is clear to take longer than `limit` seconds,
+    and at that `end` of the search.
     """
-    return _Dispatch(shop, rules, recompute).run(limit)
+    return _Dispatch(shop, rules, recompute).run(limit, end)
 
 
 class _Dispatch:
@@ -92,13 +99,17 @@ class _Dispatch:
             )
         )
 
-    def run(self, limit: float) -> Order | None:
+    def run(self, limit: float, end_of_search: float) -> Order | None:
         left = self.left = self.work()
         shop, events, free, held, order = self.shop, self.events, self.free, self.held, self.order
         count, stages, last, share = shop.count, shop.stages, shop.positions - 1, shop.share
         seconds, lag, wires = shop.seconds, shop.lag, bool(shop.wires)
         half = share * (INPUT_HALF if shop.split else 1.0)
+        looks = 0
         while events:
+            looks += 1
+            if looks % LOOKS == 0 and late(end_of_search):
+                return None
             now, stage = heappop(events)
             if free[stage] > now:
                 continue

@@ -17,6 +17,7 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.plan.base import planner, slow_links
+from megatron_adaptra.plan.search_budget import late
 from megatron_adaptra.sim.clock import simulate
 
 STEPS = (1, 2, 4)  # forwards by which a warmup grows at once
@@ -43,11 +44,12 @@ def interleaved(conditions: Conditions, sends: str, time_limit: float | None) ->
     return Schedule(order, count, chunks, policy="interleaved", why=why)
 
 
-def deeper_interleaved(conditions: Conditions, sends: str) -> Schedule:
+def deeper_interleaved(conditions: Conditions, sends: str, end: float = math.inf) -> Schedule:
     """The same forwards and backwards in the same order, with as much more warmup as pays.
 
     Greedy: the first stages, up to some stage, start a few more forwards, as long as the simulator
-    finds that faster under such `sends`. Raises BadInput where Megatron has no such schedule.
+    finds that faster under such `sends`, until that `end`. Raises BadInput where Megatron has no
+    such schedule.
     """
     stages, count, chunks = conditions.stages, conditions.microbatches, conditions.chunks
     stock = interleaved(conditions, sends, None)
@@ -59,6 +61,8 @@ def deeper_interleaved(conditions: Conditions, sends: str) -> Schedule:
         return replace(stock, order=order)
 
     def seconds(more: Sequence[int]) -> float:
+        if late(end):
+            return math.inf
         tried = schedule(more)
         budgets = zip(tried.peak_in_flight(), conditions.activation_budget, strict=True)
         if any(peak > budget for peak, budget in budgets):
@@ -71,7 +75,7 @@ def deeper_interleaved(conditions: Conditions, sends: str) -> Schedule:
             return math.inf
 
     best: tuple[int, ...] = (0,) * stages
-    least = simulate(lower(stock), conditions, sends).makespan
+    least = math.inf if late(end) else simulate(lower(stock), conditions, sends).makespan
     left = max(LEAST_TRIES, TRIED_OPS // (2 * stages * count * chunks))
     while left > 0:
         moves = [

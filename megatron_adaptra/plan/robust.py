@@ -16,11 +16,13 @@ from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.job_shop import JobShop, exact_times
+from megatron_adaptra.plan.search_budget import late
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws, log_deviation
 
 QUANTILES = (0.75, 0.9)
 DRAWS, SEED = 240, 20250419
+FEW = 30  # draws that decide nothing
 CERTAIN = 3.0  # standard errors by which another plan has to be better than that for the mean
 
 
@@ -49,19 +51,23 @@ def lognormal_quantile(link: LinkState, quantile: float) -> float:
     return link.delay * math.exp(sigma * NormalDist().inv_cdf(quantile) - sigma * sigma / 2)
 
 
-def least_mean(plans: Sequence[Schedule], conditions: Conditions, sends: str) -> Schedule:
+def least_mean(
+    plans: Sequence[Schedule], conditions: Conditions, sends: str, end: float = math.inf
+) -> Schedule:
     """The plan with the least mean over draws; the first, unless another is better for certain.
 
-    `sends`: "eager" or "rendezvous".
+    `sends`: "eager" or "rendezvous". `end`: of the draws, by the clock.
     """
     samples: list[list[float]] = [[] for _ in plans]
     plain = exact_times(conditions, sends)
     for drawn in draws(conditions, DRAWS, SEED):
+        if late(end):
+            break
         shop = JobShop(drawn) if plain else None
         for plan, times in zip(plans, samples, strict=True):
             times.append(_seconds(plan, drawn, sends, shop))
     best = 0
-    for i in range(1, len(plans)):
+    for i in range(1, len(plans) if len(samples[0]) >= FEW else 0):
         saved = [a - b for a, b in zip(samples[0], samples[i], strict=True)]
         sure = fmean(saved) > CERTAIN * stdev(saved) / math.sqrt(len(saved))
         if sure and fmean(samples[i]) < fmean(samples[best]):

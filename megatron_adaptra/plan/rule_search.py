@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from megatron_adaptra.plan.dispatch import Rule, dispatch
 from megatron_adaptra.plan.job_shop import JobShop, Order
-from megatron_adaptra.plan.search_budget import SearchBudget
+from megatron_adaptra.plan.search_budget import SearchBudget, late
 
 Rules = tuple[Rule, ...]
 Change = dict[str, Any]  # fields of a Rule
@@ -70,6 +70,8 @@ class RuleSearch:
         stages = self.shop.stages
         for deep in (True, False) if self.shop.chunks > 1 else (True,):
             for forward, weight in THRESHOLDS:
+                if self.best is not None and late(self.effort.end):
+                    return
                 self.attempt((Rule(forward, weight, depth_first=deep),) * stages)
         for family in self.families() if self.best is not None else ():
             if self.over(until):
@@ -100,7 +102,8 @@ class RuleSearch:
         if rules in self.known:
             return
         limit = math.inf if self.best is None else self.best.seconds * CLOSE
-        order = dispatch(self.shop, rules, self.recompute, limit)
+        end = math.inf if self.best is None else self.effort.end
+        order = dispatch(self.shop, rules, self.recompute, limit, end)
         self.effort.spend(COST * self.ops)
         timing = self.shop.time(order) if order is not None else None
         self.known[rules] = None

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 # At about 0.3 us per op looked at: some 0.1 s for 8 stages x 24 microbatches, 0.8 s for 16 x 128,
 # 7 s for 64 x 512, where the bound is not reached before.
 LEAST, BASE, SIZE, GROWTH, MOST = 3e5, 4e5, 576, 0.76, 9e6
 MORE = 2.4e6  # where microbatches may be recomputed there are far more orders to look at
+
+
+def end_of(time_limit: float | None) -> float:
+    """The moment at which `time_limit` seconds from now are over; infinity for None."""
+    return math.inf if time_limit is None else time.monotonic() + time_limit
+
+
+def left(end: float) -> float | None:
+    """Seconds until that `end`, none below 0; None for an infinite one."""
+    return None if math.isinf(end) else max(0.0, end - time.monotonic())
+
+
+def since(moment: float) -> float:
+    """Seconds since a `moment` that `end_of` gave."""
+    return time.monotonic() - moment
+
+
+def late(end: float) -> bool:
+    """Whether that `end` has come."""
+    return end < math.inf and time.monotonic() >= end
 
 
 class SearchBudget:
@@ -24,6 +45,7 @@ class SearchBudget:
             self.limit += MORE * min(1.0, ops / SIZE)
         self.begun = time.monotonic()
         self.time_limit = time_limit
+        self.end = end_of(time_limit)
 
     def spend(self, visits: int) -> None:
         """So many ops, `visits`, have been looked at."""

@@ -16,6 +16,7 @@ from megatron_adaptra.plan.base import planner, slow_links
 from megatron_adaptra.plan.baselines import stock_warmup
 from megatron_adaptra.plan.depths import Depths, DepthSearch
 from megatron_adaptra.plan.interleaved import deeper_interleaved
+from megatron_adaptra.plan.search_budget import end_of
 
 
 @planner("warmup")
@@ -25,11 +26,12 @@ def warmup(conditions: Conditions, sends: str, time_limit: float | None) -> Sche
     With several chunks those of interleaved 1F1B, see `plan/interleaved.py`. Never slower than 1F1B
     in the simulator where the budget allows 1F1B. Depths never increase towards the last stage: a
     stage cannot wait for a backward that its successor has not begun. `sends`: "eager" or
-    "rendezvous"; `time_limit` does not matter.
+    "rendezvous"; `time_limit`: seconds, or None for as many as it takes.
     """
+    end = end_of(time_limit)
     if conditions.chunks > 1:
-        return deeper_interleaved(conditions, sends)
-    best = DepthSearch(conditions, sends).run()
+        return deeper_interleaved(conditions, sends, end)
+    best = DepthSearch(conditions, sends, end).run()
     count = conditions.microbatches
     order = tuple(warmup_line(d, count) for d in best)
     return Schedule(order, count, policy="warmup", why=explain(conditions, best))

@@ -42,6 +42,8 @@ def test_set_wins_and_adds() -> None:
         ("- a\n", "mapping"),
         ("", "mapping"),
         ("a: [1\n", "not YAML"),
+        ("lr: 0x" + "f" * 9000, "lr"),
+        ("lr: &a [*a]", "anchor"),
         ("lr: {a: 1}\n", "lr"),
         ("lr:\n", "lr"),
         ("lr: []\n", "lr"),
@@ -50,7 +52,7 @@ def test_set_wins_and_adds() -> None:
         ('lr: "a\\nb"\n', "lr"),
         ("--lr: 1\n", "without --"),
         ("1: 1\n", "without --"),
-        ("lr: 1\nlr: 2\n", "lr: set twice"),
+        ("lr: 1\nlr: 2\n", "the key 'lr' stands twice"),
         ("num-layers: 1\nnum_layers: 2\n", "num-layers: set twice"),
     ],
 )
