@@ -30,7 +30,7 @@ RIVALS = ("1f1b", "zb-h1", "zb-h2", "interleaved")
 # Shares of the budget by which the rules are tuned: on fewer microbatches, then on all; or at once.
 SMALL_TUNED, THEN_TUNED, TUNED = 0.4, 0.8, 0.45
 PLAIN = 0.2  # share of a time limit that is searched without recompute, where that is allowed
-SEARCHED = 0.5  # of a time limit, where plans that were found have to be simulated
+SEARCHED = 0.5  # of a time limit, where something comes after it: draws, or a search for depths
 LEADERS, SHARE = 3, 0.1  # orders that tabu search starts from, and what each gets of the budget
 
 
@@ -59,8 +59,7 @@ def plan(conditions: Conditions, sends: str, time_limit: float | None) -> Schedu
     """
     end = end_of(time_limit)
     shop = JobShop(conditions)
-    # Where there is no time, the shop's times have to do.
-    plain = time_limit == 0 or exact_times(conditions, sends)
+    plain = exact_times(conditions, sends)
     searched = limited(time_limit, 1.0 if plain else SEARCHED)
     found = [Schedule(shop.lines(o), shop.count, shop.chunks) for o in orders(shop, searched)]
     if conditions.split and not plain:
@@ -68,11 +67,7 @@ def plan(conditions: Conditions, sends: str, time_limit: float | None) -> Schedu
     found += rivals(conditions, sends, RIVALS if plain else (*RIVALS, "warmup"), end)
     found = found or [one_by_one(conditions)]
     if not plain:
-
-        def rank(schedule: Schedule) -> float:
-            return math.inf if late(end) else _rank(_simulated(schedule, conditions, sends))
-
-        return min(found, key=rank)
+        return min(found, key=lambda schedule: _rank(_simulated(schedule, conditions, sends)))
     timings = [shop.time(shop.order_of(schedule)) for schedule in found]
     best = min(
         range(len(found)),

@@ -13,7 +13,8 @@ from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.model.bounds import lower_bound
-from megatron_adaptra.plan.search_budget import end_of, since
+from megatron_adaptra.plan.job_shop import exact_times
+from megatron_adaptra.plan.search_budget import end_of, since, worked
 from megatron_adaptra.sim.clock import simulate
 
 
@@ -56,6 +57,7 @@ Planner = Callable[[Conditions, str, float | None], Schedule]
 PLANNERS: dict[str, Planner] = {}
 SEARCHING = ("adaptive", "warmup")
 FIXED = 4.0  # what is done to any plan, and to find one by a quick rule, in times of evaluating it
+RANKED = 8.0  # the same, where plans have to be simulated to choose one
 
 
 def planner(name: str) -> Callable[[Planner], Planner]:
@@ -104,15 +106,16 @@ def search_time(conditions: Conditions, sends: str, time_limit: float) -> float:
     small = Conditions(count, even, even, even)
     taken = []
     for _ in range(3):
-        start = end_of(0.0)
+        start = worked(0.0)
         evaluate(PLANNERS["zb-h1"](small, sends, None), small, sends)
-        taken.append(since(start))
+        taken.append(worked(start))
     cells = conditions.stages * conditions.microbatches * conditions.chunks
     unit = min(taken) * cells / (stages * count)
-    if time_limit < FIXED * unit:
-        allowed = f"plans of this size take {1.01 * FIXED * unit:.3g} s here without any search"
+    fixed = (FIXED if exact_times(conditions, sends) else FIXED + RANKED) * unit
+    if time_limit < fixed:
+        allowed = f"plans of this size take {1.01 * fixed:.3g} s here without any search"
         raise BadInput("--time-limit", time_limit, allowed)
-    rest = time_limit - FIXED * unit - since(begun)
+    rest = time_limit - fixed - since(begun)
     return rest if rest >= unit else 0.0
 
 

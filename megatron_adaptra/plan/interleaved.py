@@ -23,6 +23,7 @@ from megatron_adaptra.sim.clock import simulate
 STEPS = (1, 2, 4)  # forwards by which a warmup grows at once
 GAIN = 1e-3  # share of an iteration that a step has to save
 TRIED_OPS, LEAST_TRIES = 150_000, 24  # simulated in all, about 2 s
+SMALL = 200  # ops of a job that no limit of time cuts short
 
 
 @planner("interleaved")
@@ -61,7 +62,7 @@ def deeper_interleaved(conditions: Conditions, sends: str, end: float = math.inf
         return replace(stock, order=order)
 
     def seconds(more: Sequence[int]) -> float:
-        if late(end):
+        if cut and late(end):
             return math.inf
         tried = schedule(more)
         budgets = zip(tried.peak_in_flight(), conditions.activation_budget, strict=True)
@@ -75,8 +76,10 @@ def deeper_interleaved(conditions: Conditions, sends: str, end: float = math.inf
             return math.inf
 
     best: tuple[int, ...] = (0,) * stages
-    least = math.inf if late(end) else simulate(lower(stock), conditions, sends).makespan
-    left = max(LEAST_TRIES, TRIED_OPS // (2 * stages * count * chunks))
+    ops = 2 * stages * count * chunks
+    cut = ops > SMALL
+    least = math.inf if cut and late(end) else simulate(lower(stock), conditions, sends).makespan
+    left = max(LEAST_TRIES, TRIED_OPS // ops)
     while left > 0:
         moves = [
             tuple(m + step * (s < end) for s, m in enumerate(best))

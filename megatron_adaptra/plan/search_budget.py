@@ -26,6 +26,11 @@ def since(moment: float) -> float:
     return time.monotonic() - moment
 
 
+def worked(before: float) -> float:
+    """Seconds that this thread has computed, beyond those `before`; others do not slow them."""
+    return time.thread_time() - before
+
+
 def late(end: float) -> bool:
     """Whether that `end` has come."""
     return end < math.inf and time.monotonic() >= end

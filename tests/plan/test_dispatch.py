@@ -218,7 +218,7 @@ def test_lighter_is_no_slower_and_holds_no_more(c):
     shop = JobShop(c)
     tuned = tuned_for(shop)
     if tuned is not None:
-        order = least_memory(shop, tuned)
+        order = least_memory(shop, tuned, math.inf)
         assert_valid(shop, order)
         assert makespan(shop, order) <= tuned.seconds * (1 + 1e-9)
         assert max(shop.peaks(order)) <= max(shop.peaks(tuned.order)) + 1e-9
@@ -229,7 +229,7 @@ def test_lighter_gives_back_what_is_of_no_use():
     shop = JobShop(c)
     tuned = tuned_for(shop)
     assert max(shop.peaks(tuned.order)) > 12
-    assert max(shop.peaks(least_memory(shop, tuned))) <= 8
+    assert max(shop.peaks(least_memory(shop, tuned, math.inf))) <= 8
 
 
 def finished(c: Conditions, order: Order) -> Schedule:

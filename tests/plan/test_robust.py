@@ -15,7 +15,8 @@ from jobs import jobs
 from megatron_adaptra.cli.profile import KEYS, conditions_of
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
-from megatron_adaptra.plan import make_plan
+from megatron_adaptra.plan import evaluate, make_plan
+from megatron_adaptra.plan.adaptive import adaptive
 from megatron_adaptra.plan.base import Plan
 from megatron_adaptra.plan.robust import candidates, least_mean, lognormal_quantile
 from megatron_adaptra.sim.clock import simulate
@@ -86,7 +87,7 @@ def test_random_jobs(seed, sends):
 @given(jobs(stages=3, most=4), st.floats(0, 3), st.sampled_from(SENDS))
 def test_any_job_has_a_plan_within_its_budget(c, sigma, sends):
     c = jittered(c, sigma)
-    plan = make_plan(c, sends=sends, time_limit=0.03)
+    plan = evaluate(adaptive(c, sends, 0.03), c, sends)
     check(plan.program, c.activation_budget)
     assert plan.schedule.policy == "adaptive"
 

@@ -36,7 +36,11 @@ class Calls:
 @pytest.fixture
 def clock(monkeypatch):
     calls = Calls()
-    monkeypatch.setattr(search_budget, "time", SimpleNamespace(monotonic=calls.monotonic))
+    monkeypatch.setattr(
+        search_budget,
+        "time",
+        SimpleNamespace(monotonic=calls.monotonic, thread_time=calls.monotonic),
+    )
     return calls
 
 
