@@ -61,6 +61,8 @@ def start_run(
     run the pipeline. Raises BadInput for a policy that the model does not allow.
     """
     config, limits = context.config, wiring.plan_group.limits
+    if config.policy in SPLITTING and SPLIT in limits:
+        raise BadInput("policy", config.policy, f"not this model: {limits[SPLIT]}; use 1f1b")
     chunks = len(models_of(arguments))
     means = _Means(
         microbatches=arguments["num_microbatches"],
@@ -80,8 +82,6 @@ def start_run(
         )
         if not isinstance(getattr(controller, "ballot", None), Ballot):
             controller, reason = None, f"{controller!r} is no controller"
-    except BadInput:
-        raise
     except Exception as error:
         reason = repr(error)[:_LONGEST]
     reason = _agreed(wiring, str(digest), reason)
@@ -151,9 +151,7 @@ def _prepare(
 
 
 def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:
-    config, limits = context.config, wiring.plan_group.limits
-    if config.policy in SPLITTING and SPLIT in limits:
-        raise BadInput("policy", config.policy, f"not this model: {limits[SPLIT]}; use 1f1b")
+    config = context.config
     return starting_schedule(
         config.policy, context.stages, means.microbatches, means.chunks,
         config.budget.microbatches, means.recompute,
