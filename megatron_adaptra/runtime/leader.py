@@ -37,7 +37,7 @@ from megatron_adaptra.telemetry.estimate import WINDOW, Estimator
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
 LEARN = 4  # iterations between two comparisons of the model with what it models
-RECENT = 64  # iterations of which it is kept what ran, and what some stages have reported
+RECENT = 256  # iterations of which it is kept what ran, and what some stages have reported
 KEPT = 512  # iterations whose delays are kept
 
 Link = tuple[int, int]
@@ -188,16 +188,17 @@ class Leader(Controller):
 
     def _take_report(self, report: dict[str, Any]) -> None:
         stages, iteration = self.ballot.schedule.stages, report["iteration"]
-        if not 0 <= report["stage"] < stages:
-            raise ValueError(f"a report of stage {report['stage']}")
+        recent = range(self.ballot.iteration - RECENT, self.ballot.iteration + RECENT)
+        if report["stage"] not in range(stages) or iteration not in recent:
+            return  # late, or nonsense
+        for late in [i for i in self._reports if i not in recent]:
+            del self._reports[late]  # a stage does not report any more, or not all
         row = self._reports.setdefault(iteration, {})
         row[report["stage"]] = report
         if len(row) == stages:
             del self._reports[iteration]
             self._on_reports(iteration, [row[s] for s in range(stages)])
             self._send_status(iteration)
-        elif len(self._reports) > RECENT:  # a stage does not report any more, or not all
-            del self._reports[next(iter(self._reports))]
 
     def _send_status(self, iteration: int) -> None:
         """What charts of the training show.

@@ -10,6 +10,7 @@ import torch
 from transport.ranks import KINDS, PATIENCE, Processes, full, run, threads, until
 
 from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.transport.gloo import open_lanes
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -425,3 +426,20 @@ def abort_then_more(seat):
 
 def test_aborted_send_leaves_the_others_alone():
     assert run("gloo", abort_then_more, rules=["0>1:50ms"])[1] == [[1.0], [2.0]]
+
+
+def connects_alone(seat):
+    """Rank 1 never opens its end."""
+    if seat.rank:
+        seat.meet()
+        return ""
+    with pytest.raises(PeerLost) as error:
+        open_lanes([0, 1], [(0, 1)], "alone", timeout=1.0)
+    seat.meet()
+    return str(error.value)
+
+
+def test_a_rank_that_does_not_connect_is_named():
+    with Processes(connects_alone) as processes:
+        words = processes.result(0)
+    assert words.startswith("stage 1 (rank 1): no connection of kind 'alone' after 1 s: ")
