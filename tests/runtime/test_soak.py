@@ -40,7 +40,7 @@ class MallInfo(ctypes.Structure):
 
 
 def in_use() -> tuple[int, int]:
-    """Bytes that C and C++ hold, and pieces of memory that Python holds, a hundred bytes or so each.
+    """Bytes that C and C++ hold; pieces of memory that Python holds, of a hundred bytes or so.
 
     Not the resident bytes: an allocator that finds no place of the right size takes a new one.
     """
@@ -51,7 +51,7 @@ def in_use() -> tuple[int, int]:
 
 
 def soak(seat: Seat, iterations: int) -> list[tuple[tuple[int, int], int, int]]:
-    """Memory in use, threads and descriptors of a leader and a member, after a thousand and at the end.
+    """Memory in use, threads and descriptors of two ranks, after a thousand and at the end.
 
     A link is slow for a hundred iterations of every thousand, so that there are votes, too.
     """
