@@ -93,10 +93,11 @@ class Channel:
                 self._works.popleft().wait(max(0.01, deadline - time.monotonic()))
 
     def _put(self, left: int, part: bytes) -> None:
-        frame = bytearray(_FRAME)
-        _HEAD.pack_into(frame, 0, left, self._received)
+        # Read once: more may come meanwhile, of which this frame says nothing.
+        frame, received = bytearray(_FRAME), self._received
+        _HEAD.pack_into(frame, 0, left, received)
         frame[_HEAD.size : _HEAD.size + len(part)] = part
-        self._told = self._received
+        self._told = received
         tensor = torch.frombuffer(frame, dtype=torch.uint8)
         self._sent += 1  # before it is: the answer may come at once
         self._works.append(self._transport.isend(tensor, self.peer, self._sent - 1))
