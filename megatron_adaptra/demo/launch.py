@@ -19,6 +19,7 @@ from typing import Any
 from megatron_adaptra.demo.options import ENVIRONMENT, LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.errors import AdaptraError, BadFile, MissingPackage
 from megatron_adaptra.files import MARKER, results_folder
+from megatron_adaptra.log import GOES_ON
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.user import give
 from megatron_adaptra.processes import started
@@ -99,7 +100,8 @@ def launch(
             except OSError as error:  # a full disk, on which there will be no results either
                 fault = f"it cannot be written: {error.strerror}"
                 raise BadFile("--out", str(log.name), fault) from None
-            if line.startswith(_OURS) and line not in messages and len(messages) < _MESSAGES:
+            ends = line.startswith(_OURS) and GOES_ON not in line
+            if ends and line not in messages and len(messages) < _MESSAGES:
                 messages.append(line)
             return None
 

@@ -22,7 +22,7 @@ from typing import Any
 from megatron_adaptra import waits
 from megatron_adaptra.errors import AdaptraError, BadMessage, PeerLost
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.log import log_line
+from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.runtime.agreement import Ballot, Board, Proposal, unpack
 from megatron_adaptra.runtime.channel import ANY_RUN, Channel
 from megatron_adaptra.runtime.messages import checked
@@ -111,7 +111,7 @@ class Controller(ABC):
         if what not in self._said:
             self._said.add(what)
             how = "" if error is None else f" ({type(error).__name__}: {str(error)[:200]})"
-            log_line(f"{what}{how}; training goes on with the plan in force")
+            log_line(f"{what}{how}; {GOES_ON} with the plan in force")
 
     # On the threads of the channels.
 

@@ -26,22 +26,28 @@ class FailureLog:
         """Global ranks that are known to have died."""
         return []
 
+    def connected(self, serial: int, neighbours: Mapping[int, int]) -> None:
+        """The ranks have connected to each other, for the `serial`-th time.
+
+        `neighbours`: processes that this one can see, by global rank: who of them has died is told.
+        """
+
     def close(self) -> None:
         """What is written and read is this rank's own from now on."""
 
 
 class SharedFailureLog(FailureLog):
-    """In torch's key-value store, which outlives a dead rank. Reading and writing never raise.
-
-    `neighbours`: processes that this one can see, by global rank: which of them has died is told.
-    `serial`: of the ranks' connections: those before may have had losses of their own.
-    """
+    """In torch's key-value store, which outlives a dead rank. Reading and writing never raise."""
 
     def __init__(self) -> None:
         super().__init__()
         self._store = KeyValueStore("adaptra/failure_log/")
-        self.neighbours: Mapping[int, int] = {}
-        self.serial = 0
+        self._neighbours: Mapping[int, int] = {}
+        self._serial = 0
+
+    def connected(self, serial: int, neighbours: Mapping[int, int]) -> None:
+        """As for FailureLog, with `neighbours`; losses of connections before `serial` are over."""
+        self._serial, self._neighbours = serial, neighbours
 
     def close(self) -> None:
         """End the connection; what is written and read is this rank's own from now on."""
@@ -50,15 +56,15 @@ class SharedFailureLog(FailureLog):
     def write(self, text: str) -> None:
         """As FailureLog writes `text`; waits for the store for two seconds at most."""
         super().write(text)
-        self._store.put_first(f"{self.serial}/first", text)
+        self._store.put_first(f"{self._serial}/first", text)
 
     def read(self) -> str:
         """The first entry of any rank; this one's own if the store does not answer in 2 seconds."""
-        return self._store.get(f"{self.serial}/first") or super().read()
+        return self._store.get(f"{self._serial}/first") or super().read()
 
     def dead_ranks(self) -> list[int]:
         """Ranks of this machine whose process has ended, or is ending."""
-        return [rank for rank, pid in self.neighbours.items() if not _alive(pid)]
+        return [rank for rank, pid in self._neighbours.items() if not _alive(pid)]
 
 
 _PF_EXITING = 4  # of the kernel's process flags: set before a process that ends closes its sockets

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from megatron_adaptra import waits
-from megatron_adaptra.log import log_line
+from megatron_adaptra.log import GOES_ON, log_line
 
 MOST = 10_000  # pieces that may wait; a healthy rank has a few
 _LONGEST = 300  # characters of an error that are said
@@ -120,7 +120,7 @@ class Guard:
         if next(self._failures):
             return
         reason = (error if isinstance(error, str) else repr(error))[:_LONGEST]
-        text = f"{self._who} adapts no more, the plan stays: {_name(what)}: {reason}"
+        text = f"{self._who} adapts no more, {GOES_ON} as planned: {_name(what)}: {reason}"
         with contextlib.suppress(Exception):  # not here: standard error may be full
             threading.Thread(target=log_line, args=(text,), daemon=True).start()
 

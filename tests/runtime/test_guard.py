@@ -43,7 +43,9 @@ def test_a_failure_is_said_once_and_ends_everything_else(said: list[str]) -> Non
     assert guard.off
     assert ran == []
     assert len(said) == 1
-    assert said[0].startswith("stage 1 (rank 3) adapts no more, the plan stays: Probe.count: Zero")
+    assert said[0].startswith(
+        "stage 1 (rank 3) adapts no more, training goes on as planned: Probe.count: Zero"
+    )
 
 
 def test_what_cannot_be_made_does_nothing(said: list[str]) -> None:

@@ -168,7 +168,7 @@ def sees_the_dead(seat):
     failure_log = SharedFailureLog()
     places = [None] * 3
     dist.all_gather_object(places, Place.here()._replace(kernel="elsewhere" * (seat.rank > 1)))
-    failure_log.neighbours = neighbours(places, seat.rank)
+    failure_log.connected(0, neighbours(places, seat.rank))
     seat.say("ready")
     if seat.rank:
         time.sleep(PATIENCE)

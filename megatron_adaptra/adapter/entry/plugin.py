@@ -18,7 +18,7 @@ from megatron_adaptra.adapter.compat.profiles import misfit
 from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import AdaptraError, UnsupportedBackend, UnsupportedMegatron
-from megatron_adaptra.log import log_line
+from megatron_adaptra.log import GOES_ON, log_line
 
 
 class Plugin:
@@ -151,7 +151,7 @@ class Plugin:
         if self.config.strict:
             flags.fail(error)
         if os.environ.get("RANK", "0") == "0":
-            log_line(f"WARNING: training goes on as stock Megatron: {error}")
+            log_line(f"WARNING: {GOES_ON} as stock Megatron: {error}")
         self.config, self._refused = None, True
 
     def _train_step(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:

@@ -159,8 +159,7 @@ def open_wiring(
     pipelines = _open_pipelines(context, len(models_of(arguments)), group.serial)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
-    for name, known in (("serial", group.serial), ("neighbours", group.neighbours)):
-        context.guard.call(setattr, context.failure_log, name, known)
+    context.guard.call(context.failure_log.connected, group.serial, group.neighbours)
     star = [(0, member) for member in range(1, len(group.members))]
     name = f"{group.serial}/control"
     control = GlooTransport(*open_lanes(group.members, star, name, "member", devices))
