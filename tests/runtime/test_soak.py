@@ -1,0 +1,93 @@
+"""A long training: what the control plane keeps is bounded."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+
+import pytest
+import torch.distributed as dist
+from runtime.pipeline import PATIENCE, schedule
+from telemetry.records import record
+from transport.ranks import Processes, Seat, until
+
+from megatron_adaptra import waits
+from megatron_adaptra.runtime.agreement import Ballot, Board
+from megatron_adaptra.runtime.channel import Channel
+from megatron_adaptra.runtime.controller import Member
+from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.runtime.store import KeyValueStore
+from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.transport.loopback import LoopbackNetwork
+
+MIB = 1 << 20
+COUNT = 4  # microbatches
+SETTLED = 1000  # iterations
+
+
+class MallInfo(ctypes.Structure):
+    """What mallinfo2(3) returns."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+        "fordblks", "keepcost",
+    )]  # fmt: skip
+
+
+def in_use() -> tuple[int, int]:
+    """Bytes that C and C++ hold; pieces of memory that Python holds, of a hundred bytes or so.
+
+    Not the resident bytes: an allocator that finds no place of the right size takes a new one.
+    """
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = MallInfo
+    info = libc.mallinfo2()
+    return info.uordblks + info.hblkhd, sys.getallocatedblocks()
+
+
+def soak(seat: Seat, iterations: int) -> list[tuple[tuple[int, int], int, int]]:
+    """Memory in use, threads and descriptors of two ranks, after a thousand and at the end.
+
+    A link is slow for a hundred iterations of every thousand, so that there are votes, too.
+    """
+    waits.HEARTBEAT = 0.05
+    network, store = LoopbackNetwork(), dist.HashStore()
+    start, board = schedule((2, 1), COUNT), Board(KeyValueStore("", store))
+    ends = [Channel(network.open(rank), 1 - rank) for rank in range(2)]
+    estimator = Estimator(COUNT, ["one"] * 2, None, 1000)
+    log = DecisionLog(None)
+    leader = Leader(start, Ballot(start), {1: ends[0]}, board, estimator, ReplanPolicy(), log)
+    member = Member(Ballot(start), {0: ends[1]}, board, PATIENCE)
+    found = []
+    for iteration in range(iterations):
+        delay = 0.05 if iteration % 1000 > 900 else 1e-4
+        plans = []
+        for stage, one in enumerate((leader, member)):
+            plans.append(one.begin(iteration))
+            one.report(record(stage, iteration, {1 - stage: delay}, count=COUNT))
+        assert plans[0] == plans[1]
+        if iteration % 16 == 0:  # no stage is far ahead of the planning, as in a real training
+            until(lambda i=iteration: leader.status.get("iteration", 0) >= i - 1, "a report")
+        if iteration in (SETTLED, iterations - 1):
+            gc.collect()
+            found.append((in_use(), threading.active_count(), len(os.listdir("/proc/self/fd"))))
+    assert log.in_force > iterations // 2000
+    leader_closes = threading.Thread(target=leader.close)
+    leader_closes.start()
+    member.close()
+    leader_closes.join(PATIENCE)
+    return found
+
+
+@pytest.mark.parametrize("iterations", [10_000, pytest.param(100_000, marks=pytest.mark.large)])
+def test_a_long_training_takes_no_more_memory_threads_or_descriptors(iterations: int) -> None:
+    with Processes(soak, iterations, ranks=1) as processes:
+        ((held, pieces), *others), ((held_after, pieces_after), *others_after) = processes.result(0)
+    assert held_after - held < MIB
+    assert pieces_after - pieces < 10_000
+    assert others_after == others
