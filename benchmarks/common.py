@@ -30,6 +30,13 @@ def median_ms(function: Callable[[], object], runs: int) -> float:
     return median(times)
 
 
+def markdown(table: Table) -> str:
+    """The table in Markdown, with its title in a line above."""
+    lines = [table.columns, ["---", *["---:"] * (len(table.columns) - 1)], *table.rows]
+    body = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"{table.title}:\n\n{body}\n"
+
+
 def save(path: str | Path, runs: int, rows: Sequence[dict[str, Any]]) -> None:
     """The results, with the machine they were taken on."""
     machine = {"python": platform.python_version(), "machine": platform.machine()}

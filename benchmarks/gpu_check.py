@@ -22,14 +22,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megatron_adaptra.cli.output import Table, markdown
+from megatron_adaptra.cli.output import Table
 from megatron_adaptra.processes import started
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "adapter"
-sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+sys.path[:0] = [str(TESTS), str(TESTS.parent), str(ROOT / "benchmarks")]
 
 from cases import LAYOUTS, Case, matrix  # noqa: E402
+from common import markdown  # noqa: E402
 
 PAGE = ROOT / "docs" / "evidence" / "gpu.md"
 HEADING = "## What scripts/gpu_check.sh found"

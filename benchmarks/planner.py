@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import job, save
+from common import job, markdown, save
 
-from megatron_adaptra.cli.output import Table, markdown, progress, say, show_table
+from megatron_adaptra.cli.output import Table, progress, say, show_table
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.view.png.plots import INCHES, INK, STYLE, write_header

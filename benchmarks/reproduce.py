@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from common import markdown
 from reference import (
     BUDGETS,
     METHODS,
@@ -20,7 +21,6 @@ from reference import (
 
 from megatron_adaptra.cli.output import (
     Table,
-    markdown,
     print_json,
     progress,
     say,

@@ -55,13 +55,6 @@ def show_table(table: Table) -> None:
     console().print(rich)
 
 
-def markdown(table: Table) -> str:
-    """The table in Markdown, with its title in a line above."""
-    lines = [table.columns, ["---", *["---:"] * (len(table.columns) - 1)], *table.rows]
-    body = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"{table.title}:\n\n{body}\n"
-
-
 def say(text: str) -> None:
     """Print `text`, whole lines of any length."""
     console().print(text, soft_wrap=True)

@@ -98,9 +98,9 @@ def make_plan(
 def search_time(conditions: Conditions, sends: str, time_limit: float) -> float:
     """Seconds of a `time_limit` that a planner may search; 0 where only a quick rule has time.
 
-    `sends`: see `make_plan`.
     The rest goes to what is done to any plan: it is simulated, and proven, and so is stock. How
-    long that takes on this machine a small job tells. Raises BadInput where it takes longer.
+    long that takes on this machine a small job tells. `sends`: see `make_plan`. Raises BadInput
+    where it takes longer.
     """
     begun, stages, count = end_of(0.0), 4, 16
     even = (1.0,) * stages
