@@ -78,13 +78,21 @@ class Copy:
                 shutil.copy(ROOT / name, folder / name)
         return cls(folder)
 
-    def pytest(self, python: str, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run pytest here; raises NotCaught when it does not end. Nothing of it is left behind."""
+    def pytest(
+        self, python: str, words: Sequence[str], hang: float | None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run pytest here; raises NotCaught when it does not end. Nothing of it is left behind.
+
+        `hang`: seconds after which a test, and what it waits for, is given up; None: the suite's.
+        """
         environment = {
             **os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
         command = [python, "-m", "pytest", "-p", "no:cacheprovider", *words]
+        if hang is not None:
+            command.append(f"--timeout={hang:.0f}")
+            environment["ADAPTRA_TEST_PATIENCE"] = f"{hang:.0f}"
         with tempfile.TemporaryFile("w+") as output:
             options = {"cwd": self.folder, "env": environment, "stdout": output}
             try:
@@ -96,7 +104,9 @@ class Copy:
             return subprocess.CompletedProcess(command, status, output.read())
 
 
-def run_tests(copy: Copy, python: str, words: Sequence[str]) -> tuple[list[str], int]:
+def run_tests(
+    copy: Copy, python: str, words: Sequence[str], hang: float | None = None
+) -> tuple[list[str], int]:
     """Node ids of the tests that fail, and how many pass. Errors around tests do not count.
 
     Raises NotCaught if there is an error and no failure, or no report.
@@ -104,7 +114,7 @@ def run_tests(copy: Copy, python: str, words: Sequence[str]) -> tuple[list[str],
     report = copy.folder / "report.xml"
     report.unlink(missing_ok=True)
     options = ["-q", "-x", "-o", "junit_family=xunit1", f"--junitxml={report}"]
-    result = copy.pytest(python, [*options, *words])
+    result = copy.pytest(python, [*options, *words], hang)
     last = "\n".join(result.stdout.splitlines()[-15:])
     if not report.is_file():
         raise NotCaught(f"pytest ended with status {result.returncode} and no report:\n{last}")
@@ -164,15 +174,15 @@ class Judge:
             ran += passing
             if not passing:
                 continue
-            option.append(f"--timeout={max(HANG, TIMES * seconds):.0f}")
+            hang = max(HANG, TIMES * seconds)
             began, before = time.monotonic(), path.read_text()
             path.write_text(text)
             try:
-                failed, _ = run_tests(self._copy, python, [*option, *fault.tests])
+                failed, _ = run_tests(self._copy, python, [*option, *fault.tests], hang)
                 outcome.seconds = time.monotonic() - began
                 if not failed:
                     continue
-                again, _ = run_tests(self._copy, python, [*option, failed[0]])
+                again, _ = run_tests(self._copy, python, [*option, failed[0]], hang)
             finally:
                 path.write_text(before)
             if not again:

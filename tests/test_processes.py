@@ -6,11 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE
 
 from megatron_adaptra.processes import started
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
-PATIENCE = 300.0
 
 PARENT = """
 import os, subprocess, sys

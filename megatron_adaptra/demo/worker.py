@@ -167,10 +167,13 @@ class _Demo:
         self._finish()
 
     def _barrier(self, phase: str) -> None:
-        """Wait for all ranks. Rank 0, which knows who is missing, gives up first and says so."""
+        """Wait for all ranks. Rank 0, which knows who is missing, gives up first and says so.
+
+        It may have waited in vain for a message before it came here, and then it waits here.
+        """
         watchdog, timeout = self.session.watchdog, self.options.timeout
         watchdog.phase = phase
-        limit = timedelta(seconds=timeout if self.rank == 0 else 1.5 * timeout)
+        limit = timedelta(seconds=timeout if self.rank == 0 else 3 * timeout)
         try:
             self.dist.monitored_barrier(self.barrier_group, limit, wait_all_ranks=True)
         except RuntimeError as error:

@@ -49,7 +49,8 @@ def test_losses_and_parameters_equal_stock_bit_for_bit(name: str, tmp_path: Path
 @pytest.mark.parametrize("link", [pytest.param("1-2", marks=pytest.mark.large), "2-3"])
 def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) -> None:
     """One replan into the delay, one out of it, none while healthy, and time is won."""
-    done = cold_summary(tmp_path, "--iterations", "33", "--delay", "60ms", "--slow-link", link)
+    # So long that what a busy machine adds to the ops is short beside it.
+    done = cold_summary(tmp_path, "--iterations", "27", "--delay", "250ms", "--slow-link", link)
     first, second = done["replans"]
     onset, end = done["config"]["from_iteration"], done["config"]["to_iteration"]
     assert onset < first["iteration"] < end < second["iteration"]

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from runtime.pipeline import PATIENCE, on_threads, schedule
+from patience import PATIENCE
+from runtime.pipeline import on_threads, schedule
 from telemetry.records import record
 
 from megatron_adaptra.ir.schedule import Schedule

@@ -9,6 +9,7 @@ from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
+from patience import PATIENCE
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
@@ -19,7 +20,6 @@ from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import IterationRecord, Probe
 from megatron_adaptra.transport.base import Transport
 
-PATIENCE = 300.0
 SHAPE = (3, 4)  # of one message
 
 

@@ -4,7 +4,8 @@ import json
 import threading
 
 import pytest
-from runtime.pipeline import PATIENCE, schedule
+from patience import PATIENCE
+from runtime.pipeline import schedule
 
 from megatron_adaptra.errors import Disagreement, ScheduleError
 from megatron_adaptra.ir.op import Kind, Op

@@ -4,7 +4,8 @@ import random
 import threading
 
 import pytest
-from transport.ranks import KINDS, PATIENCE, run, until
+from patience import PATIENCE
+from transport.ranks import KINDS, run, until
 
 from megatron_adaptra.runtime.channel import _ROOM, Channel
 from megatron_adaptra.transport.loopback import LoopbackNetwork

@@ -5,8 +5,9 @@ import threading
 from itertools import pairwise
 
 import pytest
+from patience import PATIENCE
 from runtime.leading import drive, warmups
-from runtime.pipeline import PATIENCE, schedule
+from runtime.pipeline import schedule
 from transport.ranks import threads
 
 from megatron_adaptra.config import Budget

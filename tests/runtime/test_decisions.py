@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 from runtime.leading import drive
-from runtime.pipeline import PATIENCE
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Span, Timeline

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from transport.ranks import PATIENCE
+from patience import PATIENCE
 
 RANK = """
 import contextlib, multiprocessing, os, signal, stat, subprocess, threading, time

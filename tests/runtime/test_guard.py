@@ -6,7 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from transport.ranks import PATIENCE, until
+from patience import PATIENCE
+from transport.ranks import until
 
 from megatron_adaptra import waits
 from megatron_adaptra.runtime import guard as module

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from patience import PATIENCE
 from runtime.leading import Watched, drive, warmups
-from runtime.pipeline import PATIENCE, schedule
+from runtime.pipeline import schedule
 from telemetry.records import record
 from transport.ranks import Processes, Seat, until
 

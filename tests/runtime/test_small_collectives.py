@@ -10,8 +10,9 @@ from itertools import islice, pairwise
 import pytest
 import torch
 import torch.distributed as dist
+from patience import PATIENCE
 from torch.distributed import ReduceOp
-from transport.ranks import PATIENCE, Processes
+from transport.ranks import Processes
 
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.errors import PeerLost

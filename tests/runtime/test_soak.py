@@ -10,7 +10,8 @@ import threading
 
 import pytest
 import torch.distributed as dist
-from runtime.pipeline import PATIENCE, schedule
+from patience import PATIENCE
+from runtime.pipeline import schedule
 from telemetry.records import record
 from transport.ranks import Processes, Seat, until
 

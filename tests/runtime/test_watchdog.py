@@ -10,7 +10,8 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from transport.ranks import PATIENCE, Processes, until
+from patience import PATIENCE
+from transport.ranks import Processes, until
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Op

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from patience import PATIENCE
 
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.emulate import LinkEmulator
@@ -23,7 +24,6 @@ from megatron_adaptra.transport.loopback import LoopbackNetwork
 from megatron_adaptra.transport.rules import parse_rules
 
 KINDS = ("eager", "rendezvous", "gloo")
-PATIENCE = 300.0  # seconds until a test is given up; nothing is measured against it
 MS = 1e-3
 
 # Each process is a fork of a server that has imported torch, and so starts in no time.

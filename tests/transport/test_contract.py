@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transport.ranks import KINDS, PATIENCE, Processes, full, run, threads, until
+from patience import PATIENCE
+from transport.ranks import KINDS, Processes, full, run, threads, until
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.gloo import open_lanes

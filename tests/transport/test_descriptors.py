@@ -10,7 +10,8 @@ import socket
 import pytest
 import torch
 import torch.distributed as dist
-from transport.ranks import PATIENCE, Processes, Seat
+from patience import PATIENCE
+from transport.ranks import Processes, Seat
 
 from megatron_adaptra.runtime.collectives.hierarchical import Links, descriptors_of
 from megatron_adaptra.transport.connect import new_devices

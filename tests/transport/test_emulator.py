@@ -8,7 +8,8 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transport.ranks import PATIENCE, threads, until
+from patience import PATIENCE
+from transport.ranks import threads, until
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.emulate import LinkEmulator
