@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 
@@ -17,3 +18,11 @@ def living(mark: str) -> dict[int, str]:
                 ranks = [text[5:] for text in variables if text.startswith("RANK=")]
                 found[int(entry.name)] = "".join(ranks)
     return found
+
+
+def outliving(mark: str) -> dict[int, str]:
+    """Those that live on for two minutes: the end of a process that is not ours is no event."""
+    deadline = time.monotonic() + 120
+    while (left := living(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left

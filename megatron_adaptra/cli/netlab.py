@@ -16,6 +16,7 @@ from megatron_adaptra.cli.output import print_json, try_stdout
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.measure import Measured
+from megatron_adaptra.netlab.output import Output
 from megatron_adaptra.netlab.shaper import SHAPERS
 from megatron_adaptra.transport.rules import SYNTAX
 from megatron_adaptra.transport.scenario import hosts_in, load_rules
@@ -103,7 +104,13 @@ def run(args: argparse.Namespace) -> int:
                     link = f"{each.rule.source}>{each.rule.target}"
                     say(f"this machine does not keep link {link}: {each.fault}")
         if args.do == "run":
-            statuses = lab.run(args.command, os.environ, _show, args.timeout)
+            out = Output(sys.stdout.fileno())
+
+            def show(host: int, line: bytes) -> None:
+                out.write(b"[%d] %s\n" % (host, line))
+
+            statuses = lab.run(args.command, os.environ, show, args.timeout, out.full)
+            out.drain()
             traffic = lab.traffic
             late = ""
             if traffic.held:
@@ -124,11 +131,6 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print_json(_plain(measured, lab))
     return status
-
-
-def _show(host: int, line: bytes) -> None:
-    sys.stdout.buffer.write(b"[%d] %s\n" % (host, line))
-    sys.stdout.buffer.flush()
 
 
 def _table(measured: Sequence[Measured]) -> Table:

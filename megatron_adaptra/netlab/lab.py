@@ -134,10 +134,12 @@ class Lab:
         environment: Mapping[str, str],
         on_line: Callable[[int, bytes], None],
         limit: float = math.inf,
+        full: Callable[[], bool] = lambda: False,
     ) -> list[int]:
         """Run `command` on every host, for `limit` seconds at most; the exit statuses.
 
-        `on_line(host, line)` gets its output. In words of the command {index} and {ip} are
+        `on_line(host, line)` gets its output; while `full()`, which is asked again and again, the
+        command waits until it can print more. In words of the command {index} and {ip} are
         replaced. To `environment` are added the variables that torchrun reads (one rank per host)
         and those of a rank by itself. SIGTERM and SIGINT end all, and raise AdaptraError.
         """
@@ -147,6 +149,8 @@ class Lab:
         def read(each: host.Host) -> bool:
             data = os.read(each.output, 65536)
             *lines, rest[each.index] = (rest[each.index] + data).split(b"\n")
+            if self._interrupted and full():  # it shall end, and not wait for a reader
+                lines, rest[each.index] = [], b""
             for line in lines:
                 if found := _ITERATION.search(line):
                     self.iteration = max(self.iteration, int(found[1]))
@@ -157,6 +161,18 @@ class Lab:
                 on_line(each.index, rest[each.index])
                 rest[each.index] = b""
             return bool(data)
+
+        held = False
+
+        def hold() -> None:
+            nonlocal held
+            if (full() and not self._interrupted) != held:
+                held = not held
+                for each in self._hosts:
+                    if held:
+                        self._loop.unwatch(each.output)
+                    else:
+                        self._loop.watch(each.output, partial(read, each))
 
         pidfds = []
         for each in self._hosts:
@@ -169,7 +185,7 @@ class Lab:
             each.send(task="run", command=words, environment=variables)
         before = {s: signal.signal(s, self._interrupt) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
-            self._until_ended(time.monotonic() + limit)
+            self._until_ended(time.monotonic() + limit, hold)
             if any(each.status is None for each in self._hosts):
                 self._stop(GRACE)
             for each in self._hosts:
@@ -213,7 +229,7 @@ class Lab:
 
         return reap
 
-    def _until_ended(self, deadline: float) -> None:
+    def _until_ended(self, deadline: float, hold: Callable[[], None]) -> None:
         """Until the command has ended everywhere, or has failed somewhere long enough ago."""
         failed_at = 0.0
 
@@ -221,6 +237,7 @@ class Lab:
             nonlocal failed_at
             now = time.monotonic()
             self._shape(now)
+            hold()
             if not failed_at and any(h.status for h in self._hosts):
                 failed_at = now
             late = now > deadline or (failed_at and now > failed_at + FAILED_GRACE)

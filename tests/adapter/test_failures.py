@@ -8,12 +8,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import living
+from processes import living, outliving
 from running import ENVIRONMENT, demo
 
 from megatron_adaptra.demo.launch import prepare
@@ -48,13 +47,6 @@ def training(out: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
             process.wait()
 
 
-def until_gone(out: Path) -> list[int]:
-    deadline = time.monotonic() + 120
-    while (left := list(living(str(out)))) and time.monotonic() < deadline:
-        time.sleep(0.1)  # there is no event for the end of a process that is not ours
-    return left
-
-
 @pytest.mark.cold
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank_is_named_with_the_op_and_all_end(victim: int, tmp_path: Path) -> None:
@@ -66,7 +58,7 @@ def test_a_killed_rank_is_named_with_the_op_and_all_end(victim: int, tmp_path: P
     assert re.search(r"waited [\d.]+ s for (SF|SB|F|B)\d+ \w+ stage \d \(rank \d\)", output) or (
         re.search(r"was in (iteration|the barrier before iteration) \d+ of (stock|adaptra)", output)
     )
-    assert until_gone(tmp_path) == []
+    assert outliving(str(tmp_path)) == {}
 
 
 @pytest.mark.cold
@@ -82,7 +74,7 @@ def test_a_frozen_rank_is_given_up_in_time(tmp_path: Path) -> None:
                 os.kill(frozen, signal.SIGCONT)
     assert process.returncode == 1
     assert "stage 1 (rank 1)" in output
-    assert until_gone(tmp_path) == []
+    assert outliving(str(tmp_path)) == {}
 
 
 @pytest.mark.cold
@@ -90,7 +82,7 @@ def test_killing_the_demo_itself_leaves_no_process(tmp_path: Path) -> None:
     with training(tmp_path) as process:
         process.kill()
         process.wait()
-    assert until_gone(tmp_path) == []
+    assert outliving(str(tmp_path)) == {}
 
 
 @pytest.mark.cold
@@ -100,7 +92,7 @@ def test_interrupting_the_demo_ends_it_cleanly(tmp_path: Path) -> None:
         output = process.communicate(timeout=300)[0]
     assert process.returncode == 1
     assert "interrupted" in output
-    assert until_gone(tmp_path) == []
+    assert outliving(str(tmp_path)) == {}
 
 
 @pytest.mark.parametrize(

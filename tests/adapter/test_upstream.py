@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import living
+from processes import outliving
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(Path(__file__).parent / "upstream")]
@@ -58,7 +58,7 @@ def test_upstreams_tests_end_as_with_stock(checkout: str, tmp_path: Path) -> Non
         pytest.skip(f"tests that train over several stages come with 0.19: add one to {NAME}")
     whole = with_loan(folder, lenders[0], tmp_path / "checkout")
     arms = {arm: run_all(whole, arm, tmp_path) for arm in arms_for(version)}
-    assert not living(str(tmp_path))
+    assert not outliving(str(tmp_path))
 
     stock = arms[STOCK]
     logs = f"logs of all ranks are in {tmp_path}"

@@ -53,18 +53,22 @@ def wait_for(process: subprocess.Popen[str], text: str, times: int) -> None:
     raise AssertionError(f"{text!r} did not come: {''.join(lines)}")
 
 
-def namespaces(pids: set[int] | None = None) -> set[str]:
-    """Network namespaces of these processes, or of all: that they are in, or hold open."""
+def namespaces() -> set[str]:
+    """Network namespaces that other processes are in, or hold open."""
     found = set()
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or (pids is not None and int(entry.name) not in pids):
-            continue
-        with contextlib.suppress(OSError):
-            found.add(os.readlink(entry / "ns/net"))
-            for fd in (entry / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    found.add(os.readlink(fd))
-    return {link for link in found if link.startswith("net:")}
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            found |= {name for _, name in namespaces_of(entry)}
+    return found
+
+
+def namespaces_of(process: Path) -> Iterator[tuple[Path, str]]:
+    """Links to them below a folder of /proc, and their names."""
+    with contextlib.suppress(OSError):
+        for link in (process / "ns/net", *(process / "fd").iterdir()):
+            with contextlib.suppress(OSError):
+                if (name := os.readlink(link)).startswith("net:"):
+                    yield link, name
 
 
 def listed(folder: str) -> set[str]:
@@ -78,12 +82,19 @@ class Remains:
         self.mark = mark
         self.segment = f"adaptra-{os.getpid()}-{abs(hash(mark))}"  # for the test to make
         self._inside: set[str] = set()
+        self._held: list[int] = []
         self._devices = listed("/sys/class/net")
 
     def see(self, hosts: int) -> dict[int, str]:
         """Note the namespaces of the laboratory, which is up; its processes, see `living`."""
         processes = living(self.mark)
-        self._inside = namespaces(set(processes)) - {os.readlink("/proc/self/ns/net")}
+        own = os.readlink("/proc/self/ns/net")
+        for pid in processes:
+            for link, name in namespaces_of(Path(f"/proc/{pid}")):
+                if name != own and name not in self._inside:
+                    # While it is held its number is no other's: laboratories of others come and go.
+                    self._held.append(os.open(link, os.O_RDONLY))
+                    self._inside.add(name)
         assert len(self._inside) >= hosts
         return processes
 
@@ -93,6 +104,8 @@ class Remains:
         while any(self._left().values()) and time.monotonic() < deadline:
             time.sleep(0.05)  # the kernel ends orphans, which is no event for us
         left = self._left()
+        for held in self._held:
+            os.close(held)
         assert not any(left.values()), left
 
     def _left(self) -> dict[str, object]:

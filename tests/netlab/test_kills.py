@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from labs import COMMAND, Remains, lab, running, wait_for
-from processes import living
+from processes import outliving
 
 from megatron_adaptra.netlab import lab as laboratory
 from megatron_adaptra.netlab.lab import Lab
@@ -22,6 +22,29 @@ tensor = torch.ones(1)
 dist.all_reduce(tensor)
 print(f"joined {tensor.item():g}", flush=True)
 dist.recv(tensor, 1 - dist.get_rank())
+"""
+# Host 0 prints without an end. When more than pipes hold has gone, it says so over the network.
+TALKS = """
+import os, socket, threading
+if os.environ["RANK"] == "0":
+    printed, enough = 0, threading.Event()
+    def talk():
+        global printed
+        while True:
+            printed += os.write(1, b"x" * 1023 + b"\\n")
+            if printed > 1 << 19: enough.set()
+    threading.Thread(target=talk, daemon=True).start()
+    enough.wait()
+    with socket.create_server((os.environ["HOST_IP"], 5000)) as server:
+        with server.accept()[0] as peer: peer.sendall(b"0")
+        threading.Event().wait()
+else:
+    while True:
+        try:
+            with socket.create_connection((os.environ["MASTER_ADDR"], 5000)) as peer: peer.recv(1)
+            break
+        except ConnectionRefusedError: pass
+    open(os.sys.argv[1], "w").write("heard")
 """
 SLOW = ["--no-measure", "--link", "0-1:20ms"]
 
@@ -54,6 +77,20 @@ def test_the_laboratory(shaper, signum, mark):
         assert len(remains.see(hosts=3)) > 9  # an init, a shell and its child on each
         process.send_signal(signum)
         process.wait(300)
+    remains.assert_none()
+
+
+def test_nobody_reads_what_is_printed(shaper, mark, tmp_path):
+    """The network goes on, and the laboratory ends when it is told to."""
+    remains, heard = Remains(mark), tmp_path / "heard"
+    os.mkfifo(heard)
+    words = ["run", "--shaper", shaper, *SLOW, "--", sys.executable, "-c", TALKS, str(heard)]
+    quiet = ["sh", "-c", 'exec "$@" 2> /dev/null', "sh"]  # else its errors are not read, either
+    with running([*quiet, *COMMAND, *words]) as process:
+        assert heard.read_text() == "heard"
+        remains.see(hosts=2)
+        process.terminate()
+        assert process.wait(300) == 1
     remains.assert_none()
 
 
@@ -176,4 +213,4 @@ def test_a_rank_that_waits_for_ever_is_ended(end, status, monkeypatch, mark, tmp
     with Lab(2, []) as network:
         statuses = network.run(["sh", "-c", script, sys.executable], os.environ, lambda *_: None)
     assert statuses == [128 + status, 128 + signal.SIGKILL]
-    assert living(mark) == {}
+    assert outliving(mark) == {}
