@@ -50,7 +50,8 @@ def test_losses_and_parameters_equal_stock_bit_for_bit(name: str, tmp_path: Path
 def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) -> None:
     """One replan into the delay, one out of it, none while healthy, and time is won."""
     # So long that what a busy machine adds to the ops is short beside it.
-    done = cold_summary(tmp_path, "--iterations", "27", "--delay", "250ms", "--slow-link", link)
+    words = ("--iterations", "42", "--from-iteration", "8", "--to-iteration", "17")
+    done = cold_summary(tmp_path, *words, "--delay", "250ms", "--slow-link", link)
     first, second = done["replans"]
     onset, end = done["config"]["from_iteration"], done["config"]["to_iteration"]
     assert onset < first["iteration"] < end < second["iteration"]
