@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # The test suite, with its own set-up; docs/testing.md says how it is built.
 #   scripts/test.sh          what CI runs: both lines of megatron-core, a covering selection of trainings
-#   scripts/test.sh --quick  for every commit: one line, nothing that starts cold or compares durations
+#   scripts/test.sh --quick  for every commit: one line, nothing cold, crowded or timed
 #   scripts/test.sh --full   before a release: all combinations and the large sizes
 #   scripts/test.sh [options of pytest]
 # ADAPTRA_TEST_NEWEST=0 leaves out the newest megatron-core (Python 3.12, its own environment).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
-mode=()
+mode=() jobs=2
 case "${1:-}" in
-  --quick | --full) mode=("$1") && shift ;;
+  --quick) mode=("$1") jobs=3 && shift ;; # its tests wait more than they compute
+  --full) mode=("$1") && shift ;;
 esac
 venv=${ADAPTRA_VENV:-$PWD/.venv} newest="" notes=()
 make_venv "$venv" demo,dev
@@ -41,7 +42,7 @@ if [ $# -gt 0 ]; then exec python "${run[@]}" "$@"; fi
 say_line() { echo "== $("$1" -c 'import platform; from importlib.metadata import version as v; print("megatron-core", v("megatron-core"), "on Python", platform.python_version())')"; }
 failed=()
 say_line python
-python "${run[@]}" -n 2 --durations=25 || failed+=("the first line")
+python "${run[@]}" -n "$jobs" --durations=25 || failed+=("the first line")
 if [ -n "$newest" ]; then
   wait "$making" || { echo "adaptra: no environment for the newest megatron-core" >&2 && exit 1; }
   trap - EXIT

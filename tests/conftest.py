@@ -30,7 +30,7 @@ SHARING = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the large sizes and whole products, too")
-    parser.addoption("--quick", action="store_true", help="leave out what is cold or timing")
+    parser.addoption("--quick", action="store_true", help="leave out what is cold, crowd or timing")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """What the mode leaves out is deselected, which the last line of a run counts."""
     left_out = set() if config.getoption("--full") else {"large"}
     if config.getoption("--quick"):
-        left_out |= {"cold", "timing"}
+        left_out |= {"cold", "crowd", "timing"}
     chosen, others = [], []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from megatron_adaptra import waits
 from megatron_adaptra.runtime.store import KeyValueStore
 
 
@@ -22,9 +25,17 @@ class FailureLog:
         """The entry, or an empty string."""
         return self._text
 
-    def dead_ranks(self) -> list[int]:
-        """Global ranks that are known to have died."""
-        return []
+    def missing(self) -> dict[str, list[int]]:
+        """Global ranks that are known to do nothing any more, by what happened to them."""
+        return {}
+
+    def end_of_waits(self, rank: int, peer: int, text: str, seconds: float) -> str:
+        """What the last rank in a row of waits says: `rank` waits for `peer`, that for a third, ...
+
+        `text`: what `rank` says. The others have `seconds` to say theirs, since ranks that wait
+        for the same culprit did not begin at the same moment.
+        """
+        return text
 
     def connected(self, serial: int, neighbours: Mapping[int, int]) -> None:
         """The ranks have connected to each other, for the `serial`-th time.
@@ -62,19 +73,38 @@ class SharedFailureLog(FailureLog):
         """The first entry of any rank; this one's own if the store does not answer in 2 seconds."""
         return self._store.get(f"{self._serial}/first") or super().read()
 
-    def dead_ranks(self) -> list[int]:
-        """Ranks of this machine whose process has ended, or is ending."""
-        return [rank for rank, pid in self._neighbours.items() if not _alive(pid)]
+    def missing(self) -> dict[str, list[int]]:
+        """Ranks of this machine whose process "died" (or is ending), or is "stopped"."""
+        found: dict[str, list[int]] = {}
+        for rank, pid in self._neighbours.items():
+            if state := _state(pid):
+                found.setdefault(state, []).append(rank)
+        return found
+
+    def end_of_waits(self, rank: int, peer: int, text: str, seconds: float) -> str:
+        """As FailureLog with `rank`, `peer` and `text`, for `seconds`, wherever the ranks are."""
+        self._store.put(f"{self._serial}/waits/{rank}", json.dumps([peer, text]))
+        end, passed = time.monotonic() + seconds, {rank}
+        while time.monotonic() < end and peer not in passed and not self.read():
+            said = self._store.get(f"{self._serial}/waits/{peer}")
+            if said is None:
+                time.sleep(waits.LOOK_UP)  # torch's own wait for a key complains on stderr
+                continue
+            passed.add(peer)
+            peer, text = json.loads(said)
+        return text
 
 
 _PF_EXITING = 4  # of the kernel's process flags: set before a process that ends closes its sockets
 
 
-def _alive(pid: int) -> bool:
-    """Whether a process runs; one that is ending, or has ended and was not collected, does not."""
+def _state(pid: int) -> str:
+    """Why a process does nothing; empty for one that may run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         state, flags = fields[0], int(fields[6])
     except (OSError, IndexError):
-        return False
-    return state not in ("Z", "X") and not flags & _PF_EXITING
+        return "died"
+    if state in ("Z", "X") or flags & _PF_EXITING:
+        return "died"
+    return "stopped" if state in ("T", "t") else ""

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.runtime.failure_log import FailureLog
@@ -37,20 +38,32 @@ class Watchdog:
         return f"stage {stage} (rank {self.ranks[stage]})"
 
     def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
-        """The error to raise when a wait for stage `peer` has failed; the others learn it."""
+        """The error to raise when a wait for stage `peer` has failed; the others learn it.
+
+        The ranks between this one and the culprit get half the time that it waited to say so.
+        """
         reason = str(error).partition(": ")[2] or str(error)
-        return PeerLost(self.describe(f": {reason}"))
+        return PeerLost(self._describe(f": {reason}", peer))
 
     def describe(self, reason: str = "") -> str:
         """What this rank was doing and the `reason` of its end; written into the failure log."""
+        return self._describe(reason)
+
+    def _describe(self, reason: str, peer: int | None = None) -> str:
+        """`peer`: the stage that does not answer, if there is time to ask why."""
         own = f"{self.name(self.stage)} {self._doing()}{reason}"
+        missing = self.failure_log.missing()
+        text = own + "".join(f"; {what}: {_ranks(ranks)}" for what, ranks in missing.items())
+        if peer is not None and self.waits_for is not None and not missing:
+            seconds = min(waits.CHAIN, (time.monotonic() - self.waits_for[2]) / 2)
+            rank, other = self.ranks[self.stage], self.ranks[peer]
+            text = self.failure_log.end_of_waits(rank, other, own, seconds)
+        # Whoever noticed first saw the culprit, the rest may see each other go.
         first = self.failure_log.read()
-        if first:  # whoever noticed first saw the culprit, the rest may see each other go
-            return f"{own}; first noticed: {first}"
-        dead = self.failure_log.dead_ranks()
-        died = f"; died: {', '.join(f'rank {rank}' for rank in dead)}" if dead else ""
-        self.failure_log.write(own + died)
-        return own + died
+        if not first:
+            self.failure_log.write(text)
+            first = text
+        return first if first.startswith(own) else f"{own}; first noticed: {first}"
 
     def _doing(self) -> str:
         if self.waits_for is None:
@@ -77,3 +90,7 @@ class Watchdog:
         if isinstance(error, RuntimeError) and ("peer" in text or "timed out" in text):
             return self.describe()
         return ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(f"rank {rank}" for rank in ranks)

@@ -73,7 +73,7 @@ def test_a_frozen_rank_is_given_up_in_time(tmp_path: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(frozen, signal.SIGCONT)
     assert process.returncode == 1
-    assert "stage 1 (rank 1)" in output
+    assert "; stopped: rank 1" in output
     assert outliving(str(tmp_path)) == {}
 
 

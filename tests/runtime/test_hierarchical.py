@@ -211,6 +211,7 @@ def many_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.crowd
 @pytest.mark.usefixtures("many_files")
 def test_a_large_group_has_the_backends_results():
     seed = random.randrange(2**32)

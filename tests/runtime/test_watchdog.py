@@ -21,8 +21,8 @@ from megatron_adaptra.runtime.watchdog import Watchdog
 
 
 class Dead(FailureLog):
-    def dead_ranks(self):
-        return [6]
+    def missing(self):
+        return {"died": [6]}
 
 
 def test_loss_names_stage_rank_op_and_peer():
@@ -146,7 +146,7 @@ def test_sigterm_ends_a_process_that_gloo_holds(tmp_path):
 
 def notes(seat):
     failure_log = SharedFailureLog()
-    before = failure_log.read(), failure_log.dead_ranks()
+    before = failure_log.read(), failure_log.missing()
     seat.meet()
     failure_log.write(f"rank {seat.rank} was first")
     seat.meet()
@@ -159,34 +159,66 @@ def test_first_word_stays_for_all():
     with Processes(notes, ranks=3) as processes:
         results = [processes.result(rank) for rank in range(3)]
     for before, words, later in results:
-        assert before == ("", [])
+        assert before == ("", {})
         assert re.fullmatch("rank [012] was first", words)
         assert words == later == results[0][1]
 
 
-def sees_the_dead(seat):
+def sees_who_is_missing(seat):
     """Ranks 0 and 1 are on one machine, 2 is on another."""
     failure_log = SharedFailureLog()
     places = [None] * 3
     dist.all_gather_object(places, Place.here()._replace(kernel="elsewhere" * (seat.rank > 1)))
     failure_log.connected(0, neighbours(places, seat.rank))
-    seat.say("ready")
+    seat.say(os.getpid())
     if seat.rank:
         time.sleep(PATIENCE)
-    until(lambda: failure_log.dead_ranks() != [], "somebody is missed")
+    until(lambda: failure_log.missing() != {}, "somebody is missed")
     watchdog = Watchdog(0, [0, 1, 2], failure_log)
-    return failure_log.dead_ranks(), watchdog.describe()
+    return failure_log.missing(), watchdog.describe()
 
 
-def test_killed_process_is_named():
-    with Processes(sees_the_dead, ranks=3) as processes:
-        for rank in range(3):
-            assert processes.heard(rank) == "ready"
-        processes.kill(2)
-        processes.kill(1)
-        dead, words = processes.result(0)
-    assert dead == [1]
-    assert words == "stage 0 (rank 0) was in start-up; died: rank 1"
+@pytest.mark.parametrize(
+    ("signum", "what"), [(signal.SIGKILL, "died"), (signal.SIGSTOP, "stopped")]
+)
+def test_a_process_that_is_gone_or_stopped_is_named(signum, what):
+    with Processes(sees_who_is_missing, ranks=3) as processes:
+        pids = [processes.heard(rank) for rank in range(3)]
+        os.kill(pids[2], signum)
+        os.kill(pids[1], signum)
+        missing, words = processes.result(0)
+        for pid in pids[1:] if signum == signal.SIGSTOP else []:
+            os.kill(pid, signal.SIGKILL)
+    assert missing == {what: [1]}
+    assert words == f"stage 0 (rank 0) was in start-up; {what}: rank 1"
+
+
+def waits_in_a_row(seat):
+    """Rank 3 waits for 2, that for 1, that for 0, which hangs; the farthest gives up first.
+
+    As in a pipeline whose first stage hangs: the others began to wait earlier the later they are.
+    """
+    watchdog = Watchdog(seat.rank, [0, 1, 2, 3], SharedFailureLog())
+    seat.meet()
+    if seat.rank == 0:
+        seat.meet()  # it hangs, for its neighbours
+        return ""
+    time.sleep(0.3 * (3 - seat.rank))
+    begun = time.monotonic() - 4.0
+    watchdog.waits_for = Op.parse(f"F{seat.rank}"), seat.rank - 1, begun
+    words = watchdog.lost(Op.parse("F0"), seat.rank - 1, PeerLost("peer: timed out"))
+    seat.meet()
+    return str(words)
+
+
+def test_all_name_the_end_of_the_row_of_waits_whoever_gives_up_first():
+    with Processes(waits_in_a_row, ranks=4) as processes:
+        _, *words = (processes.result(rank) for rank in range(4))
+    culprit = r"stage 1 \(rank 1\) waited \d\.\d s for F1 from stage 0 \(rank 0\): timed out"
+    assert re.fullmatch(culprit, words[0])
+    for rank in (2, 3):
+        own = rf"stage {rank} \(rank {rank}\) waited \d\.\d s for F{rank} from .*: timed out"
+        assert re.fullmatch(rf"{own}; first noticed: {culprit}", words[rank - 1])
 
 
 def outlives_the_store(seat):
@@ -194,7 +226,7 @@ def outlives_the_store(seat):
     seat.say("ready")
     until(lambda: not _reaches_store(), "the store is gone")
     failure_log.write("something")
-    return failure_log.read(), failure_log.dead_ranks()
+    return failure_log.read(), failure_log.missing()
 
 
 def _reaches_store() -> bool:
@@ -205,8 +237,8 @@ def _reaches_store() -> bool:
     return True
 
 
-def test_notebook_outlives_its_store():
+def test_the_failure_log_outlives_its_store():
     with Processes(outlives_the_store, ranks=1) as processes:
         assert processes.heard(0) == "ready"
         processes.drop_store()
-        assert processes.result(0) == ("something", [])
+        assert processes.result(0) == ("something", {})
