@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,14 @@ _WORKER = "megatron_adaptra.demo.worker"
 _OURS = "adaptra: "  # a line of a rank that begins so is ours; a rank that fails says why
 _GRACE = 25.0  # seconds that torchrun gets to end its ranks
 _LONGEST_LINE, _MESSAGES = 2**16, 100  # bytes of a line, and lines of ours, that are kept
+_LINES_AHEAD = 1000  # of the ranks that a slow reader has not got yet
 _HOST = {"torch": "torch", "megatron.core": "megatron-core"}  # module: package
 RESULTS = (
     "ranks.log", "summary.json", "decisions.jsonl", "timeline.json", "report.html", "report.png",
 )  # fmt: skip
 _EXTRA = ("einops", "packaging", "regex", "six")  # what these import; without matplotlib no PNG
 
-OnLine = Callable[[str], int | None]
+OnLine = Callable[[str], None]
 
 
 def require_megatron() -> None:
@@ -89,12 +92,12 @@ def launch(
         tempfile.TemporaryDirectory(prefix="data-", dir=out, ignore_cleanup_errors=True) as data,
     ):
 
-        def on_line(line: str) -> int | None:
-            """The iteration that a line of progress reports; all others go to the log."""
+        def on_line(line: str) -> None:
+            """Report a line of progress; all others go to the log."""
             step = _progress(line)
             if step is not None:
                 on_progress(step)
-                return int(step["iteration"])
+                return
             try:
                 log.write(line.encode(errors="replace"))
             except OSError as error:  # a full disk, on which there will be no results either
@@ -103,7 +106,6 @@ def launch(
             ends = line.startswith(_OURS) and GOES_ON not in line
             if ends and line not in messages and len(messages) < _MESSAGES:
                 messages.append(line)
-            return None
 
         if options.netlab:
             give(out, *map(Path, (out / MARKER, log.name, data)))
@@ -157,11 +159,22 @@ def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], on_line
 def _in_lab(options: DemoOptions, environment: Mapping[str, str], on_line: OnLine) -> int:
     """One rank per host of a laboratory; its links change when the iterations say so."""
     command = [sys.executable, "-m", _WORKER, options.dump()]
-    with Lab(options.world, options.host_rules, options.seed) as lab:
+    handed: deque[Future[None]] = deque()
+    # What moves packets does not wait for a terminal that nobody reads.
+    with Lab(options.world, options.host_rules, options.seed) as lab, ThreadPoolExecutor(1) as pool:
 
         def of_host(_: int, line: bytes) -> None:
-            iteration = on_line(line.decode(errors="replace") + "\n")
-            if iteration is not None:
-                lab.iteration = iteration + 1
+            text = line.decode(errors="replace") + "\n"
+            if (step := _progress(text)) is not None:
+                lab.iteration = step["iteration"] + 1
+            handed.append(pool.submit(on_line, text))
 
-        return max(lab.run(command, environment, of_host))
+        def full() -> bool:
+            while handed and handed[0].done():
+                handed.popleft().result()
+            return len(handed) > _LINES_AHEAD
+
+        status = max(lab.run(command, environment, of_host, full=full))
+        for line in handed:
+            line.result()
+    return status

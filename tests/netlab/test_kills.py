@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from labs import COMMAND, Remains, lab, running, wait_for
+from patience import PATIENCE
 from processes import outliving
+from transport.ranks import until
 
 from megatron_adaptra.netlab import lab as laboratory
 from megatron_adaptra.netlab.lab import Lab
@@ -47,6 +51,10 @@ else:
     open(os.sys.argv[1], "w").write("heard")
 """
 SLOW = ["--no-measure", "--link", "0-1:20ms"]
+DEMO = [
+    sys.executable, "-m", "megatron_adaptra", "demo", "--netlab", "--stages", "2",
+    "--microbatches", "2", "--hidden-size", "32", "--seq-length", "16",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -171,17 +179,36 @@ def test_the_demo_that_started_the_laboratory(mark):
     if lab("run", "--hosts", "2", "--", "true").returncode:
         pytest.skip("no laboratory here")
     remains = Remains(mark)
-    demo = [
-        sys.executable, "-m", "megatron_adaptra", "demo", "--netlab", "--stages", "2",
-        "--microbatches", "2", "--hidden-size", "32", "--seq-length", "16", "--iterations", "1000",
-        "--out", mark,
-    ]  # fmt: skip
-    with running(demo) as process:
+    with running([*DEMO, "--iterations", "1000", "--out", mark]) as process:
         wait_for(process, "iteration 8:", 1)
         processes = remains.see(hosts=2)
         assert {"0", "1"} <= set(processes.values())
         process.kill()
     remains.assert_none()
+
+
+def test_nobody_reads_the_progress_of_the_demo(tmp_path):
+    """Its network goes on, and so does the training."""
+    pytest.importorskip("megatron.core")
+    if lab("run", "--hosts", "2", "--", "true").returncode:
+        pytest.skip("no laboratory here")
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writer, b"full"):
+            pass
+    os.set_blocking(writer, True)
+    out = tmp_path / "out"
+    demo = [*DEMO, "--iterations", "20", "--delay", "20ms", "--out", str(out)]
+    with subprocess.Popen(demo, stdout=subprocess.DEVNULL, stderr=writer) as process:
+        os.close(writer)
+        try:
+            until(out.joinpath("summary.json").exists, "the results of a training")
+            with open(reader, "rb") as errors:
+                assert b"iteration 8:" in errors.read()
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
 
 
 def test_a_host():
