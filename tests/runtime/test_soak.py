@@ -75,6 +75,7 @@ def soak(seat: Seat, iterations: int) -> list[tuple[tuple[int, int], int, int]]:
         if iteration % 16 == 0:  # no stage is far ahead of the planning, as in a real training
             until(lambda i=iteration: leader.status.get("iteration", 0) >= i - 1, "a report")
         if iteration in (SETTLED, iterations - 1):
+            leader.drain(PATIENCE)  # a search under way holds memory, too
             gc.collect()
             found.append((in_use(), threading.active_count(), len(os.listdir("/proc/self/fd"))))
     assert log.in_force > iterations // 2000
