@@ -57,7 +57,8 @@ def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) ->
     assert onset < first["iteration"] < end < second["iteration"]
     assert done["detected_after_iterations"] <= 3
     assert first["warmup_before"] == second["warmup_after"] == [4, 3, 2, 1]
-    assert done["speedup_slow"] > 1.5
+    # Under the plan; how long planning took is another matter.
+    assert done["arms"]["stock"]["phases"]["slow"]["iteration_ms"] > 1.5 * first["measured_ms"]
     # What was planned is what ran: the measured order of ops is the plan's, stage by stage.
     plan = Schedule.parse(read_log(tmp_path / "decisions.jsonl")[0]["plan"])
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
