@@ -13,6 +13,7 @@ import torch.distributed as dist
 from patience import PATIENCE
 from transport.ranks import Processes, until
 
+from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.runtime.failure_log import FailureLog, SharedFailureLog
@@ -198,14 +199,17 @@ def waits_in_a_row(seat):
 
     As in a pipeline whose first stage hangs: the others began to wait earlier the later they are.
     """
-    watchdog = Watchdog(seat.rank, [0, 1, 2, 3], SharedFailureLog())
-    seat.meet()
+    failure_log = SharedFailureLog()
+    watchdog = Watchdog(seat.rank, [0, 1, 2, 3], failure_log)
     if seat.rank == 0:
         seat.meet()  # it hangs, for its neighbours
         return ""
-    time.sleep(0.3 * (3 - seat.rank))
-    begun = time.monotonic() - 4.0
-    watchdog.waits_for = Op.parse(f"F{seat.rank}"), seat.rank - 1, begun
+    if seat.rank < 3:
+        behind = f"0/waits/{seat.rank + 1}"
+        until(lambda: failure_log._store.get(behind) is not None, "the one behind gives up")
+    waits.CHAIN = PATIENCE
+    waited = 4.0 if seat.rank == 1 else 2.0 * PATIENCE
+    watchdog.waits_for = Op.parse(f"F{seat.rank}"), seat.rank - 1, time.monotonic() - waited
     words = watchdog.lost(Op.parse("F0"), seat.rank - 1, PeerLost("peer: timed out"))
     seat.meet()
     return str(words)
@@ -217,7 +221,7 @@ def test_all_name_the_end_of_the_row_of_waits_whoever_gives_up_first():
     culprit = r"stage 1 \(rank 1\) waited \d\.\d s for F1 from stage 0 \(rank 0\): timed out"
     assert re.fullmatch(culprit, words[0])
     for rank in (2, 3):
-        own = rf"stage {rank} \(rank {rank}\) waited \d\.\d s for F{rank} from .*: timed out"
+        own = rf"stage {rank} \(rank {rank}\) waited \d+\.\d s for F{rank} from .*: timed out"
         assert re.fullmatch(rf"{own}; first noticed: {culprit}", words[rank - 1])
 
 
