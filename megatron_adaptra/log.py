@@ -6,6 +6,7 @@ Nobody who writes here is ended or held up by it: a line that cannot be written 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import queue
 import select
@@ -91,15 +92,23 @@ class LogFile:
                 flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
                 fd = os.open(self._path, flags, 0o666)
                 try:
+                    # Else another job's line under way would be taken for one of a full disk.
+                    self._lock(fd, fcntl.LOCK_EX)
                     size = os.fstat(fd).st_size
                     if line and size and os.pread(fd, 1, size - 1) != b"\n":  # a disk was full
                         line = b"\n" + line
                     while line:
                         line = line[os.write(fd, line) :]
                 finally:
+                    self._lock(fd, fcntl.LOCK_UN)  # closing does not, when a fork has it too
                     os.close(fd)
             except (OSError, ValueError) as error:  # ValueError: no name of a file
                 if not said:
                     reason = getattr(error, "strerror", None) or error
                     log_line(f"{self._what} cannot be logged in {str(self._path)!r}: {reason}")
                 said = True
+
+    @staticmethod
+    def _lock(fd: int, how: int) -> None:
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(fd, how)

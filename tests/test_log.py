@@ -95,3 +95,15 @@ def test_after_half_a_line_the_next_one_is_whole(tmp_path: Path) -> None:
     first, half, last = path.read_text().splitlines()
     assert first == last == line
     assert line.startswith(half)
+
+
+def test_jobs_that_share_a_file_leave_each_others_lines_whole(tmp_path: Path) -> None:
+    """A line of pages grows while it is written; another job must not take it for a half."""
+    path, line, count = tmp_path / "log", 3000 * "x", 100
+    logs = [LogFile(path, "lines") for _ in range(3)]
+    for _ in range(count):
+        for log in logs:
+            log.write(line)
+    for log in logs:
+        log.close()
+    assert path.read_text().splitlines() == 3 * count * [line]
