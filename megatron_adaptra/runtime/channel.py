@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,20 +28,47 @@ _TELL = 64  # frames after which the peer is told that they have been taken
 class Channel:
     """Ordered messages to and from one `peer` of a transport; one thread may receive.
 
-    Nothing here waits for the peer but `receive` and `flush`. `lost`: why no message can come any
-    more, or empty. `heard`: when the last frame came, on the monotonic clock.
+    Nothing here waits for the peer but `receive`, `flush` and `reopen`. `relink`: connects the
+    transport anew, and says whether it has, before an event is set. `lost`: why no message can
+    come, or empty. `heard`: when the last frame came, on the monotonic clock.
     """
 
-    def __init__(self, transport: Transport, peer: int) -> None:
-        self._transport, self.peer = transport, peer
+    def __init__(
+        self,
+        transport: Transport,
+        peer: int,
+        relink: Callable[[threading.Event], bool] | None = None,
+    ) -> None:
+        self._transport, self.peer, self._relink = transport, peer, relink
+        self._sending, self._reopening = threading.Lock(), threading.Lock()
+        self._frame = torch.empty(_FRAME, dtype=torch.uint8)
+        self._begin()
+
+    def _begin(self) -> None:
         self.lost, self.heard = "", time.monotonic()
-        self._sending = threading.Lock()
         self._works: deque[Work] = deque()  # sends that the peer has not taken, as far as is known
         self._sent = self._taken = 0  # frames, and those of them that the peer has taken
         self._received = self._told = 0  # frames, and those of them that the peer knows of
-        self._frame = torch.empty(_FRAME, dtype=torch.uint8)
         self._posted: Work | None = None  # the receive of the next frame
         self._data, self._left = bytearray(), 0  # of a message that has come in part
+
+    @property
+    def renews(self) -> bool:
+        """Whether it can be opened again when it is lost."""
+        return self._relink is not None
+
+    def reopen(self, over: threading.Event) -> bool:
+        """Wait until a lane that is lost is whole again, or `over` is set; whether it is.
+
+        What was under way is lost.
+        """
+        with self._reopening:
+            if self.lost and (self._relink is None or not self._relink(over)):
+                return False
+            with self._sending:
+                if self.lost:
+                    self._begin()
+            return True
 
     def send(self, message: dict[str, Any]) -> bool:
         """Send `message`, which JSON can hold; any thread may. False when it cannot be sent now.

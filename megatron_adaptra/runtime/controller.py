@@ -5,9 +5,9 @@ report, and ranks that have to run the same order because they meet these in col
 parallel ones), which do not.
 
 Messages are received by one thread per channel; another one sends what the training thread hands
-it, and a heartbeat, so that no lane is ever idle. The training thread only looks, at an iteration
-boundary, which plan is in force. Nothing that fails here ends the training: it costs new plans, and
-is said once.
+it, and a heartbeat, so that no lane is ever idle; a lane that is lost is opened again. The training
+thread only looks, at an iteration boundary, which plan is in force. Nothing that fails here ends
+the training: it costs new plans, and is said once.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Controller(ABC):
         self._last: IterationRecord | None = None
         self._said: set[str] = set()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._leaving = threading.Event()  # nobody opens a lane again
         self._ending = threading.Event()  # nobody waits for messages any more
         self._threads = [threading.Thread(target=self._work, name="adaptra-control", daemon=True)]
         self._threads += [
@@ -76,6 +77,7 @@ class Controller(ABC):
     def close(self) -> None:
         """End the control threads: all wait for each other, but `waits.GOODBYE` at most."""
         worker, *listeners = self._threads
+        self._leaving.set()
         self._jobs.put(None)
         worker.join(waits.GOODBYE)
         self._take_leave()
@@ -108,10 +110,13 @@ class Controller(ABC):
 
     def _say(self, what: str, error: object = None) -> None:
         """Say once that something has failed, and how it did the first time."""
+        how = "" if error is None else f" ({type(error).__name__}: {str(error)[:200]})"
+        self._say_once(what, f"{how}; {GOES_ON} with the plan in force")
+
+    def _say_once(self, what: str, more: str = "") -> None:
         if what not in self._said:
             self._said.add(what)
-            how = "" if error is None else f" ({type(error).__name__}: {str(error)[:200]})"
-            log_line(f"{what}{how}; {GOES_ON} with the plan in force")
+            log_line(what + more)
 
     # On the threads of the channels.
 
@@ -124,6 +129,11 @@ class Controller(ABC):
                         return
                 except BadMessage as error:
                     self._refuse(channel, error)
+                except PeerLost as error:
+                    self._lose(channel, error)
+                    if not channel.reopen(self._leaving):
+                        return
+                    self._say_once(f"member {channel.peer} is heard again")
         except Exception as error:
             self._lose(channel, error)
 
@@ -148,7 +158,8 @@ class Controller(ABC):
     def _lose(self, channel: Channel, error: Exception) -> None:
         channel.lost = channel.lost or str(error)
         if not self._ending.is_set():
-            self._say(f"no plan is changed any more: member {channel.peer} is not heard", error)
+            when = "while" if channel.renews else "any more:"
+            self._say(f"no plan is changed {when} member {channel.peer} is not heard", error)
 
     # On the thread that sends.
 
@@ -174,7 +185,10 @@ class Controller(ABC):
             channel.send({"kind": "alive", "run": ANY_RUN})
             silent = time.monotonic() - channel.heard
             if silent > waits.QUIET and not channel.lost:
-                self._say(f"no plan is changed while member {channel.peer} is silent")
+                if channel.renews:  # a lane whose packets a firewall drops looks like this
+                    channel.lost = f"silent for {silent:.3g} s"
+                else:
+                    self._say(f"no plan is changed while member {channel.peer} is silent")
 
     def _report_of(self, record: IterationRecord) -> dict[str, Any]:
         """The message, with the step and the whole of the iteration before.

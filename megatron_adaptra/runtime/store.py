@@ -14,21 +14,28 @@ from megatron_adaptra import waits
 Answer = TypeVar("Answer")
 
 
-class KeyValueStore:
-    """Of `store`, keys with a `prefix`; without one of the job's own, over another connection."""
+def connection() -> Any:
+    """The job's own store, over another connection: who hangs in it holds up nobody else."""
+    store = dist.distributed_c10d._get_default_store()
+    with contextlib.suppress(RuntimeError):  # some kinds have none
+        return store.clone()
+    return store
 
-    def __init__(self, prefix: str, store: dist.Store | None = None) -> None:
-        if store is None:
-            store = dist.distributed_c10d._get_default_store()
-            with contextlib.suppress(RuntimeError):  # a request that hangs holds up nobody else's
-                store = store.clone()
-        self._store: Any = store
-        self._prefix = prefix
+
+class KeyValueStore:
+    """Keys with a `prefix`, of the store that `connect` gives; a connection that fails is renewed.
+
+    It may be idle for days, which firewalls do not like.
+    """
+
+    def __init__(self, prefix: str, connect: Callable[[], Any] = connection) -> None:
+        self._connect, self._store = connect, connect()
+        self._prefix, self._open = prefix, True
         self._busy = threading.Lock()  # one request at a time: those that hang do not add up
 
     def close(self) -> None:
         """End the connection; from now on nobody answers."""
-        self._store = None
+        self._open, self._store = False, None
 
     def put(self, key: str, text: str) -> bool:
         """Set `key` to `text`; False when that is not certain to have worked."""
@@ -65,6 +72,11 @@ class KeyValueStore:
             try:
                 with contextlib.suppress(Exception):
                     found.append(act())
+                    return
+                with contextlib.suppress(Exception):
+                    if self._open:
+                        self._store = self._connect()
+                        found.append(act())
             finally:
                 self._busy.release()
 

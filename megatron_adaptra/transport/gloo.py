@@ -100,6 +100,18 @@ class GlooTransport:
         inbox.post(work)
         return work
 
+    def replace(
+        self, peer: int, outgoing: Mapping[int, Lane], incoming: Mapping[int, Lane]
+    ) -> None:
+        """From now on use new lanes to and from `peer`; what is under way on the old ones is lost.
+
+        Raises PeerLost if this side is closed.
+        """
+        self._refuse_closed(incoming[peer])
+        self._inboxes[peer].close()
+        self._inboxes[peer] = _Inbox(incoming[peer], self.device)
+        self._out[peer] = outgoing[peer]
+
     def close(self) -> None:
         """Abort what is under way and end the threads."""
         if self._closed:
@@ -323,18 +335,19 @@ def open_lanes(
     who: str = "stage",
     devices: Sequence[Any] = (),
     timeout: float | None = None,
+    store: dist.Store | None = None,
 ) -> tuple[dict[int, Lane], dict[int, Lane]]:
     """One group per directed link in `links` (source stage, target stage) of those on `ranks`.
 
     Returns the lanes out of and into this rank, by peer stage. The groups are made by their two
-    members alone, over the default store; `name` keeps two sets of lanes apart. `who`: what errors
-    call an index of `ranks`. `devices`: to share; then a link serves both directions, with one
-    connection. Raises PeerLost, which names it, if a peer does not come in `timeout` seconds
-    (`waits.CONNECT`).
+    members alone, over `store` (torch's default one); `name` keeps two sets of lanes apart. `who`:
+    what errors call an index of `ranks`. `devices`: to share; then a link serves both directions,
+    with one connection. Raises PeerLost, which names it, if a peer does not come in `timeout`
+    seconds (`waits.CONNECT`).
     """
     timeout = waits.CONNECT if timeout is None else timeout
     me = dist.get_rank()
-    store = dist.distributed_c10d._get_default_store()
+    store = store or dist.distributed_c10d._get_default_store()
     mine = [(s, t) for s, t in links if me in (ranks[s], ranks[t])]
     make_room(len(mine))
     outgoing: dict[int, Lane] = {}

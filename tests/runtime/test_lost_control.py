@@ -24,9 +24,12 @@ from megatron_adaptra.runtime.agreement import Ballot, Board, Proposal, pack
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Member
 from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.transport.connect import new_devices
+from megatron_adaptra.transport.gloo import GlooTransport
 
 SLOW = {(1, 2): 0.04, (2, 1): 0.04}
 STOCK = (3, 2, 1)
@@ -180,11 +183,16 @@ def trains(seat: Seat, what: str) -> Any:
     The depth of stage 0's warmup in each iteration, and what was said.
     """
     shorten(setattr)
+    if what == "silence":
+        waits.QUIET = 1.0
     told = os.memfd_create("stderr")
     os.dup2(told, 2)
-    before = sockets()
-    channel = Channel(seat.open("control"), 1 - seat.rank)
-    opened, board = sockets() - before, Board(KeyValueStore("adaptra/"))
+    before = sockets()  # of the store, and of the other lanes
+    peer, transport = 1 - seat.rank, seat.open("control")
+    assert isinstance(transport, GlooTransport)
+    relink = Relink(transport, (0, 1), peer, "control", new_devices())
+    channel = Lane(transport, peer, None if what == "cut for good" else relink)
+    board = Board(KeyValueStore("adaptra/"))
     controller: Watched | Member
     if seat.rank == 0:
         estimator = Estimator(8, ["one"] * 2, None, 1000)
@@ -199,7 +207,7 @@ def trains(seat: Seat, what: str) -> Any:
         ran.append(controller.begin(iteration).warmup[0])
         if iteration == 8:
             seat.meet()
-            happens(what, seat, controller, channel, opened)
+            happens(what, seat, channel, before)
             seat.meet()
         delay = 0.04 if iteration >= 10 else 1e-4
         controller.report(record(seat.rank, iteration, {1 - seat.rank: delay}, count=8))
@@ -210,17 +218,44 @@ def trains(seat: Seat, what: str) -> Any:
     return ran, os.pread(told, 10_000, 0).decode()
 
 
-def happens(what: str, seat: Seat, controller: Any, channel: Channel, opened: set[int]) -> None:
+class Lane(Channel):
+    """Counts how often it is whole again; `mute`: what is sent is lost without a word."""
+
+    mute, times = False, 0
+
+    def send(self, message: dict[str, Any]) -> bool:
+        return self.mute or super().send(message)
+
+    def reopen(self, over: threading.Event) -> bool:
+        self.mute = False
+        whole = super().reopen(over)
+        self.times += whole
+        return whole
+
+
+def happens(what: str, seat: Seat, channel: Lane, others: set[int]) -> None:
     if what == "a quiet week":
         last = time.monotonic() + 3 * waits.FOREVER
         until(lambda: min(channel.heard, time.monotonic()) > last, "the other side beats")
-    elif what == "a cut":
-        if seat.rank == 0:
-            for number in opened:
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
-                    if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        one.shutdown(socket.SHUT_RDWR)
-        until(lambda: bool(channel.lost), "the cut is noticed")
+    elif what == "silence":
+        channel.mute = True
+        until(lambda: channel.times > 0, "the lane is whole again")
+    elif what.startswith("cut"):
+        for _ in range(2 if what == "cut twice" else 1):
+            times = channel.times
+            seat.meet()
+            if seat.rank == 0:
+                cut(sockets() - others)
+            until(lambda n=times: bool(channel.lost) or channel.times > n, "the cut is noticed")
+            if what != "cut for good":
+                until(lambda n=times: channel.times > n, "the lane is whole again")
+
+
+def cut(connections: set[int]) -> None:
+    for number in connections:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+            if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                one.shutdown(socket.SHUT_RDWR)
 
 
 def sockets() -> set[int]:
@@ -241,10 +276,23 @@ def test_a_quiet_week_ends_no_lane() -> None:
     assert told == heard == ""
 
 
-def test_a_connection_that_is_cut_costs_new_plans_alone() -> None:
-    with Processes(trains, "a cut") as processes:
+def test_a_connection_that_cannot_be_made_anew_costs_new_plans_alone() -> None:
+    with Processes(trains, "cut for good") as processes:
         (leads, told), (follows, heard) = processes.result(0), processes.result(1)
     assert leads == follows == [2] * 24
     for said in (told, heard):
         assert "no plan is changed any more: member" in said
         assert said.count("training goes on with the plan in force") == 1
+
+
+@pytest.mark.parametrize("what", ["cut once", "cut twice", "silence"])
+def test_a_lane_that_is_lost_is_made_anew(what: str) -> None:
+    with Processes(trains, what) as processes:
+        (leads, told), (follows, heard) = processes.result(0), processes.result(1)
+    assert leads == follows
+    assert leads[0] == 2 < leads[-1]
+    for said in (told, heard):
+        ours = [line for line in said.splitlines() if line.startswith("adaptra: ")]
+        lost, whole = ours  # once, however often
+        assert lost.startswith("adaptra: no plan is changed while member ")
+        assert whole.endswith(" is heard again")

@@ -58,7 +58,7 @@ def soak(seat: Seat, iterations: int) -> list[tuple[tuple[int, int], int, int]]:
     """
     waits.HEARTBEAT = 0.05
     network, store = LoopbackNetwork(), dist.HashStore()
-    start, board = schedule((2, 1), COUNT), Board(KeyValueStore("", store))
+    start, board = schedule((2, 1), COUNT), Board(KeyValueStore("", lambda: store))
     ends = [Channel(network.open(rank), 1 - rank) for rank in range(2)]
     estimator = Estimator(COUNT, ["one"] * 2, None, 1000)
     log = DecisionLog(None)

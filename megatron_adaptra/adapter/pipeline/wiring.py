@@ -30,6 +30,7 @@ from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.failure_log import FailureLog, SharedFailureLog
 from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.runtime.mailbox import Mailbox
+from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
@@ -164,7 +165,12 @@ def open_wiring(
     name = f"{group.serial}/control"
     control = GlooTransport(*open_lanes(group.members, star, name, "member", devices))
     peers = range(1, len(group.members)) if group.leader else [0]
-    channels = context.guard.call(lambda: {peer: Channel(control, peer) for peer in peers})
+    channels = context.guard.call(
+        lambda: {
+            peer: Channel(control, peer, Relink(control, group.members, peer, name, devices))
+            for peer in peers
+        }
+    )
     mailbox = Mailbox(
         context.stage, context.stages, pipelines[0], context.probe, context.watchdog,
         config.timeout, pipelines[-1],
