@@ -99,8 +99,8 @@ class UnsupportedBackend(AdaptraError):
     """The pipeline's messages go by a backend that this package has no transport for yet."""
 
 
-class TooFewDescriptors(AdaptraError):
-    """The control plane's connections do not fit into some rank's limit of open files."""
+class NoConnections(AdaptraError):
+    """The connections that adapting needs cannot be opened, or are too many, on some rank."""
 
 
 class PeerLost(AdaptraError):

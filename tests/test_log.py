@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transport.ranks import until
 
 from megatron_adaptra.log import LogFile
 
@@ -98,12 +100,22 @@ def test_after_half_a_line_the_next_one_is_whole(tmp_path: Path) -> None:
 
 
 def test_jobs_that_share_a_file_leave_each_others_lines_whole(tmp_path: Path) -> None:
-    """A line of pages grows while it is written; another job must not take it for a half."""
-    path, line, count = tmp_path / "log", 3000 * "x", 100
-    logs = [LogFile(path, "lines") for _ in range(3)]
-    for _ in range(count):
-        for log in logs:
-            log.write(line)
-    for log in logs:
-        log.close()
-    assert path.read_text().splitlines() == 3 * count * [line]
+    """The half of a line that another job is writing is not taken for one of a full disk."""
+    path = tmp_path / "log"
+    with open(path, "ab", buffering=0) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write(b"a line in ")
+        log = LogFile(path, "lines")
+        log.write("a line")
+        until(lambda: awaited(path) or path.stat().st_size > 10, "somebody writes, or waits")
+        other.write(b"two parts\n")
+        fcntl.flock(other, fcntl.LOCK_UN)
+    log.close()
+    assert path.read_text() == "a line in two parts\na line\n"
+
+
+def awaited(path: Path) -> bool:
+    """Whether somebody waits for a lock of this file."""
+    inode = f":{path.stat().st_ino} "
+    locks = Path("/proc/locks").read_text().splitlines()
+    return any("-> FLOCK" in line and inode in line for line in locks)

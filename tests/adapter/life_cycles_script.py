@@ -28,6 +28,7 @@ if not torch.cuda.is_available():
 
 import torch.distributed as dist
 
+from megatron_adaptra import waits
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.entry.activate import activate
 from megatron_adaptra.config import AdaptraConfig
@@ -115,12 +116,25 @@ class Life:
             counts.append(descriptors_and_threads())
         return found, taken, counts
 
+    def unreachable(self) -> bool:
+        """Whether a job with a rank that has no address trains as stock."""
+        before = descriptors_and_threads()
+        if self.rank == 1:
+            os.environ["GLOO_SOCKET_IFNAME"] = "nonesuch"
+        waits.START = 3.0
+        trained = self._trains_as_stock()
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        return trained and descriptors_and_threads() == before
+
     def crowded(self) -> bool:
         """Whether a job in which one rank can open nothing more trains as stock."""
-        stock = self._iterations(gpt.Arm.build(self.shape, self.dataset), self.native)
         if self.rank == 0:
             limit = len(os.listdir("/proc/self/fd")) + SPARE // 2
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        return self._trains_as_stock()
+
+    def _trains_as_stock(self) -> bool:
+        stock = self._iterations(gpt.Arm.build(self.shape, self.dataset), self.native)
         activation = activate(AdaptraConfig(timeout=60.0))
         arm = gpt.Arm.build(self.shape, self.dataset)
         ours = self._iterations(arm, gpt.forward_backward_function())
@@ -172,7 +186,8 @@ def main() -> None:
     life = Life(Path(sys.argv[1]) / "data", int(sys.argv[2]))
     stock = life.stock()
     ours, taken, counts = life.ours()
-    mine = {"same": ours == stock, "taken": taken, "counts": counts, "crowded": life.crowded()}
+    mine = {"same": ours == stock, "taken": taken, "counts": counts}
+    mine |= {"unreachable": life.unreachable(), "crowded": life.crowded()}
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     if dist.get_rank() == 0:

@@ -23,7 +23,9 @@ def test_activated_and_undone_by_ranks_at_different_moments(tmp_path: Path) -> N
     ranks = json.loads(line.removeprefix("LIFE "))
     assert all(rank["same"] for rank in ranks)
     assert [text.count(UNFIT) for text in done.texts] == [CYCLES - FITTING - 1, 0, 0]
-    assert all(rank["crowded"] for rank in ranks)
+    assert all(rank["unreachable"] and rank["crowded"] for rank in ranks)
+    no_address = "adaptra: stock schedule: cannot connect: rank 1: "
+    assert [text.count(no_address) for text in done.texts] == [1, 0, 0]
     crowded = "adaptra: stock schedule: rank 0 would need "
     assert [text.count(crowded) for text in done.texts] == [1, 0, 0]
     for rank in ranks:

@@ -77,3 +77,15 @@ def _group_key() -> int:
     if mpu.get_expert_model_parallel_world_size() > 1:
         return 0
     return int(mpu.get_data_parallel_rank())
+
+
+def reason_anywhere(reason: str, waited: bool = False) -> str:
+    """Why some rank cannot go on: its number and words; empty if all can. A collective of all.
+
+    `reason`: this rank's own, or an empty string. `waited`: it is that another rank did not come,
+    which is not the reason where there is another one.
+    """
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (waited, reason))
+    found = [(late, rank, why) for rank, (late, why) in enumerate(everyone) if why]
+    return "rank {1}: {2}".format(*min(found)) if found else ""

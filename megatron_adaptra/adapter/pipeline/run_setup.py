@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
 from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
+from megatron_adaptra.adapter.pipeline.plan_group import reason_anywhere
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
@@ -93,17 +94,16 @@ def start_run(
 
 
 def _agreed(wiring: Wiring, digest: str, reason: str) -> str:
-    """Why some rank cannot start, or an empty string. A collective over all ranks.
+    """Why some rank cannot start, or an empty string. Collectives over all ranks.
 
     `digest`: of what this rank would begin with, the same in all of a plan group. `reason`: why
     this rank cannot.
     """
+    if why := reason_anywhere(reason):
+        return why
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (wiring.plan_group.members[0], digest, reason))
-    for rank, (_, _, why) in enumerate(everyone):
-        if why:
-            return f"rank {rank}: {why}"
-    for rank, (leader, other, _) in enumerate(everyone):
+    dist.all_gather_object(everyone, (wiring.plan_group.members[0], digest))
+    for rank, (leader, other) in enumerate(everyone):
         if other != everyone[leader][1]:
             return f"rank {rank} would begin with another plan than rank {leader}"
     return ""

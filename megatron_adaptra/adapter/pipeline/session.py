@@ -19,7 +19,7 @@ from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_w
 from megatron_adaptra.adapter.step.reruns import Reruns
 from megatron_adaptra.adapter.step.step_result import StepResultSync
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import TooFewDescriptors
+from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.telemetry.probe import IterationRecord, Memory
 
@@ -146,7 +146,7 @@ class Session:
             before.abandon()
         try:
             wiring = self._open(arguments) if before is None else before.wiring
-        except TooFewDescriptors as error:  # on all ranks
+        except NoConnections as error:  # on all ranks
             self._stock = str(error)
             return None
         with contextlib.ExitStack() as unless_started:

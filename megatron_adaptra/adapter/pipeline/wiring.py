@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
-from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
+from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, reason_anywhere
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import TooFewDescriptors
+from megatron_adaptra.errors import NoConnections, PeerLost, reason_of
 from megatron_adaptra.log import LogOnce, log_line
 from megatron_adaptra.runtime.agreement import Board
 from megatron_adaptra.runtime.channel import Channel
@@ -150,20 +151,17 @@ def open_wiring(
     """Connect to the neighbours and to the leader. Every rank is here.
 
     `resumed`: what this rank brings from a checkpoint. `limits`: what its model does not allow, and
-    why. `defer_hooks`: see SmallCollectives. Raises TooFewDescriptors, on all ranks alike.
+    why. `defer_hooks`: see SmallCollectives. Raises NoConnections, on all ranks alike.
     """
     config = context.config
     group = PlanGroup.gather(resumed, limits)
     if reason := too_few(group.left):
-        raise TooFewDescriptors(reason)
-    devices = new_devices()
-    pipelines = _open_pipelines(context, len(models_of(arguments)), group.serial)
+        raise NoConnections(reason)
+    name = f"{group.serial}/control"
+    devices, pipelines, control = _connect(context, group, len(models_of(arguments)), name)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
     context.guard.call(context.failure_log.connected, group.serial, group.neighbours)
-    star = [(0, member) for member in range(1, len(group.members))]
-    name = f"{group.serial}/control"
-    control = GlooTransport(*open_lanes(group.members, star, name, "member", devices))
     peers = range(1, len(group.members)) if group.leader else [0]
     channels = context.guard.call(
         lambda: {
@@ -192,7 +190,33 @@ def open_wiring(
     )  # fmt: skip
 
 
-def _open_pipelines(context: RankContext, chunks: int, serial: int) -> tuple[GlooTransport, ...]:
+def _connect(
+    context: RankContext, group: PlanGroup, chunks: int, name: str
+) -> tuple[list[Any], tuple[GlooTransport, ...], GlooTransport]:
+    """Devices of gloo, the pipeline's lanes, and those of control, which are called `name`.
+
+    Collective: raises NoConnections on all ranks where some cannot connect.
+    """
+    star = [(0, member) for member in range(1, len(group.members))]
+    devices, opened = list[Any](), list[GlooTransport]()
+    error: Exception | None = None
+    try:
+        devices = new_devices()
+        opened += _open_pipelines(context, chunks, group.serial)
+        lanes = open_lanes(group.members, star, name, "member", devices, waits.START)
+        opened.append(GlooTransport(*lanes))
+    except (PeerLost, OSError, RuntimeError) as raised:
+        error = raised
+    why = "" if error is None else reason_of(error)
+    if reason := reason_anywhere(why, isinstance(error, PeerLost)):
+        for transport in opened:
+            transport.close()
+        raise NoConnections(f"cannot connect: {reason}")
+    *pipelines, control = opened
+    return devices, tuple(pipelines), control
+
+
+def _open_pipelines(context: RankContext, chunks: int, serial: int) -> Iterator[GlooTransport]:
     """Both directions of every link; of a ring where there are several chunks.
 
     A ring of two stages has both kinds of messages on one link: each kind gets its transport.
@@ -203,10 +227,9 @@ def _open_pipelines(context: RankContext, chunks: int, serial: int) -> tuple[Glo
         links += [(stages - 1, 0), (0, stages - 1)]
     kinds = ["pipeline", "gradients"] if chunks > 1 and stages == 2 else ["pipeline"]
     device = torch.device(torch.cuda.current_device())
-    return tuple(
-        GlooTransport(*open_lanes(ranks, links, f"{serial}/{kind}"), context.emulator, device)
-        for kind in kinds
-    )
+    for kind in kinds:
+        lanes = open_lanes(ranks, links, f"{serial}/{kind}", timeout=waits.START)
+        yield GlooTransport(*lanes, context.emulator, device)
 
 
 def _log_file(config: AdaptraConfig) -> Path | None:
