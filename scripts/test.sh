@@ -8,10 +8,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
-mode=() jobs=2
+mode=()
 case "${1:-}" in
-  --quick) mode=("$1") jobs=3 && shift ;; # its tests wait more than they compute
-  --full) mode=("$1") && shift ;;
+  --quick | --full) mode=("$1") && shift ;;
 esac
 venv=${ADAPTRA_VENV:-$PWD/.venv} newest="" notes=()
 make_venv "$venv" demo,dev
@@ -37,6 +36,7 @@ mypy
 lint-imports
 
 run=(-m pytest ${mode[@]+"${mode[@]}"})
+jobs=3 # on two cores: tests wait more than they compute
 if [ $# -gt 0 ]; then exec python "${run[@]}" "$@"; fi
 
 say_line() { echo "== $("$1" -c 'import platform; from importlib.metadata import version as v; print("megatron-core", v("megatron-core"), "on Python", platform.python_version())')"; }
@@ -48,7 +48,7 @@ if [ -n "$newest" ]; then
   trap - EXIT
   say_line "$venv-newest/bin/python"
   # What does not depend on Megatron's release has been tested.
-  "$venv-newest/bin/python" "${run[@]}" -n 2 --durations=25 tests/adapter tests/launch/test_models.py \
+  "$venv-newest/bin/python" "${run[@]}" -n "$jobs" --durations=25 tests/adapter tests/launch/test_models.py \
     --ignore tests/adapter/test_failures.py --ignore tests/adapter/test_flags.py ||
     failed+=("the newest line")
 fi
