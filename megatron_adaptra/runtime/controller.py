@@ -21,6 +21,7 @@ from typing import Any
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import AdaptraError, BadMessage, PeerLost
+from megatron_adaptra.exits import wait_at_exit
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.runtime.agreement import Ballot, Board, Proposal, unpack
@@ -102,6 +103,7 @@ class Controller(ABC):
     def _start_threads(self) -> None:
         """The end of a subclass's `__init__`: messages may come from now on."""
         for thread in self._threads:
+            wait_at_exit(thread)
             thread.start()
 
     def _send(self, channel: Channel, message: dict[str, Any]) -> bool:

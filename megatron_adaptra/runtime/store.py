@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from megatron_adaptra import waits
+from megatron_adaptra.exits import wait_at_exit
 
 Answer = TypeVar("Answer")
 
@@ -81,6 +82,7 @@ class KeyValueStore:
                 self._busy.release()
 
         thread = threading.Thread(target=run, name="adaptra-store", daemon=True)
+        wait_at_exit(thread)
         thread.start()
         thread.join(waits.STORE)
         return found[0] if found else None

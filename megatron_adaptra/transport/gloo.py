@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost, reason_of
+from megatron_adaptra.exits import at_exit, wait_at_exit
 from megatron_adaptra.transport.base import Stamps, Traits
 from megatron_adaptra.transport.connect import connect
 from megatron_adaptra.transport.descriptors import make_room
@@ -70,6 +71,7 @@ class GlooTransport:
         self._pool: dict[int, list[_Frame]] = {}
         self._held: list[_SendWork] = []  # by the emulator
         self._closed = False
+        at_exit(self, GlooTransport.close)
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _SendWork:
         """As for Transport, to `peer` with `tag`. Raises PeerLost if this side is closed."""
@@ -286,6 +288,7 @@ class _Inbox:
         self._thread = threading.Thread(
             target=self._run, name=f"adaptra-from-{lane.name}", daemon=True
         )
+        wait_at_exit(self._thread)
         self._thread.start()
 
     def post(self, work: _ReceiveWork) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from megatron_adaptra.adapter.compat.patches import PATCHES, Job, patch, resolve
 from megatron_adaptra.adapter.compat.profiles import misfit, profile, verify
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import UnsupportedBackend
+from megatron_adaptra.exits import at_exit
 from megatron_adaptra.log import log_line
 
 _active: list[Activation] = []  # at most one
@@ -25,6 +27,7 @@ class Activation:
         self._stack = contextlib.ExitStack()
         self._stack.callback(session.close)
         _active.append(self)
+        at_exit(self, _leave)
 
     def undo_with(self, undo: Callable[[], None]) -> None:
         """Call `undo` at the end, too: what came last is undone first."""
@@ -85,6 +88,12 @@ def activate(
         patch("schedule", get_forward_backward_func=get_forward_backward_func).close
     )
     return activation
+
+
+def _leave(activation: Activation) -> None:
+    """At the end of the process. After an error others are not waited for."""
+    if not hasattr(sys, "last_value"):
+        activation.undo()
 
 
 def _schedule() -> Any:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.exits import wait_at_exit
 from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
 from megatron_adaptra.transport.connect import Pairs, connect, new_devices
 from megatron_adaptra.transport.descriptors import DEVICE, make_room
@@ -158,7 +159,9 @@ class HierarchicalAllGather(AllGather):
                 gathered.set_exception(error)
 
         # A daemon: one that still waits must not keep a process that has failed from ending.
-        threading.Thread(target=lead, name="adaptra-all-gather", daemon=True).start()
+        thread = threading.Thread(target=lead, name="adaptra-all-gather", daemon=True)
+        wait_at_exit(thread)
+        thread.start()
 
     def wait(self) -> list[torch.Tensor]:
         """As for AllGather; whoever is missing is named on all members."""

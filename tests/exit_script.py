@@ -1,0 +1,34 @@
+"""Two ranks that leave their transports open; rank 0's interpreter ends while its peer goes.
+
+Arguments: the rank, the port of a store.
+"""
+
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
+
+rank, store = int(sys.argv[1]), dist.TCPStore("127.0.0.1", int(sys.argv[2]), None, False)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+transport = GlooTransport(*open_lanes([0, 1], [(0, 1), (1, 0)], "left open"))
+work = transport.irecv(torch.zeros(8), 1 - rank, 1)
+dist.barrier()
+if rank == 1:
+    sys.stdin.readline()
+    os._exit(0)
+
+
+class Last:
+    """What the interpreter frees at its end: by then the peer goes, and receives end."""
+
+    def __del__(self, write: Any = os.write, sleep: Any = time.sleep) -> None:
+        write(1, b"ending\n")
+        sleep(0.5)
+
+
+sys.modules["last"] = Last()  # type: ignore[assignment]
