@@ -34,7 +34,7 @@ def wait_at_exit(thread: threading.Thread) -> None:
 
 
 @atexit.register
-def _end() -> None:
+def _end_process() -> None:
     me = os.getpid()
     for owner, (process, end) in list(_owners.items()):
         if process == me:

@@ -31,6 +31,7 @@ CORE = {
     "units": "their numbers",
     "errors": "names of what ends a training",
     "processes": "ends children with their parents",
+    "exits": "keeps a list of what is closed when the process ends",
     "waits": "durations",
     "runtime.guard": "the line itself",
     "runtime.agreement": "decides together with the other ranks which schedule is in force",
