@@ -128,10 +128,8 @@ def drive(
         channel = (channels or {}).get(stage, Channel)
         peers = range(1, members) if stage == 0 else [0]
         made = {peer: channel(transport, peer) for peer in peers}
-        ballot, board = (
-            starting_ballot(start, resumed, None, 0),
-            Board(KeyValueStore("", lambda: store)),
-        )
+        ballot = starting_ballot(start, resumed, None, 0)
+        board = Board(KeyValueStore("", lambda: store))
         controller: Watched | Member
         if stage == 0:
             estimator = Estimator(count, ["one"] * stages, None, 1000, **estimate)

@@ -292,7 +292,7 @@ def test_a_lane_that_is_lost_is_made_anew(what: str) -> None:
     assert leads == follows
     assert leads[0] == 2 < leads[-1]
     for said in (told, heard):
-        ours = [line for line in said.splitlines() if line.startswith("adaptra: ")]
-        lost, whole = ours  # once, however often
+        # Once, however often; torch has words of its own.
+        lost, whole = (line for line in said.splitlines() if line.startswith("adaptra: "))
         assert lost.startswith("adaptra: no plan is changed while member ")
         assert whole.endswith(" is heard again")
