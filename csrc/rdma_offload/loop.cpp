@@ -1,0 +1,108 @@
+#include "loop.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+namespace adaptra {
+
+namespace {
+
+int checked(int result, const char* what) {
+  if (result < 0) throw std::system_error(errno, std::generic_category(), what);
+  return result;
+}
+
+}  // namespace
+
+Loop::Loop()
+    : epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+      wake_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = wake_;
+  checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event), "epoll_ctl");
+  thread_ = std::thread([this] { run(); });
+}
+
+Loop::~Loop() {
+  stop();
+  ::close(wake_);
+  ::close(epoll_);
+}
+
+void Loop::watch(int fd, uint32_t events, Ready ready) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  watched_[fd] = std::make_shared<Ready>(std::move(ready));
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+}
+
+void Loop::change(int fd, uint32_t events) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!watched_.count(fd)) return;
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  checked(epoll_ctl(epoll_, EPOLL_CTL_MOD, fd, &event), "epoll_ctl");
+}
+
+void Loop::unwatch(int fd) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (watched_.erase(fd)) epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
+}
+
+void Loop::soon(std::function<void()> job) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    jobs_.push_back(std::move(job));
+  }
+  wake();
+}
+
+void Loop::stop() {
+  if (!thread_.joinable()) return;
+  stopping_ = true;
+  wake();
+  thread_.join();
+}
+
+void Loop::wake() {
+  const uint64_t one = 1;
+  // It cannot fail but when 2^64 - 2 wake-ups are waiting.
+  [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
+}
+
+void Loop::run() {
+  epoll_event events[64];
+  while (!stopping_) {
+    const int count = epoll_wait(epoll_, events, 64, -1);
+    for (int n = 0; n < count && !stopping_; ++n) {
+      const int fd = events[n].data.fd;
+      if (fd == wake_) {
+        uint64_t rung;
+        [[maybe_unused]] const ssize_t read = ::read(wake_, &rung, sizeof rung);
+        continue;
+      }
+      std::shared_ptr<Ready> ready;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        auto at = watched_.find(fd);
+        if (at != watched_.end()) ready = at->second;
+      }
+      if (ready) (*ready)(events[n].events);
+    }
+    std::deque<std::function<void()>> jobs;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      jobs.swap(jobs_);
+    }
+    for (auto& job : jobs) job();
+  }
+}
+
+}  // namespace adaptra

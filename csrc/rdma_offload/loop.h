@@ -1,0 +1,49 @@
+// A thread that waits for descriptors, and does nothing while nothing happens.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+namespace adaptra {
+
+class Loop {
+ public:
+  using Ready = std::function<void(uint32_t events)>;
+
+  Loop();
+  ~Loop();
+
+  // Call `ready` on the loop's thread whenever `fd` has one of `events` (EPOLLIN, ...).
+  void watch(int fd, uint32_t events, Ready ready);
+  void change(int fd, uint32_t events);
+
+  // After this `ready` of that `fd` is not called any more; from another thread it may be running.
+  void unwatch(int fd);
+
+  // Run `job` on the loop's thread, soon.
+  void soon(std::function<void()> job);
+
+  // End the thread. Jobs that have not run are dropped.
+  void stop();
+
+ private:
+  void run();
+  void wake();
+
+  int epoll_, wake_;
+  std::mutex mutex_;
+  std::unordered_map<int, std::shared_ptr<Ready>> watched_;
+  std::deque<std::function<void()>> jobs_;
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace adaptra

@@ -1,0 +1,135 @@
+// Messages to and from one rank, over any number of paths.
+//
+// A message is cut into pieces, which go over all paths of the best order that work. It is kept
+// until the other side has said that all of it is there, and what a path that fails may have lost
+// goes again over the others; what comes twice is dropped. So each message arrives exactly once.
+//
+// A message moves when it is sent, as far as there is credit: bytes that the other side will keep
+// before a receive is posted. Beyond that a message asks, and waits for its own receive; others pass.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "path.h"
+#include "ranges.h"
+#include "work.h"
+
+namespace adaptra {
+
+using Memory = std::shared_ptr<uint8_t>;
+
+class Peer : public Sink {
+ public:
+  // `window`: bytes of credit, the same on both sides.
+  Peer(std::string name, uint64_t window);
+
+  // Send `bytes` at `memory`, which stays as it is until the work ends.
+  WorkRef send(uint32_t tag, Memory memory, uint64_t bytes);
+
+  // Receive into `memory`, which has the size of the message.
+  WorkRef receive(uint32_t tag, uint8_t* memory, uint64_t bytes);
+
+  // Give a receive up: nothing is written to its memory after this. The message is dropped.
+  void abort(const WorkRef& work);
+
+  void add(std::shared_ptr<Path> path);
+
+  // All that is under way fails, because of `why`; so does all that is asked later.
+  void close(const std::string& why);
+
+  // Say that this side is there, over every path.
+  void beat();
+
+  struct Counts {
+    uint64_t paths, sent, received, bytes_sent, bytes_received, again, twice, kept;
+  };
+  Counts counts() const;
+
+  ssize_t fill(const Header& header, uint64_t done,
+               const std::function<ssize_t(uint8_t*)>& write) override;
+  bool arrived(Path& path, const Header& header) override;
+  void roomy(Path& path) override;
+  void failed(Path& path, const std::string& why) override;
+
+  const std::string name;
+
+ private:
+  struct Piece {
+    uint64_t offset, length;
+    Path* path;
+  };
+  struct Outgoing {
+    uint64_t number, before, total, next = 0;
+    uint32_t tag;
+    bool asks = false, eager = true, queued = false;
+    Memory memory;
+    std::vector<Piece> pieces;               // of which nobody knows whether they arrived
+    std::deque<std::pair<uint64_t, uint64_t>> again;  // offset, length
+    WorkRef work;
+  };
+  struct Receive {
+    uint8_t* memory;
+    uint64_t bytes;
+    WorkRef work;
+  };
+  struct Incoming {
+    uint64_t number, before, total, sent;
+    uint32_t tag;
+    bool eager = false, asked = false, complete = false;
+    Ranges here;
+    uint64_t bytes = 0;
+    uint8_t* target = nullptr;          // a receive's memory, or that of `own`
+    std::unique_ptr<uint8_t[]> own;     // until a receive is posted
+    std::shared_ptr<Receive> receive;
+    bool dropped = false;               // its receive was given up
+    Nanoseconds completed = 0;
+  };
+
+  void pump();
+  Path* best() const;
+  void send_piece(Path& path, Outgoing& out);
+  void say(Kind kind, uint64_t number = 0);
+  void queue(Outgoing& out);
+  void use_credit();
+  Incoming& incoming(const Header& header);
+  void match(uint32_t tag);
+  bool first_of_tag(const Incoming& in) const;
+  void give(Incoming& in, std::shared_ptr<Receive> receive);
+  void deliver(Incoming& in);
+  bool arrived_data(const Header& header);
+  uint8_t* place(const Header& header);
+  bool wanted(const Header& header);
+
+  mutable std::mutex mutex_;
+  const uint64_t window_;
+  std::string closed_;
+  std::vector<std::shared_ptr<Path>> paths_;
+
+  uint64_t last_ = 0;                  // number of the newest message
+  uint64_t spent_ = 0, returned_ = 0;  // credit
+  std::map<uint64_t, Outgoing> out_;   // by number
+  struct OfTag {
+    uint64_t last = 0, under_way = 0;
+  };
+  std::unordered_map<uint32_t, OfTag> of_tag_;  // of those in out_
+  std::deque<uint64_t> ready_;         // with something to send; they take turns
+  std::deque<uint64_t> asking_;
+  std::deque<Header> control_;
+
+  std::map<uint64_t, Incoming> in_;
+  std::unordered_map<uint32_t, std::deque<std::shared_ptr<Receive>>> posted_;
+  std::unordered_map<uint32_t, std::map<uint64_t, Incoming*>> unmatched_;
+  Ranges finished_;   // numbers of messages of which all has come
+  uint64_t kept_ = 0;  // bytes of messages without a receive
+  uint64_t taken_ = 0, told_ = 0;
+  Counts counts_{};
+};
+
+}  // namespace adaptra

@@ -1,0 +1,152 @@
+#include "shm_path.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <stdexcept>
+#include <system_error>
+
+namespace adaptra {
+
+namespace {
+
+constexpr int kTurn = 64;  // frames read before others have their turn
+
+void* mapped(int ring, size_t bytes) {
+  struct stat about{};
+  const int seals = fcntl(ring, F_GET_SEALS);
+  if (fstat(ring, &about) != 0 || seals < 0 || !(seals & F_SEAL_SHRINK) ||
+      static_cast<size_t>(about.st_size) != bytes) {
+    throw std::runtime_error("the ring is not one");
+  }
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ring, 0);
+  if (base == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  return base;
+}
+
+}  // namespace
+
+int ShmPath::new_ring() {
+  const int fd = memfd_create("adaptra-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0 || ftruncate(fd, 2 * sizeof(Lane)) != 0 ||
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+    throw std::system_error(errno, std::generic_category(), "memory for a ring");
+  }
+  return fd;
+}
+
+ShmPath::ShmPath(ShmEnds ends, bool first, uint64_t piece, std::shared_ptr<Arena> arena,
+                 Loop& loop, std::weak_ptr<Sink> sink)
+    : Path(0, piece),
+      ends_(ends),
+      arena_(std::move(arena)),
+      view_(ends.arena),
+      loop_(loop),
+      sink_(std::move(sink)),
+      lanes_(static_cast<Lane*>(mapped(ends.ring, 2 * sizeof(Lane)))),
+      out_(lanes_[first ? 0 : 1]),
+      in_(lanes_[first ? 1 : 0]) {}
+
+ShmPath::~ShmPath() {
+  munmap(lanes_, 2 * sizeof(Lane));
+  for (int fd : {ends_.socket, ends_.ring, ends_.mine, ends_.theirs, ends_.arena}) ::close(fd);
+}
+
+void ShmPath::start() {
+  auto self = weak_from_this();
+  loop_.watch(ends_.socket, EPOLLRDHUP, [self](uint32_t) {
+    auto path = self.lock();
+    if (!path) return;
+    path->ready();  // what it has sent before its end
+    path->end("the other process has ended");
+  });
+  loop_.watch(ends_.mine, EPOLLIN, [self](uint32_t) {
+    if (auto path = self.lock()) path->ready();
+  });
+  loop_.soon([self] {
+    if (auto path = self.lock()) path->ready();
+  });
+}
+
+bool ShmPath::takes() const {
+  if (closed_) return false;
+  if (pushed_ - out_.popped.load() < kSlots) return true;
+  out_.writer_waits.store(1);
+  return pushed_ - out_.popped.load() < kSlots;  // it may have been read just before
+}
+
+uint64_t ShmPath::waiting() const { return pushed_ - out_.popped.load(); }
+
+// Under the peer's lock, so there is one writer.
+void ShmPath::send(const Header& header, const uint8_t* payload, std::shared_ptr<void>) {
+  Slot& slot = out_.slots[pushed_ % kSlots];
+  slot.header = header;
+  slot.at = header.length > 0 ? arena_->offset(payload) : 0;
+  out_.pushed.store(++pushed_);
+  if (out_.reader_sleeps.exchange(0)) ring(ends_.theirs);
+}
+
+void ShmPath::ready() {
+  uint64_t rung;
+  [[maybe_unused]] const ssize_t read = ::read(ends_.mine, &rung, sizeof rung);
+  auto sink = sink_.lock();
+  if (!sink) return close();
+  int turn = 0;
+  while (!closed_) {
+    if (in_.pushed.load() == popped_) {
+      in_.reader_sleeps.store(1);
+      if (in_.pushed.load() == popped_) break;
+      in_.reader_sleeps.store(0);
+    }
+    if (!pop(*sink)) return;
+    if (++turn == kTurn) {
+      ring(ends_.mine);
+      break;
+    }
+  }
+  if (!closed_) sink->roomy(*this);
+}
+
+bool ShmPath::pop(Sink& sink) {
+  if (in_.pushed.load() - popped_ > kSlots) return end("the ring is damaged"), false;
+  const Slot slot = in_.slots[popped_ % kSlots];  // a copy: the other side can still write there
+  const Header& header = slot.header;
+  std::string fault = fault_of(header, longest_piece);
+  const uint8_t* payload = view_.at(slot.at, header.length);
+  if (fault.empty() && payload == nullptr) fault = "a payload outside its memory";
+  if (!fault.empty()) return end(fault), false;
+  if (header.length > 0) {
+    sink.fill(header, 0, [&](uint8_t* to) -> ssize_t {
+      if (to != nullptr) std::memcpy(to, payload, header.length);
+      return header.length;
+    });
+  }
+  in_.popped.store(++popped_);
+  if (in_.writer_waits.exchange(0)) ring(ends_.theirs);
+  if (!sink.arrived(*this, header)) return end("a frame against the protocol"), false;
+  return true;
+}
+
+void ShmPath::ring(int fd) {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(fd, &one, sizeof one);
+}
+
+void ShmPath::end(const std::string& why) {
+  if (closed_) return;
+  close();
+  if (auto sink = sink_.lock()) sink->failed(*this, why);
+}
+
+void ShmPath::close() {
+  if (closed_.exchange(true)) return;
+  loop_.unwatch(ends_.mine);
+  loop_.unwatch(ends_.socket);
+  ::shutdown(ends_.socket, SHUT_RDWR);
+}
+
+}  // namespace adaptra

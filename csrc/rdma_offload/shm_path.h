@@ -1,0 +1,71 @@
+// A path between two processes of one machine: headers in a ring, payload in the sender's arena, from
+// where the receiver copies it to its place. The only copy.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "arena.h"
+#include "loop.h"
+#include "path.h"
+
+namespace adaptra {
+
+// Descriptors of a path. `socket`: connected to the other process, it says when that ends.
+// `ring`: memory that both have. `mine`, `theirs`: event counters that wake this side, the other.
+struct ShmEnds {
+  int socket, ring, mine, theirs, arena;
+};
+
+class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
+ public:
+  // A descriptor of memory for a ring.
+  static int new_ring();
+
+  // Takes over all descriptors. `first`: which half of the ring it sends over; the other side has
+  // the other one. Throws if they are not what they should be.
+  ShmPath(ShmEnds ends, bool first, uint64_t piece, std::shared_ptr<Arena> arena, Loop& loop,
+          std::weak_ptr<Sink> sink);
+  ~ShmPath() override;
+
+  void start();
+  bool takes() const override;
+  uint64_t waiting() const override;
+  void send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) override;
+  void close() override;
+
+ private:
+  static constexpr uint64_t kSlots = 256;
+  struct Slot {
+    Header header;
+    uint64_t at;  // of the payload, in the sender's arena
+  };
+  struct Lane {
+    alignas(64) std::atomic<uint64_t> pushed;
+    alignas(64) std::atomic<uint64_t> popped;
+    alignas(64) std::atomic<uint32_t> reader_sleeps;
+    std::atomic<uint32_t> writer_waits;
+    Slot slots[kSlots];
+  };
+  static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
+
+  void ready();
+  bool pop(Sink& sink);
+  void ring(int fd);
+  void end(const std::string& why);
+
+  const ShmEnds ends_;
+  const std::shared_ptr<Arena> arena_;
+  const View view_;
+  Loop& loop_;
+  std::weak_ptr<Sink> sink_;
+  Lane* lanes_;
+  Lane& out_;
+  Lane& in_;
+  uint64_t pushed_ = 0;             // ours; what the other side writes is not believed
+  uint64_t popped_ = 0;
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace adaptra

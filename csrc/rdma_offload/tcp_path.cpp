@@ -1,0 +1,184 @@
+#include "tcp_path.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace adaptra {
+
+namespace {
+constexpr size_t kBuffer = 64 << 10;        // small frames are read together
+constexpr uint64_t kQueue = 4 << 20;        // bytes that may wait here: the rest stays with the peer
+constexpr size_t kAtOnce = 32;              // frames for one call of the kernel
+constexpr uint64_t kTurn = 4 << 20;         // bytes read before others have their turn
+}  // namespace
+
+TcpPath::TcpPath(int fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink)
+    : Path(order, piece), fd_(fd), loop_(loop), sink_(std::move(sink)), buffer_(kBuffer) {
+  const int on = 1;
+  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+TcpPath::~TcpPath() { ::close(fd_); }
+
+void TcpPath::start() {
+  auto self = weak_from_this();
+  loop_.watch(fd_, EPOLLIN | EPOLLRDHUP, [self](uint32_t events) {
+    if (auto path = self.lock()) path->ready(events);
+  });
+}
+
+bool TcpPath::takes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !closed_ && waiting_ < kQueue;
+}
+
+uint64_t TcpPath::waiting() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return waiting_;
+}
+
+void TcpPath::send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (closed_) return;  // its end is on the way to the peer
+  frames_.push_back({header, payload, std::move(keep)});
+  waiting_ += sizeof header + header.length;
+  if (frames_.size() == 1 && !flush()) {
+    loop_.soon([self = weak_from_this()] {
+      if (auto path = self.lock()) path->end("the connection broke while sending");
+    });
+  }
+  full_ = full_ || waiting_ >= kQueue;
+}
+
+bool TcpPath::flush() {
+  while (!frames_.empty()) {
+    iovec parts[2 * kAtOnce];
+    size_t count = 0;
+    uint64_t skip = gone_;
+    for (auto frame = frames_.begin(); frame != frames_.end() && count < 2 * kAtOnce; ++frame) {
+      auto* header = reinterpret_cast<uint8_t*>(&frame->header);
+      if (skip < sizeof(Header)) parts[count++] = {header + skip, sizeof(Header) - skip};
+      skip -= std::min<uint64_t>(skip, sizeof(Header));
+      if (frame->header.length > skip) {
+        parts[count++] = {const_cast<uint8_t*>(frame->payload) + skip, frame->header.length - skip};
+      }
+      skip = 0;
+      if (count + 2 > 2 * kAtOnce) break;
+    }
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = count;
+    const ssize_t sent = ::sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return false;
+    if (sent < 0) break;
+    waiting_ -= sent;
+    gone_ += sent;
+    while (!frames_.empty() && gone_ >= sizeof(Header) + frames_.front().header.length) {
+      gone_ -= sizeof(Header) + frames_.front().header.length;
+      frames_.pop_front();
+    }
+  }
+  if (watches_room_ != !frames_.empty()) {
+    watches_room_ = !frames_.empty();
+    loop_.change(fd_, EPOLLIN | EPOLLRDHUP | (watches_room_ ? uint32_t{EPOLLOUT} : 0u));
+  }
+  return true;
+}
+
+void TcpPath::ready(uint32_t events) {
+  auto sink = sink_.lock();
+  if (!sink) return close();
+  if (events & EPOLLOUT) {
+    bool whole, room = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      whole = closed_ || flush();
+      if (full_ && waiting_ < kQueue / 2) {
+        full_ = false;
+        room = true;
+      }
+    }
+    if (!whole) return end("the connection broke while sending");
+    if (room) sink->roomy(*this);
+  }
+  if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) {
+    uint64_t turn = 0;
+    while (turn < kTurn && read_some(*sink)) turn += kBuffer;
+  }
+}
+
+// Read and use what one call gives; false when there is nothing more, or the path has ended.
+bool TcpPath::read_some(Sink& sink) {
+  ssize_t got;
+  const uint64_t left = in_frame_ ? header_.length - done_ : 0;
+  if (left >= kBuffer) {  // straight to its place
+    got = sink.fill(header_, done_, [&](uint8_t* to) {
+      uint8_t* into = to == nullptr ? buffer_.data() : to;
+      const uint64_t most = to == nullptr ? kBuffer : left;
+      return ::recv(fd_, into, most, MSG_DONTWAIT);
+    });
+    if (got > 0) done_ += got;
+  } else {
+    got = ::recv(fd_, buffer_.data() + end_, kBuffer - end_, MSG_DONTWAIT);
+    if (got > 0) end_ += got;
+  }
+  if (got == 0) return end("the other side has closed the connection"), false;
+  if (got < 0) {
+    if (errno == EINTR) return true;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) end(std::strerror(errno));
+    return false;
+  }
+  for (;;) {
+    if (!in_frame_) {
+      if (end_ - begin_ < sizeof(Header)) break;
+      std::memcpy(&header_, buffer_.data() + begin_, sizeof(Header));
+      begin_ += sizeof(Header);
+      if (const std::string fault = fault_of(header_, longest_piece); !fault.empty()) {
+        return end(fault), false;
+      }
+      in_frame_ = true;
+      done_ = 0;
+    }
+    const uint64_t part = std::min<uint64_t>(header_.length - done_, end_ - begin_);
+    if (part > 0) {
+      sink.fill(header_, done_, [&](uint8_t* to) -> ssize_t {
+        if (to != nullptr) std::memcpy(to, buffer_.data() + begin_, part);
+        return part;
+      });
+      begin_ += part;
+      done_ += part;
+    }
+    if (done_ < header_.length) break;
+    in_frame_ = false;
+    if (!sink.arrived(*this, header_)) return end("a frame against the protocol"), false;
+  }
+  // What is left of a header moves to the front; a payload has been used up.
+  std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+  end_ -= begin_;
+  begin_ = 0;
+  return true;
+}
+
+void TcpPath::end(const std::string& why) {
+  close();
+  if (auto sink = sink_.lock()) sink->failed(*this, why);
+}
+
+void TcpPath::close() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (closed_) return;
+  closed_ = true;
+  loop_.unwatch(fd_);
+  ::shutdown(fd_, SHUT_RDWR);
+  frames_.clear();
+  waiting_ = 0;
+}
+
+}  // namespace adaptra

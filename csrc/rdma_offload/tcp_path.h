@@ -1,0 +1,59 @@
+// A path over a connected socket. What it carries is not encrypted; who is at the other end has been
+// proved before the socket comes here.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "loop.h"
+#include "path.h"
+
+namespace adaptra {
+
+class TcpPath : public Path, public std::enable_shared_from_this<TcpPath> {
+ public:
+  // Takes over `fd`. `piece`: the longest payload, the same on both sides.
+  TcpPath(int fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink);
+  ~TcpPath() override;
+
+  // From now on frames arrive.
+  void start();
+
+  bool takes() const override;
+  uint64_t waiting() const override;
+  void send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) override;
+  void close() override;
+
+ private:
+  struct Frame {
+    Header header;
+    const uint8_t* payload;
+    std::shared_ptr<void> keep;
+  };
+
+  void ready(uint32_t events);
+  bool read_some(Sink& sink);
+  bool flush();  // with mutex_ held; false when the socket is broken
+  void end(const std::string& why);
+
+  const int fd_;
+  Loop& loop_;
+  std::weak_ptr<Sink> sink_;
+
+  mutable std::mutex mutex_;  // of what is to be sent
+  std::deque<Frame> frames_;
+  uint64_t gone_ = 0;     // bytes of the first frame
+  uint64_t waiting_ = 0;  // bytes
+  bool full_ = false, closed_ = false, watches_room_ = false;
+
+  // Of the loop's thread alone.
+  std::vector<uint8_t> buffer_;
+  size_t begin_ = 0, end_ = 0;  // of what has been read and not used
+  Header header_;
+  bool in_frame_ = false;
+  uint64_t done_ = 0;  // bytes of the frame's payload
+};
+
+}  // namespace adaptra

@@ -1,0 +1,42 @@
+// What travels between two ranks: frames, of which messages are made. See docs/wire-protocol.md.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+namespace adaptra {
+
+enum class Kind : uint8_t {
+  Data = 1,  // a piece of a message
+  Ask,       // may this message come? also: has it come?
+  Grant,     // a receive is posted for it
+  Have,      // all of it is here
+  Alive,     // nothing but what every frame says
+  Bye,       // the sender closes
+};
+
+constexpr uint32_t kMagic = 0x31504441;  // "ADP1"
+constexpr uint64_t kLongest = 1ull << 40;  // bytes of a message
+
+// Little endian, 64 bytes.
+struct Header {
+  uint32_t magic = kMagic;
+  Kind kind = Kind::Alive;
+  uint8_t eager = 0;  // Data: it was sent on credit, which `taken` gives back
+  uint16_t unused = 0;
+  uint64_t number = 0;    // of the message, counted by its sender from 1
+  uint64_t before = 0;    // the last message of this tag that had not arrived when this was sent
+  uint64_t total = 0;     // bytes of the message
+  uint64_t offset = 0;    // of this piece
+  uint32_t length = 0;    // bytes of payload that follow
+  uint32_t tag = 0;
+  uint64_t sent = 0;      // nanoseconds on the sender's monotonic clock
+  uint64_t taken = 0;     // bytes of eager messages that this side has handed to receives, ever
+};
+static_assert(sizeof(Header) == 64, "the wire's layout");
+
+// Why a header cannot be, or empty.
+std::string fault_of(const Header& header, uint64_t longest_piece);
+
+}  // namespace adaptra

@@ -1,0 +1,68 @@
+// A send or a receive under way.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+namespace adaptra {
+
+using Nanoseconds = uint64_t;  // of CLOCK_MONOTONIC; 0: has not happened
+
+inline Nanoseconds now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+struct Stamps {
+  Nanoseconds sent = 0;       // on the sender's clock: isend was called
+  Nanoseconds left = 0;       // of a send: its first byte went out
+  Nanoseconds posted = 0;     // of a receive
+  Nanoseconds completed = 0;  // of a receive: all is there; of a send: the peer says so
+};
+
+class Work {
+ public:
+  // Whether it ended within `seconds`.
+  bool wait(double seconds) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto limit = std::chrono::duration<double>(seconds);
+    return ended_.wait_for(lock, limit, [this] { return over_; });
+  }
+
+  bool done() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return over_;
+  }
+
+  // Why it failed; empty for one that went well, or is not over.
+  std::string error() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return error_;
+  }
+
+  // The first end stays. An empty `error`: it went well.
+  void end(const std::string& error = "") {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (over_) return;
+    over_ = true;
+    error_ = error;
+    ended_.notify_all();
+  }
+
+  Stamps stamps;  // written before the end, read after it
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable ended_;
+  bool over_ = false;
+  std::string error_;
+};
+
+using WorkRef = std::shared_ptr<Work>;
+
+}  // namespace adaptra

@@ -1,0 +1,199 @@
+// Messages over paths that delay, fail and come back: each arrives once, in the order of its tag.
+// test_peer [FIRST_SEED [COUNT]]: one simulated job per seed.
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "../../csrc/rdma_offload/peer.h"
+
+using namespace adaptra;
+
+#define CHECK(condition)                                                              \
+  do {                                                                                \
+    if (!(condition)) {                                                               \
+      std::fprintf(stderr, "seed %lu: %s:%d: %s\n", g_seed, __FILE__, __LINE__, #condition); \
+      std::abort();                                                                   \
+    }                                                                                 \
+  } while (0)
+
+static unsigned long g_seed;
+
+struct Frame {
+  Header header;
+  std::vector<uint8_t> payload;
+};
+
+// One end of a path; the driver moves frames from its queue to the other end's peer.
+struct End : Path {
+  End(int order, uint64_t piece, size_t room) : Path(order, piece), room(room) {}
+  bool takes() const override { return frames.size() < room; }
+  uint64_t waiting() const override { return frames.size(); }
+  void send(const Header& header, const uint8_t* payload, std::shared_ptr<void>) override {
+    CHECK(takes());
+    if (cut) return;
+    frames.push_back({header, {payload, payload + header.length}});
+  }
+  void close() override {}
+  const size_t room;
+  bool cut = false;
+  std::deque<Frame> frames;
+};
+
+struct Link {
+  std::shared_ptr<End> ends[2];
+  bool gone[2] = {false, false};
+};
+
+struct Job {
+  explicit Job(unsigned long seed) : random(seed) {}
+
+  uint64_t below(uint64_t most) { return random() % most; }
+  bool chance(int percent) { return below(100) < static_cast<uint64_t>(percent); }
+
+  void connect() {
+    Link link;
+    const int order = chance(70) ? 0 : 1;
+    const uint64_t piece = 50 + below(300);
+    const size_t room = 1 + below(5);
+    for (int side = 0; side < 2; ++side) {
+      link.ends[side] = std::make_shared<End>(order, piece, room);
+    }
+    links.push_back(link);
+    for (int side = 0; side < 2; ++side) peers[side].add(links.back().ends[side]);
+  }
+
+  void lose(Link& link) {  // frames under way are lost, and the ends learn of it one by one
+    for (auto& end : link.ends) {
+      end->cut = true;
+      while (!end->frames.empty() && chance(50)) end->frames.pop_back();
+    }
+  }
+
+  void deliver(Link& link, int side) {
+    End& from = *link.ends[side];
+    if (from.frames.empty() || link.gone[1 - side]) return;
+    Frame frame = std::move(from.frames.front());
+    from.frames.pop_front();
+    Peer& peer = peers[1 - side];
+    CHECK(fault_of(frame.header, from.longest_piece).empty());
+    if (frame.header.length > 0) {
+      const uint64_t half = frame.header.length / 2;
+      const std::pair<uint64_t, uint64_t> reads[] = {{0, half}, {half, frame.header.length}};
+      for (auto [done, end] : reads) {
+        peer.fill(frame.header, done, [&, done = done, end = end](uint8_t* to) -> ssize_t {
+          if (to != nullptr) std::copy(&frame.payload[done], &frame.payload[0] + end, to);
+          return end - done;
+        });
+      }
+    }
+    CHECK(peer.arrived(*link.ends[1 - side], frame.header));
+    if (!link.gone[side]) peers[side].roomy(from);
+  }
+
+  struct Sent {
+    std::vector<uint8_t> bytes;
+    WorkRef work;
+  };
+  struct Received {
+    std::vector<uint8_t> memory;
+    WorkRef work;
+    bool aborted = false;
+  };
+
+  void run() {
+    constexpr int kTags = 4;
+    std::deque<Sent> sent[2][kTags];          // by sender
+    std::deque<Received> received[2][kTags];  // by sender, too
+    for (int n = 0; n < 3; ++n) connect();
+    const int messages = 60;
+    int left = messages, steps = 0;
+    std::vector<uint64_t> sizes[2][kTags];
+    bool ending = false;
+    while (true) {
+      CHECK(++steps < 2000000);
+      ending = ending || left == 0;
+      if (left > 0 && chance(20)) {
+        const int side = below(2), tag = below(kTags);
+        const uint64_t size = chance(10) ? 0 : below(chance(20) ? 3000 : 400);
+        --left;
+        Sent one;
+        for (uint64_t n = 0; n < size; ++n) one.bytes.push_back(random());
+        auto memory = std::shared_ptr<uint8_t>(new uint8_t[size + 1], std::default_delete<uint8_t[]>());
+        std::copy(one.bytes.begin(), one.bytes.end(), memory.get());
+        one.work = peers[side].send(tag, memory, size);
+        sizes[side][tag].push_back(size);
+        sent[side][tag].push_back(std::move(one));
+      }
+      const int side = below(2), tag = below(kTags);
+      auto& receives = received[side][tag];
+      if (receives.size() < sizes[side][tag].size() && chance(ending ? 50 : 10)) {
+        receives.emplace_back();
+        Received& one = receives.back();
+        one.memory.resize(sizes[side][tag][receives.size() - 1] + 1);
+        one.work = peers[1 - side].receive(tag, one.memory.data(), one.memory.size() - 1);
+      }
+      if (!links.empty()) {
+        Link& link = links[below(links.size())];
+        deliver(link, below(2));
+        if (chance(1)) lose(link);
+      }
+      for (size_t n = 0; n < links.size(); ++n) {
+        Link& link = links[n];
+        if (!link.ends[0]->cut || !chance(20)) continue;
+        const int end = below(2);
+        if (!link.gone[end]) {
+          link.gone[end] = true;
+          peers[end].failed(*link.ends[end], "cut");
+        }
+        if (link.gone[0] && link.gone[1]) {
+          links.erase(links.begin() + n);
+          break;
+        }
+      }
+      if (links.size() < 3 && chance(10)) connect();
+      bool all = left == 0;
+      for (int s = 0; s < 2 && all; ++s) {
+        for (int t = 0; t < kTags && all; ++t) {
+          all = received[s][t].size() == sent[s][t].size();
+          for (auto& one : sent[s][t]) all = all && one.work->done();
+          for (auto& one : received[s][t]) all = all && one.work->done();
+        }
+      }
+      if (all) break;
+    }
+    for (int s = 0; s < 2; ++s) {
+      for (int t = 0; t < kTags; ++t) {
+        for (size_t n = 0; n < sent[s][t].size(); ++n) {
+          auto& one = received[s][t][n];
+          CHECK(one.work->error().empty() && sent[s][t][n].work->error().empty());
+          one.memory.pop_back();
+          CHECK(one.memory == sent[s][t][n].bytes);
+          CHECK(one.work->stamps.sent <= one.work->stamps.completed);
+        }
+      }
+      CHECK(peers[s].counts().kept == 0);
+      again += peers[s].counts().again;
+      twice += peers[s].counts().twice;
+    }
+  }
+
+  std::mt19937_64 random;
+  Peer peers[2] = {{"rank 0", 1500}, {"rank 1", 1500}};
+  std::vector<Link> links;
+  uint64_t again = 0, twice = 0;
+};
+
+int main(int argc, char** argv) {
+  const unsigned long first = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 1;
+  const unsigned long count = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 300;
+  uint64_t again = 0, twice = 0;
+  for (g_seed = first; g_seed < first + count; ++g_seed) {
+    Job job(g_seed);
+    job.run();
+    again += job.again;
+    twice += job.twice;
+  }
+  std::printf("%lu jobs from seed %lu: %lu pieces went again, %lu frames came twice\n", count, first,
+              again, twice);
+  return again > 0 && twice > 0 ? 0 : 1;
+}
