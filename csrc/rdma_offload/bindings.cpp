@@ -1,0 +1,78 @@
+// The engine for Python: memory by address and length; no wait holds the GIL.
+#include <pybind11/pybind11.h>
+
+#include "engine.h"
+
+namespace py = pybind11;
+using namespace adaptra;
+
+namespace {
+
+constexpr double kNano = 1e-9;
+
+const uint8_t* address(uintptr_t at) { return reinterpret_cast<const uint8_t*>(at); }
+
+struct Block {  // memory of the engine, which sends it without a copy
+  std::shared_ptr<uint8_t> memory;
+  uint64_t bytes;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(_engine, m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+
+  py::class_<Work, WorkRef>(m, "Work")
+      .def("wait", &Work::wait, py::arg("seconds"), NoGil())
+      .def("done", &Work::done)
+      .def("error", &Work::error)
+      .def("stamps", [](const Work& work) {
+        const Stamps& s = work.stamps;
+        return py::make_tuple(s.sent * kNano, s.left * kNano, s.posted * kNano,
+                              s.completed * kNano);
+      });
+
+  py::class_<Block>(m, "Block", py::buffer_protocol())
+      .def_buffer([](Block& block) {
+        return py::buffer_info(block.memory.get(), block.bytes);
+      });
+
+  py::class_<Peer::Counts>(m, "Counts")
+      .def_readonly("paths", &Peer::Counts::paths)
+      .def_readonly("sent", &Peer::Counts::sent)
+      .def_readonly("received", &Peer::Counts::received)
+      .def_readonly("bytes_sent", &Peer::Counts::bytes_sent)
+      .def_readonly("bytes_received", &Peer::Counts::bytes_received)
+      .def_readonly("again", &Peer::Counts::again)
+      .def_readonly("twice", &Peer::Counts::twice)
+      .def_readonly("kept", &Peer::Counts::kept);
+
+  py::class_<Engine>(m, "Engine")
+      .def(py::init([](uint64_t window, uint64_t piece, uint64_t arena) {
+             return new Engine({window, piece, arena});
+           }),
+           py::arg("window") = Limits().window, py::arg("piece") = Limits().piece,
+           py::arg("arena") = Limits().arena)
+      .def("add_peer", &Engine::add_peer)
+      .def("add_tcp", &Engine::add_tcp, NoGil())
+      .def("add_shm",
+           [](Engine& engine, int rank, int socket, int ring, int mine, int theirs, int arena,
+              bool first) { engine.add_shm(rank, {socket, ring, mine, theirs, arena}, first); },
+           NoGil())
+      .def("send",
+           [](Engine& engine, int rank, uint32_t tag, uintptr_t at, uint64_t bytes) {
+             return engine.send(rank, tag, address(at), bytes);
+           },
+           NoGil())
+      .def("receive",
+           [](Engine& engine, int rank, uint32_t tag, uintptr_t at, uint64_t bytes) {
+             return engine.receive(rank, tag, const_cast<uint8_t*>(address(at)), bytes);
+           },
+           NoGil())
+      .def("abort", &Engine::abort, NoGil())
+      .def("take", [](Engine& engine, uint64_t bytes) { return Block{engine.take(bytes), bytes}; })
+      .def("arena_fd", &Engine::arena_fd)
+      .def("counts", &Engine::counts)
+      .def("close", &Engine::close, NoGil());
+  m.def("new_ring", &ShmPath::new_ring);
+}
