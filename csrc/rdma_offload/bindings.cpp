@@ -33,6 +33,8 @@ PYBIND11_MODULE(_engine, m) {
       });
 
   py::class_<Block>(m, "Block", py::buffer_protocol())
+      .def_property_readonly(
+          "address", [](Block& block) { return reinterpret_cast<uintptr_t>(block.memory.get()); })
       .def_buffer([](Block& block) {
         return py::buffer_info(block.memory.get(), block.bytes);
       });
@@ -48,24 +50,47 @@ PYBIND11_MODULE(_engine, m) {
       .def_readonly("kept", &Peer::Counts::kept);
 
   py::class_<Engine>(m, "Engine")
-      .def(py::init([](uint64_t window, uint64_t piece, uint64_t arena) {
-             return new Engine({window, piece, arena});
+      .def(py::init([](uint64_t window, uint64_t piece, uint64_t arena, double beat, double silence) {
+             Limits limits;
+             limits.window = window;
+             limits.piece = piece;
+             limits.arena = arena;
+             limits.beat = beat;
+             limits.silence = silence;
+             return new Engine(limits);
            }),
-           py::arg("window") = Limits().window, py::arg("piece") = Limits().piece,
-           py::arg("arena") = Limits().arena)
+           py::kw_only(), py::arg("window") = Limits().window, py::arg("piece") = Limits().piece,
+           py::arg("arena") = Limits().arena, py::arg("beat") = Limits().beat,
+           py::arg("silence") = Limits().silence)
       .def("add_peer", &Engine::add_peer)
       .def("add_tcp", &Engine::add_tcp, NoGil())
       .def("add_shm",
            [](Engine& engine, int rank, int socket, int ring, int mine, int theirs, int arena,
-              bool first) { engine.add_shm(rank, {socket, ring, mine, theirs, arena}, first); },
+              bool first) {
+             return engine.add_shm(rank, {socket, ring, mine, theirs, arena}, first);
+           },
            NoGil())
+      .def("promote", &Engine::promote, NoGil())
+      .def("fail_peer", &Engine::fail_peer, NoGil())
+      .def("wake", &Engine::wake, NoGil())
+      .def("events",
+           [](Engine& engine, double seconds) {
+             std::vector<Engine::Event> found;
+             {
+               py::gil_scoped_release release;
+               found = engine.events(seconds);
+             }
+             py::list events;
+             for (auto& e : found) events.append(py::make_tuple(e.rank, e.path, e.what));
+             return events;
+           })
       .def("send",
-           [](Engine& engine, int rank, uint32_t tag, uintptr_t at, uint64_t bytes) {
+           [](Engine& engine, int rank, Tag tag, uintptr_t at, uint64_t bytes) {
              return engine.send(rank, tag, address(at), bytes);
            },
            NoGil())
       .def("receive",
-           [](Engine& engine, int rank, uint32_t tag, uintptr_t at, uint64_t bytes) {
+           [](Engine& engine, int rank, Tag tag, uintptr_t at, uint64_t bytes) {
              return engine.receive(rank, tag, const_cast<uint8_t*>(address(at)), bytes);
            },
            NoGil())

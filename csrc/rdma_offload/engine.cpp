@@ -7,33 +7,87 @@
 
 namespace adaptra {
 
-Engine::Engine(Limits limits) : limits_(limits), arena_(Arena::make(limits.arena)) {}
+namespace {
+
+constexpr size_t kEvents = 10000;  // that are kept until somebody asks
+constexpr double kTicks = 4;       // per beat
+
+Nanoseconds nano(double seconds) { return static_cast<Nanoseconds>(seconds * 1e9); }
+
+}  // namespace
+
+Engine::Engine(Limits limits) : limits_(limits), arena_(Arena::make(limits.arena)) {
+  const auto period = std::chrono::milliseconds(static_cast<int>(1e3 * limits.beat / kTicks) + 1);
+  loop_.every(period, [this] { tick(); });
+}
 
 Engine::~Engine() { close("this side has closed the engine"); }
 
 void Engine::add_peer(int rank, std::string name) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto peer = std::make_shared<Peer>(std::move(name), limits_.window);
+  auto peer = std::make_shared<Peer>(
+      std::move(name), limits_.window,
+      [this, rank](const Path* path, const std::string& what) { note({rank, path->id, what}); });
   if (!peers_.try_emplace(rank, std::move(peer)).second) {
     throw std::invalid_argument("peer " + std::to_string(rank) + " is there already");
   }
 }
 
-void Engine::add_tcp(int rank, int fd) {
-  auto to = peer(rank);
-  auto path = std::make_shared<TcpPath>(fd, 2, limits_.piece, loop_, to);
+int Engine::add_tcp(int rank, int fd, int order) {
+  auto path = std::make_shared<TcpPath>(fd, order, limits_.piece, loop_, peer(rank));
+  const int id = add(rank, path);
   path->start();
-  to->add(path);
+  return id;
 }
 
-void Engine::add_shm(int rank, ShmEnds ends, bool first) {
-  auto to = peer(rank);
-  auto path = std::make_shared<ShmPath>(ends, first, limits_.piece, arena_, loop_, to);
+int Engine::add_shm(int rank, ShmEnds ends, bool first) {
+  auto path = std::make_shared<ShmPath>(ends, first, limits_.piece, arena_, loop_, peer(rank));
+  const int id = add(rank, path);
   path->start();
-  to->add(path);
+  return id;
 }
 
-WorkRef Engine::send(int rank, uint32_t tag, const uint8_t* memory, uint64_t bytes) {
+int Engine::add(int rank, const std::shared_ptr<Path>& path) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    path->id = ++paths_;
+  }
+  peer(rank)->add(path);
+  return path->id;
+}
+
+void Engine::promote(int rank, int path, int order) { peer(rank)->promote(path, order); }
+
+void Engine::fail_peer(int rank, const std::string& why) { peer(rank)->close(why); }
+
+void Engine::tick() {
+  for (auto& [rank, peer] : peers()) peer->tick(nano(limits_.beat), nano(limits_.silence));
+}
+
+void Engine::note(Event event) {
+  std::lock_guard<std::mutex> lock(noting_);
+  events_.push_back(std::move(event));
+  if (events_.size() > kEvents) events_.pop_front();
+  noted_.notify_all();
+}
+
+void Engine::wake() {
+  std::lock_guard<std::mutex> lock(noting_);
+  woken_ = true;
+  noted_.notify_all();
+}
+
+std::vector<Engine::Event> Engine::events(double seconds) {
+  std::unique_lock<std::mutex> lock(noting_);
+  const auto limit = std::chrono::duration<double>(seconds);
+  noted_.wait_for(lock, limit, [this] { return woken_ || !events_.empty(); });
+  woken_ = false;
+  std::vector<Event> found(events_.begin(), events_.end());
+  events_.clear();
+  return found;
+}
+
+WorkRef Engine::send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes) {
   auto to = peer(rank);
   Memory ours;
   if (arena_->holds(memory)) {
@@ -49,7 +103,7 @@ WorkRef Engine::send(int rank, uint32_t tag, const uint8_t* memory, uint64_t byt
   return to->send(tag, std::move(ours), bytes);
 }
 
-WorkRef Engine::receive(int rank, uint32_t tag, uint8_t* memory, uint64_t bytes) {
+WorkRef Engine::receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes) {
   return peer(rank)->receive(tag, memory, bytes);
 }
 
@@ -69,13 +123,14 @@ std::shared_ptr<uint8_t> Engine::take(uint64_t bytes) {
 Peer::Counts Engine::counts(int rank) { return peer(rank)->counts(); }
 
 void Engine::close(const std::string& why) {
-  std::unordered_map<int, std::shared_ptr<Peer>> peers;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    peers = peers_;
-  }
-  for (auto& [rank, peer] : peers) peer->close(why);
+  for (auto& [rank, peer] : peers()) peer->close(why);
   loop_.stop();
+  wake();
+}
+
+std::unordered_map<int, std::shared_ptr<Peer>> Engine::peers() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return peers_;
 }
 
 std::shared_ptr<Peer> Engine::peer(int rank) {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "arena.h"
 #include "loop.h"
@@ -19,6 +20,8 @@ struct Limits {
   uint64_t window = 64 << 20;  // bytes per peer that may come before their receive is posted
   uint64_t piece = 1 << 20;    // of a message: what goes over one path at a time
   uint64_t arena = 64ull << 30;
+  double beat = 1.0;           // seconds without a frame after which one is sent
+  double silence = 5.0;        // seconds without a frame after which a path is given up
 };
 
 class Engine {
@@ -28,12 +31,26 @@ class Engine {
 
   // Throws std::invalid_argument for a peer that is known already.
   void add_peer(int rank, std::string name);
-  void add_tcp(int rank, int fd);
-  void add_shm(int rank, ShmEnds ends, bool first);
+
+  // A path; its number, for events. `order`: see Path.
+  int add_tcp(int rank, int fd, int order);
+  int add_shm(int rank, ShmEnds ends, bool first);
+  void promote(int rank, int path, int order);
+
+  // All that is under way with a peer fails, because of `why`.
+  void fail_peer(int rank, const std::string& why);
+
+  struct Event {
+    int rank, path;  // 0 for no path
+    std::string what;
+  };
+  // What has happened since the last call, after `seconds` at most; empty as well when woken.
+  std::vector<Event> events(double seconds);
+  void wake();
 
   // Send a copy of `bytes` at `memory`; nothing is copied where that is of this engine's `take`.
-  WorkRef send(int rank, uint32_t tag, const uint8_t* memory, uint64_t bytes);
-  WorkRef receive(int rank, uint32_t tag, uint8_t* memory, uint64_t bytes);
+  WorkRef send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes);
+  WorkRef receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes);
   void abort(int rank, const WorkRef& work);
 
   std::shared_ptr<uint8_t> take(uint64_t bytes);
@@ -44,12 +61,21 @@ class Engine {
 
  private:
   std::shared_ptr<Peer> peer(int rank);
+  std::unordered_map<int, std::shared_ptr<Peer>> peers();
+  int add(int rank, const std::shared_ptr<Path>& path);
+  void tick();
+  void note(Event event);
 
   const Limits limits_;
   const std::shared_ptr<Arena> arena_;
   std::mutex mutex_;
   std::unordered_map<int, std::shared_ptr<Peer>> peers_;
   std::unordered_map<const uint8_t*, std::weak_ptr<uint8_t>> taken_;
+  int paths_ = 0;
+  std::mutex noting_;
+  std::condition_variable noted_;
+  std::deque<Event> events_;  // the newest
+  bool woken_ = false;
   Loop loop_;  // last: its thread ends before what it works on
 };
 

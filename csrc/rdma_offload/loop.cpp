@@ -64,6 +64,25 @@ void Loop::soon(std::function<void()> job) {
   wake();
 }
 
+void Loop::every(std::chrono::milliseconds period, std::function<void()> job) {
+  soon([this, period, job = std::move(job)] {
+    period_ = period;
+    periodic_ = job;
+    next_ = std::chrono::steady_clock::now() + period;
+  });
+}
+
+int Loop::until_next() {
+  if (!periodic_) return -1;
+  auto left = next_ - std::chrono::steady_clock::now();
+  if (left <= left.zero()) {
+    periodic_();
+    next_ = std::chrono::steady_clock::now() + period_;
+    left = period_;
+  }
+  return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count());
+}
+
 void Loop::stop() {
   if (!thread_.joinable()) return;
   stopping_ = true;
@@ -80,7 +99,7 @@ void Loop::wake() {
 void Loop::run() {
   epoll_event events[64];
   while (!stopping_) {
-    const int count = epoll_wait(epoll_, events, 64, -1);
+    const int count = epoll_wait(epoll_, events, 64, until_next());
     for (int n = 0; n < count && !stopping_; ++n) {
       const int fd = events[n].data.fd;
       if (fd == wake_) {

@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -31,18 +32,25 @@ class Loop {
   // Run `job` on the loop's thread, soon.
   void soon(std::function<void()> job);
 
+  // Run `job` on the loop's thread every `period`; called once, and first after a period.
+  void every(std::chrono::milliseconds period, std::function<void()> job);
+
   // End the thread. Jobs that have not run are dropped.
   void stop();
 
  private:
   void run();
+  int until_next();  // milliseconds; runs the periodic job when its time has come
   void wake();
 
   int epoll_, wake_;
   std::mutex mutex_;
   std::unordered_map<int, std::shared_ptr<Ready>> watched_;
   std::deque<std::function<void()>> jobs_;
+  std::function<void()> periodic_;
+  std::chrono::milliseconds period_{0};
   std::atomic<bool> stopping_{false};
+  std::chrono::steady_clock::time_point next_;  // of the loop's thread alone
   std::thread thread_;
 };
 

@@ -3,12 +3,14 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "wire.h"
+#include "work.h"
 
 namespace adaptra {
 
@@ -37,7 +39,7 @@ class Sink {
 
 class Path {
  public:
-  explicit Path(int order, uint64_t longest_piece) : order(order), longest_piece(longest_piece) {}
+  Path(int order, uint64_t longest_piece) : order(order), longest_piece(longest_piece) {}
   virtual ~Path() = default;
 
   // Whether it takes a frame now; if not, Sink::roomy follows.
@@ -51,8 +53,17 @@ class Path {
 
   virtual void close() = 0;
 
-  const int order;               // paths of the lowest order that work are used
+  // Close it, and tell the sink; on the path's own thread.
+  virtual void fail(const std::string& why) = 0;
+
+  // Whether nothing is heard of a peer that is not there: else its end shows by itself.
+  virtual bool silent() const { return true; }
+
+  std::atomic<int> order;        // paths of the lowest order that work are used
   const uint64_t longest_piece;  // bytes
+  int id = 0;                    // of the engine's
+  std::atomic<Nanoseconds> heard{now()};  // when a frame came
+  std::atomic<Nanoseconds> said{now()};   // and when one was sent
 };
 
 }  // namespace adaptra

@@ -8,14 +8,15 @@ namespace {
 constexpr uint64_t kTellEvery = 8;  // credit is given back in parts of the window, at least so many
 }
 
-Peer::Peer(std::string name, uint64_t window) : name(std::move(name)), window_(window) {}
+Peer::Peer(std::string name, uint64_t window, Note note)
+    : name(std::move(name)), window_(window), note_(std::move(note)) {}
 
-WorkRef Peer::send(uint32_t tag, Memory memory, uint64_t bytes) {
+WorkRef Peer::send(Tag tag, Memory memory, uint64_t bytes) {
   auto work = std::make_shared<Work>();
   work->stamps.sent = now();
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!closed_.empty()) {
-    work->end(closed_);
+  if (!closed_.empty() || !left_.empty()) {
+    work->end(closed_.empty() ? left_ : closed_);
     return work;
   }
   Outgoing& out = out_[++last_];
@@ -28,8 +29,8 @@ WorkRef Peer::send(uint32_t tag, Memory memory, uint64_t bytes) {
   out.before = of_tag.last;
   of_tag.last = last_;
   ++of_tag.under_way;
-  if (window_ - (spent_ - returned_) >= bytes) {
-    spent_ += bytes;
+  if (window_ - (spent_ - returned_) >= cost(bytes)) {
+    spent_ += cost(bytes);
     queue(out);
   } else {
     out.asks = true;
@@ -41,7 +42,7 @@ WorkRef Peer::send(uint32_t tag, Memory memory, uint64_t bytes) {
   return work;
 }
 
-WorkRef Peer::receive(uint32_t tag, uint8_t* memory, uint64_t bytes) {
+WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes) {
   auto work = std::make_shared<Work>();
   work->stamps.posted = now();
   std::lock_guard<std::mutex> lock(mutex_);
@@ -51,6 +52,7 @@ WorkRef Peer::receive(uint32_t tag, uint8_t* memory, uint64_t bytes) {
   }
   posted_[tag].push_back(std::make_shared<Receive>(Receive{memory, bytes, work}));
   match(tag);
+  if (!left_.empty()) leave();
   pump();
   return work;
 }
@@ -93,6 +95,7 @@ void Peer::close(const std::string& why) {
   say(Kind::Bye);
   pump();
   closed_ = why;
+  for (auto& path : paths_) path->close();  // before memory goes that they may read
   for (auto& [number, out] : out_) out.work->end(why);
   for (auto& [number, in] : in_) {
     if (in.receive) in.receive->work->end(why);
@@ -105,20 +108,41 @@ void Peer::close(const std::string& why) {
   posted_.clear();
   unmatched_.clear();
   of_tag_.clear();
-  control_.clear();
+  control_.clear();  // with the word that this side closes, if no path takes it
   ready_.clear();
   asking_.clear();
-  for (auto& path : paths_) path->close();
 }
 
-void Peer::beat() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& path : paths_) {
-    if (!path->takes()) continue;
-    Header header;
-    header.taken = told_ = taken_;
-    path->send(header, nullptr, nullptr);
+void Peer::tick(Nanoseconds beat, Nanoseconds silence) {
+  std::vector<std::shared_ptr<Path>> silent;
+  const Nanoseconds time = now();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& path : paths_) {
+      if (path->silent() && path->heard + silence < time) silent.push_back(path);
+      if (path->said + beat > time || !path->takes()) continue;
+      Header header;
+      header.taken = told_ = taken_;
+      send_over(*path, header, nullptr, nullptr);
+    }
   }
+  for (auto& path : silent) {
+    path->fail("nothing was heard for " + std::to_string((time - path->heard) / 1000000) + " ms");
+  }
+}
+
+void Peer::promote(int path, int order) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& known : paths_) {
+    if (known->id == path) known->order = order;
+  }
+  pump();
+}
+
+void Peer::send_over(Path& path, const Header& header, const uint8_t* payload,
+                     std::shared_ptr<void> keep) {
+  path.said = now();
+  path.send(header, payload, std::move(keep));
 }
 
 Peer::Counts Peer::counts() const {
@@ -141,10 +165,10 @@ uint8_t* Peer::place(const Header& header) {
   if (in.target == nullptr) {
     if (in.receive) {
       in.target = in.receive->memory;
-    } else if (in.total > 0) {
-      in.own.reset(new uint8_t[in.total]);
+    } else {
+      in.own.reset(new uint8_t[in.total + 1]);  // never of nothing: then there is a place
       in.target = in.own.get();
-      kept_ += in.total;
+      kept_ += cost(in.total);
     }
   }
   return in.target;
@@ -155,13 +179,14 @@ uint8_t* Peer::place(const Header& header) {
 bool Peer::wanted(const Header& header) {
   if (finished_.holds(header.number, header.number + 1)) return false;
   auto known = in_.find(header.number);
-  if (known == in_.end()) return kept_ + header.total <= window_ || posted_.count(header.tag);
+  if (known == in_.end()) return kept_ + cost(header.total) <= window_ || posted_.count(header.tag);
   const Incoming& in = known->second;
   return in.total == header.total && in.tag == header.tag &&
          !in.here.holds(header.offset, header.offset + header.length);
 }
 
-bool Peer::arrived(Path&, const Header& header) {
+bool Peer::arrived(Path& path, const Header& header) {
+  path.heard = now();
   std::lock_guard<std::mutex> lock(mutex_);
   if (!closed_.empty()) return true;
   if (header.taken > spent_) return false;
@@ -204,7 +229,9 @@ bool Peer::arrived(Path&, const Header& header) {
     case Kind::Alive:
       break;
     case Kind::Bye:
-      break;  // the path's end follows
+      left_ = name + " has closed its engine";
+      leave();
+      break;
   }
   use_credit();
   pump();
@@ -218,8 +245,8 @@ bool Peer::arrived_data(const Header& header) {
     return true;
   }
   auto known = in_.find(header.number);
-  if (header.total == 0 && known == in_.end()) {
-    incoming(header);
+  if (header.total == 0 && known == in_.end() && wanted(header)) {
+    place(header);
     known = in_.find(header.number);
   }
   if (known == in_.end()) return false;  // there was no credit for it
@@ -265,7 +292,7 @@ bool Peer::first_of_tag(const Incoming& in) const {
   return in.before == 0 || in_.count(in.before) || finished_.holds(in.before, in.before + 1);
 }
 
-void Peer::match(uint32_t tag) {
+void Peer::match(Tag tag) {
   for (;;) {
     auto receives = posted_.find(tag);
     auto messages = unmatched_.find(tag);
@@ -289,8 +316,8 @@ void Peer::give(Incoming& in, std::shared_ptr<Receive> receive) {
   } else {
     in.receive = std::move(receive);
   }
-  if (in.own) kept_ -= in.total;  // not without a receive any more
-  if (in.own && (in.dropped || in.bytes == 0)) {
+  if (in.own) kept_ -= cost(in.total);  // not without a receive any more
+  if (in.own && in.dropped) {  // else it is copied when all is here: a piece may be half written
     in.own.reset();
     in.target = nullptr;
   }
@@ -310,7 +337,7 @@ void Peer::deliver(Incoming& in) {
     in.receive->work->end();
   }
   if (in.eager) {
-    taken_ += in.total;
+    taken_ += cost(in.total);
     if (taken_ - told_ > window_ / kTellEvery) say(Kind::Alive);
   }
   in_.erase(in.number);
@@ -321,14 +348,35 @@ void Peer::roomy(Path&) {
   pump();
 }
 
-void Peer::failed(Path& path, const std::string&) {
+void Peer::failed(Path& path, const std::string& why) {
+  if (lost(path) && note_) note_(&path, why);
+}
+
+// The peer will neither send nor take anything any more.
+void Peer::leave() {
+  for (auto& [number, out] : out_) out.work->end(left_);
+  for (auto& [tag, receives] : posted_) {
+    for (auto& receive : receives) receive->work->end(left_);
+  }
+  for (auto& [number, in] : in_) {
+    if (in.receive && !in.complete) in.receive->work->end(left_);
+  }
+  out_.clear();
+  of_tag_.clear();
+  ready_.clear();
+  asking_.clear();
+  posted_.clear();
+}
+
+// Take a path out; what it may have lost goes again. Whether that matters to anybody.
+bool Peer::lost(Path& path) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto at = std::find_if(paths_.begin(), paths_.end(),
                          [&](const auto& known) { return known.get() == &path; });
-  if (at == paths_.end()) return;
+  if (at == paths_.end()) return false;
   paths_.erase(at);
   counts_.paths = paths_.size();
-  if (!closed_.empty()) return;
+  if (!closed_.empty() || !left_.empty()) return false;
   for (auto& [number, out] : out_) {
     auto lost = std::stable_partition(out.pieces.begin(), out.pieces.end(),
                                       [&](const Piece& piece) { return piece.path != &path; });
@@ -342,12 +390,13 @@ void Peer::failed(Path& path, const std::string&) {
   }
   say(Kind::Alive);
   pump();
+  return true;
 }
 
 // Of the paths that work and have the best order, the one that takes a frame and has least to do.
 Path* Peer::best() const {
   int order = INT32_MAX;
-  for (const auto& path : paths_) order = std::min(order, path->order);
+  for (const auto& path : paths_) order = std::min(order, path->order.load());
   Path* best = nullptr;
   for (const auto& path : paths_) {
     if (path->order != order || !path->takes()) continue;
@@ -364,7 +413,7 @@ void Peer::pump() {
       Header header = control_.front();
       control_.pop_front();
       header.taken = told_ = taken_;
-      path->send(header, nullptr, nullptr);
+      send_over(*path, header, nullptr, nullptr);
       continue;
     }
     const uint64_t number = ready_.front();
@@ -408,7 +457,7 @@ void Peer::send_piece(Path& path, Outgoing& out) {
   header.length = static_cast<uint32_t>(left);
   counts_.bytes_sent += left;
   out.pieces.push_back({header.offset, left, &path});
-  path.send(header, out.memory.get() + header.offset, out.memory);
+  send_over(path, header, out.memory.get() + header.offset, out.memory);
 }
 
 void Peer::say(Kind kind, uint64_t number) {
@@ -436,8 +485,8 @@ void Peer::use_credit() {
     auto at = out_.find(asking_.front());
     if (at != out_.end() && at->second.asks) {
       Outgoing& out = at->second;
-      if (window_ - (spent_ - returned_) < out.total) return;
-      spent_ += out.total;
+      if (window_ - (spent_ - returned_) < cost(out.total)) return;
+      spent_ += cost(out.total);
       out.asks = false;
       out.eager = true;
       queue(out);

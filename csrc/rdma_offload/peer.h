@@ -27,14 +27,17 @@ using Memory = std::shared_ptr<uint8_t>;
 
 class Peer : public Sink {
  public:
+  // What befalls a path, or the peer; called without locks of the peer's.
+  using Note = std::function<void(const Path* path, const std::string& what)>;
+
   // `window`: bytes of credit, the same on both sides.
-  Peer(std::string name, uint64_t window);
+  Peer(std::string name, uint64_t window, Note note = {});
 
   // Send `bytes` at `memory`, which stays as it is until the work ends.
-  WorkRef send(uint32_t tag, Memory memory, uint64_t bytes);
+  WorkRef send(Tag tag, Memory memory, uint64_t bytes);
 
   // Receive into `memory`, which has the size of the message.
-  WorkRef receive(uint32_t tag, uint8_t* memory, uint64_t bytes);
+  WorkRef receive(Tag tag, uint8_t* memory, uint64_t bytes);
 
   // Give a receive up: nothing is written to its memory after this. The message is dropped.
   void abort(const WorkRef& work);
@@ -44,8 +47,12 @@ class Peer : public Sink {
   // All that is under way fails, because of `why`; so does all that is asked later.
   void close(const std::string& why);
 
-  // Say that this side is there, over every path.
-  void beat();
+  // Say that this side is there where nothing was said for `beat`, and fail paths over which nothing
+  // was heard for `silence`; on the thread of the paths.
+  void tick(Nanoseconds beat, Nanoseconds silence);
+
+  // Let a path carry what those of `order` do, from now on.
+  void promote(int path, int order);
 
   struct Counts {
     uint64_t paths, sent, received, bytes_sent, bytes_received, again, twice, kept;
@@ -67,7 +74,7 @@ class Peer : public Sink {
   };
   struct Outgoing {
     uint64_t number, before, total, next = 0;
-    uint32_t tag;
+    Tag tag;
     bool asks = false, eager = true, queued = false;
     Memory memory;
     std::vector<Piece> pieces;               // of which nobody knows whether they arrived
@@ -81,7 +88,7 @@ class Peer : public Sink {
   };
   struct Incoming {
     uint64_t number, before, total, sent;
-    uint32_t tag;
+    Tag tag;
     bool eager = false, asked = false, complete = false;
     Ranges here;
     uint64_t bytes = 0;
@@ -92,24 +99,30 @@ class Peer : public Sink {
     Nanoseconds completed = 0;
   };
 
+  bool lost(Path& path);
   void pump();
+  void send_over(Path& path, const Header& header, const uint8_t* payload,
+                 std::shared_ptr<void> keep);
   Path* best() const;
   void send_piece(Path& path, Outgoing& out);
   void say(Kind kind, uint64_t number = 0);
   void queue(Outgoing& out);
   void use_credit();
   Incoming& incoming(const Header& header);
-  void match(uint32_t tag);
+  void match(Tag tag);
   bool first_of_tag(const Incoming& in) const;
   void give(Incoming& in, std::shared_ptr<Receive> receive);
   void deliver(Incoming& in);
+  void leave();
   bool arrived_data(const Header& header);
   uint8_t* place(const Header& header);
   bool wanted(const Header& header);
 
   mutable std::mutex mutex_;
   const uint64_t window_;
+  const Note note_;
   std::string closed_;
+  std::string left_;  // the other side has closed: what has come can still be received
   std::vector<std::shared_ptr<Path>> paths_;
 
   uint64_t last_ = 0;                  // number of the newest message
@@ -118,16 +131,16 @@ class Peer : public Sink {
   struct OfTag {
     uint64_t last = 0, under_way = 0;
   };
-  std::unordered_map<uint32_t, OfTag> of_tag_;  // of those in out_
+  std::unordered_map<Tag, OfTag> of_tag_;  // of those in out_
   std::deque<uint64_t> ready_;         // with something to send; they take turns
   std::deque<uint64_t> asking_;
   std::deque<Header> control_;
 
   std::map<uint64_t, Incoming> in_;
-  std::unordered_map<uint32_t, std::deque<std::shared_ptr<Receive>>> posted_;
-  std::unordered_map<uint32_t, std::map<uint64_t, Incoming*>> unmatched_;
+  std::unordered_map<Tag, std::deque<std::shared_ptr<Receive>>> posted_;
+  std::unordered_map<Tag, std::map<uint64_t, Incoming*>> unmatched_;
   Ranges finished_;   // numbers of messages of which all has come
-  uint64_t kept_ = 0;  // bytes of messages without a receive
+  uint64_t kept_ = 0;  // cost of messages without a receive
   uint64_t taken_ = 0, told_ = 0;
   Counts counts_{};
 };

@@ -125,6 +125,7 @@ bool ShmPath::pop(Sink& sink) {
       return header.length;
     });
   }
+  if (in_.closed.load()) return end("the other side has closed"), false;
   in_.popped.store(++popped_);
   if (in_.writer_waits.exchange(0)) ring(ends_.theirs);
   if (!sink.arrived(*this, header)) return end("a frame against the protocol"), false;
@@ -144,6 +145,7 @@ void ShmPath::end(const std::string& why) {
 
 void ShmPath::close() {
   if (closed_.exchange(true)) return;
+  out_.closed.store(1);
   loop_.unwatch(ends_.mine);
   loop_.unwatch(ends_.socket);
   ::shutdown(ends_.socket, SHUT_RDWR);

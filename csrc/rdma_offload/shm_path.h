@@ -34,6 +34,8 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
   uint64_t waiting() const override;
   void send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) override;
   void close() override;
+  void fail(const std::string& why) override { end(why); }
+  bool silent() const override { return false; }
 
  private:
   static constexpr uint64_t kSlots = 256;
@@ -46,6 +48,7 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
     alignas(64) std::atomic<uint64_t> popped;
     alignas(64) std::atomic<uint32_t> reader_sleeps;
     std::atomic<uint32_t> writer_waits;
+    std::atomic<uint32_t> closed;  // by the writer: from now on its memory holds something else
     Slot slots[kSlots];
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");

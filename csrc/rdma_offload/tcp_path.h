@@ -25,6 +25,7 @@ class TcpPath : public Path, public std::enable_shared_from_this<TcpPath> {
   uint64_t waiting() const override;
   void send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) override;
   void close() override;
+  void fail(const std::string& why) override { end(why); }
 
  private:
   struct Frame {

@@ -16,25 +16,30 @@ enum class Kind : uint8_t {
   Bye,       // the sender closes
 };
 
-constexpr uint32_t kMagic = 0x31504441;  // "ADP1"
+using Tag = uint64_t;
+
+constexpr uint16_t kMagic = 0xada1;
 constexpr uint64_t kLongest = 1ull << 40;  // bytes of a message
 
 // Little endian, 64 bytes.
 struct Header {
-  uint32_t magic = kMagic;
+  uint16_t magic = kMagic;
   Kind kind = Kind::Alive;
-  uint8_t eager = 0;  // Data: it was sent on credit, which `taken` gives back
-  uint16_t unused = 0;
+  uint8_t eager = 0;      // Data: it was sent on credit, which `taken` gives back
+  uint32_t length = 0;    // bytes of payload that follow
   uint64_t number = 0;    // of the message, counted by its sender from 1
   uint64_t before = 0;    // the last message of this tag that had not arrived when this was sent
   uint64_t total = 0;     // bytes of the message
   uint64_t offset = 0;    // of this piece
-  uint32_t length = 0;    // bytes of payload that follow
-  uint32_t tag = 0;
+  Tag tag = 0;
   uint64_t sent = 0;      // nanoseconds on the sender's monotonic clock
-  uint64_t taken = 0;     // bytes of eager messages that this side has handed to receives, ever
+  uint64_t taken = 0;     // credit that this side has given back, ever
 };
 static_assert(sizeof(Header) == 64, "the wire's layout");
+
+// What a message takes of the credit: its bytes, and what it costs to know of it.
+constexpr uint64_t kCost = 256;
+inline uint64_t cost(uint64_t total) { return total + kCost; }
 
 // Why a header cannot be, or empty.
 std::string fault_of(const Header& header, uint64_t longest_piece);

@@ -1,6 +1,7 @@
 // A send or a receive under way.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -29,15 +30,13 @@ class Work {
  public:
   // Whether it ended within `seconds`.
   bool wait(double seconds) {
+    if (over_) return true;
     std::unique_lock<std::mutex> lock(mutex_);
     const auto limit = std::chrono::duration<double>(seconds);
-    return ended_.wait_for(lock, limit, [this] { return over_; });
+    return ended_.wait_for(lock, limit, [this] { return over_.load(); });
   }
 
-  bool done() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return over_;
-  }
+  bool done() const { return over_; }
 
   // Why it failed; empty for one that went well, or is not over.
   std::string error() const {
@@ -49,8 +48,8 @@ class Work {
   void end(const std::string& error = "") {
     std::lock_guard<std::mutex> lock(mutex_);
     if (over_) return;
-    over_ = true;
     error_ = error;
+    over_ = true;
     ended_.notify_all();
   }
 
@@ -59,7 +58,7 @@ class Work {
  private:
   mutable std::mutex mutex_;
   std::condition_variable ended_;
-  bool over_ = false;
+  std::atomic<bool> over_{false};
   std::string error_;
 };
 

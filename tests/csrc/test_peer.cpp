@@ -34,6 +34,7 @@ struct End : Path {
     frames.push_back({header, {payload, payload + header.length}});
   }
   void close() override {}
+  void fail(const std::string&) override {}
   const size_t room;
   bool cut = false;
   std::deque<Frame> frames;
@@ -84,6 +85,7 @@ struct Job {
           if (to != nullptr) std::copy(&frame.payload[done], &frame.payload[0] + end, to);
           return end - done;
         });
+        if (done == 0 && chance(50)) between();
       }
     }
     CHECK(peer.arrived(*link.ends[1 - side], frame.header));
@@ -109,6 +111,16 @@ struct Job {
     int left = messages, steps = 0;
     std::vector<uint64_t> sizes[2][kTags];
     bool ending = false;
+    auto post = [&](bool yes) {
+      const int side = below(2), tag = below(kTags);
+      auto& receives = received[side][tag];
+      if (!yes || receives.size() == sizes[side][tag].size()) return;
+      receives.emplace_back();
+      Received& one = receives.back();
+      one.memory.resize(sizes[side][tag][receives.size() - 1] + 1);
+      one.work = peers[1 - side].receive(tag, one.memory.data(), one.memory.size() - 1);
+    };
+    between = [&] { post(true); };
     while (true) {
       CHECK(++steps < 2000000);
       ending = ending || left == 0;
@@ -124,14 +136,7 @@ struct Job {
         sizes[side][tag].push_back(size);
         sent[side][tag].push_back(std::move(one));
       }
-      const int side = below(2), tag = below(kTags);
-      auto& receives = received[side][tag];
-      if (receives.size() < sizes[side][tag].size() && chance(ending ? 50 : 10)) {
-        receives.emplace_back();
-        Received& one = receives.back();
-        one.memory.resize(sizes[side][tag][receives.size() - 1] + 1);
-        one.work = peers[1 - side].receive(tag, one.memory.data(), one.memory.size() - 1);
-      }
+      post(chance(ending ? 50 : 10));
       if (!links.empty()) {
         Link& link = links[below(links.size())];
         deliver(link, below(2));
@@ -177,6 +182,7 @@ struct Job {
     }
   }
 
+  std::function<void()> between = [] {};  // what happens while a piece is half here
   std::mt19937_64 random;
   Peer peers[2] = {{"rank 0", 1500}, {"rank 1", 1500}};
   std::vector<Link> links;

@@ -17,13 +17,17 @@ import torch
 import torch.distributed as dist
 from patience import PATIENCE
 
+from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.emulate import LinkEmulator
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.transport import End, EngineTransport
 from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 from megatron_adaptra.transport.rules import parse_rules
 
-KINDS = ("eager", "rendezvous", "gloo")
+KINDS = ("eager", "rendezvous", "gloo", "shm", "tcp")
+PROCESSES = KINDS[2:]
 MS = 1e-3
 
 # Each process is a fork of a server that has imported torch, and so starts in no time.
@@ -47,8 +51,8 @@ Body = Callable[..., Any]
 
 def run(kind: str, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] = ()) -> list[Any]:
     """What `body(seat, *args)` returned on each rank; raises what it raised."""
-    if kind == "gloo":
-        with Processes(body, *args, ranks=ranks, rules=rules) as processes:
+    if kind in PROCESSES:
+        with Processes(body, *args, ranks=ranks, rules=rules, kind=kind) as processes:
             return [processes.result(rank) for rank in range(ranks)]
     assert not rules, "loopback has no emulator"
     networks: dict[str, LoopbackNetwork] = {}
@@ -87,15 +91,20 @@ def run(kind: str, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] 
 
 
 class Processes:
-    """`ranks` processes that run a body over gloo; they can be killed one by one."""
+    """`ranks` processes that run a body over gloo or the engine; they can be killed one by one.
 
-    def __init__(self, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] = ()) -> None:
+    `kind`: one of PROCESSES; "shm" and "tcp" are the engine.
+    """
+
+    def __init__(
+        self, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] = (), kind: str = "gloo"
+    ) -> None:
         self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         self._barrier = barrier = _processes.Barrier(ranks)
         self._pipes, self._processes = [], []
         for rank in range(ranks):
             mine, theirs = _processes.Pipe(duplex=False)
-            job = (theirs, body, args, rank, ranks, self._store.port, barrier, tuple(rules))
+            job = (theirs, body, args, rank, ranks, self._store.port, barrier, tuple(rules), kind)
             process = _processes.Process(target=_process, args=job, daemon=True)
             process.start()
             theirs.close()
@@ -137,20 +146,33 @@ class Processes:
 
 
 def _process(
-    pipe: Any, body: Body, args: Any, rank: int, ranks: int, port: int, barrier: Any, rules: Any
-) -> None:
+    pipe: Any, body: Body, args: Any, rank: int, ranks: int, port: int, barrier: Any, rules: Any,
+    kind: str,
+) -> None:  # fmt: skip
     torch.set_num_threads(1)
     try:
         store = dist.TCPStore("127.0.0.1", port, None, False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
         links = list(permutations(range(ranks), 2))
-        opened = []
+        opened: list[Transport] = []
+        endpoint = None
+        if kind != "gloo":
+            machine = "one" if kind == "shm" else f"of rank {rank}"
+            board = KeyValueStore("adaptra/engine/")
+            endpoint = Endpoint(rank, "127.0.0.1", machine, board, PATIENCE)
+            endpoint.connect([other for other in range(ranks) if other != rank])
 
-        def opens(name: str) -> GlooTransport:
+        def opens(name: str) -> Transport:
             parsed = [rule for text in rules for rule in parse_rules(text, ranks)]
             emulator = LinkEmulator(rank, parsed) if parsed else None
-            lanes = open_lanes(list(range(ranks)), links, name)
-            opened.append(GlooTransport(*lanes, emulator))
+            if endpoint is None:
+                lanes = open_lanes(list(range(ranks)), links, name)
+                opened.append(GlooTransport(*lanes, emulator))
+            else:
+                ends = {
+                    other: End(other, f"stage {other} (rank {other})") for other in range(ranks)
+                }
+                opened.append(EngineTransport(endpoint, name, ends, emulator))
             return opened[-1]
 
         transport = opens("lane")
@@ -162,6 +184,8 @@ def _process(
         result = body(seat, *args)
         for transport in opened:
             transport.close()
+        if endpoint is not None:
+            endpoint.close()
         pipe.send(("returned", result))
     except BaseException:
         barrier.abort()

@@ -1,0 +1,252 @@
+"""The one end of all connections of a process, and who keeps them alive.
+
+Of two ranks the higher one dials, through memory where both are on one machine, else over several
+connections of the network. A path that fails is dialled again for as long as the job lives, with
+pauses that grow; one that has come back is on trial at first, and carries messages only if nothing
+else does. A peer without any path for the timeout is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+from megatron_adaptra._engine import Engine
+from megatron_adaptra.errors import AdaptraError, PeerLost
+from megatron_adaptra.log import log_line
+from megatron_adaptra.transport.engine.dial import (
+    ORDER_TCP,
+    TRIAL,
+    Address,
+    answer_shm,
+    ask_tcp,
+    dial_shm,
+    dial_tcp,
+)
+from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kind, Refused
+from megatron_adaptra.transport.engine.listener import Listener
+
+CONNECTIONS = 4  # to a peer on another machine: one alone does not fill a long link
+WINDOW, PIECE = 64 << 20, 1 << 20  # bytes
+PROBATION = 2.0  # seconds that a path which came back is on trial
+_DIAL = 5.0  # seconds for one call
+_PAUSE, _LONGEST = 0.05, 5.0  # seconds between two calls, at first and at most
+_LOOK = 0.02  # seconds between two looks at the board
+_GONE = 1.0  # seconds of refusals after which a peer is gone
+_IDLE = 3600.0  # seconds that the keeper waits where nothing is to come
+
+
+class Board(Protocol):
+    """Where ranks leave words for each other: torch's store."""
+
+    def put(self, key: str, text: str) -> bool:
+        """Set it; whether that has worked."""
+        ...
+
+    def put_first(self, key: str, text: str) -> None:
+        """Set it unless it has a value."""
+        ...
+
+    def get(self, key: str) -> str | None:
+        """The value, if there is one."""
+        ...
+
+
+@dataclass
+class _Peer:
+    """`paths`: numbers of those that work. `lost`: of those that failed before they were known."""
+
+    rank: int
+    paths: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+    trials: dict[int, float] = field(default_factory=dict)  # until when, by path
+    failed: bool = False  # a path of it, ever
+    dialling: bool = False
+    since: float | None = None  # without any path
+    why: str = ""
+
+
+class Endpoint:
+    """This process's end. `me`: its rank; `host`: the address to listen at, which others reach.
+
+    `machine`: the same text on all ranks that can share memory. `board`: the same for all ranks.
+    `timeout`: seconds until a peer that has no path is lost. `engine`: the C++ one. `records`: the
+    last things that have befallen paths: when (monotonic), which rank, what.
+    """
+
+    def __init__(self, me: int, host: str, machine: str, board: Board, timeout: float) -> None:
+        self._board, self._timeout = board, timeout
+        self.engine = Engine(window=WINDOW, piece=PIECE)
+        self._me = Identity(me, self._secret(), WINDOW, PIECE)
+        self.records: deque[tuple[float, int, str]] = deque(maxlen=1000)
+        self._peers: dict[int, _Peer] = {}
+        self._changed = threading.Condition()
+        self._closed = threading.Event()
+        self.listener = Listener(self._me, host, self._accepted)
+        self._address = Address(host, self.listener.port, self.listener.name, machine)
+        board.put(f"address/{me}", json.dumps(asdict(self._address)))
+        self._keeper = threading.Thread(target=self._keep, name="adaptra-keeper", daemon=True)
+        self._keeper.start()
+
+    def connect(self, ranks: Collection[int]) -> None:
+        """Have a path to each of `ranks`. Raises PeerLost, which names one, after the timeout."""
+        end = time.monotonic() + self._timeout
+        for rank in ranks:
+            self._dial_soon(self._peer(rank))
+        for rank in ranks:
+            peer = self._peer(rank)
+            with self._changed:
+                left = max(0.0, end - time.monotonic())
+                if not self._changed.wait_for(lambda p=peer: bool(p.paths), left):
+                    why = f": {peer.why}" if peer.why else ""
+                    raise PeerLost(f"rank {rank} is not there after {self._timeout:g} s{why}")
+
+    def close(self) -> None:
+        """Close everything; what is under way fails, here and there."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self.engine.wake()
+            self._keeper.join(_DIAL)
+            self.listener.close()
+            self.engine.close("this side has closed its endpoint")
+
+    def _secret(self) -> bytes:
+        self._board.put_first("secret", secrets.token_hex(32))
+        return bytes.fromhex(self._word("secret", "torch's store"))
+
+    def _word(self, key: str, who: str) -> str:
+        end = time.monotonic() + self._timeout
+        while (text := self._board.get(key)) is None:
+            if time.monotonic() > end:
+                raise PeerLost(f"waited {self._timeout:g} s for {who} to say its {key!r}")
+            time.sleep(_LOOK)
+        return text
+
+    def _peer(self, rank: int) -> _Peer:
+        with self._changed:
+            if rank not in self._peers:
+                self.engine.add_peer(rank, f"rank {rank}")
+                self._peers[rank] = _Peer(rank)
+            return self._peers[rank]
+
+    # Paths. The higher rank dials; the lower one asks whether it is there, when they are lost.
+
+    def _dial_soon(self, peer: _Peer) -> None:
+        with self._changed:
+            waits = peer.rank > self._me.rank and not peer.failed
+            if waits or peer.dialling or self._closed.is_set():
+                return
+            peer.dialling = True
+        name = f"adaptra-dial-{peer.rank}"
+        threading.Thread(target=self._dial, args=(peer,), name=name, daemon=True).start()
+
+    def _dial(self, peer: _Peer) -> None:
+        """Until the peer has all its paths, or is gone, or this side closes."""
+        pause, address, refused = _PAUSE, None, None
+        while not self._closed.is_set():
+            try:
+                if address is None:
+                    words = json.loads(self._word(f"address/{peer.rank}", f"rank {peer.rank}"))
+                    address = Address(**words)
+                wanted = self._call(peer, address)
+                with self._changed:
+                    if len(peer.paths) >= wanted:
+                        peer.dialling = False
+                        return
+                pause = _PAUSE
+            except ConnectionRefusedError:  # its listener is there for as long as it is
+                refused = refused or time.monotonic()
+                peer.why = "its connection closed"
+                if peer.failed and not peer.paths and time.monotonic() - refused > _GONE:
+                    self.engine.fail_peer(peer.rank, peer.why)
+                    return
+            except (OSError, Refused, RuntimeError, AdaptraError) as error:
+                refused = None
+                peer.why = str(error) or type(error).__name__
+            self._closed.wait(pause)
+            pause = min(2 * pause, _LONGEST)
+
+    def _call(self, peer: _Peer, address: Address) -> int:
+        """Open one path to the peer, or ask for it; how many paths there have to be."""
+        if peer.rank > self._me.rank:
+            ask_tcp(self._me, peer.rank, address, _DIAL)
+            return 1
+        if address.machine == self._address.machine:
+            try:
+                self._add(peer, dial_shm(self.engine, self._me, peer.rank, address, _DIAL), 0)
+                return 1
+            except ConnectionRefusedError:  # in a network namespace of its own
+                pass
+        order = ORDER_TCP + (TRIAL if peer.failed else 0)
+        path = dial_tcp(self.engine, self._me, peer.rank, address, _DIAL, order)
+        self._add(peer, path, order)
+        return CONNECTIONS
+
+    def _accepted(self, answering: Answering, connection: socket.socket) -> None:
+        """On the listener's thread."""
+        assert answering.peer is not None
+        peer = self._peer(answering.peer)
+        if answering.kind is Kind.ASK:
+            connection.close()
+        elif answering.kind is Kind.SHM:
+            self._add(peer, answer_shm(self.engine, peer.rank, connection, _DIAL), 0)
+        else:
+            order = ORDER_TCP + (TRIAL if peer.failed else 0)
+            self._add(peer, self.engine.add_tcp(peer.rank, connection.detach(), order), order)
+
+    def _add(self, peer: _Peer, path: int, order: int) -> None:
+        with self._changed:
+            if path in peer.lost:  # the word of its end was faster
+                peer.lost.discard(path)
+                return
+            peer.paths.add(path)
+            peer.since = None
+            if order >= TRIAL:
+                peer.trials[path] = time.monotonic() + PROBATION
+                self.engine.wake()
+            self._changed.notify_all()
+
+    # The keeper's thread.
+
+    def _keep(self) -> None:
+        while not self._closed.is_set():
+            for rank, path, what in self.engine.events(self._until_next()):
+                self._lose(self._peers[rank], path, what)
+            now = time.monotonic()
+            for peer in list(self._peers.values()):
+                for path in [p for p, until in peer.trials.items() if until <= now]:
+                    del peer.trials[path]
+                    self.engine.promote(peer.rank, path, ORDER_TCP)
+                if peer.since is not None and now - peer.since >= self._timeout:
+                    peer.since = None
+                    why = f"rank {peer.rank} is lost, no way to it for {self._timeout:g} s"
+                    self.engine.fail_peer(peer.rank, f"{why}: {peer.why}")
+
+    def _until_next(self) -> float:
+        now = time.monotonic()
+        with self._changed:
+            times = [until for peer in self._peers.values() for until in peer.trials.values()]
+            times += [p.since + self._timeout for p in self._peers.values() if p.since is not None]
+        return max(0.0, min(times, default=now + _IDLE) - now)
+
+    def _lose(self, peer: _Peer, path: int, why: str) -> None:
+        self.records.append((time.monotonic(), peer.rank, why))
+        if not peer.failed:
+            log_line(f"a connection to rank {peer.rank} is lost, and is dialled again: {why}")
+        with self._changed:
+            if path in peer.paths:
+                peer.paths.discard(path)
+            else:
+                peer.lost.add(path)
+            peer.trials.pop(path, None)
+            peer.failed, peer.why = True, why
+            if not peer.paths and peer.since is None:
+                peer.since = time.monotonic()
+        self._dial_soon(peer)

@@ -1,0 +1,139 @@
+"""Answers whoever connects, in one thread; hands those over who belong to the job.
+
+Strangers are dropped: of those who have not proved who they are there are some hundred at a time,
+each for a few seconds and of some hundred bytes; the oldest goes when there are more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from megatron_adaptra.transport.engine.handshake import Answering, Identity, Refused, refusal
+
+PATIENCE = 5.0  # seconds for a handshake
+MOST = 128  # connections without a proof
+_BACKLOG = 1024
+_BREATH = 0.1  # seconds until another connection is tried where there was no descriptor
+
+Accepted = Callable[[Answering, socket.socket], None]
+
+
+@dataclass
+class _Caller:
+    socket: socket.socket
+    answering: Answering
+    until: float
+    data: bytearray = field(default_factory=bytearray)
+
+
+class Listener:
+    """Listens at an address of `host` and, for processes of this machine, at a name.
+
+    `accepted`: called in the thread with a connection that belongs to the job, which it takes over;
+    it blocks again. `port`, `name`: where others find it. `strangers`: that were dropped.
+    """
+
+    def __init__(self, me: Identity, host: str, accepted: Accepted) -> None:
+        self._me, self._accepted = me, accepted
+        self.strangers = 0
+        self.name = f"adaptra-{secrets.token_hex(8)}"
+        self._sockets = [
+            socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG),
+            socket.socket(socket.AF_UNIX),
+        ]
+        self._sockets[1].bind(f"\0{self.name}")  # no file; known inside a network namespace
+        self._sockets[1].listen(_BACKLOG)
+        self.port = int(self._sockets[0].getsockname()[1])
+        self._callers: dict[int, _Caller] = {}  # by descriptor, the oldest first
+        self._wake, self._woken = os.pipe()
+        self._selector = selectors.DefaultSelector()
+        for one in self._sockets:
+            one.setblocking(False)
+            self._selector.register(one, selectors.EVENT_READ, one)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="adaptra-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, and close everything that was not handed over."""
+        os.write(self._woken, b"x")
+        self._thread.join(PATIENCE)
+        for one in (*self._sockets, *(c.socket for c in self._callers.values())):
+            one.close()
+        self._selector.close()
+        os.close(self._wake)
+        os.close(self._woken)
+
+    def _run(self) -> None:
+        while True:
+            first = next(iter(self._callers.values()), None)
+            left = None if first is None else max(0.0, first.until - time.monotonic())
+            for key, _ in self._selector.select(left):
+                if key.fd == self._wake:
+                    return
+                if key.data is not None:
+                    self._accept(key.data)
+                elif key.fd in self._callers:
+                    self._read(self._callers[key.fd])
+            now = time.monotonic()
+            for late in [c for c in self._callers.values() if c.until <= now]:
+                self._drop(late)
+
+    def _accept(self, server: socket.socket) -> None:
+        try:
+            connection, _ = server.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone again
+            return
+        except OSError:  # there are no descriptors left
+            time.sleep(_BREATH)
+            return
+        connection.setblocking(False)
+        caller = _Caller(connection, Answering(self._me), time.monotonic() + PATIENCE)
+        self._callers[connection.fileno()] = caller
+        self._selector.register(connection, selectors.EVENT_READ)
+        if len(self._callers) > MOST:
+            self._drop(next(iter(self._callers.values())))
+
+    def _read(self, caller: _Caller) -> None:
+        answering = caller.answering
+        try:
+            got = caller.socket.recv(answering.needs - len(caller.data))
+            caller.data += got
+            if not got:
+                self._drop(caller)
+            elif len(caller.data) == answering.needs:
+                said, caller.data = bytes(caller.data), bytearray()
+                caller.socket.sendall(answering.take(said))  # it fits the socket's empty buffer
+                if answering.peer is not None:
+                    self._release(caller)
+                    caller.socket.setblocking(True)
+                    self._accepted(answering, caller.socket)
+        except BlockingIOError:
+            pass
+        except Refused as why:
+            with contextlib.suppress(OSError):
+                caller.socket.sendall(refusal(str(why)))
+            self._drop(caller)
+        except OSError:
+            self._drop(caller)
+
+    def _release(self, caller: _Caller) -> None:
+        self._selector.unregister(caller.socket)
+        del self._callers[caller.socket.fileno()]
+
+    def _drop(self, caller: _Caller) -> None:
+        self.strangers += 1
+        self._release(caller)
+        caller.socket.close()
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
