@@ -85,9 +85,11 @@ PYBIND11_MODULE(_engine, m) {
              return events;
            })
       .def("send",
-           [](Engine& engine, int rank, Tag tag, uintptr_t at, uint64_t bytes) {
-             return engine.send(rank, tag, address(at), bytes);
+           [](Engine& engine, int rank, Tag tag, uintptr_t at, uint64_t bytes, double sent) {
+             return engine.send(rank, tag, address(at), bytes,
+                                static_cast<Nanoseconds>(sent / kNano));
            },
+           py::arg("rank"), py::arg("tag"), py::arg("at"), py::arg("bytes"), py::arg("sent") = 0.0,
            NoGil())
       .def("receive",
            [](Engine& engine, int rank, Tag tag, uintptr_t at, uint64_t bytes) {

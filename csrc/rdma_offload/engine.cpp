@@ -87,7 +87,8 @@ std::vector<Engine::Event> Engine::events(double seconds) {
   return found;
 }
 
-WorkRef Engine::send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes) {
+WorkRef Engine::send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes,
+                     Nanoseconds sent) {
   auto to = peer(rank);
   Memory ours;
   if (arena_->holds(memory)) {
@@ -100,7 +101,7 @@ WorkRef Engine::send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes) {
     if (!ours) throw std::runtime_error("no memory is left for a message");
     std::memcpy(ours.get(), memory, bytes);
   }
-  return to->send(tag, std::move(ours), bytes);
+  return to->send(tag, std::move(ours), bytes, sent);
 }
 
 WorkRef Engine::receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes) {

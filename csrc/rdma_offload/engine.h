@@ -49,7 +49,7 @@ class Engine {
   void wake();
 
   // Send a copy of `bytes` at `memory`; nothing is copied where that is of this engine's `take`.
-  WorkRef send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes);
+  WorkRef send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes, Nanoseconds sent = 0);
   WorkRef receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes);
   void abort(int rank, const WorkRef& work);
 

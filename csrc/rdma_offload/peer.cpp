@@ -11,9 +11,9 @@ constexpr uint64_t kTellEvery = 8;  // credit is given back in parts of the wind
 Peer::Peer(std::string name, uint64_t window, Note note)
     : name(std::move(name)), window_(window), note_(std::move(note)) {}
 
-WorkRef Peer::send(Tag tag, Memory memory, uint64_t bytes) {
+WorkRef Peer::send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent) {
   auto work = std::make_shared<Work>();
-  work->stamps.sent = now();
+  work->stamps.sent = sent == 0 ? now() : sent;
   std::lock_guard<std::mutex> lock(mutex_);
   if (!closed_.empty() || !left_.empty()) {
     work->end(closed_.empty() ? left_ : closed_);
@@ -78,7 +78,7 @@ void Peer::abort(const WorkRef& work) {
       break;
     }
   }
-  work->end("given up");
+  work->end("aborted");
 }
 
 void Peer::add(std::shared_ptr<Path> path) {

@@ -33,8 +33,9 @@ class Peer : public Sink {
   // `window`: bytes of credit, the same on both sides.
   Peer(std::string name, uint64_t window, Note note = {});
 
-  // Send `bytes` at `memory`, which stays as it is until the work ends.
-  WorkRef send(Tag tag, Memory memory, uint64_t bytes);
+  // Send `bytes` at `memory`, which stays as it is until the work ends. `sent`: when the message was
+  // ready; 0 for now.
+  WorkRef send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent = 0);
 
   // Receive into `memory`, which has the size of the message.
   WorkRef receive(Tag tag, uint8_t* memory, uint64_t bytes);

@@ -141,7 +141,7 @@ class IterationRecord:
         the first backward has a few messages only that it awaits.
         """
         stamps = [stamps for s, _, stamps in self.messages if s == source]
-        return [t for t in stamps if t.posted <= t.sent] or stamps
+        return [t for t in stamps if t.eager or t.posted <= t.sent] or stamps
 
     @property
     def step(self) -> dict[str, Any]:

@@ -30,18 +30,20 @@ class Stamps:
     """Seconds on the monotonic clock; 0.0 for what has not happened.
 
     `sent` on the sender's clock; `posted` and `completed` on the receiver's; `wanted` when compute
-    first asked for the message.
+    first asked for the message. `eager`: it moved when it was sent, and so may be there before its
+    receive is posted.
     """
 
     sent: float = 0.0
     posted: float = 0.0
     completed: float = 0.0
     wanted: float = 0.0
+    eager: bool = False
 
     @property
     def delay(self) -> float:
-        """Seconds on the way: from when it was sent and awaited to when it was there."""
-        return self.completed - max(self.sent, self.posted)
+        """Seconds on the way: from when it could move to when it was there."""
+        return self.completed - (self.sent if self.eager else max(self.sent, self.posted))
 
     @property
     def exposed(self) -> float:

@@ -89,9 +89,9 @@ class Dialing:
 
 
 class Answering:
-    """The end that is called. Feed `take` what comes, `needs` bytes at a time, until `peer` is there.
+    """The end that is called. Feed `take` what comes, `needs` bytes at a time, until there is a peer.
 
-    `kind`: of the connection, known with `peer`.
+    `peer`: its rank, once it has proved it; `kind`: of the connection.
     """
 
     def __init__(self, me: Identity) -> None:

@@ -47,6 +47,7 @@ class EngineTransport:
         digest = hashlib.sha256(name.encode()).digest()
         self._lane = int.from_bytes(digest[:4], "little") << 32
         self._receives: set[_Receive] = set()  # that have not been waited for
+        self._held: list[_Send] = []  # by the emulator
         self._closed = False
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send:
@@ -63,8 +64,11 @@ class EngineTransport:
 
         def deliver() -> None:
             if not work.done():  # else it was aborted
-                work.hand_over(self._engine.send(end.rank, key, block.address, nbytes))
+                ready = work.stamps.sent
+                work.hand_over(self._engine.send(end.rank, key, block.address, nbytes, ready))
 
+        self._held = [w for w in self._held if not w.done()]
+        self._held.append(work)
         self._emulator.hold(peer, nbytes, deliver)
         return work
 
@@ -84,8 +88,10 @@ class EngineTransport:
         self._closed = True
         if self._emulator is not None:
             self._emulator.close()
-        for work in list(self._receives):
-            work.abort()
+        for work in (*self._receives, *self._held):
+            if not work.done():
+                work.abort()
+        self._held = []
 
     def abort(self, end: End, handle: Any) -> None:
         """Give up a receive."""
@@ -103,11 +109,11 @@ class EngineTransport:
 
 
 class _Work:
-    """What sends and receives have in common; `handle`: of the engine, None while it is held back."""
+    """Sends and receives; `handle`: of the engine, None while a send is held back."""
 
     def __init__(self, end: End, tag: int, handle: Any) -> None:
         self._end, self._tag, self.handle = end, tag, handle
-        self.stamps = Stamps()
+        self.stamps = Stamps(eager=True)
 
     def _ended(self, timeout: float) -> bool:
         """Whether it is over in time; then the stamps are known. Raises PeerLost for a failure."""
