@@ -1,5 +1,6 @@
 #include "engine.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -99,7 +100,16 @@ WorkRef Engine::send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes,
   if (!ours) {
     ours = arena_->take(bytes);
     if (!ours) throw std::runtime_error("no memory is left for a message");
-    std::memcpy(ours.get(), memory, bytes);
+    // The first pieces are on their way while the last ones are copied.
+    uint64_t number = 0;
+    auto work = to->begin(tag, ours, bytes, sent, &number);
+    for (uint64_t at = 0; at < bytes;) {
+      const uint64_t part = std::min(bytes - at, limits_.piece);
+      std::memcpy(ours.get() + at, memory + at, part);
+      to->filled(number, at += part);
+    }
+    if (bytes == 0) to->filled(number, 0);
+    return work;
   }
   return to->send(tag, std::move(ours), bytes, sent);
 }

@@ -35,11 +35,11 @@ Loop::~Loop() {
 
 void Loop::watch(int fd, uint32_t events, Ready ready) {
   std::lock_guard<std::mutex> lock(mutex_);
-  watched_[fd] = std::make_shared<Ready>(std::move(ready));
   epoll_event event{};
   event.events = events;
   event.data.fd = fd;
   checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
+  watched_[fd] = std::make_shared<Ready>(std::move(ready));
 }
 
 void Loop::change(int fd, uint32_t events) {

@@ -12,6 +12,22 @@ Peer::Peer(std::string name, uint64_t window, Note note)
     : name(std::move(name)), window_(window), note_(std::move(note)) {}
 
 WorkRef Peer::send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent) {
+  uint64_t number = 0;
+  auto work = begin(tag, std::move(memory), bytes, sent, &number);
+  filled(number, bytes);
+  return work;
+}
+
+void Peer::filled(uint64_t number, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto at = out_.find(number);
+  if (at == out_.end()) return;  // the peer is lost
+  at->second.filled = bytes;
+  if (!at->second.asks) queue(at->second);
+  pump();
+}
+
+WorkRef Peer::begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, uint64_t* number) {
   auto work = std::make_shared<Work>();
   work->stamps.sent = sent == 0 ? now() : sent;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -19,7 +35,7 @@ WorkRef Peer::send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent) {
     work->end(closed_.empty() ? left_ : closed_);
     return work;
   }
-  Outgoing& out = out_[++last_];
+  Outgoing& out = out_[*number = ++last_];
   out.number = last_;
   out.total = bytes;
   out.tag = tag;
@@ -31,7 +47,6 @@ WorkRef Peer::send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent) {
   ++of_tag.under_way;
   if (window_ - (spent_ - returned_) >= cost(bytes)) {
     spent_ += cost(bytes);
-    queue(out);
   } else {
     out.asks = true;
     out.eager = false;
@@ -58,7 +73,7 @@ WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes) {
 }
 
 void Peer::abort(const WorkRef& work) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   for (auto of_tag = posted_.begin(); of_tag != posted_.end(); ++of_tag) {
     auto& queue = of_tag->second;
     auto at = std::find_if(queue.begin(), queue.end(),
@@ -71,10 +86,13 @@ void Peer::abort(const WorkRef& work) {
   }
   for (auto& [number, in] : in_) {
     if (in.receive && in.receive->work == work) {
-      in.receive.reset();
-      in.own.reset();
-      in.target = nullptr;
       in.dropped = true;
+      in.receive.reset();
+      const uint64_t which = number;
+      written_.wait(lock, [&] {
+        auto at = in_.find(which);
+        return at == in_.end() || at->second.writers == 0;
+      });
       break;
     }
   }
@@ -90,12 +108,15 @@ void Peer::add(std::shared_ptr<Path> path) {
 }
 
 void Peer::close(const std::string& why) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   if (!closed_.empty()) return;
   say(Kind::Bye);
   pump();
   closed_ = why;
   for (auto& path : paths_) path->close();  // before memory goes that they may read
+  written_.wait(lock, [this] {
+    return std::all_of(in_.begin(), in_.end(), [](auto& one) { return one.second.writers == 0; });
+  });
   for (auto& [number, out] : out_) out.work->end(why);
   for (auto& [number, in] : in_) {
     if (in.receive) in.receive->work->end(why);
@@ -154,9 +175,22 @@ Peer::Counts Peer::counts() const {
 
 ssize_t Peer::fill(const Header& header, uint64_t done,
                    const std::function<ssize_t(uint8_t*)>& write) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   uint8_t* target = closed_.empty() && wanted(header) ? place(header) : nullptr;
-  return write(target == nullptr ? nullptr : target + header.offset + done);
+  if (target == nullptr) {
+    lock.unlock();
+    return write(nullptr);
+  }
+  Incoming& in = in_.at(header.number);  // it stays while somebody writes
+  ++in.writers;
+  lock.unlock();
+  const ssize_t result = write(target + header.offset + done);
+  lock.lock();
+  if (--in.writers == 0) {
+    written_.notify_all();
+    deliver_if_over(in);
+  }
+  return result;
 }
 
 uint8_t* Peer::place(const Header& header) {
@@ -265,11 +299,9 @@ bool Peer::arrived_data(const Header& header) {
     ++counts_.received;
     say(Kind::Have, in.number);
   }
-  if (in.complete && (in.receive || in.dropped)) {
-    deliver(in);
-  } else {
-    match(header.tag);
-  }
+  const Tag tag = in.tag;
+  deliver_if_over(in);
+  match(tag);
   return true;
 }
 
@@ -317,15 +349,13 @@ void Peer::give(Incoming& in, std::shared_ptr<Receive> receive) {
     in.receive = std::move(receive);
   }
   if (in.own) kept_ -= cost(in.total);  // not without a receive any more
-  if (in.own && in.dropped) {  // else it is copied when all is here: a piece may be half written
-    in.own.reset();
-    in.target = nullptr;
-  }
-  if (in.complete) {
-    deliver(in);
-  } else if (in.asked) {
-    say(Kind::Grant, in.number);
-  }
+  if (in.asked && !in.complete) say(Kind::Grant, in.number);
+  deliver_if_over(in);
+}
+
+// A path that fails may still be writing, what another one has brought meanwhile.
+void Peer::deliver_if_over(Incoming& in) {
+  if (in.complete && in.writers == 0 && (in.receive || in.dropped)) deliver(in);
 }
 
 void Peer::deliver(Incoming& in) {
@@ -385,7 +415,7 @@ bool Peer::lost(Path& path) {
       ++counts_.again;
     }
     out.pieces.erase(lost, out.pieces.end());
-    if (!out.again.empty()) queue(out);
+    if (!out.asks) queue(out);
     say(Kind::Ask, number);  // a word about it may be lost, too
   }
   say(Kind::Alive);
@@ -422,8 +452,8 @@ void Peer::pump() {
     if (at == out_.end()) continue;  // it has arrived, over another path
     Outgoing& out = at->second;
     send_piece(*path, out);
-    out.queued = out.next < out.total || !out.again.empty();
-    if (out.queued) ready_.push_back(number);
+    out.queued = false;
+    queue(out);
   }
 }
 
@@ -446,12 +476,13 @@ void Peer::send_piece(Path& path, Outgoing& out) {
     length -= left;
     if (length == 0) out.again.pop_front();
   } else {
-    if (out.next == 0) {
+    if (!out.started) {
+      out.started = true;
       out.work->stamps.left = now();
       ++counts_.sent;
     }
     header.offset = out.next;
-    left = std::min(out.total - out.next, path.longest_piece);
+    left = std::min(out.filled - out.next, path.longest_piece);
     out.next += left;
   }
   header.length = static_cast<uint32_t>(left);
@@ -474,8 +505,13 @@ void Peer::say(Kind kind, uint64_t number) {
   control_.push_back(header);
 }
 
+// Whether it has something to send now. A message of nothing has one piece, too.
+bool Peer::has_more(const Outgoing& out) {
+  return out.next < out.filled || !out.again.empty() || (out.total == 0 && !out.started);
+}
+
 void Peer::queue(Outgoing& out) {
-  if (out.queued) return;
+  if (out.queued || !has_more(out)) return;
   out.queued = true;
   ready_.push_back(out.number);
 }

@@ -8,6 +8,7 @@
 // before a receive is posted. Beyond that a message asks, and waits for its own receive; others pass.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -36,6 +37,11 @@ class Peer : public Sink {
   // Send `bytes` at `memory`, which stays as it is until the work ends. `sent`: when the message was
   // ready; 0 for now.
   WorkRef send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent = 0);
+
+  // The same for a message whose bytes are not there yet; `filled` says how many are, from the first
+  // on, and `number` which message it is.
+  WorkRef begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, uint64_t* number);
+  void filled(uint64_t number, uint64_t bytes);
 
   // Receive into `memory`, which has the size of the message.
   WorkRef receive(Tag tag, uint8_t* memory, uint64_t bytes);
@@ -74,9 +80,9 @@ class Peer : public Sink {
     Path* path;
   };
   struct Outgoing {
-    uint64_t number, before, total, next = 0;
+    uint64_t number, before, total, next = 0, filled = 0;
     Tag tag;
-    bool asks = false, eager = true, queued = false;
+    bool asks = false, eager = true, queued = false, started = false;
     Memory memory;
     std::vector<Piece> pieces;               // of which nobody knows whether they arrived
     std::deque<std::pair<uint64_t, uint64_t>> again;  // offset, length
@@ -97,6 +103,7 @@ class Peer : public Sink {
     std::unique_ptr<uint8_t[]> own;     // until a receive is posted
     std::shared_ptr<Receive> receive;
     bool dropped = false;               // its receive was given up
+    int writers = 0;                    // paths that write to its target, without the lock
     Nanoseconds completed = 0;
   };
 
@@ -107,12 +114,14 @@ class Peer : public Sink {
   Path* best() const;
   void send_piece(Path& path, Outgoing& out);
   void say(Kind kind, uint64_t number = 0);
+  static bool has_more(const Outgoing& out);
   void queue(Outgoing& out);
   void use_credit();
   Incoming& incoming(const Header& header);
   void match(Tag tag);
   bool first_of_tag(const Incoming& in) const;
   void give(Incoming& in, std::shared_ptr<Receive> receive);
+  void deliver_if_over(Incoming& in);
   void deliver(Incoming& in);
   void leave();
   bool arrived_data(const Header& header);
@@ -120,6 +129,7 @@ class Peer : public Sink {
   bool wanted(const Header& header);
 
   mutable std::mutex mutex_;
+  std::condition_variable written_;  // a path has written what it was writing
   const uint64_t window_;
   const Note note_;
   std::string closed_;

@@ -58,6 +58,8 @@ ShmPath::~ShmPath() {
 
 void ShmPath::start() {
   auto self = weak_from_this();
+  std::lock_guard<std::mutex> lock(closing_);
+  if (closed_) return;
   loop_.watch(ends_.socket, EPOLLRDHUP, [self](uint32_t) {
     auto path = self.lock();
     if (!path) return;
@@ -144,6 +146,7 @@ void ShmPath::end(const std::string& why) {
 }
 
 void ShmPath::close() {
+  std::lock_guard<std::mutex> lock(closing_);
   if (closed_.exchange(true)) return;
   out_.closed.store(1);
   loop_.unwatch(ends_.mine);

@@ -68,6 +68,7 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
   Lane& in_;
   uint64_t pushed_ = 0;             // ours; what the other side writes is not believed
   uint64_t popped_ = 0;
+  std::mutex closing_;
   std::atomic<bool> closed_{false};
 };
 

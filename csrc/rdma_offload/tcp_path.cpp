@@ -28,6 +28,8 @@ TcpPath::~TcpPath() { ::close(fd_); }
 
 void TcpPath::start() {
   auto self = weak_from_this();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (closed_) return;  // what it was given first has broken it
   loop_.watch(fd_, EPOLLIN | EPOLLRDHUP, [self](uint32_t events) {
     if (auto path = self.lock()) path->ready(events);
   });

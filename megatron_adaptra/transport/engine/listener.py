@@ -113,9 +113,7 @@ class Listener:
                 said, caller.data = bytes(caller.data), bytearray()
                 caller.socket.sendall(answering.take(said))  # it fits the socket's empty buffer
                 if answering.peer is not None:
-                    self._release(caller)
-                    caller.socket.setblocking(True)
-                    self._accepted(answering, caller.socket)
+                    self._hand_over(caller)
         except BlockingIOError:
             pass
         except Refused as why:
@@ -124,6 +122,14 @@ class Listener:
             self._drop(caller)
         except OSError:
             self._drop(caller)
+
+    def _hand_over(self, caller: _Caller) -> None:
+        self._release(caller)
+        caller.socket.setblocking(True)
+        try:
+            self._accepted(caller.answering, caller.socket)
+        except (OSError, RuntimeError):  # it broke, or its limits do not allow it: it comes again
+            caller.socket.close()
 
     def _release(self, caller: _Caller) -> None:
         self._selector.unregister(caller.socket)

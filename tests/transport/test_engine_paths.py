@@ -1,0 +1,86 @@
+"""Connections of the engine that break, one by one or all at once: each message arrives once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import stat
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from patience import PATIENCE
+from transport.ranks import Processes, Seat
+
+TAGS, COUNT = 4, 120
+LARGEST = 3 << 20  # bytes
+
+
+def content(seed: int, number: int) -> torch.Tensor:
+    rng = random.Random(f"{seed} {number}")
+    size = rng.choice((0, 1, 4096, rng.randrange(LARGEST)))
+    return torch.frombuffer(bytearray(rng.randbytes(size) or b"."), dtype=torch.uint8)[:size]
+
+
+def connections() -> list[int]:
+    """Descriptors of this process's connections to a peer's listener, or from there."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            fd = int(name)
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as one:
+                if one.family in (socket.AF_INET, socket.AF_UNIX):
+                    if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        found.append(fd)
+    return found
+
+
+def cut(fds: list[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
+            one.shutdown(socket.SHUT_RDWR)
+
+
+def talks(seat: Seat, seed: int, cuts: str) -> list[int]:
+    """Messages both ways while connections break; the numbers of those that came wrong."""
+    peer, rng = 1 - seat.rank, random.Random(f"{seed} of {seat.rank}")
+    over = threading.Event()
+
+    def breaks() -> None:
+        while not over.wait(rng.uniform(0.01, 0.2)):
+            found = connections()
+            cut(found if cuts == "all" else rng.sample(found, min(1, len(found))))
+
+    breaker = threading.Thread(target=breaks)
+    breaker.start()
+    try:
+        sent = [content(seed + seat.rank, n) for n in range(COUNT)]
+        got = [torch.zeros_like(content(seed + peer, n)) for n in range(COUNT)]
+        sends, receives = [], []
+        for n in range(COUNT):
+            sends.append(seat.transport.isend(sent[n], peer, n % TAGS))
+            if rng.random() < 0.5:
+                time.sleep(rng.uniform(0, 0.01))
+            receives.append(seat.transport.irecv(got[n], peer, n % TAGS))
+        for work in (*receives, *sends):
+            work.wait(PATIENCE)
+    finally:
+        over.set()
+        breaker.join()
+    seat.meet()
+    return [n for n in range(COUNT) if not torch.equal(got[n], content(seed + peer, n))]
+
+
+@pytest.mark.parametrize("kind", ["tcp", "shm"])
+@pytest.mark.parametrize("cuts", ["one", "all"])
+def test_every_message_arrives_once_whatever_breaks(kind: str, cuts: str) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    with Processes(talks, seed, cuts, kind=kind) as processes:
+        assert [processes.result(rank) for rank in (0, 1)] == [[], []]
