@@ -16,6 +16,7 @@ from megatron_adaptra.user_files import read_data
 
 POST_RECEIVES = ("ahead", "on-demand")
 SMALL_COLLECTIVES = ("auto", "on", "off")
+TRANSPORTS = ("auto", "engine", "gloo")
 ENGINES = ("native", "executor", "stock")
 POLICIES = ("adaptive", "1f1b", "zb-h1", "zb-h2", "interleaved")
 SPLITTING = ("zb-h1", "zb-h2")  # policies that run backwards in halves
@@ -118,6 +119,12 @@ class AdaptraConfig:
         "when receives are posted: ahead, as early as plan and budget allow, or on-demand, as "
         "Megatron does, for comparison",
         choices=POST_RECEIVES,
+    )
+    transport: str = _setting(
+        "auto",
+        "what carries messages between stages: our engine over memory and tcp, torch's gloo, which "
+        "needs no compiler, or auto, the engine where it was built",
+        choices=TRANSPORTS,
     )
     timeout: float = _setting(
         600.0, "seconds without a message after which a rank gives its neighbour up", metavar="S"

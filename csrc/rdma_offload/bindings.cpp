@@ -19,7 +19,7 @@ struct Block {  // memory of the engine, which sends it without a copy
 
 }  // namespace
 
-PYBIND11_MODULE(_engine, m) {
+PYBIND11_MODULE(_native, m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
 
   py::class_<Work, WorkRef>(m, "Work")

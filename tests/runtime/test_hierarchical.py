@@ -18,15 +18,21 @@ from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.runtime.collectives import reduction
 from megatron_adaptra.runtime.collectives.all_gather import FlatAllGather
 from megatron_adaptra.runtime.collectives.hierarchical import HierarchicalAllGather, Links
+from megatron_adaptra.transport.connect import connect, new_devices
 
 UNEVEN = (0, 1, 1, 2, 1, 2)  # stages of one, three and two members
 SOON = 4.0
 
 
 def links_of(rank, stages, timeout=PATIENCE, store=None):
-    base = store or dist.distributed_c10d._get_default_store()
+    base, devices = store or dist.distributed_c10d._get_default_store(), new_devices()
+
+    def group(name, some):
+        own = dist.PrefixStore(f"staged/{name}", base)
+        return connect(own, some.index(rank), len(some), PATIENCE, devices)
+
     names = [f"rank {i}" for i in range(len(stages))]
-    return Links(dist.PrefixStore("staged", base), rank, stages, names, timeout)
+    return Links(group, rank, stages, names, timeout)
 
 
 def everywhere(body, *args, ranks):

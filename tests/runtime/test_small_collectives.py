@@ -21,6 +21,7 @@ from megatron_adaptra.runtime.collectives.all_gather import FlatAllGather
 from megatron_adaptra.runtime.collectives.collective import FIRST, FIRST_RETRY
 from megatron_adaptra.runtime.collectives.small_collectives import FUNCTIONS, SmallCollectives
 from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.transport.wire import GlooWire
 
 SIZES = (2, 3, 4, 6, 8)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32)
@@ -183,7 +184,9 @@ def training(seat, stages, mode, seed):
     ends = seat.rank in (0, ranks - 1)
     results = {}
     for arm in ("native", "ours"):
-        served = SmallCollectives(stages, mode, PATIENCE, Watchdog(seat.rank, range(ranks)))
+        served = SmallCollectives(
+            stages, mode, PATIENCE, Watchdog(seat.rank, range(ranks)), wire=GlooWire()
+        )
         if arm == "ours":
             patched = install(served)
         rng = torch.Generator().manual_seed(seed + seat.rank)
@@ -234,7 +237,9 @@ def test_collectives_have_the_backends_results(stages, mode):
 
 def prefetching(seat, wrong):
     """A flag, then two values that were known when the flag was."""
-    served = SmallCollectives([0, 0, 1, 2], "on", PATIENCE, Watchdog(seat.rank, range(4)))
+    served = SmallCollectives(
+        [0, 0, 1, 2], "on", PATIENCE, Watchdog(seat.rank, range(4)), wire=GlooWire()
+    )
     patched = install(served)
     swaps = []
     wait = collective.SmallCollective.wait
@@ -285,7 +290,9 @@ def unmatched(seat, path):
             return orders
 
         collective.orders_of = other
-    served = SmallCollectives(range(3), "on", PATIENCE, Watchdog(seat.rank, range(3)))
+    served = SmallCollectives(
+        range(3), "on", PATIENCE, Watchdog(seat.rank, range(3)), wire=GlooWire()
+    )
     patched = install(served)
     for _ in range(FIRST + 3):
         value = torch.tensor([float(seat.rank + 1)])
@@ -304,7 +311,9 @@ def test_a_mismatch_on_one_rank_leaves_all_with_the_backend(tmp_path):
 
 
 def left_alone(seat):
-    served = SmallCollectives([0, 0, 1, 1], "on", PATIENCE, Watchdog(seat.rank, range(4)))
+    served = SmallCollectives(
+        [0, 0, 1, 1], "on", PATIENCE, Watchdog(seat.rank, range(4)), wire=GlooWire()
+    )
     patched = install(served)
     inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][seat.rank // 2]
     for _ in range(FIRST + 1):
@@ -328,7 +337,9 @@ class Odd(Exception):
 def patient(seat):
     """The last rank does not wait for the first one's share of a gradient, nor for a flag."""
     group = dist.new_group([0, 2])
-    served = SmallCollectives(range(3), "on", PATIENCE, Watchdog(seat.rank, range(3)))
+    served = SmallCollectives(
+        range(3), "on", PATIENCE, Watchdog(seat.rank, range(3)), wire=GlooWire()
+    )
     raised = []
 
     def defer(collective, tensor):
@@ -391,7 +402,9 @@ def seldom(seat):
         return native(*args, **kwargs)
 
     dist.all_reduce = slow
-    served = SmallCollectives(range(2), "auto", PATIENCE, Watchdog(seat.rank, range(2)))
+    served = SmallCollectives(
+        range(2), "auto", PATIENCE, Watchdog(seat.rank, range(2)), wire=GlooWire()
+    )
     patched = install(served)
     for step in range(1, 201):
         now = step

@@ -9,7 +9,6 @@ import socket
 
 import pytest
 import torch
-import torch.distributed as dist
 from patience import PATIENCE
 from transport.ranks import Processes, Seat
 
@@ -25,6 +24,7 @@ from megatron_adaptra.transport.descriptors import (
     too_few,
 )
 from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
+from megatron_adaptra.transport.wire import GlooWire
 
 RANKS = 6
 STAGES = (0, 0, 1, 1, 1, 2)
@@ -57,12 +57,12 @@ def opens_few(seat: Seat) -> tuple[list[int], int, int]:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     taken, before, ports = descriptors(), threads(), listening()
     resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 2, hard))
-    devices = new_devices()
+    wire = GlooWire()
+    devices = wire.devices
     star = [(0, member) for member in range(1, RANKS)]
     lanes = open_lanes(list(range(RANKS)), star, "star", "member", devices)
     counts = [descriptors() - taken]
-    store = dist.PrefixStore("links", dist.distributed_c10d._get_default_store())
-    links = Links(store, seat.rank, STAGES, [str(r) for r in range(RANKS)], PATIENCE, devices)
+    links = Links(wire.group, seat.rank, STAGES, [str(r) for r in range(RANKS)], PATIENCE)
     counts += [descriptors() - taken - counts[0], threads() - before, len(listening() - ports)]
     transport = GlooTransport(*lanes)
     for peer in range(1, RANKS) if seat.rank == 0 else [0]:

@@ -9,7 +9,6 @@ import socket
 import stat
 import threading
 import time
-from typing import Any
 
 import pytest
 import torch

@@ -12,13 +12,12 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, reason_anywhere
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import NoConnections, PeerLost, reason_of
+from megatron_adaptra.errors import BadInput, NoConnections, PeerLost, reason_of
 from megatron_adaptra.log import LogOnce, log_line
 from megatron_adaptra.runtime.agreement import Board
 from megatron_adaptra.runtime.channel import Channel
@@ -35,11 +34,16 @@ from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
-from megatron_adaptra.transport.connect import new_devices
+from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.descriptors import too_few
 from megatron_adaptra.transport.emulate import LinkEmulator
-from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
+from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine.address import local_address
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.wire import EngineWire
+from megatron_adaptra.transport.gloo import GlooTransport
 from megatron_adaptra.transport.scenario import load_rules
+from megatron_adaptra.transport.wire import GlooWire, Wire
 
 GROUPS = 4  # sets of ranks with small collectives: all, a model's, its embeddings', experts'
 
@@ -106,15 +110,18 @@ class RankContext:
 class Wiring:
     """Everything that is open, from the first training iteration to the end of the job.
 
-    `pipelines`: one transport, or one for each kind of message. `control`: between the leader of
-    the plan group and its other members. `channels`: over that by member, of the leader to all
-    others, of these to the leader. `board`: where decisions are when control is lost. `log`: of the
-    leader's decisions. `patched`: torch's functions, for which `small_collectives` stands in.
+    `wire`: over which all of it goes. `pipelines`: one transport, or one for each kind of message,
+    which are on `device`. `control`: between the leader of the plan group and its other members.
+    `channels`: over that by member, of the leader to all others, of these to the leader. `board`:
+    where decisions are when control is lost. `log`: of the leader's decisions. `patched`: torch's
+    functions, for which `small_collectives` stands in.
     """
 
     plan_group: PlanGroup
-    pipelines: tuple[GlooTransport, ...]
-    control: GlooTransport
+    wire: Wire
+    device: torch.device
+    pipelines: tuple[Transport, ...]
+    control: Transport
     channels: dict[int, Channel]
     board: Board
     mailbox: Mailbox
@@ -127,14 +134,10 @@ class Wiring:
         """Whether a message waits at its sender until its receive is posted."""
         return self.pipelines[0].traits.rendezvous
 
-    @property
-    def device(self) -> torch.device:
-        """Where the pipeline's messages are."""
-        return self.pipelines[0].device
-
     def close(self) -> None:
         """Put torch's collectives back and close all connections."""
         with contextlib.ExitStack() as stack:  # all of them, whatever one comes to; patches first
+            stack.callback(self.wire.close)
             for transport in (self.control, *self.pipelines):
                 stack.callback(transport.close)
             stack.callback(self.small_collectives.close)
@@ -158,14 +161,15 @@ def open_wiring(
     if reason := too_few(group.left):
         raise NoConnections(reason)
     name = f"{group.serial}/control"
-    devices, pipelines, control = _connect(context, group, len(models_of(arguments)), name)
+    device = torch.device(torch.cuda.current_device())
+    wire, pipelines, control = _connect(context, group, device, len(models_of(arguments)), name)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
     context.guard.call(context.failure_log.connected, group.serial, group.neighbours)
     peers = range(1, len(group.members)) if group.leader else [0]
     channels = context.guard.call(
         lambda: {
-            peer: Channel(control, peer, Relink(control, group.members, peer, name, devices))
+            peer: Channel(control, peer, _relink(wire, control, group.members, peer, name))
             for peer in peers
         }
     )
@@ -176,7 +180,7 @@ def open_wiring(
     collectives = SmallCollectives(
         group.stages, config.small_collectives, config.timeout, context.watchdog,
         lambda text: context.guard.later(log_line, text),
-        job=str(group.serial), devices=devices, most=min(group.left) // GROUPS,
+        wire=wire, job=str(group.serial), most=min(group.left) // GROUPS,
     )  # fmt: skip
     collectives.defer_hooks = defer_hooks
     patched = contextlib.ExitStack()
@@ -186,37 +190,62 @@ def open_wiring(
     log = context.guard.call(DecisionLog, _log_file(config) if group.leader else None)
     board = context.guard.call(lambda: Board(KeyValueStore("adaptra/")))
     return Wiring(
-        group, pipelines, control, channels, board, mailbox, collectives, patched, log
+        group, wire, device, pipelines, control, channels, board, mailbox, collectives, patched, log
     )  # fmt: skip
 
 
+def _relink(
+    wire: Wire, control: Transport, members: Sequence[int], peer: int, name: str
+) -> Relink | None:
+    """How a lane of control is made anew, where the wire does not do it."""
+    if isinstance(wire, GlooWire) and isinstance(control, GlooTransport):
+        return Relink(control, members, peer, name, wire.devices)
+    return None
+
+
 def _connect(
-    context: RankContext, group: PlanGroup, chunks: int, name: str
-) -> tuple[list[Any], tuple[GlooTransport, ...], GlooTransport]:
-    """Devices of gloo, the pipeline's lanes, and those of control, which are called `name`.
+    context: RankContext, group: PlanGroup, device: torch.device, chunks: int, name: str
+) -> tuple[Wire, tuple[Transport, ...], Transport]:
+    """A wire, the pipeline's transports over it, and that of control, which is called `name`.
 
     Collective: raises NoConnections on all ranks where some cannot connect.
     """
-    star = [(0, member) for member in range(1, len(group.members))]
-    devices, opened = list[Any](), list[GlooTransport]()
+    missing = native.missing() if context.config.transport != "gloo" else "gloo was asked for"
+    missing = reason_anywhere(missing)
+    if missing and context.config.transport == "engine":
+        raise BadInput("transport", "engine", f"not here: {missing}")
+    if missing and context.config.transport == "auto":
+        context.say(f"messages go over gloo, for there is no engine: {missing}")
     error: Exception | None = None
-    try:
-        devices = new_devices()
-        opened += _open_pipelines(context, chunks, group.serial)
-        lanes = open_lanes(group.members, star, name, "member", devices, waits.START)
-        opened.append(GlooTransport(*lanes))
-    except (PeerLost, OSError, RuntimeError) as raised:
-        error = raised
-    why = "" if error is None else reason_of(error)
-    if reason := reason_anywhere(why, isinstance(error, PeerLost)):
-        for transport in opened:
-            transport.close()
-        raise NoConnections(f"cannot connect: {reason}")
-    *pipelines, control = opened
-    return devices, tuple(pipelines), control
+    with contextlib.ExitStack() as unless_open:
+        try:
+            wire = GlooWire() if missing else _engine_wire(context, group)
+            unless_open.callback(wire.close)
+            pipelines = []
+            for transport in _open_pipelines(context, wire, device, chunks, group.serial):
+                unless_open.callback(transport.close)
+                pipelines.append(transport)
+            control = wire.control(name, group.members)
+            unless_open.callback(control.close)
+        except (PeerLost, OSError, RuntimeError) as raised:
+            error = raised
+        why = "" if error is None else reason_of(error)
+        if reason := reason_anywhere(why, isinstance(error, PeerLost)):
+            raise NoConnections(f"cannot connect: {reason}")
+        unless_open.pop_all()
+        return wire, tuple(pipelines), control
 
 
-def _open_pipelines(context: RankContext, chunks: int, serial: int) -> Iterator[GlooTransport]:
+def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
+    me = dist.get_rank()
+    board = KeyValueStore(f"adaptra/{group.serial}/engine/")
+    machine = group.hosts[me]
+    return EngineWire(Endpoint(me, local_address(), machine, board, context.config.timeout), me)
+
+
+def _open_pipelines(
+    context: RankContext, wire: Wire, device: torch.device, chunks: int, serial: int
+) -> Iterator[Transport]:
     """Both directions of every link; of a ring where there are several chunks.
 
     A ring of two stages has both kinds of messages on one link: each kind gets its transport.
@@ -226,10 +255,8 @@ def _open_pipelines(context: RankContext, chunks: int, serial: int) -> Iterator[
     if chunks > 1 and stages > 2:
         links += [(stages - 1, 0), (0, stages - 1)]
     kinds = ["pipeline", "gradients"] if chunks > 1 and stages == 2 else ["pipeline"]
-    device = torch.device(torch.cuda.current_device())
     for kind in kinds:
-        lanes = open_lanes(ranks, links, f"{serial}/{kind}", timeout=waits.START)
-        yield GlooTransport(*lanes, context.emulator, device)
+        yield wire.transport(f"{serial}/{kind}", ranks, links, context.emulator, device)
 
 
 def _log_file(config: AdaptraConfig) -> Path | None:

@@ -14,14 +14,13 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.exits import wait_at_exit
 from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
-from megatron_adaptra.transport.connect import Pairs, connect, new_devices
+from megatron_adaptra.transport.connect import Pairs
 from megatron_adaptra.transport.descriptors import DEVICE, make_room
+from megatron_adaptra.transport.wire import Connect
 
 _SIZE = 8  # bytes that say how many a payload has
 # Shares of the timeout: whoever waits for a leader learns whom that has waited for.
@@ -31,47 +30,40 @@ _UP, _ACROSS = 0.5, 0.75
 class Links:
     """Connections between members, of whom number i is of stage `stages[i]`.
 
-    Where every stage has one member they are direct. Made by all members together, over a c10d
-    `store` of their own. `me`: this member's number. `names`: of the members, for errors.
-    `timeout`: seconds that an all-gather waits for a member. `devices`: of gloo, to share with
-    other connections. Connections may take ten minutes to be made, after which gloo raises
-    RuntimeError.
+    Where every stage has one member they are direct. Made by all members together: `connect` makes
+    a group of some of them, which are given by number, and who does not come raises there. `me`:
+    this member's number. `names`: of the members, for errors. `timeout`: seconds that an all-gather
+    waits for a member.
     """
 
     def __init__(
         self,
-        store: Any,
+        connect: Connect,
         me: int,
         stages: Sequence[int],
         names: Sequence[str],
         timeout: float,
-        devices: Sequence[Any] = (),
     ) -> None:
         self._me, self._names, self._timeout = me, tuple(names), timeout
         self._opened: list[AllGather] = []
         parts = _parts(stages)
         self._parts = list(parts.values())
-        devices = devices or new_devices()
         make_room(descriptors_of(stages))
-
-        def mesh(name: str, members: Sequence[int]) -> Any:
-            own = dist.PrefixStore(name, store)
-            return connect(own, members.index(me), len(members), waits.CONNECT, devices)
 
         def star(way: str, members: Sequence[int]) -> Any:
             """Between the first of `members` and each other one."""
             number = members.index(me)
             ends = range(1, len(members)) if number == 0 else [number]
-            made = {e: mesh(f"{way} {members[e]}", (members[0], members[e])) for e in ends}
+            made = {e: connect(f"{way} {members[e]}", (members[0], members[e])) for e in ends}
             return Pairs(number, made if number == 0 else {0: made[number]})
 
         if len(parts) == len(stages):
-            self._groups = [mesh("all", range(len(stages)))]
+            self._groups = [connect("all", range(len(stages)))]
         else:
             # Two in a stage: gloo closes a connection when a wait for its other end times out.
             mine, leaders = parts[stages[me]], [part[0] for part in self._parts]
             self._groups = [star(way, mine) for way in ("up", "down")]
-            self._groups += [mesh("across", leaders)] if me in leaders else []
+            self._groups += [connect("across", leaders)] if me in leaders else []
 
     def open(self, nbytes: int) -> AllGather:
         """One more AllGather, of at most `nbytes` from each. All members open the same."""

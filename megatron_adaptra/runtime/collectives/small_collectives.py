@@ -28,6 +28,7 @@ from megatron_adaptra.runtime.collectives.hierarchical import Links, descriptors
 from megatron_adaptra.runtime.collectives.reduction import KNOWN, Native
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import CollectiveSpan
+from megatron_adaptra.transport.wire import Wire
 
 SMALL = 1024  # bytes: the most that every member may send to every other
 PAIR = 64 << 20  # the same for two members, such as the two ends of a tied embedding
@@ -46,7 +47,7 @@ class SmallCollectives:
     `stage_of`: by global rank. `mode`: "on", or "auto" for whatever is faster, measured. `timeout`:
     seconds that a call waits for each other member, and that connections take to be made; then
     PeerLost says who was waited for. `say`: says a sentence. `job`: what keeps its connections
-    apart from those of other ones in this job, the same on all ranks. `devices`: of gloo, to share.
+    apart from those of other ones in this job, the same on all ranks. `wire`: makes them.
     `most`: descriptors that the connections of one group may take, the same on all ranks.
     """
 
@@ -58,13 +59,13 @@ class SmallCollectives:
         watchdog: Watchdog,
         say: Callable[[str], None] = log_line,
         *,
+        wire: Wire,
         job: str = "",
-        devices: Sequence[Any] = (),
         most: int = 1 << 30,
     ) -> None:
         self._stage_of, self._auto, self._timeout = tuple(stage_of), mode == "auto", timeout
         self._watchdog, self._say = watchdog, say
-        self._job, self._devices, self._most = job, devices, most
+        self._job, self._wire, self._most = job, wire, most
         self._process = os.getpid()
         self.active = True  # while False all goes to torch; the same on all ranks
         self.hiding = False  # see SmallCollective.hidden: true of what runs meanwhile
@@ -296,10 +297,13 @@ class SmallCollectives:
         """Made by its members alone, together."""
         if members not in self._links:
             key = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
-            base = dist.distributed_c10d._get_default_store()
-            store = dist.PrefixStore(f"adaptra/{self._job}/small_collectives/{key}", base)
             stages = [self._stage_of[rank] for rank in members]
             names = [f"stage {s} (rank {rank})" for s, rank in zip(stages, members, strict=True)]
             me = members.index(dist.get_rank())
-            self._links[members] = Links(store, me, stages, names, self._timeout, self._devices)
+
+            def connect(name: str, some: Sequence[int]) -> Any:
+                ranks = [members[number] for number in some]
+                return self._wire.group(f"{self._job}/small_collectives/{key}/{name}", ranks)
+
+            self._links[members] = Links(connect, me, stages, names, self._timeout)
         return self._links[members].open(nbytes)

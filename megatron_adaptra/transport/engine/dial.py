@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
 
-from megatron_adaptra._engine import new_ring
 from megatron_adaptra.transport.engine.handshake import ANSWER, Dialing, Identity, Kind, Refused
+from megatron_adaptra.transport.engine.native import Engine, new_ring
 
 ORDER_TCP = 2  # of paths; those of the lowest order are used
 TRIAL = 100  # added while a path that came back is on trial
@@ -25,13 +24,15 @@ class Address:
     machine: str
 
 
-def dial_tcp(engine: Any, me: Identity, peer: int, at: Address, seconds: float, order: int) -> int:
+def dial_tcp(
+    engine: Engine, me: Identity, peer: int, at: Address, seconds: float, order: int
+) -> int:
     """A path over the network; its number. Raises OSError or Refused."""
     connection = socket.create_connection((at.host, at.port), seconds)
     with connection:
         _shake(connection, me, peer, Kind.TCP)
         connection.settimeout(None)
-        return int(engine.add_tcp(peer, connection.detach(), order))
+        return engine.add_tcp(peer, connection.detach(), order)
 
 
 def ask_tcp(me: Identity, peer: int, at: Address, seconds: float) -> None:
@@ -40,7 +41,7 @@ def ask_tcp(me: Identity, peer: int, at: Address, seconds: float) -> None:
         _shake(connection, me, peer, Kind.ASK)
 
 
-def dial_shm(engine: Any, me: Identity, peer: int, at: Address, seconds: float) -> int:
+def dial_shm(engine: Engine, me: Identity, peer: int, at: Address, seconds: float) -> int:
     """A path through memory; its number. Raises OSError, Refused, or RuntimeError of the engine.
 
     The dialer makes the ring and the counters, and each side gives the other one its memory.
@@ -60,10 +61,10 @@ def dial_shm(engine: Any, me: Identity, peer: int, at: Address, seconds: float) 
                 os.close(fd)
             raise
         connection.settimeout(None)
-        return int(engine.add_shm(peer, connection.detach(), ring, mine, theirs, arena, True))
+        return engine.add_shm(peer, connection.detach(), ring, mine, theirs, arena, True)
 
 
-def answer_shm(engine: Any, peer: int, connection: socket.socket, seconds: float) -> int:
+def answer_shm(engine: Engine, peer: int, connection: socket.socket, seconds: float) -> int:
     """The other end of `dial_shm`, on a `connection` whose dialer has proved who it is."""
     with connection:
         connection.settimeout(seconds)
@@ -75,7 +76,7 @@ def answer_shm(engine: Any, peer: int, connection: socket.socket, seconds: float
                 os.close(fd)
             raise
         connection.settimeout(None)
-        return int(engine.add_shm(peer, connection.detach(), ring, mine, theirs, arena, False))
+        return engine.add_shm(peer, connection.detach(), ring, mine, theirs, arena, False)
 
 
 def _shake(connection: socket.socket, me: Identity, peer: int, kind: Kind) -> None:

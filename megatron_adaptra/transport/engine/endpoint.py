@@ -18,7 +18,6 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from megatron_adaptra._engine import Engine
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.log import log_line
 from megatron_adaptra.transport.engine.dial import (
@@ -32,6 +31,7 @@ from megatron_adaptra.transport.engine.dial import (
 )
 from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kind, Refused
 from megatron_adaptra.transport.engine.listener import Listener
+from megatron_adaptra.transport.engine.native import new_engine
 
 CONNECTIONS = 4  # to a peer on another machine: one alone does not fill a long link
 WINDOW, PIECE = 64 << 20, 1 << 20  # bytes
@@ -83,7 +83,7 @@ class Endpoint:
 
     def __init__(self, me: int, host: str, machine: str, board: Board, timeout: float) -> None:
         self._board, self._timeout = board, timeout
-        self.engine = Engine(window=WINDOW, piece=PIECE)
+        self.engine = new_engine(WINDOW, PIECE)
         self._me = Identity(me, self._secret(), WINDOW, PIECE)
         self.records: deque[tuple[float, int, str]] = deque(maxlen=1000)
         self._peers: dict[int, _Peer] = {}
@@ -95,18 +95,19 @@ class Endpoint:
         self._keeper = threading.Thread(target=self._keep, name="adaptra-keeper", daemon=True)
         self._keeper.start()
 
-    def connect(self, ranks: Collection[int]) -> None:
-        """Have a path to each of `ranks`. Raises PeerLost, which names one, after the timeout."""
-        end = time.monotonic() + self._timeout
+    def connect(self, ranks: Collection[int], timeout: float | None = None) -> None:
+        """Have a path to each of `ranks`; raises PeerLost, which names one, after `timeout`."""
+        timeout = self._timeout if timeout is None else timeout
+        end = time.monotonic() + timeout
         for rank in ranks:
             self._dial_soon(self._peer(rank))
         for rank in ranks:
             peer = self._peer(rank)
             with self._changed:
                 left = max(0.0, end - time.monotonic())
-                if not self._changed.wait_for(lambda p=peer: bool(p.paths), left):
+                if not self._changed.wait_for(lambda: bool(peer.paths), left):  # noqa: B023
                     why = f": {peer.why}" if peer.why else ""
-                    raise PeerLost(f"rank {rank} is not there after {self._timeout:g} s{why}")
+                    raise PeerLost(f"rank {rank} is not there after {timeout:g} s{why}")
 
     def close(self) -> None:
         """Close everything; what is under way fails, here and there."""

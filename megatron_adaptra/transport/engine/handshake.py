@@ -89,7 +89,7 @@ class Dialing:
 
 
 class Answering:
-    """The end that is called. Feed `take` what comes, `needs` bytes at a time, until there is a peer.
+    """The end that is called. Feed `take` what comes, `needs` bytes at a time, until `peer` is set.
 
     `peer`: its rank, once it has proved it; `kind`: of the connection.
     """

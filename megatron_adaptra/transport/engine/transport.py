@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -16,6 +15,7 @@ from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.base import Stamps, Traits
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.native import Work
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,14 @@ class EngineTransport:
         self._closed = True
         if self._emulator is not None:
             self._emulator.close()
-        for work in (*self._receives, *self._held):
-            if not work.done():
-                work.abort()
+        for send in self._held:
+            if not send.done():
+                send.abort()
+        for receive in list(self._receives):
+            receive.abort()
         self._held = []
 
-    def abort(self, end: End, handle: Any) -> None:
+    def abort(self, end: End, handle: Work) -> None:
         """Give up a receive."""
         self._engine.abort(end.rank, handle)
 
@@ -109,10 +111,12 @@ class EngineTransport:
 
 
 class _Work:
-    """Sends and receives; `handle`: of the engine, None while a send is held back."""
+    """What sends and receives have in common."""
 
-    def __init__(self, end: End, tag: int, handle: Any) -> None:
-        self._end, self._tag, self.handle = end, tag, handle
+    handle: Work  # of the engine; not there while a send is held back
+
+    def __init__(self, end: End, tag: int) -> None:
+        self._end, self._tag = end, tag
         self.stamps = Stamps(eager=True)
 
     def _ended(self, timeout: float) -> bool:
@@ -131,13 +135,13 @@ class _Work:
 class _Send(_Work):
     """A send, which the engine has copied."""
 
-    def __init__(self, end: End, tag: int, handle: Any = None) -> None:
-        super().__init__(end, tag, handle)
+    def __init__(self, end: End, tag: int) -> None:
+        super().__init__(end, tag)
         self.stamps.sent = time.monotonic()
         self.held = threading.Event()  # set when the engine has it
         self._aborted = False
 
-    def hand_over(self, handle: Any) -> None:
+    def hand_over(self, handle: Work) -> None:
         """The engine has it now."""
         self.handle = handle
         self.held.set()
@@ -159,24 +163,25 @@ class _Send(_Work):
 
     def abort(self) -> None:
         """Whoever waits gets PeerLost; what the engine has is sent."""
-        if self.handle is None:
+        if not self.held.is_set():
             self._aborted = True
-        self.held.set()
+            self.held.set()
 
 
 class _Receive(_Work):
     """A posted receive; the engine writes into the buffer, which is kept until it ends."""
 
     def __init__(
-        self, owner: EngineTransport, end: End, tag: int, handle: Any, buffer: torch.Tensor
+        self, owner: EngineTransport, end: End, tag: int, handle: Work, buffer: torch.Tensor
     ) -> None:
-        super().__init__(end, tag, handle)
+        super().__init__(end, tag)
+        self.handle = handle
         self.stamps.posted = time.monotonic()
         self._owner, self._buffer = owner, buffer
 
     def done(self) -> bool:
         """Whether the message is there, or will not come."""
-        return bool(self.handle.done())
+        return self.handle.done()
 
     def wait(self, timeout: float) -> Stamps:
         """As for Work."""

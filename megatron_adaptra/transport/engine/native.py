@@ -1,0 +1,140 @@
+"""The C++ engine (csrc/rdma_offload), as Python sees it; it is there if it was built.
+
+Memory is given by address and length. No wait holds the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol, cast
+
+
+class Work(Protocol):
+    """A send or a receive under way."""
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ended in time."""
+        ...
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def error(self) -> str:
+        """Why it failed; empty for one that went well."""
+        ...
+
+    def stamps(self) -> tuple[float, float, float, float]:
+        """When it was sent, left, was posted and was complete; monotonic seconds, 0 for never."""
+        ...
+
+
+class Block(Protocol):
+    """Memory of the engine, which it sends without a copy."""
+
+    address: int
+
+
+class Counts(Protocol):
+    """Of a peer.
+
+    `paths`: those that work. `again`: pieces that were sent again; `twice`: frames that came so.
+    `kept`: the cost of messages that wait here for their receive.
+    """
+
+    paths: int
+    sent: int
+    received: int
+    bytes_sent: int
+    bytes_received: int
+    again: int
+    twice: int
+    kept: int
+
+
+class Engine(Protocol):
+    """Moves the messages of one process. Unknown ranks raise ValueError."""
+
+    def add_peer(self, rank: int, name: str) -> None:
+        """Before anything else with `rank`; `name`: for errors."""
+        ...
+
+    def add_tcp(self, rank: int, fd: int, order: int) -> int:
+        """Take over a connected socket; the number of the path. The lowest `order` is used."""
+        ...
+
+    def add_shm(
+        self, rank: int, socket: int, ring: int, mine: int, theirs: int, arena: int, first: bool
+    ) -> int:
+        """Take over the descriptors of a path through memory; its number."""
+        ...
+
+    def promote(self, rank: int, path: int, order: int) -> None:
+        """Give a path another order."""
+        ...
+
+    def fail_peer(self, rank: int, why: str) -> None:
+        """All that is under way with `rank`, or asked later, fails because of `why`."""
+        ...
+
+    def events(self, seconds: float) -> list[tuple[int, int, str]]:
+        """Rank, path and reason of paths that failed since the last call; waits for one."""
+        ...
+
+    def wake(self) -> None:
+        """End the wait of `events`."""
+        ...
+
+    def send(self, rank: int, tag: int, at: int, nbytes: int, sent: float = 0.0) -> Work:
+        """Send a copy of memory; nothing is copied of a Block. `sent`: when it was ready."""
+        ...
+
+    def receive(self, rank: int, tag: int, at: int, nbytes: int) -> Work:
+        """Receive into memory, which has to stay until the work has ended."""
+        ...
+
+    def abort(self, rank: int, work: Work) -> None:
+        """Give a receive up; nothing is written to its memory after this."""
+        ...
+
+    def take(self, nbytes: int) -> Block:
+        """Memory for a message."""
+        ...
+
+    def arena_fd(self) -> int:
+        """The descriptor of all such memory."""
+        ...
+
+    def counts(self, rank: int) -> Counts:
+        """What has moved."""
+        ...
+
+    def close(self, why: str) -> None:
+        """End everything; what is under way fails because of `why`."""
+        ...
+
+
+def _module() -> Any:
+    return importlib.import_module(f"{__package__}._native")
+
+
+def missing() -> str:
+    """Why there is no engine here, or an empty string."""
+    try:
+        _module()
+    except ImportError as error:
+        return f"it was not built ({error}); install a C++ compiler and megatron-adaptra again"
+    return ""
+
+
+def new_engine(window: int, piece: int) -> Engine:
+    """An engine; `window`: bytes per peer without a receive, `piece`: that move at once.
+
+    Raises ImportError where it is missing.
+    """
+    return cast(Engine, _module().Engine(window=window, piece=piece))
+
+
+def new_ring() -> int:
+    """A descriptor of memory for a path."""
+    return int(_module().new_ring())

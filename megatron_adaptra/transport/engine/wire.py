@@ -1,0 +1,103 @@
+"""All of a process's messages over one endpoint of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from megatron_adaptra import waits
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.transport.base import Work
+from megatron_adaptra.transport.emulate import LinkEmulator
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.transport import End, EngineTransport
+from megatron_adaptra.transport.wire import Links, Wire
+
+
+class EngineWire(Wire):
+    """Over `endpoint`, which it owns, of global rank `me`."""
+
+    name = "engine"
+
+    def __init__(self, endpoint: Endpoint, me: int) -> None:
+        self._endpoint, self._me = endpoint, me
+
+    def transport(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        links: Links,
+        emulator: LinkEmulator | None = None,
+        device: torch.device | None = None,
+    ) -> EngineTransport:
+        """As for Wire."""
+        mine = [{source, target} for source, target in links]
+        peers = {i for link in mine for i in link if self._me in {ranks[j] for j in link}}
+        return self._open(name, ranks, peers, "stage", emulator)
+
+    def control(self, name: str, ranks: Sequence[int]) -> EngineTransport:
+        """As for Wire."""
+        peers = range(1, len(ranks)) if ranks[0] == self._me else [0]
+        return self._open(name, ranks, peers, "member")
+
+    def group(self, name: str, ranks: Sequence[int]) -> EngineGroup:
+        """As for Wire."""
+        transport = self._open(name, ranks, range(len(ranks)), "member")
+        return EngineGroup(transport, ranks.index(self._me))
+
+    def close(self) -> None:
+        """As for Wire."""
+        self._endpoint.close()
+
+    def _open(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        peers: Any,
+        who: str,
+        emulator: LinkEmulator | None = None,
+    ) -> EngineTransport:
+        ends = {
+            i: End(ranks[i], f"{who} {i} (rank {ranks[i]})") for i in peers if ranks[i] != self._me
+        }
+        self._endpoint.connect([end.rank for end in ends.values()], waits.START)
+        return EngineTransport(self._endpoint, name, ends, emulator)
+
+
+class EngineGroup:
+    """What is a group to a FlatAllGather, over a transport. `rank`: of this member."""
+
+    def __init__(self, transport: EngineTransport, rank: int) -> None:
+        self._transport, self._rank = transport, rank
+
+    def rank(self) -> int:
+        """This member's number."""
+        return self._rank
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _Waited:
+        """As a backend sends `tensors`, of which there is one, to `peer` with `tag`."""
+        return self._move(self._transport.isend, tensors, peer, tag)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _Waited:
+        """As a backend receives `tensors`, of which there is one, from `peer` with `tag`."""
+        return self._move(self._transport.irecv, tensors, peer, tag)
+
+    def _move(self, move: Any, tensors: list[torch.Tensor], peer: int, tag: int) -> _Waited:
+        try:
+            return _Waited(move(tensors[0], peer, tag))
+        except PeerLost as error:
+            raise RuntimeError(str(error)) from error
+
+
+class _Waited:
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self, timeout: timedelta) -> None:
+        try:
+            self._work.wait(timeout.total_seconds())
+        except PeerLost as error:
+            raise RuntimeError(str(error)) from error

@@ -1,0 +1,93 @@
+"""What carries everything between the processes of a job: gloo, or our own engine.
+
+A Wire opens transports and, for small collectives, groups. Over the engine all of them share one
+endpoint; over gloo each has connections of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra import waits
+from megatron_adaptra.transport.base import Transport
+from megatron_adaptra.transport.connect import connect, new_devices
+from megatron_adaptra.transport.emulate import LinkEmulator
+from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
+
+Links = Sequence[tuple[int, int]]  # source and target, as indices of `ranks`
+
+
+class Wire(ABC):
+    """Connects this process with others; raises PeerLost for a rank that does not come."""
+
+    name: str
+
+    @abstractmethod
+    def transport(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        links: Links,
+        emulator: LinkEmulator | None = None,
+        device: torch.device | None = None,
+    ) -> Transport:
+        """A pipeline's transport over `links`; stage i is the global rank `ranks[i]`.
+
+        `name`: the same on all of them, and of no other transport. `device`: where messages are.
+        """
+
+    @abstractmethod
+    def control(self, name: str, ranks: Sequence[int]) -> Transport:
+        """Between `ranks[0]` and each other one, both ways."""
+
+    @abstractmethod
+    def group(self, name: str, ranks: Sequence[int]) -> Any:
+        """What a FlatAllGather between `ranks` takes for its group."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what transports and groups share; they are closed before."""
+
+
+class GlooWire(Wire):
+    """torch's gloo. `devices`: of control and groups; a pipeline's links have their own."""
+
+    name = "gloo"
+
+    def __init__(self) -> None:
+        self.devices = new_devices()
+
+    def transport(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        links: Links,
+        emulator: LinkEmulator | None = None,
+        device: torch.device | None = None,
+    ) -> GlooTransport:
+        """As for Wire."""
+        lanes = open_lanes(ranks, links, name, timeout=waits.START)
+        return GlooTransport(*lanes, emulator, device)
+
+    def control(self, name: str, ranks: Sequence[int]) -> GlooTransport:
+        """As for Wire."""
+        star = [(0, member) for member in range(1, len(ranks))]
+        return GlooTransport(*open_lanes(ranks, star, name, "member", self.devices, waits.START))
+
+    def group(self, name: str, ranks: Sequence[int]) -> Any:
+        """As for Wire; gloo raises RuntimeError."""
+        store = dist.distributed_c10d._get_default_store()
+        own = dist.PrefixStore(f"adaptra/{name}", store)
+        return connect(own, ranks.index(dist.get_rank()), len(ranks), waits.CONNECT, self.devices)
+
+    def close(self) -> None:
+        """As for Wire."""
+        self.devices = []
+
+
+Connect = Callable[[str, Sequence[int]], Any]  # `Wire.group`
