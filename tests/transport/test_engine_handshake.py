@@ -1,0 +1,185 @@
+"""Who does not know the job's secret gets nothing, and costs next to nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from patience import PATIENCE
+from transport.ranks import until
+
+from megatron_adaptra.transport.engine import listener as listening
+from megatron_adaptra.transport.engine.dial import Address, ask_tcp
+from megatron_adaptra.transport.engine.handshake import (
+    ANSWER,
+    HELLO,
+    PROOF,
+    Answering,
+    Dialing,
+    Identity,
+    Kind,
+    Refused,
+)
+from megatron_adaptra.transport.engine.listener import MOST, Listener
+
+A, B = (Identity(rank, b"s" * 32, 1 << 20, 1 << 16) for rank in (0, 1))
+
+
+def shake(dialler: Identity, answerer: Identity, kind: Kind = Kind.TCP) -> Answering:
+    dialing, answering = Dialing(dialler, A.rank, kind), Answering(answerer)
+    assert len(dialing.hello) == answering.needs == HELLO
+    first = answering.take(dialing.hello)
+    proof = dialing.take(first)
+    assert (len(first), len(proof), answering.needs) == (ANSWER, PROOF, PROOF)
+    dialing.end(answering.take(proof))
+    return answering
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_two_of_a_job_know_each_other(kind: Kind) -> None:
+    answering = shake(B, A, kind)
+    assert (answering.peer, answering.kind) == (B.rank, kind)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"secret": b"t" * 32}, "another job"),
+        ({"window": 5}, "limits 5"),
+        ({"piece": 5}, "and 5, here"),
+        ({"rank": 0}, "rank 0 calls 0"),
+    ],
+)
+def test_whoever_does_not_fit_is_told_why(changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        shake(replace(B, **changed), A)
+
+
+def test_a_listener_without_the_secret_is_no_peer() -> None:
+    """It can name the job, for that has crossed the network."""
+
+    class Liar(Identity):
+        job = A.job
+
+    with pytest.raises(Refused, match="does not know the job's secret"):
+        shake(B, Liar(A.rank, b"t" * 32, A.window, A.piece))
+
+
+def test_what_was_recorded_is_worth_nothing() -> None:
+    dialing, answering = Dialing(B, A.rank, Kind.TCP), Answering(A)
+    proof = dialing.take(answering.take(dialing.hello))
+    again = Answering(A)
+    again.take(dialing.hello)
+    with pytest.raises(Refused, match="a wrong proof"):
+        again.take(proof)
+    other = Dialing(B, A.rank, Kind.TCP)
+    with pytest.raises(Refused, match="does not know"):
+        other.take(Answering(A).take(dialing.hello))
+
+
+WORDS = range(1, 64)  # of an answer: beside a "yes" they say nothing, and are not proved
+
+
+def test_no_changed_bit_gets_through() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(2000):
+        dialing, answering, step = Dialing(B, A.rank, Kind.TCP), Answering(A), rng.randrange(4)
+
+        def sent(message: bytes, number: int, step: int = step) -> bytes:
+            if number != step:
+                return message
+            at = rng.choice([i for i in range(len(message)) if number % 2 == 0 or i not in WORDS])
+            return message[:at] + bytes([message[at] ^ 1 << rng.randrange(8)]) + message[at + 1 :]
+
+        with pytest.raises(Refused):
+            proof = dialing.take(sent(answering.take(sent(dialing.hello, 0)), 1))
+            dialing.end(sent(answering.take(sent(proof, 2)), 3))
+
+
+class Door:
+    """A listener, and the callers that it let in."""
+
+    def __init__(self) -> None:
+        self.came: list[int | None] = []
+        self.listener = Listener(A, "127.0.0.1", self._accept)
+        self.address = Address("127.0.0.1", self.listener.port, self.listener.name, "one")
+
+    def _accept(self, answering: Answering, connection: socket.socket) -> None:
+        self.came.append(answering.peer)
+        connection.close()
+
+    def knock(self) -> socket.socket:
+        return socket.create_connection((self.address.host, self.address.port), PATIENCE)
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    before = len(os.listdir("/proc/self/fd"))
+    door = Door()
+    yield door
+    door.listener.close()
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before, "everything is closed")
+
+
+def test_garbage_is_answered_by_a_refusal_and_hung_up(door: Door) -> None:
+    with door.knock() as stranger:
+        stranger.sendall(os.urandom(HELLO))
+        answer = stranger.recv(ANSWER, socket.MSG_WAITALL)
+        assert answer[:1] == b"\1"
+        assert answer[1:].startswith(b"no hello\0")
+        assert stranger.recv(1) == b""
+    until(lambda: door.listener.strangers == 1, "it is counted")
+    ask_tcp(B, A.rank, door.address, PATIENCE)
+    assert door.came == [B.rank]
+
+
+def test_whoever_stops_in_the_middle_is_hung_up(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "PATIENCE", 0.2)
+    silent, half, reset = door.knock(), door.knock(), door.knock()
+    half.sendall(Dialing(B, A.rank, Kind.TCP).hello)
+    assert half.recv(ANSWER, socket.MSG_WAITALL)[:1] == b"\0"
+    reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    reset.close()
+    for one in (silent, half):
+        assert one.recv(1) == b""
+        one.close()
+    until(lambda: door.listener.strangers == 3, "all are counted")
+    assert not door.came
+
+
+def test_a_crowd_of_strangers_keeps_nobody_out(door: Door) -> None:
+    """The oldest goes when there are too many; those of the job come in meanwhile."""
+    crowd: list[socket.socket] = []
+    over = threading.Event()
+
+    def come() -> None:
+        while not over.is_set():
+            one = door.knock()
+            crowd.append(one)
+            if len(crowd) > 2 * MOST:
+                crowd.pop(0).close()
+
+    knocking = threading.Thread(target=come)
+    knocking.start()
+    until(lambda: door.listener.strangers > MOST, "they are dropped")
+    for _ in range(20):
+        try:
+            ask_tcp(B, A.rank, door.address, PATIENCE)
+        except (OSError, Refused):  # it was the oldest itself: whoever dials tries again
+            continue
+    over.set()
+    knocking.join(PATIENCE)
+    for one in crowd:
+        one.close()
+    assert len(door.came) >= 10
