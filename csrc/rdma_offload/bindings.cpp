@@ -92,9 +92,10 @@ PYBIND11_MODULE(_native, m) {
            py::arg("rank"), py::arg("tag"), py::arg("at"), py::arg("bytes"), py::arg("sent") = 0.0,
            NoGil())
       .def("receive",
-           [](Engine& engine, int rank, Tag tag, uintptr_t at, uint64_t bytes) {
-             return engine.receive(rank, tag, const_cast<uint8_t*>(address(at)), bytes);
+           [](Engine& engine, int rank, Tag tag, uintptr_t at, uint64_t bytes, bool exact) {
+             return engine.receive(rank, tag, const_cast<uint8_t*>(address(at)), bytes, exact);
            },
+           py::arg("rank"), py::arg("tag"), py::arg("at"), py::arg("bytes"), py::arg("exact") = true,
            NoGil())
       .def("abort", &Engine::abort, NoGil())
       .def("take", [](Engine& engine, uint64_t bytes) { return Block{engine.take(bytes), bytes}; })

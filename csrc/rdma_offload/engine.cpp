@@ -114,8 +114,8 @@ WorkRef Engine::send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes,
   return to->send(tag, std::move(ours), bytes, sent);
 }
 
-WorkRef Engine::receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes) {
-  return peer(rank)->receive(tag, memory, bytes);
+WorkRef Engine::receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {
+  return peer(rank)->receive(tag, memory, bytes, exact);
 }
 
 void Engine::abort(int rank, const WorkRef& work) { peer(rank)->abort(work); }

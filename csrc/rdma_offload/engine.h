@@ -50,7 +50,7 @@ class Engine {
 
   // Send a copy of `bytes` at `memory`; nothing is copied where that is of this engine's `take`.
   WorkRef send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes, Nanoseconds sent = 0);
-  WorkRef receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes);
+  WorkRef receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes, bool exact = true);
   void abort(int rank, const WorkRef& work);
 
   std::shared_ptr<uint8_t> take(uint64_t bytes);

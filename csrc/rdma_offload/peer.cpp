@@ -57,7 +57,7 @@ WorkRef Peer::begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, ui
   return work;
 }
 
-WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes) {
+WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {
   auto work = std::make_shared<Work>();
   work->stamps.posted = now();
   std::lock_guard<std::mutex> lock(mutex_);
@@ -65,7 +65,7 @@ WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes) {
     work->end(closed_);
     return work;
   }
-  posted_[tag].push_back(std::make_shared<Receive>(Receive{memory, bytes, work}));
+  posted_[tag].push_back(std::make_shared<Receive>(Receive{memory, bytes, exact, work}));
   match(tag);
   if (!left_.empty()) leave();
   pump();
@@ -341,7 +341,7 @@ void Peer::match(Tag tag) {
 }
 
 void Peer::give(Incoming& in, std::shared_ptr<Receive> receive) {
-  if (receive->bytes != in.total) {
+  if (receive->exact ? receive->bytes != in.total : receive->bytes < in.total) {
     receive->work->end("awaited a message of " + std::to_string(receive->bytes) +
                        " bytes, and one of " + std::to_string(in.total) + " came");
     in.dropped = true;

@@ -43,8 +43,8 @@ class Peer : public Sink {
   WorkRef begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, uint64_t* number);
   void filled(uint64_t number, uint64_t bytes);
 
-  // Receive into `memory`, which has the size of the message.
-  WorkRef receive(Tag tag, uint8_t* memory, uint64_t bytes);
+  // Receive into `memory`, which has the size of the message, or has room for it if not `exact`.
+  WorkRef receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact = true);
 
   // Give a receive up: nothing is written to its memory after this. The message is dropped.
   void abort(const WorkRef& work);
@@ -91,6 +91,7 @@ class Peer : public Sink {
   struct Receive {
     uint8_t* memory;
     uint64_t bytes;
+    bool exact;
     WorkRef work;
   };
   struct Incoming {

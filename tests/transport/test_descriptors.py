@@ -80,6 +80,7 @@ def opens_few(seat: Seat) -> tuple[list[int], int, int]:
     seat.meet()
     transport.close()
     links.close()
+    wire.close()
     del lanes, links, transport, devices, works, work
     return counts, raised - taken, threads() - before + descriptors() - taken
 

@@ -112,7 +112,7 @@ class FlatAllGather(AllGather):
         Returns when it is on its way, or after the timeout.
         """
         text = torch.frombuffer(bytearray(str(error).encode()[:_ERROR_BYTES]), dtype=torch.uint8)
-        frame = torch.empty_like(self._outgoing[0][0])
+        frame = torch.empty(_HEAD.size + _ERROR_BYTES, dtype=torch.uint8)
         for peer, send in self._send(frame, text, -text.numel()):
             with contextlib.suppress(PeerLost):
                 self._await(send, peer, "take an error")
@@ -147,10 +147,11 @@ class FlatAllGather(AllGather):
 
     def _send(self, frame: torch.Tensor, payload: torch.Tensor, size: int) -> _Sends:
         _HEAD.pack_into(frame.numpy(), 0, self._next_start, size)
-        frame[_HEAD.size : _HEAD.size + payload.numel()] = payload
-        tag = self._tag(self._next_start)
+        end = _HEAD.size + payload.numel()
+        frame[_HEAD.size : end] = payload
+        tag, used = self._tag(self._next_start), frame[:end]
         self._next_start += 1
-        return [(peer, self._try(self._group.send, frame, peer, tag)) for peer in self._targets]
+        return [(peer, self._try(self._group.send, used, peer, tag)) for peer in self._targets]
 
     def _post(self, peer: int, buffer: torch.Tensor, number: int) -> None:
         work = self._try(self._group.recv, buffer, peer, self._tag(number))

@@ -83,12 +83,13 @@ class Endpoint:
 
     def __init__(self, me: int, host: str, machine: str, board: Board, timeout: float) -> None:
         self._board, self._timeout = board, timeout
+        self._closed = threading.Event()
         self.engine = new_engine(WINDOW, PIECE)
         self._me = Identity(me, self._secret(), WINDOW, PIECE)
         self.records: deque[tuple[float, int, str]] = deque(maxlen=1000)
         self._peers: dict[int, _Peer] = {}
         self._changed = threading.Condition()
-        self._closed = threading.Event()
+        self._dialling: set[threading.Thread] = set()
         self.listener = Listener(self._me, host, self._accepted)
         self._address = Address(host, self.listener.port, self.listener.name, machine)
         board.put(f"address/{me}", json.dumps(asdict(self._address)))
@@ -117,6 +118,9 @@ class Endpoint:
             self._keeper.join(_DIAL)
             self.listener.close()
             self.engine.close("this side has closed its endpoint")
+            end = time.monotonic() + _DIAL
+            for thread in self._dialling:
+                thread.join(max(0.0, end - time.monotonic()))
 
     def _secret(self) -> bytes:
         self._board.put_first("secret", secrets.token_hex(32))
@@ -127,7 +131,8 @@ class Endpoint:
         while (text := self._board.get(key)) is None:
             if time.monotonic() > end:
                 raise PeerLost(f"waited {self._timeout:g} s for {who} to say its {key!r}")
-            time.sleep(_LOOK)
+            if self._closed.wait(_LOOK):
+                raise PeerLost("this side has closed its endpoint")
         return text
 
     def _peer(self, rank: int) -> _Peer:
@@ -145,8 +150,10 @@ class Endpoint:
             if waits or peer.dialling or self._closed.is_set():
                 return
             peer.dialling = True
-        name = f"adaptra-dial-{peer.rank}"
-        threading.Thread(target=self._dial, args=(peer,), name=name, daemon=True).start()
+            name = f"adaptra-dial-{peer.rank}"
+            thread = threading.Thread(target=self._dial, args=(peer,), name=name, daemon=True)
+            self._dialling = {t for t in self._dialling if t.is_alive()} | {thread}
+            thread.start()
 
     def _dial(self, peer: _Peer) -> None:
         """Until the peer has all its paths, or is gone, or this side closes."""

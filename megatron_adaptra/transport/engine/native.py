@@ -89,8 +89,11 @@ class Engine(Protocol):
         """Send a copy of memory; nothing is copied of a Block. `sent`: when it was ready."""
         ...
 
-    def receive(self, rank: int, tag: int, at: int, nbytes: int) -> Work:
-        """Receive into memory, which has to stay until the work has ended."""
+    def receive(self, rank: int, tag: int, at: int, nbytes: int, exact: bool = True) -> Work:
+        """Receive into memory, which has to stay until the work has ended.
+
+        It has the message's size or, if not `exact`, room for it.
+        """
         ...
 
     def abort(self, rank: int, work: Work) -> None:

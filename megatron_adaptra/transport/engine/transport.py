@@ -72,13 +72,19 @@ class EngineTransport:
         self._emulator.hold(peer, nbytes, deliver)
         return work
 
-    def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> _Receive:
-        """As for Transport. Raises PeerLost if this side is closed, ValueError for other memory."""
+    def irecv(
+        self, buffer: torch.Tensor, peer: int, tag: int, exact: bool = True
+    ) -> _Receive:
+        """As for Transport. Raises PeerLost if this side is closed, ValueError for other memory.
+
+        Not `exact`: the message may be shorter than the buffer.
+        """
         end = self._open(peer)
         if not buffer.is_contiguous():
             raise ValueError(f"message {tag}: a receive needs contiguous memory")
         nbytes = buffer.numel() * buffer.element_size()
-        handle = self._engine.receive(end.rank, self._lane | tag, buffer.data_ptr(), nbytes)
+        key = self._lane | tag
+        handle = self._engine.receive(end.rank, key, buffer.data_ptr(), nbytes, exact)
         work = _Receive(self, end, tag, handle, buffer)
         self._receives.add(work)
         return work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ class EngineGroup:
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _Waited:
         """As a backend receives `tensors`, of which there is one, from `peer` with `tag`."""
-        return self._move(self._transport.irecv, tensors, peer, tag)
+        return self._move(partial(self._transport.irecv, exact=False), tensors, peer, tag)
 
     def _move(self, move: Any, tensors: list[torch.Tensor], peer: int, tag: int) -> _Waited:
         try:
