@@ -1,4 +1,4 @@
-"""Metadata lives in pyproject.toml. Here is the C++ engine, without which the package works, too."""
+"""Metadata is in pyproject.toml. Here is the C++ engine, without which the package works, too."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """Two ranks that leave their transports open; rank 0's interpreter ends while its peer goes.
 
-Arguments: the rank, the port of a store.
+Arguments: the rank, the port of a store, a wire's name.
 """
 
 import os
@@ -11,11 +11,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
+from megatron_adaptra.runtime.store import KeyValueStore
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.wire import EngineWire
+from megatron_adaptra.transport.wire import GlooWire, Wire
 
 rank, store = int(sys.argv[1]), dist.TCPStore("127.0.0.1", int(sys.argv[2]), None, False)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-transport = GlooTransport(*open_lanes([0, 1], [(0, 1), (1, 0)], "left open"))
+if sys.argv[3] == "gloo":
+    wire: Wire = GlooWire()
+else:
+    wire = EngineWire(Endpoint(rank, "127.0.0.1", "here", KeyValueStore("engine/"), 60), rank)
+transport = wire.transport("left open", [0, 1], [(0, 1), (1, 0)])
 work = transport.irecv(torch.zeros(8), 1 - rank, 1)
 dist.barrier()
 if rank == 1:

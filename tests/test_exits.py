@@ -6,18 +6,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 from patience import PATIENCE
+
+from megatron_adaptra.transport.engine import native
 
 SCRIPT = Path(__file__).with_name("exit_script.py")
 
 
-def test_a_process_ends_well_with_transports_open() -> None:
+@pytest.mark.parametrize("wire", ["gloo", "engine"])
+def test_a_process_ends_well_with_transports_open(wire: str) -> None:
     """Without its end it would abort: a thread comes back from gloo when its peer goes."""
+    if wire == "engine" and native.missing():
+        pytest.skip(native.missing())
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(store.port)],
+            [sys.executable, str(SCRIPT), str(rank), str(store.port), wire],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in (0, 1)

@@ -45,6 +45,7 @@ std::shared_ptr<Arena> Arena::make(uint64_t most) {
     ::close(fd);
     fail("mmap");
   }
+  madvise(base, most, MADV_DONTFORK);  // a child that wrote there would change our messages
   return std::shared_ptr<Arena>(new Arena(fd, static_cast<uint8_t*>(base), most));
 }
 

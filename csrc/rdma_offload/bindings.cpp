@@ -49,7 +49,7 @@ PYBIND11_MODULE(_native, m) {
       .def_readonly("twice", &Peer::Counts::twice)
       .def_readonly("kept", &Peer::Counts::kept);
 
-  py::class_<Engine>(m, "Engine")
+  py::class_<Engine, std::unique_ptr<Engine, Engine::End>>(m, "Engine")
       .def(py::init([](uint64_t window, uint64_t piece, uint64_t arena, double beat, double silence) {
              Limits limits;
              limits.window = window;
@@ -57,7 +57,7 @@ PYBIND11_MODULE(_native, m) {
              limits.arena = arena;
              limits.beat = beat;
              limits.silence = silence;
-             return new Engine(limits);
+             return std::unique_ptr<Engine, Engine::End>(new Engine(limits));
            }),
            py::kw_only(), py::arg("window") = Limits().window, py::arg("piece") = Limits().piece,
            py::arg("arena") = Limits().arena, py::arg("beat") = Limits().beat,

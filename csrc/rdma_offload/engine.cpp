@@ -145,6 +145,10 @@ std::unordered_map<int, std::shared_ptr<Peer>> Engine::peers() {
 }
 
 std::shared_ptr<Peer> Engine::peer(int rank) {
+  if (getpid() != process_) {  // whose locks may be held by threads that are not here
+    throw std::runtime_error("this engine is of process " + std::to_string(process_) +
+                             ", and " + std::to_string(getpid()) + " is a child of it");
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   auto at = peers_.find(rank);
   if (at == peers_.end()) throw std::invalid_argument("there is no peer " + std::to_string(rank));

@@ -1,5 +1,8 @@
-// All messages of one process: its memory, its thread, its peers.
+// All messages of one process: its memory, its thread, its peers. A forked child cannot use it:
+// whatever it asks for a rank throws std::runtime_error.
 #pragma once
+
+#include <unistd.h>
 
 #include <condition_variable>
 #include <deque>
@@ -28,6 +31,13 @@ class Engine {
  public:
   explicit Engine(Limits limits);
   ~Engine();
+
+  // A forked child has an engine without its thread, and must not end it.
+  struct End {
+    void operator()(Engine* engine) const {
+      if (engine->process_ == getpid()) delete engine;
+    }
+  };
 
   // Throws std::invalid_argument for a peer that is known already.
   void add_peer(int rank, std::string name);
@@ -66,6 +76,7 @@ class Engine {
   void tick();
   void note(Event event);
 
+  const pid_t process_ = getpid();
   const Limits limits_;
   const std::shared_ptr<Arena> arena_;
   std::mutex mutex_;

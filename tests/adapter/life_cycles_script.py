@@ -39,11 +39,18 @@ from megatron_adaptra.transport.descriptors import SPARE
 
 STAGES, COUNT, ITERATIONS = 3, 4, 2  # microbatches; iterations of a cycle
 STOPPED = 0.5  # seconds that a rank is stopped for
+MOMENT = 2.0  # seconds that a thread may take to be gone after it was joined
 
 
-def descriptors_and_threads() -> tuple[int, int]:
+def descriptors_and_threads(before: tuple[int, int] | None = None) -> tuple[int, int]:
+    """What is open; a thread that was joined may be there for a moment, so `before` is waited for."""
     gc.collect()
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    end = time.monotonic() + MOMENT
+    while True:
+        found = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+        if before in (None, found) or time.monotonic() > end:
+            return found
+        time.sleep(0.01)
 
 
 def plan(schedule: Schedule) -> dict[str, Any]:
@@ -113,7 +120,7 @@ class Life:
             activation.undo()
             kept.append(activation)  # as a user may
             assert native == (gpt.forward_backward_function(), dist.all_reduce)
-            counts.append(descriptors_and_threads())
+            counts.append(descriptors_and_threads(counts[0]))
         return found, taken, counts
 
     def unreachable(self) -> bool:
@@ -124,7 +131,7 @@ class Life:
         waits.START = 3.0
         trained = self._trains_as_stock()
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
-        return trained and descriptors_and_threads() == before
+        return trained and descriptors_and_threads(before) == before
 
     def crowded(self) -> bool:
         """Whether a job in which one rank can open nothing more trains as stock."""

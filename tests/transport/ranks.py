@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE
@@ -20,6 +21,7 @@ from patience import PATIENCE
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.emulate import LinkEmulator
+from megatron_adaptra.transport.engine import native
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
@@ -99,6 +101,8 @@ class Processes:
     def __init__(
         self, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] = (), kind: str = "gloo"
     ) -> None:
+        if kind != "gloo" and (why := native.missing()):
+            pytest.skip(why)
         self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         self._barrier = barrier = _processes.Barrier(ranks)
         self._pipes, self._processes = [], []

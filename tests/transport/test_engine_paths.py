@@ -34,9 +34,9 @@ def connections() -> list[int]:
             if not stat.S_ISSOCK(os.fstat(fd).st_mode):
                 continue
             with socket.socket(fileno=os.dup(fd)) as one:
-                if one.family in (socket.AF_INET, socket.AF_UNIX):
-                    if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        found.append(fd)
+                ours = one.family in (socket.AF_INET, socket.AF_UNIX)
+                if ours and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.append(fd)
     return found
 
 

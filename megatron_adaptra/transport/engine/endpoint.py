@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
+from megatron_adaptra.exits import at_exit
 from megatron_adaptra.log import log_line
 from megatron_adaptra.transport.engine.dial import (
     ORDER_TCP,
@@ -95,6 +96,7 @@ class Endpoint:
         board.put(f"address/{me}", json.dumps(asdict(self._address)))
         self._keeper = threading.Thread(target=self._keep, name="adaptra-keeper", daemon=True)
         self._keeper.start()
+        at_exit(self, Endpoint.close)
 
     def connect(self, ranks: Collection[int], timeout: float | None = None) -> None:
         """Have a path to each of `ranks`; raises PeerLost, which names one, after `timeout`."""

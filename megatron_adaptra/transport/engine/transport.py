@@ -72,9 +72,7 @@ class EngineTransport:
         self._emulator.hold(peer, nbytes, deliver)
         return work
 
-    def irecv(
-        self, buffer: torch.Tensor, peer: int, tag: int, exact: bool = True
-    ) -> _Receive:
+    def irecv(self, buffer: torch.Tensor, peer: int, tag: int, exact: bool = True) -> _Receive:
         """As for Transport. Raises PeerLost if this side is closed, ValueError for other memory.
 
         Not `exact`: the message may be shorter than the buffer.

@@ -1,0 +1,25 @@
+"""A process with an engine may fork, as data loaders do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE
+
+from megatron_adaptra.transport.engine import native
+
+SCRIPT = Path(__file__).with_name("engine_fork_script.py")
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+def test_a_child_leaves_the_engine_alone(kind: str) -> None:
+    if native.missing():
+        pytest.skip(native.missing())
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), kind],
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
