@@ -23,7 +23,11 @@ Links = Sequence[tuple[int, int]]  # source and target, as indices of `ranks`
 
 
 class Wire(ABC):
-    """Connects this process with others; raises PeerLost for a rank that does not come."""
+    """Connects this process with others; raises PeerLost for a rank that does not come.
+
+    `ranks`: global ones, this process's among them. `name`: the same on all of them, and of nothing
+    else.
+    """
 
     name: str
 
@@ -36,9 +40,9 @@ class Wire(ABC):
         emulator: LinkEmulator | None = None,
         device: torch.device | None = None,
     ) -> Transport:
-        """A pipeline's transport over `links`; stage i is the global rank `ranks[i]`.
+        """A pipeline's transport over `links`, of which stage i is `ranks[i]`.
 
-        `name`: the same on all of them, and of no other transport. `device`: where messages are.
+        `device`: where messages are.
         """
 
     @abstractmethod
@@ -55,7 +59,10 @@ class Wire(ABC):
 
 
 class GlooWire(Wire):
-    """torch's gloo. `devices`: of control and groups; a pipeline's links have their own."""
+    """torch's gloo. `devices`: of control and groups; a pipeline's links have their own.
+
+    `name`, `ranks`: as for Wire.
+    """
 
     name = "gloo"
 

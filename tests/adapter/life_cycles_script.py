@@ -43,7 +43,7 @@ MOMENT = 2.0  # seconds that a thread may take to be gone after it was joined
 
 
 def descriptors_and_threads(before: tuple[int, int] | None = None) -> tuple[int, int]:
-    """What is open; a thread that was joined may be there for a moment, so `before` is waited for."""
+    """What is open; waits for `before`: a thread that was joined may be there for a moment."""
     gc.collect()
     end = time.monotonic() + MOMENT
     while True:

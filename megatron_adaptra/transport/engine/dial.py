@@ -27,7 +27,10 @@ class Address:
 def dial_tcp(
     engine: Engine, me: Identity, peer: int, at: Address, seconds: float, order: int
 ) -> int:
-    """A path over the network; its number. Raises OSError or Refused."""
+    """A path over the network to rank `peer`; its number. Raises OSError or Refused.
+
+    `seconds`: that each step may take. `order`: of the path, see ORDER_TCP.
+    """
     connection = socket.create_connection((at.host, at.port), seconds)
     with connection:
         _shake(connection, me, peer, Kind.TCP)
@@ -36,15 +39,16 @@ def dial_tcp(
 
 
 def ask_tcp(me: Identity, peer: int, at: Address, seconds: float) -> None:
-    """Whether the peer is there. Raises OSError or Refused if not."""
+    """Whether rank `peer` answers within `seconds`. Raises OSError or Refused if not."""
     with socket.create_connection((at.host, at.port), seconds) as connection:
         _shake(connection, me, peer, Kind.ASK)
 
 
 def dial_shm(engine: Engine, me: Identity, peer: int, at: Address, seconds: float) -> int:
-    """A path through memory; its number. Raises OSError, Refused, or RuntimeError of the engine.
+    """A path through memory to rank `peer`; its number.
 
     The dialer makes the ring and the counters, and each side gives the other one its memory.
+    `seconds`: that each step may take. Raises OSError, Refused, or RuntimeError of the engine.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(seconds)
@@ -65,7 +69,10 @@ def dial_shm(engine: Engine, me: Identity, peer: int, at: Address, seconds: floa
 
 
 def answer_shm(engine: Engine, peer: int, connection: socket.socket, seconds: float) -> int:
-    """The other end of `dial_shm`, on a `connection` whose dialer has proved who it is."""
+    """The other end of `dial_shm`: on a `connection` whose dialer has proved that it is `peer`.
+
+    `seconds`: that each step may take.
+    """
     with connection:
         connection.settimeout(seconds)
         arena, ring, mine, theirs = _take_fds(connection, 1 + _EVENTS)

@@ -48,15 +48,15 @@ class Board(Protocol):
     """Where ranks leave words for each other: torch's store."""
 
     def put(self, key: str, text: str) -> bool:
-        """Set it; whether that has worked."""
+        """Set `key` to `text`; whether that has worked."""
         ...
 
     def put_first(self, key: str, text: str) -> None:
-        """Set it unless it has a value."""
+        """Set `key` to `text` unless it has a value."""
         ...
 
     def get(self, key: str) -> str | None:
-        """The value, if there is one."""
+        """The value of `key`, if there is one."""
         ...
 
 

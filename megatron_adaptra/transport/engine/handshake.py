@@ -136,5 +136,5 @@ class Answering:
 
 
 def refusal(why: str) -> bytes:
-    """The answer that says so; without a proof."""
+    """The answer that says `why` somebody is refused; without a proof."""
     return _ANSWER.pack(1, why.encode()[:63], _NONE, _NONE)

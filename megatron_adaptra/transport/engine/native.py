@@ -13,7 +13,7 @@ class Work(Protocol):
     """A send or a receive under way."""
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended in time."""
+        """Whether it ended within `seconds`."""
         ...
 
     def done(self) -> bool:
@@ -53,24 +53,33 @@ class Counts(Protocol):
 
 
 class Engine(Protocol):
-    """Moves the messages of one process. Unknown ranks raise ValueError."""
+    """Moves the messages of one process.
+
+    `rank`: the peer's; an unknown one raises ValueError. `tag`: of 64 bits. `at`, `nbytes`: memory,
+    its address and length.
+    """
 
     def add_peer(self, rank: int, name: str) -> None:
         """Before anything else with `rank`; `name`: for errors."""
         ...
 
     def add_tcp(self, rank: int, fd: int, order: int) -> int:
-        """Take over a connected socket; the number of the path. The lowest `order` is used."""
+        """Take over `fd`, a connected socket; the path's number. `order`: the lowest are used."""
         ...
 
     def add_shm(
         self, rank: int, socket: int, ring: int, mine: int, theirs: int, arena: int, first: bool
     ) -> int:
-        """Take over the descriptors of a path through memory; its number."""
+        """Take over the descriptors of a path through memory; its number.
+
+        `socket`: connected to the other process. `ring`: memory of both. `mine`, `theirs`: event
+        counters that wake this side and the other one. `arena`: the other one's memory. `first`:
+        whether this side writes the ring's first lane.
+        """
         ...
 
     def promote(self, rank: int, path: int, order: int) -> None:
-        """Give a path another order."""
+        """Give the `path` of that number another `order`."""
         ...
 
     def fail_peer(self, rank: int, why: str) -> None:
@@ -78,7 +87,7 @@ class Engine(Protocol):
         ...
 
     def events(self, seconds: float) -> list[tuple[int, int, str]]:
-        """Rank, path and reason of paths that failed since the last call; waits for one."""
+        """Rank, path and reason of paths that failed since; waits `seconds` for the first."""
         ...
 
     def wake(self) -> None:
@@ -101,7 +110,7 @@ class Engine(Protocol):
         ...
 
     def take(self, nbytes: int) -> Block:
-        """Memory for a message."""
+        """Memory for a message of `nbytes`."""
         ...
 
     def arena_fd(self) -> int:

@@ -30,7 +30,7 @@ class EngineTransport:
     """Transport over a process's `endpoint`, which it shares with others.
 
     `name`: the same at both ends; messages of different names never meet. `peers`: whom the rest of
-    the package calls by which number; they are connected.
+    the package calls by which number; they are connected. `tag`: see Transport.
     """
 
     traits = Traits("engine", False, ("cpu",))

@@ -19,7 +19,7 @@ from megatron_adaptra.transport.wire import Links, Wire
 
 
 class EngineWire(Wire):
-    """Over `endpoint`, which it owns, of global rank `me`."""
+    """Over `endpoint`, which it owns, of global rank `me`. `name`, `ranks`: as for Wire."""
 
     name = "engine"
 
