@@ -73,7 +73,7 @@ def test_every_setting_has_a_flag():
             continue
         others = {
             "engine": "executor", "emulate_link": "0-1:1ms", "log": "a",
-            "small_collectives": "off",
+            "small_collectives": "off", "transport": "gloo",
             "post_receives": "on-demand", "policy": "1f1b",
         }  # fmt: skip
         assert getattr(config(flag, others.get(name, "7")), name) != getattr(AdaptraConfig(), name)

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.runtime.store import KeyValueStore, connection
+from megatron_adaptra.runtime.store import KeyValueStore
+from megatron_adaptra.transport.connect import store_connection
 from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
 
 
@@ -61,6 +62,6 @@ class Relink:
         link = (0, self._peer or self._members.index(dist.get_rank()))
         name = f"{self._name}/{self._came}"
         lanes = open_lanes(
-            self._members, [link], name, "member", self._devices, waits.GOODBYE, connection()
+            self._members, [link], name, "member", self._devices, waits.GOODBYE, store_connection()
         )
         self._transport.replace(self._peer, *lanes)

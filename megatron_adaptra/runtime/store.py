@@ -7,20 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 from megatron_adaptra import waits
 from megatron_adaptra.exits import wait_at_exit
+from megatron_adaptra.transport.connect import store_connection
 
 Answer = TypeVar("Answer")
-
-
-def connection() -> Any:
-    """The job's own store, over another connection: who hangs in it holds up nobody else."""
-    store = dist.distributed_c10d._get_default_store()
-    with contextlib.suppress(RuntimeError):  # some kinds have none
-        return store.clone()
-    return store
 
 
 class KeyValueStore:
@@ -29,7 +20,7 @@ class KeyValueStore:
     It may be idle for days, which firewalls do not like.
     """
 
-    def __init__(self, prefix: str, connect: Callable[[], Any] = connection) -> None:
+    def __init__(self, prefix: str, connect: Callable[[], Any] = store_connection) -> None:
         self._connect, self._store = connect, connect()
         self._prefix, self._open = prefix, True
         self._busy = threading.Lock()  # one request at a time: those that hang do not add up

@@ -1,4 +1,4 @@
-"""Connections of gloo, at the least that a process can spend on them.
+"""Connections of gloo, at the least that a process can spend on them; and of torch's store.
 
 A gloo group as torch makes it has a device of its own (a thread, a port that listens, and four
 descriptors) and two threads that serve collectives. For messages alone no such thread is needed,
@@ -7,6 +7,7 @@ and groups can share a device: then a connection takes one descriptor.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -15,6 +16,14 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron_adaptra.transport.descriptors import DEVICE, make_room
+
+
+def store_connection() -> Any:
+    """The job's own store, over another connection: who hangs in it holds up nobody else."""
+    store = dist.distributed_c10d._get_default_store()
+    with contextlib.suppress(RuntimeError):  # some kinds have none
+        return store.clone()
+    return store
 
 
 def new_devices() -> list[Any]:

@@ -18,9 +18,8 @@ TIMEOUT = 60.0
 class Words(dict[str, str]):
     """A board for one process."""
 
-    def put(self, key: str, text: str) -> bool:
+    def put(self, key: str, text: str) -> None:
         self[key] = text
-        return True
 
     def put_first(self, key: str, text: str) -> None:
         self.setdefault(key, text)

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from patience import PATIENCE
 
-from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine import native
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
+from megatron_adaptra.transport.engine.wire import StoreBoard
 from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 from megatron_adaptra.transport.rules import parse_rules
@@ -162,7 +162,7 @@ def _process(
         endpoint = None
         if kind != "gloo":
             machine = "one" if kind == "shm" else f"of rank {rank}"
-            board = KeyValueStore("adaptra/engine/")
+            board = StoreBoard("adaptra/engine")
             endpoint = Endpoint(rank, "127.0.0.1", machine, board, PATIENCE)
             endpoint.connect([other for other in range(ranks) if other != rank])
 

@@ -40,7 +40,7 @@ from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine import native
 from megatron_adaptra.transport.engine.address import local_address
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.wire import EngineWire
+from megatron_adaptra.transport.engine.wire import EngineWire, StoreBoard
 from megatron_adaptra.transport.gloo import GlooTransport
 from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.transport.wire import GlooWire, Wire
@@ -238,7 +238,7 @@ def _connect(
 
 def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
     me = dist.get_rank()
-    board = KeyValueStore(f"adaptra/{group.serial}/engine/")
+    board = StoreBoard(f"adaptra/{group.serial}/engine")
     machine = group.hosts[me]
     return EngineWire(Endpoint(me, local_address(), machine, board, context.config.timeout), me)
 

@@ -47,8 +47,8 @@ _IDLE = 3600.0  # seconds that the keeper waits where nothing is to come
 class Board(Protocol):
     """Where ranks leave words for each other: torch's store."""
 
-    def put(self, key: str, text: str) -> bool:
-        """Set `key` to `text`; whether that has worked."""
+    def put(self, key: str, text: str) -> None:
+        """Set `key` to `text`."""
         ...
 
     def put_first(self, key: str, text: str) -> None:
@@ -65,6 +65,7 @@ class _Peer:
     """`paths`: numbers of those that work. `lost`: of those that failed before they were known."""
 
     rank: int
+    address: Address | None = None
     paths: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     trials: dict[int, float] = field(default_factory=dict)  # until when, by path
@@ -159,13 +160,13 @@ class Endpoint:
 
     def _dial(self, peer: _Peer) -> None:
         """Until the peer has all its paths, or is gone, or this side closes."""
-        pause, address, refused = _PAUSE, None, None
+        pause, refused = _PAUSE, None
         while not self._closed.is_set():
             try:
-                if address is None:
+                if peer.address is None:
                     words = json.loads(self._word(f"address/{peer.rank}", f"rank {peer.rank}"))
-                    address = Address(**words)
-                wanted = self._call(peer, address)
+                    peer.address = Address(**words)
+                wanted = self._call(peer, peer.address)
                 with self._changed:
                     if len(peer.paths) >= wanted:
                         peer.dialling = False

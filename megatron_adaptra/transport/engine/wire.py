@@ -8,14 +8,39 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.base import Work
+from megatron_adaptra.transport.connect import store_connection
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 from megatron_adaptra.transport.wire import Links, Wire
+
+
+class StoreBoard:
+    """The job's store as an Endpoint's board; `key` and `text`: see Board.
+
+    `prefix`: of all keys. Raises RuntimeError, which torch words, where the store does not answer.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._store = dist.PrefixStore(prefix, store_connection())
+        self._store.set_timeout(timedelta(seconds=waits.START))
+
+    def put(self, key: str, text: str) -> None:
+        """As for Board."""
+        self._store.set(key, text)
+
+    def put_first(self, key: str, text: str) -> None:
+        """As for Board."""
+        self._store.compare_set(key, "", text)
+
+    def get(self, key: str) -> str | None:
+        """As for Board."""
+        return self._store.get(key).decode() if self._store.check([key]) else None
 
 
 class EngineWire(Wire):
