@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from pybind11.setup_helpers import Pybind11Extension
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 
 CSRC = Path("csrc") / "rdma_offload"
+ParallelCompile().install()
 
 setup(
     ext_modules=[

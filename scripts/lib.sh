@@ -41,7 +41,7 @@ make_venv() {
     if [ -n "$core" ] && "$python" -c 'import torch' 2>/dev/null; then system=(--system-site-packages); fi
     "$python" -m venv ${system[@]+"${system[@]}"} "$folder" || return 1
   fi
-  sum=$(cat "$lib_root"/{pyproject.toml,setup.py,scripts/lib.sh} | cksum)
+  sum=$(cat "$lib_root"/{pyproject.toml,setup.py,scripts/lib.sh,csrc/rdma_offload/*} | cksum)
   for extra in ${extras//,/ }; do
     grep -qx "$sum $extra" "$folder/adaptra.stamp" 2>/dev/null || new=1
   done
