@@ -1,8 +1,9 @@
 """What each part of the plugin gains over a really slow network: whole iterations of Megatron.
 
 Every row is a training of its own, one rank per host of a laboratory (`adaptra netlab`): stock
-Megatron; a deeper warmup with receives posted when needed, as Megatron does; receives posted ahead;
-and the small collectives of the iteration's end exchanged directly. Saved parameters and optimizer
+Megatron; over gloo, a deeper warmup with receives posted when needed, as Megatron does; receives
+posted ahead; and the small collectives of the iteration's end exchanged directly; then all of that
+over the engine. Saved parameters and optimizer
 states are compared by SHA-256. scripts/bench_whole_iteration.sh is its front.
 """
 
@@ -35,17 +36,13 @@ from megatron_lm_process import DIGESTS, environment  # noqa: E402
 from megatron_lm_rows import FLAGS, LINE  # noqa: E402
 
 # What is added to Megatron's command line, row by row.
+GLOO = ("--adaptra", "--adaptra-transport", "gloo")
 ROWS: dict[str, tuple[str, ...]] = {
     "stock": (),
-    "warmup": (
-        "--adaptra",
-        "--adaptra-post-receives",
-        "on-demand",
-        "--adaptra-small-collectives",
-        "off",
-    ),
-    "post-receives": ("--adaptra", "--adaptra-small-collectives", "off"),
-    "small-collectives": ("--adaptra",),
+    "warmup": (*GLOO, "--adaptra-post-receives", "on-demand", "--adaptra-small-collectives", "off"),
+    "post-receives": (*GLOO, "--adaptra-small-collectives", "off"),
+    "small-collectives": GLOO,
+    "engine": ("--adaptra", "--adaptra-transport", "engine"),
 }
 LOGGED = 3  # iterations per line: a logged one has barriers of its own
 
