@@ -12,14 +12,13 @@
 namespace adaptra {
 
 namespace {
-constexpr size_t kBuffer = 64 << 10;        // small frames are read together
 constexpr uint64_t kQueue = 4 << 20;        // bytes that may wait here: the rest stays with the peer
 constexpr size_t kAtOnce = 32;              // frames for one call of the kernel
 constexpr uint64_t kTurn = 4 << 20;         // bytes read before others have their turn
 }  // namespace
 
 TcpPath::TcpPath(int fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink)
-    : Path(order, piece), fd_(fd), loop_(loop), sink_(std::move(sink)), buffer_(kBuffer) {
+    : Path(order, piece), fd_(fd), loop_(loop), sink_(std::move(sink)), decoder_(piece) {
   const int on = 1;
   setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
@@ -112,59 +111,22 @@ void TcpPath::ready(uint32_t events) {
   }
   if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) {
     uint64_t turn = 0;
-    while (turn < kTurn && read_some(*sink)) turn += kBuffer;
+    while (turn < kTurn && read_some(*sink)) turn += Decoder::kBuffer;
   }
 }
 
 // Read and use what one call gives; false when there is nothing more, or the path has ended.
 bool TcpPath::read_some(Sink& sink) {
-  ssize_t got;
-  const uint64_t left = in_frame_ ? header_.length - done_ : 0;
-  if (left >= kBuffer) {  // straight to its place
-    got = sink.fill(header_, done_, [&](uint8_t* to) {
-      uint8_t* into = to == nullptr ? buffer_.data() : to;
-      const uint64_t most = to == nullptr ? kBuffer : left;
-      return ::recv(fd_, into, most, MSG_DONTWAIT);
-    });
-    if (got > 0) done_ += got;
-  } else {
-    got = ::recv(fd_, buffer_.data() + end_, kBuffer - end_, MSG_DONTWAIT);
-    if (got > 0) end_ += got;
-  }
+  const ssize_t got = decoder_.read(*this, sink, [this](uint8_t* to, size_t most) {
+    return ::recv(fd_, to, most, MSG_DONTWAIT);
+  });
   if (got == 0) return end("the other side has closed the connection"), false;
   if (got < 0) {
     if (errno == EINTR) return true;
     if (errno != EAGAIN && errno != EWOULDBLOCK) end(std::strerror(errno));
     return false;
   }
-  for (;;) {
-    if (!in_frame_) {
-      if (end_ - begin_ < sizeof(Header)) break;
-      std::memcpy(&header_, buffer_.data() + begin_, sizeof(Header));
-      begin_ += sizeof(Header);
-      if (const std::string fault = fault_of(header_, longest_piece); !fault.empty()) {
-        return end(fault), false;
-      }
-      in_frame_ = true;
-      done_ = 0;
-    }
-    const uint64_t part = std::min<uint64_t>(header_.length - done_, end_ - begin_);
-    if (part > 0) {
-      sink.fill(header_, done_, [&](uint8_t* to) -> ssize_t {
-        if (to != nullptr) std::memcpy(to, buffer_.data() + begin_, part);
-        return part;
-      });
-      begin_ += part;
-      done_ += part;
-    }
-    if (done_ < header_.length) break;
-    in_frame_ = false;
-    if (!sink.arrived(*this, header_)) return end("a frame against the protocol"), false;
-  }
-  // What is left of a header moves to the front; a payload has been used up.
-  std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
-  end_ -= begin_;
-  begin_ = 0;
+  if (!decoder_.fault().empty()) return end(decoder_.fault()), false;
   return true;
 }
 

@@ -5,8 +5,8 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <vector>
 
+#include "decoder.h"
 #include "loop.h"
 #include "path.h"
 
@@ -49,12 +49,7 @@ class TcpPath : public Path, public std::enable_shared_from_this<TcpPath> {
   uint64_t waiting_ = 0;  // bytes
   bool full_ = false, closed_ = false, watches_room_ = false;
 
-  // Of the loop's thread alone.
-  std::vector<uint8_t> buffer_;
-  size_t begin_ = 0, end_ = 0;  // of what has been read and not used
-  Header header_;
-  bool in_frame_ = false;
-  uint64_t done_ = 0;  // bytes of the frame's payload
+  Decoder decoder_;  // of the loop's thread alone
 };
 
 }  // namespace adaptra
