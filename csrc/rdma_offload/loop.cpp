@@ -84,6 +84,7 @@ int Loop::until_next() {
 }
 
 void Loop::stop() {
+  std::lock_guard<std::mutex> lock(ending_);
   if (!thread_.joinable()) return;
   stopping_ = true;
   wake();

@@ -35,7 +35,7 @@ class Loop {
   // Run `job` on the loop's thread every `period`; called once, and first after a period.
   void every(std::chrono::milliseconds period, std::function<void()> job);
 
-  // End the thread. Jobs that have not run are dropped.
+  // End the thread; from another one. Jobs that have not run are dropped.
   void stop();
 
  private:
@@ -51,6 +51,7 @@ class Loop {
   std::chrono::milliseconds period_{0};
   std::atomic<bool> stopping_{false};
   std::chrono::steady_clock::time_point next_;  // of the loop's thread alone
+  std::mutex ending_;
   std::thread thread_;
 };
 
