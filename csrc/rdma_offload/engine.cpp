@@ -80,8 +80,7 @@ void Engine::wake() {
 
 std::vector<Engine::Event> Engine::events(double seconds) {
   std::unique_lock<std::mutex> lock(noting_);
-  const auto limit = std::chrono::duration<double>(seconds);
-  noted_.wait_for(lock, limit, [this] { return woken_ || !events_.empty(); });
+  noted_.wait_for(lock, patience(seconds), [this] { return woken_ || !events_.empty(); });
   woken_ = false;
   std::vector<Event> found(events_.begin(), events_.end());
   events_.clear();

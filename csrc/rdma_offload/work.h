@@ -1,6 +1,7 @@
 // A send or a receive under way.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -19,6 +20,11 @@ inline Nanoseconds now() {
       .count();
 }
 
+// How long a wait may take; what is longer than the clock can say is cut.
+inline std::chrono::duration<double> patience(double seconds) {
+  return std::chrono::duration<double>(std::min(seconds, 1e9));
+}
+
 struct Stamps {
   Nanoseconds sent = 0;       // on the sender's clock: isend was called
   Nanoseconds left = 0;       // of a send: its first byte went out
@@ -32,8 +38,7 @@ class Work {
   bool wait(double seconds) {
     if (over_) return true;
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto limit = std::chrono::duration<double>(seconds);
-    return ended_.wait_for(lock, limit, [this] { return over_.load(); });
+    return ended_.wait_for(lock, patience(seconds), [this] { return over_.load(); });
   }
 
   bool done() const { return over_; }
