@@ -47,18 +47,24 @@ class EngineTransport:
         digest = hashlib.sha256(name.encode()).digest()
         self._lane = int.from_bytes(digest[:4], "little") << 32
         self._receives: set[_Receive] = set()  # that have not been waited for
-        self._held: list[_Send] = []  # by the emulator
+        self._held: list[_HeldSend] = []  # by the emulator
         self._closed = False
 
-    def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send:
+    def registered(self, nbytes: int) -> torch.Tensor:
+        """Bytes of the engine's memory. A send of all of them, from the first on, copies nothing:
+
+        they may change only when it has ended.
+        """
+        return torch.frombuffer(self._engine.take(nbytes), dtype=torch.uint8)
+
+    def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send | _HeldSend:
         """As for Transport. Raises PeerLost if this side is closed."""
         end = self._open(peer)
-        payload = buffer.detach().contiguous()
-        nbytes = payload.numel() * payload.element_size()
-        work, key = _Send(end, tag), self._lane | tag
+        payload = buffer if buffer.is_contiguous() else buffer.detach().contiguous()
+        nbytes, key = payload.nbytes, self._lane | tag
         if self._emulator is None or not self._emulator.holds(peer):
-            work.hand_over(self._engine.send(end.rank, key, payload.data_ptr(), nbytes))
-            return work
+            return _Send(end, tag, self._engine.send(end.rank, key, payload.data_ptr(), nbytes))
+        work = _HeldSend(end, tag)
         block = self._engine.take(nbytes)
         ctypes.memmove(block.address, payload.data_ptr(), nbytes)
 
@@ -80,9 +86,8 @@ class EngineTransport:
         end = self._open(peer)
         if not buffer.is_contiguous():
             raise ValueError(f"message {tag}: a receive needs contiguous memory")
-        nbytes = buffer.numel() * buffer.element_size()
         key = self._lane | tag
-        handle = self._engine.receive(end.rank, key, buffer.data_ptr(), nbytes, exact)
+        handle = self._engine.receive(end.rank, key, buffer.data_ptr(), buffer.nbytes, exact)
         work = _Receive(self, end, tag, handle, buffer)
         self._receives.add(work)
         return work
@@ -137,7 +142,29 @@ class _Work:
 
 
 class _Send(_Work):
-    """A send, which the engine has copied."""
+    """A send that the engine has."""
+
+    def __init__(self, end: End, tag: int, handle: Work) -> None:
+        super().__init__(end, tag)
+        self.stamps.sent = time.monotonic()
+        self.handle = handle
+
+    def done(self) -> bool:
+        """Always: the engine has a copy."""
+        return True
+
+    def wait(self, timeout: float) -> Stamps:
+        """As for Work: until all of it has arrived."""
+        if not self._ended(timeout):
+            raise PeerLost(f"waited {timeout:g} s to send message {self._tag} to {self._end.name}")
+        return self.stamps
+
+    def abort(self) -> None:
+        """Nothing: what the engine has is sent."""
+
+
+class _HeldSend(_Work):
+    """A send that the emulator holds back."""
 
     def __init__(self, end: End, tag: int) -> None:
         super().__init__(end, tag)
