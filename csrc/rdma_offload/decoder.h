@@ -23,7 +23,7 @@ class Decoder {
   // What ended the stream, or empty: nothing may be read after it.
   const std::string& fault() const { return fault_; }
 
-  static constexpr size_t kBuffer = 64 << 10;  // bytes; small frames are read together
+  static constexpr size_t kBuffer = 16 << 10;  // bytes; small frames are read together
 
  private:
   void use(Path& path, Sink& sink);
