@@ -48,7 +48,9 @@ void TcpPath::start() {
   auto self = weak_from_this();
   std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return;  // what it was given first has broken it
-  loop_.watch(fd_, EPOLLIN | EPOLLRDHUP, [self](uint32_t events) {
+  // It may have been given more than the socket takes before this.
+  const uint32_t room = watches_room_ ? uint32_t{EPOLLOUT} : 0u;
+  loop_.watch(fd_, EPOLLIN | EPOLLRDHUP | room, [self](uint32_t events) {
     if (auto path = self.lock()) path->ready(events);
   });
 }
@@ -145,6 +147,7 @@ bool TcpPath::read_some(Sink& sink) {
     if (errno != EAGAIN && errno != EWOULDBLOCK) end(std::strerror(errno));
     return false;
   }
+  heard = now();  // on a slow link a frame may take longer than a path may be silent
   if (!decoder_.fault().empty()) return end(decoder_.fault()), false;
   return true;
 }
