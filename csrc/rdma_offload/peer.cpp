@@ -9,6 +9,12 @@ Peer::Peer(std::string name, uint64_t window, Note note)
 
 void Peer::add(std::shared_ptr<Path> path) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!closed_.empty()) {  // the other side must not wait for what will never come
+    Header bye;
+    bye.kind = Kind::Bye;
+    send_over(*path, bye, nullptr, nullptr);
+    return path->close();
+  }
   paths_.push_back(std::move(path));
   counts_.paths = paths_.size();
   say(Kind::Alive);

@@ -1,4 +1,7 @@
-"""At which address this process listens, so that the other hosts reach it and nobody else does."""
+"""At which address this process listens, so that the other hosts reach it and nobody else does.
+
+And whether the interface that has it works: what fails here is no fault of a peer.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import os
 import socket
 import struct
 
-_SIOCGIFADDR = 0x8915
-_ADDRESS = slice(20, 24)  # of the answer, an ifreq
+_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
+_ADDRESS, _FLAGS = slice(20, 24), slice(16, 18)  # of the answer, an ifreq
+_UP, _RUNNING = 0x1, 0x40
 
 
 def local_address() -> str:
@@ -30,3 +34,18 @@ def local_address() -> str:
         master = os.environ.get("MASTER_ADDR") or socket.gethostname()
         probe.connect((master, 9))  # sends nothing: the kernel picks the address
         return str(probe.getsockname()[0])
+
+
+def fault_here(host: str) -> str:
+    """Why the interface with the address `host` carries nothing; empty if it may."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                address = fcntl.ioctl(probe, _SIOCGIFADDR, request)[_ADDRESS]
+                flags = int.from_bytes(fcntl.ioctl(probe, _SIOCGIFFLAGS, request)[_FLAGS], "little")
+            except OSError:  # it has no address, or has just gone
+                continue
+            if socket.inet_ntoa(address) == host and not (flags & _UP and flags & _RUNNING):
+                return f"interface {name} {'has no carrier' if flags & _UP else 'is down'}"
+    return ""

@@ -13,14 +13,13 @@ import secrets
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.exits import at_exit
-from megatron_adaptra.log import log_line
+from megatron_adaptra.transport.engine.address import fault_here
 from megatron_adaptra.transport.engine.dial import (
     ORDER_TCP,
     TRIAL,
@@ -30,6 +29,7 @@ from megatron_adaptra.transport.engine.dial import (
     dial_shm,
     dial_tcp,
 )
+from megatron_adaptra.transport.engine.events import Event, Events
 from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kind, Refused
 from megatron_adaptra.transport.engine.listener import Listener
 from megatron_adaptra.transport.engine.native import new_engine
@@ -70,6 +70,7 @@ class _Peer:
     lost: set[int] = field(default_factory=set)
     trials: dict[int, float] = field(default_factory=dict)  # until when, by path
     failed: bool = False  # a path of it, ever
+    gone: bool = False  # for good
     dialling: bool = False
     since: float | None = None  # without any path
     why: str = ""
@@ -79,20 +80,28 @@ class Endpoint:
     """This process's end. `me`: its rank; `host`: the address to listen at, which others reach.
 
     `machine`: the same text on all ranks that can share memory. `board`: the same for all ranks.
-    `timeout`: seconds until a peer that has no path is lost. `engine`: the C++ one. `records`: the
-    last things that have befallen paths: when (monotonic), which rank, what.
+    `timeout`: seconds until a peer that has no path is lost. `tell`: gets every event, and must not
+    wait. `engine`: the C++ one. `records`: what has befallen paths, and strangers.
     """
 
-    def __init__(self, me: int, host: str, machine: str, board: Board, timeout: float) -> None:
+    def __init__(
+        self,
+        me: int,
+        host: str,
+        machine: str,
+        board: Board,
+        timeout: float,
+        tell: Callable[[Event], None] = lambda _: None,
+    ) -> None:
         self._board, self._timeout = board, timeout
         self._closed = threading.Event()
         self.engine = new_engine(WINDOW, PIECE)
         self._me = Identity(me, self._secret(), WINDOW, PIECE)
-        self.records: deque[tuple[float, int, str]] = deque(maxlen=1000)
+        self.records = Events(tell)
         self._peers: dict[int, _Peer] = {}
         self._changed = threading.Condition()
         self._dialling: set[threading.Thread] = set()
-        self.listener = Listener(self._me, host, self._accepted)
+        self.listener = Listener(self._me, host, self._accepted, self.records.stranger)
         self._address = Address(host, self.listener.port, self.listener.name, machine)
         board.put(f"address/{me}", json.dumps(asdict(self._address)))
         self._keeper = threading.Thread(target=self._keep, name="adaptra-keeper", daemon=True)
@@ -121,6 +130,7 @@ class Endpoint:
             self._keeper.join(_DIAL)
             self.listener.close()
             self.engine.close("this side has closed its endpoint")
+            self.records.close()
             end = time.monotonic() + _DIAL
             for thread in self._dialling:
                 thread.join(max(0.0, end - time.monotonic()))
@@ -161,7 +171,8 @@ class Endpoint:
     def _dial(self, peer: _Peer) -> None:
         """Until the peer has all its paths, or is gone, or this side closes."""
         pause, refused = _PAUSE, None
-        while not self._closed.is_set():
+        while not (self._closed.is_set() or peer.gone):
+            began = time.monotonic()
             try:
                 if peer.address is None:
                     words = json.loads(self._word(f"address/{peer.rank}", f"rank {peer.rank}"))
@@ -176,12 +187,11 @@ class Endpoint:
                 refused = refused or time.monotonic()
                 peer.why = "its connection closed"
                 if peer.failed and not peer.paths and time.monotonic() - refused > _GONE:
-                    self.engine.fail_peer(peer.rank, peer.why)
-                    return
+                    self._give_up(peer, f"rank {peer.rank} is gone: {peer.why}")
             except (OSError, Refused, RuntimeError, AdaptraError) as error:
                 refused = None
                 peer.why = str(error) or type(error).__name__
-            self._closed.wait(pause)
+            self._closed.wait(max(0.0, began + pause - time.monotonic()))
             pause = min(2 * pause, _LONGEST)
 
     def _call(self, peer: _Peer, address: Address) -> int:
@@ -217,6 +227,8 @@ class Endpoint:
             if path in peer.lost:  # the word of its end was faster
                 peer.lost.discard(path)
                 return
+            if peer.since is not None:
+                self.records.note("back", peer.rank)
             peer.paths.add(path)
             peer.since = None
             if order >= TRIAL:
@@ -238,7 +250,7 @@ class Endpoint:
                 if peer.since is not None and now - peer.since >= self._timeout:
                     peer.since = None
                     why = f"rank {peer.rank} is lost, no way to it for {self._timeout:g} s"
-                    self.engine.fail_peer(peer.rank, f"{why}: {peer.why}")
+                    self._give_up(peer, f"{why}: {fault_here(self._address.host) or peer.why}")
 
     def _until_next(self) -> float:
         now = time.monotonic()
@@ -248,9 +260,9 @@ class Endpoint:
         return max(0.0, min(times, default=now + _IDLE) - now)
 
     def _lose(self, peer: _Peer, path: int, why: str) -> None:
-        self.records.append((time.monotonic(), peer.rank, why))
-        if not peer.failed:
-            log_line(f"a connection to rank {peer.rank} is lost, and is dialled again: {why}")
+        fault = fault_here(self._address.host)
+        why = f"{fault} here" if fault else why
+        self.records.note("lost", peer.rank, why, "here" if fault else "there")
         with self._changed:
             if path in peer.paths:
                 peer.paths.discard(path)
@@ -261,3 +273,11 @@ class Endpoint:
             if not peer.paths and peer.since is None:
                 peer.since = time.monotonic()
         self._dial_soon(peer)
+
+    def _give_up(self, peer: _Peer, why: str) -> None:
+        """Whoever waits for the peer is told, and so is the peer, should it come again."""
+        if not peer.gone:
+            peer.gone = True
+            fault = fault_here(self._address.host)
+            self.records.note("gone", peer.rank, why, "here" if fault else "there")
+            self.engine.fail_peer(peer.rank, why)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from megatron_adaptra.transport.engine.handshake import Answering, Identity, Refused, refusal
+from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kind, Refused, refusal
 
 PATIENCE = 5.0  # seconds for a handshake
 MOST = 128  # connections without a proof
@@ -24,10 +24,12 @@ _BACKLOG = 1024
 _BREATH = 0.1  # seconds until another connection is tried where there was no descriptor
 
 Accepted = Callable[[Answering, socket.socket], None]
+Strange = Callable[[str], None]
 
 
 @dataclass
 class _Caller:
+    name: str  # where it is
     socket: socket.socket
     answering: Answering
     until: float
@@ -38,12 +40,12 @@ class Listener:
     """Listens at an address of `host` and, for processes of this machine, at a name.
 
     `accepted`: called in the thread with a connection that belongs to the job, which it takes over;
-    it blocks again. `port`, `name`: where others find it. `strangers`: that were dropped.
+    it blocks again. `strange`: called with who was dropped, and why. `port`, `name`: where others
+    find it.
     """
 
-    def __init__(self, me: Identity, host: str, accepted: Accepted) -> None:
-        self._me, self._accepted = me, accepted
-        self.strangers = 0
+    def __init__(self, me: Identity, host: str, accepted: Accepted, strange: Strange) -> None:
+        self._me, self._accepted, self._strange = me, accepted, strange
         self.name = f"adaptra-{secrets.token_hex(8)}"
         self._sockets = [
             socket.create_server((host, 0), family=_family(host), backlog=_BACKLOG),
@@ -85,43 +87,47 @@ class Listener:
                     self._read(self._callers[key.fd])
             now = time.monotonic()
             for late in [c for c in self._callers.values() if c.until <= now]:
-                self._drop(late)
+                self._drop(late, f"it did not end its handshake in {PATIENCE:g} s")
 
     def _accept(self, server: socket.socket) -> None:
         try:
-            connection, _ = server.accept()
+            connection, address = server.accept()
         except (BlockingIOError, ConnectionError):  # it has gone again
             return
         except OSError:  # there are no descriptors left
             time.sleep(_BREATH)
             return
         connection.setblocking(False)
-        caller = _Caller(connection, Answering(self._me), time.monotonic() + PATIENCE)
+        name = str(address[0]) if address else "a process of this machine"
+        caller = _Caller(name, connection, Answering(self._me), time.monotonic() + PATIENCE)
         self._callers[connection.fileno()] = caller
         self._selector.register(connection, selectors.EVENT_READ)
         if len(self._callers) > MOST:
-            self._drop(next(iter(self._callers.values())))
+            self._drop(next(iter(self._callers.values())), f"{MOST} more came after it")
 
     def _read(self, caller: _Caller) -> None:
         answering = caller.answering
+        if answering.peer is not None:
+            return self._hand_over(caller)
         try:
             got = caller.socket.recv(answering.needs - len(caller.data))
             caller.data += got
             if not got:
-                self._drop(caller)
+                self._drop(caller, "it hung up")
             elif len(caller.data) == answering.needs:
                 said, caller.data = bytes(caller.data), bytearray()
                 caller.socket.sendall(answering.take(said))  # it fits the socket's empty buffer
-                if answering.peer is not None:
+                # Through memory the caller goes on; whoever takes it over does not wait for that.
+                if answering.peer is not None and answering.kind is not Kind.SHM:
                     self._hand_over(caller)
         except BlockingIOError:
             pass
         except Refused as why:
             with contextlib.suppress(OSError):
                 caller.socket.sendall(refusal(str(why)))
-            self._drop(caller)
-        except OSError:
-            self._drop(caller)
+            self._drop(caller, str(why))
+        except OSError as error:
+            self._drop(caller, str(error))
 
     def _hand_over(self, caller: _Caller) -> None:
         self._release(caller)
@@ -135,10 +141,10 @@ class Listener:
         self._selector.unregister(caller.socket)
         del self._callers[caller.socket.fileno()]
 
-    def _drop(self, caller: _Caller) -> None:
-        self.strangers += 1
+    def _drop(self, caller: _Caller, why: str) -> None:
         self._release(caller)
         caller.socket.close()
+        self._strange(f"{caller.name}: {why}")
 
 
 def _family(host: str) -> socket.AddressFamily:

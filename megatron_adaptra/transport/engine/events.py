@@ -1,0 +1,64 @@
+"""What has befallen the connections of an endpoint: records for telemetry, lines for the log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megatron_adaptra.log import log_line
+
+_MOST = 1000  # events that are kept
+
+
+@dataclass(frozen=True)
+class Event:
+    """`at`: monotonic seconds. `rank`: the peer; None for somebody who has not proved to be one.
+
+    `what`: "lost", a path has failed; "back", there is one again; "gone", all that is under way
+    with the peer fails; "stranger", somebody was turned away, the first one. `side`: of what has
+    failed, "here" or "there".
+    """
+
+    at: float
+    rank: int | None
+    what: str
+    side: str
+    why: str
+
+
+class Events:
+    """`last`: the newest. `tell`: gets each, on the thread that sees it. `strangers`: how many."""
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._logged: set[int] = set()
+        self.last: deque[Event] = deque(maxlen=_MOST)
+        self.strangers = 0
+
+    def note(self, what: str, rank: int | None, why: str = "", side: str = "there") -> None:
+        """An Event, of this `what`, `rank`, `why`, `side`; the first loss of each peer is logged."""
+        with self._lock:
+            first = what == "lost" and rank is not None and rank not in self._logged
+            if first and rank is not None:
+                self._logged.add(rank)
+            event = Event(time.monotonic(), rank, what, side, why)
+            self.last.append(event)
+        if first:
+            log_line(f"a connection to rank {rank} is lost, and is dialled again: {why}")
+        self._tell(event)
+
+    def stranger(self, why: str) -> None:
+        """Somebody was turned away, and `why`: the first is noted and logged, all are counted."""
+        self.strangers += 1
+        if self.strangers == 1:
+            log_line(f"a caller who did not prove to be of this job was turned away: {why}")
+            self.note("stranger", None, why)
+
+    def close(self) -> None:
+        """Log how many strangers there were, if the line of the first one does not say it."""
+        if self.strangers > 1:
+            log_line(f"{self.strangers} callers who did not prove to be of this job came in all")

@@ -1,0 +1,107 @@
+"""One of two ranks, each a host: 200 messages of 1 MiB both ways, and in the middle a fault.
+
+Takes JSON: `folder` (of the board), `timeouts` by rank, `count` of messages, and of the fault
+`rank`, `what` (down, stop, kill, or loss) and `seconds`. Says in JSON what has arrived, what has
+failed, and what was recorded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.netlab.network import INTERFACE
+from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+
+SIZE, TAGS = 1 << 20, 2
+MIDDLE = 60  # messages that have arrived when the fault begins
+PATIENCE = 200  # seconds
+_SET_FLAGS, _UP = 0x8914, 0x41
+
+
+def block(rank: int, number: int) -> bytearray:
+    """What message `number` of `rank` holds."""
+    word = struct.pack("<II", rank, number)
+    return bytearray(word * (SIZE // len(word)))
+
+
+def set_link(up: bool) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        flags = _UP if up else 0
+        fcntl.ioctl(one, _SET_FLAGS, struct.pack("16sh22x", INTERFACE.encode(), flags))
+
+
+def address(memory: bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def fault(what: str, seconds: float) -> None:
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "stop":  # somebody else has to let it go on
+        script = f"sleep {seconds}; kill -CONT {os.getpid()}"
+        subprocess.Popen(["sh", "-c", script], start_new_session=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        change = {"down": set_link, "loss": lose}[what]
+        change(False)
+        threading.Event().wait(seconds)
+        change(True)
+
+
+def lose(over: bool) -> None:
+    """The laboratory reads this; its rule is for iteration 2."""
+    print(f"iteration {3 if over else 2}:", flush=True)
+
+
+def main(job: dict[str, Any]) -> None:
+    me = int(os.environ["RANK"])
+    peer, count = 1 - me, job["count"]
+    board = FolderBoard(Path(job["folder"]))
+    endpoint = Endpoint(me, os.environ["HOST_IP"], f"host {me}", board, job["timeouts"][me])
+    endpoint.connect([peer], 60)
+    engine = endpoint.engine
+    got = [bytearray(SIZE) for _ in range(count)]
+    places = [address(memory) for memory in got]
+    receives = [engine.receive(peer, n % TAGS, at, SIZE) for n, at in enumerate(places)]
+    one_more = bytearray(SIZE)
+    never = [engine.receive(peer, tag, address(one_more), SIZE) for tag in range(TAGS)]
+    sends = []
+    for n in range(count):
+        content = block(me, n)
+        sends.append(engine.send(peer, n % TAGS, address(content), SIZE))
+        if n == MIDDLE and job["rank"] == me:
+            receives[n].wait(PATIENCE)
+            job_of = (job["what"], job["seconds"])
+            threading.Thread(target=fault, args=job_of, daemon=True).start()
+    error, end = "", time.monotonic() + PATIENCE
+    for work in (*receives, *sends):
+        if not error:
+            error = work.error() if work.wait(end - time.monotonic()) else "it hangs"
+    result = {
+        "rank": me, "error": error,
+        "wrong": [n for n in range(count) if got[n] != block(peer, n)],
+        "more": sum(work.done() and not work.error() for work in never),
+        "again": engine.counts(peer).again,
+        "records": [(event.what, event.side, event.why) for event in endpoint.records.last],
+    }  # fmt: skip
+    print(json.dumps(result), flush=True)
+    board.put(f"through/{me}", "")  # both have to be before one of them goes
+    while job["what"] != "kill" and board.get(f"through/{peer}") is None:
+        time.sleep(0.01)
+    endpoint.close()
+
+
+main(json.loads(sys.argv[1]))

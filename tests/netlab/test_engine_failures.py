@@ -1,0 +1,150 @@
+"""Two hosts exchange messages over the engine's tcp, and in the middle of them something fails.
+
+What is told apart: a link that comes back in time from one that does not, this side from the other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_adaptra.netlab.lab import Lab
+from megatron_adaptra.transport.rules import LinkRule
+
+RANK = Path(__file__).parent / "engine_rank.py"
+SILENCE = 5.0  # seconds until a path is given up
+CONNECTIONS = 4
+LIMIT = 250.0  # seconds
+FAULTY, OTHER = 1, 0
+
+
+class Exchange:
+    """What both ranks have said. `status`: of their processes; `log`: lines that are no results."""
+
+    def __init__(
+        self,
+        folder: Path,
+        shaper: str,
+        timeouts: tuple[float, float],
+        loss: float = 0.0,
+        bandwidth: float = math.inf,
+        count: int = 200,
+        **fault: Any,
+    ) -> None:
+        seed = random.randrange(2**32)
+        print(f"seed {seed}")
+        self.results: dict[int, Any] = {}
+        self.log: list[str] = []
+        rules = [LinkRule(a, 1 - a, 0.0, 2, 3, loss=loss) for a in (0, 1)] if loss else []
+        if bandwidth < math.inf:
+            rules += [LinkRule(a, 1 - a, 0.0, bandwidth=bandwidth) for a in (0, 1)]
+        job = json.dumps({"folder": str(folder), "timeouts": timeouts, "count": count, **fault})
+        with Lab(2, rules, seed, shaper) as lab:
+            command = [sys.executable, str(RANK), job]
+            self.status = lab.run(command, os.environ, self._hear, LIMIT)
+            self.lost = lab.traffic.lost
+
+    def _hear(self, host: int, line: bytes) -> None:
+        print(host, line.decode()[:1000])
+        if line.startswith(b"{"):
+            self.results[host] = json.loads(line)
+        else:
+            self.log.append(line.decode())
+
+    def all_arrived(self) -> bool:
+        """Exactly once, in order, with the right contents, both ways."""
+        assert self.status == [0, 0]
+        for result in self.results.values():
+            assert (result["error"], result["wrong"], result["more"]) == ("", [], 0)
+        return len(self.results) == 2
+
+    def records(self, rank: int) -> list[tuple[str, str]]:
+        return [(what, side) for what, side, _ in self.results[rank]["records"]]
+
+
+pytestmark = pytest.mark.parametrize("shaper", ["relay"], indirect=True)
+
+
+@pytest.mark.parametrize(
+    ("what", "seconds", "loss"), [("down", 0.75, 0.0), ("loss", 2.0, 0.01), ("stop", 1.0, 0.0)]
+)
+def test_what_is_soon_over_is_no_event(
+    what: str, seconds: float, loss: float, shaper: str, tmp_path: Path
+) -> None:
+    exchange = Exchange(
+        tmp_path, shaper, timeouts=(60, 60), loss=loss, rank=FAULTY, what=what, seconds=seconds
+    )
+    assert exchange.all_arrived()
+    assert exchange.records(0) == exchange.records(1) == []
+    assert exchange.lost or not loss
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("what", ["down", "loss", "stop"])
+@pytest.mark.parametrize("seconds", [SILENCE + 2, pytest.param(60, marks=pytest.mark.large)])
+def test_a_path_that_is_lost_comes_back(
+    what: str, seconds: float, shaper: str, tmp_path: Path
+) -> None:
+    exchange = Exchange(
+        tmp_path, shaper, timeouts=(120, 120), loss=1.0, rank=FAULTY, what=what, seconds=seconds
+    )
+    assert exchange.all_arrived()
+    for rank in (FAULTY, OTHER):
+        side = "here" if what == "down" and rank == FAULTY else "there"
+        records = exchange.records(rank)
+        assert records.count(("lost", side)) == CONNECTIONS  # and none that has come back
+        if (what, rank) != ("stop", FAULTY):  # which may hear of a new path before all old ones
+            assert records[CONNECTIONS:] == [("back", "there")]
+        assert exchange.results[rank]["again"] > 0
+        said = [line for line in exchange.log if f"a connection to rank {1 - rank} is lost" in line]
+        assert len(said) == 1
+
+
+@pytest.mark.timing
+def test_no_way_to_a_rank_for_too_long(shaper: str, tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path, shaper, timeouts=(2, 2), rank=FAULTY, what="down", seconds=LIMIT)
+    assert exchange.status == [0, 0]
+    for rank, side in ((FAULTY, "here"), (OTHER, "there")):
+        error = exchange.results[rank]["error"]
+        assert f"rank {1 - rank} is lost, no way to it for 2 s" in error
+        assert ("interface eth0 is down" in error) == (side == "here")
+        assert exchange.records(rank) == [("lost", side)] * CONNECTIONS + [("gone", side)]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_is_killed(victim: str, shaper: str, tmp_path: Path) -> None:
+    """Known at once: its machine says that nobody is there."""
+    exchange = Exchange(
+        tmp_path, shaper, timeouts=(LIMIT, LIMIT), rank=victim, what="kill", seconds=0
+    )
+    (survivor,) = exchange.results.values()
+    assert survivor["error"] == f"rank {victim} is gone: its connection closed"
+    assert exchange.records(survivor["rank"])[-1] == ("gone", "there")
+
+
+@pytest.mark.timing
+def test_a_rank_that_was_given_up_is_told_so(shaper: str, tmp_path: Path) -> None:
+    """It has more patience, finds the way again, and would wait for messages that never come."""
+    exchange = Exchange(tmp_path, shaper, (1, LIMIT), rank=FAULTY, what="down", seconds=SILENCE + 4)
+    assert exchange.status == [0, 0]
+    assert "rank 1 is lost, no way to it for 1 s" in exchange.results[0]["error"]
+    assert exchange.results[1]["error"] == "rank 0 has closed its engine"
+
+
+@pytest.mark.timing
+def test_a_slow_link_is_not_a_silent_one(shaper: str, tmp_path: Path) -> None:
+    """Each of four connections takes longer for its message than it may be silent."""
+    bandwidth, count = 0.4e6, CONNECTIONS
+    assert (count << 20) / bandwidth > 2 * SILENCE
+    exchange = Exchange(
+        tmp_path, shaper, (60, 60), bandwidth=bandwidth, count=count, rank=None, what=""
+    )
+    assert exchange.all_arrived()
+    assert exchange.records(0) == exchange.records(1) == []
