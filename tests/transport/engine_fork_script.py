@@ -49,6 +49,6 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 exchange(transports, 3)
 for endpoint in endpoints:
-    assert not endpoint.records
+    assert not endpoint.records.last
     endpoint.close()
 print("done")

@@ -40,7 +40,7 @@ class Events:
         self.strangers = 0
 
     def note(self, what: str, rank: int | None, why: str = "", side: str = "there") -> None:
-        """An Event, of this `what`, `rank`, `why`, `side`; the first loss of each peer is logged."""
+        """An Event of `what`, `rank`, `why`, `side`; the first loss of each peer is logged."""
         with self._lock:
             first = what == "lost" and rank is not None and rank not in self._logged
             if first and rank is not None:

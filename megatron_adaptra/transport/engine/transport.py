@@ -51,9 +51,9 @@ class EngineTransport:
         self._closed = False
 
     def registered(self, nbytes: int) -> torch.Tensor:
-        """Bytes of the engine's memory. A send of all of them, from the first on, copies nothing:
+        """`nbytes` of the engine's memory.
 
-        they may change only when it has ended.
+        A send from its first byte on copies nothing: it may change only when that has ended.
         """
         return torch.frombuffer(self._engine.take(nbytes), dtype=torch.uint8)
 
