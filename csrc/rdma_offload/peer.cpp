@@ -24,8 +24,12 @@ void Peer::add(std::shared_ptr<Path> path) {
 void Peer::close(const std::string& why) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (!closed_.empty()) return;
-  say(Kind::Bye);
   pump();
+  Header bye;
+  bye.kind = Kind::Bye;
+  for (auto& path : paths_) {  // over each: its end alone would look like a failure
+    if (path->takes()) send_over(*path, bye, nullptr, nullptr);
+  }
   closed_ = why;
   for (auto& path : paths_) path->close();  // before memory goes that they may read
   written_.wait(lock, [this] {
@@ -43,7 +47,7 @@ void Peer::close(const std::string& why) {
   posted_.clear();
   unmatched_.clear();
   of_tag_.clear();
-  control_.clear();  // with the word that this side closes, if no path takes it
+  control_.clear();
   ready_.clear();
   asking_.clear();
 }
