@@ -19,6 +19,7 @@ from typing import Protocol
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.exits import at_exit
+from megatron_adaptra.transport.descriptors import make_room
 from megatron_adaptra.transport.engine.address import fault_here
 from megatron_adaptra.transport.engine.dial import (
     ORDER_TCP,
@@ -41,6 +42,7 @@ _DIAL = 5.0  # seconds for one call
 _PAUSE, _LONGEST = 0.05, 5.0  # seconds between two calls, at first and at most
 _LOOK = 0.02  # seconds between two looks at the board
 _GONE = 1.0  # seconds of refusals after which a peer is gone
+_DESCRIPTORS = 6  # of a peer: a path through memory has five
 _IDLE = 3600.0  # seconds that the keeper waits where nothing is to come
 
 
@@ -112,6 +114,7 @@ class Endpoint:
         """Have a path to each of `ranks`; raises PeerLost, which names one, after `timeout`."""
         timeout = self._timeout if timeout is None else timeout
         end = time.monotonic() + timeout
+        make_room(_DESCRIPTORS * len(ranks))
         for rank in ranks:
             self._dial_soon(self._peer(rank))
         for rank in ranks:
@@ -182,6 +185,8 @@ class Endpoint:
                     if len(peer.paths) >= wanted:
                         peer.dialling = False
                         return
+                if not peer.failed:  # what begins well goes on at once
+                    continue
                 pause = _PAUSE
             except ConnectionRefusedError:  # its listener is there for as long as it is
                 refused = refused or time.monotonic()
