@@ -132,6 +132,9 @@ bool Peer::arrived(Path& path, const Header& header) {
       left_ = name + " has closed its engine";
       leave();
       break;
+    case Kind::Lost:
+      for (auto& [number, out] : out_) say(Kind::Ask, number);
+      break;
   }
   use_credit();
   pump();
@@ -183,7 +186,7 @@ bool Peer::lost(Path& path) {
     if (!out.asks) queue(out);
     say(Kind::Ask, number);  // a word about it may be lost, too
   }
-  say(Kind::Alive);
+  say(Kind::Lost);  // so are words that were answers
   pump();
   return true;
 }

@@ -14,6 +14,7 @@ enum class Kind : uint8_t {
   Have,      // all of it is here
   Alive,     // nothing but what every frame says
   Bye,       // the sender closes
+  Lost,      // a path has failed at the sender's side: words that it took may be lost
 };
 
 using Tag = uint64_t;

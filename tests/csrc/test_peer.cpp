@@ -1,22 +1,11 @@
 // Messages over paths that delay, fail and come back: each arrives once, in the order of its tag.
 // test_peer [FIRST_SEED [COUNT]]: one simulated job per seed.
-#include <cstdio>
-#include <cstdlib>
 #include <random>
 
 #include "../../csrc/rdma_offload/peer.h"
+#include "check.h"
 
 using namespace adaptra;
-
-#define CHECK(condition)                                                              \
-  do {                                                                                \
-    if (!(condition)) {                                                               \
-      std::fprintf(stderr, "seed %lu: %s:%d: %s\n", g_seed, __FILE__, __LINE__, #condition); \
-      std::abort();                                                                   \
-    }                                                                                 \
-  } while (0)
-
-static unsigned long g_seed;
 
 struct Frame {
   Header header;
@@ -140,7 +129,7 @@ struct Job {
       if (!links.empty()) {
         Link& link = links[below(links.size())];
         deliver(link, below(2));
-        if (chance(1)) lose(link);
+        if (left > 0 && chance(1)) lose(link);  // then each has to recover from the last one
       }
       for (size_t n = 0; n < links.size(); ++n) {
         Link& link = links[n];
