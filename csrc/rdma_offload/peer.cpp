@@ -32,9 +32,7 @@ void Peer::close(const std::string& why) {
   }
   closed_ = why;
   for (auto& path : paths_) path->close();  // before memory goes that they may read
-  written_.wait(lock, [this] {
-    return std::all_of(in_.begin(), in_.end(), [](auto& one) { return one.second.writers == 0; });
-  });
+  settle(lock);
   for (auto& [number, out] : out_) out.work->end(why);
   for (auto& [number, in] : in_) {
     if (in.receive) in.receive->work->end(why);
@@ -87,7 +85,7 @@ Peer::Counts Peer::counts() const {
 
 bool Peer::arrived(Path& path, const Header& header) {
   path.heard = now();
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   if (!closed_.empty()) return true;
   if (header.taken > spent_) return false;
   returned_ = std::max(returned_, header.taken);
@@ -130,7 +128,7 @@ bool Peer::arrived(Path& path, const Header& header) {
       break;
     case Kind::Bye:
       left_ = name + " has closed its engine";
-      leave();
+      leave(lock);
       break;
     case Kind::Lost:
       for (auto& [number, out] : out_) say(Kind::Ask, number);
@@ -150,20 +148,34 @@ void Peer::failed(Path& path, const std::string& why) {
   if (lost(path) && note_) note_(&path, why);
 }
 
-// The peer will neither send nor take anything any more.
-void Peer::leave() {
-  for (auto& [number, out] : out_) out.work->end(left_);
+// The peer will neither send nor take anything any more. What other paths still bring of a message
+// is not written to memory whose receive has ended.
+void Peer::leave(std::unique_lock<std::mutex>& lock) {
+  std::vector<WorkRef> over;
+  for (auto& [number, out] : out_) over.push_back(out.work);
   for (auto& [tag, receives] : posted_) {
-    for (auto& receive : receives) receive->work->end(left_);
+    for (auto& receive : receives) over.push_back(receive->work);
   }
   for (auto& [number, in] : in_) {
-    if (in.receive && !in.complete) in.receive->work->end(left_);
+    if (!in.receive || in.complete) continue;
+    over.push_back(in.receive->work);
+    in.receive.reset();
+    in.dropped = true;
   }
   out_.clear();
   of_tag_.clear();
   ready_.clear();
   asking_.clear();
   posted_.clear();
+  settle(lock);
+  for (auto& work : over) work->end(left_);
+}
+
+// Wait until no path writes to any memory.
+void Peer::settle(std::unique_lock<std::mutex>& lock) {
+  written_.wait(lock, [this] {
+    return std::all_of(in_.begin(), in_.end(), [](auto& one) { return one.second.writers == 0; });
+  });
 }
 
 // Take a path out; what it may have lost goes again. Whether that matters to anybody.

@@ -124,7 +124,8 @@ class Peer : public Sink {
   void give(Incoming& in, std::shared_ptr<Receive> receive);
   void deliver_if_over(Incoming& in);
   void deliver(Incoming& in);
-  void leave();
+  void leave(std::unique_lock<std::mutex>& lock);
+  void settle(std::unique_lock<std::mutex>& lock);
   bool arrived_data(const Header& header);
   uint8_t* place(const Header& header);
   bool wanted(const Header& header);

@@ -12,14 +12,14 @@ constexpr uint64_t kTellEvery = 8;  // credit is given back in parts of the wind
 WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {
   auto work = std::make_shared<Work>();
   work->stamps.posted = now();
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   if (!closed_.empty()) {
     work->end(closed_);
     return work;
   }
   posted_[tag].push_back(std::make_shared<Receive>(Receive{memory, bytes, exact, work}));
   match(tag);
-  if (!left_.empty()) leave();
+  if (!left_.empty()) leave(lock);
   pump();
   return work;
 }

@@ -178,10 +178,42 @@ struct Job {
   uint64_t again = 0, twice = 0;
 };
 
+// The word that the other side closes overtakes the rest of a message.
+void leaving() {
+  Peer peer("rank 1", 1500);
+  auto path = std::make_shared<End>(0, 100, 10);
+  auto memory = std::make_unique<uint8_t[]>(20);
+  const auto work = peer.receive(5, memory.get(), 20);
+  const auto half = [&](uint64_t offset) {
+    Header header;
+    header.kind = Kind::Data;
+    header.number = 1;
+    header.tag = 5;
+    header.total = 20;
+    header.offset = offset;
+    header.length = 10;
+    bool wanted = false;
+    peer.fill(header, 0, [&](uint8_t* to) -> ssize_t {
+      wanted = to != nullptr;
+      return 10;
+    });
+    CHECK(peer.arrived(*path, header));
+    return wanted;
+  };
+  CHECK(half(0));
+  Header bye;
+  bye.kind = Kind::Bye;
+  CHECK(peer.arrived(*path, bye));
+  CHECK(work->error() == "rank 1 has closed its engine");
+  memory.reset();
+  CHECK(!half(10));
+}
+
 int main(int argc, char** argv) {
   const unsigned long first = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 1;
   const unsigned long count = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 300;
   uint64_t again = 0, twice = 0;
+  leaving();
   for (g_seed = first; g_seed < first + count; ++g_seed) {
     Job job(g_seed);
     job.run();
