@@ -25,11 +25,12 @@ inline std::chrono::duration<double> patience(double seconds) {
   return std::chrono::duration<double>(std::min(seconds, 1e9));
 }
 
+// Read at any time, without a lock.
 struct Stamps {
-  Nanoseconds sent = 0;       // on the sender's clock: isend was called
-  Nanoseconds left = 0;       // of a send: its first byte went out
-  Nanoseconds posted = 0;     // of a receive
-  Nanoseconds completed = 0;  // of a receive: all is there; of a send: the peer says so
+  std::atomic<Nanoseconds> sent{0};       // on the sender's clock: isend was called
+  std::atomic<Nanoseconds> left{0};       // of a send: its first byte went out
+  std::atomic<Nanoseconds> posted{0};     // of a receive
+  std::atomic<Nanoseconds> completed{0};  // of a receive: all is there; of a send: the peer says so
 };
 
 class Work {
@@ -58,7 +59,7 @@ class Work {
     ended_.notify_all();
   }
 
-  Stamps stamps;  // written before the end, read after it
+  Stamps stamps;  // all are there at the end
 
  private:
   mutable std::mutex mutex_;
