@@ -153,6 +153,8 @@ class Talk {
     };
     for (int n = 0; n < count; ++n) {
       sent.push_back(next(n));
+      const Stamps& early = sent.back().work->stamps;
+      CHECK(early.left == 0 || early.left >= early.sent);
       if (sent.size() > kUnderWay) wait();
     }
     while (!sent.empty()) wait();
