@@ -4,6 +4,10 @@
 
 namespace adaptra {
 
+namespace {
+constexpr uint64_t kWords = 4 * kMost;  // that wait: more than whoever hears them can ask for
+}
+
 Peer::Peer(std::string name, uint64_t window, Note note)
     : name(std::move(name)), window_(window), note_(std::move(note)) {}
 
@@ -99,6 +103,7 @@ bool Peer::arrived(Path& path, const Header& header) {
         say(Kind::Have, header.number);
         break;
       }
+      if (crowded() && !in_.count(header.number)) return false;
       Incoming& in = incoming(header);
       if (in.total != header.total || in.tag != header.tag) return false;
       in.asked = true;
@@ -136,7 +141,7 @@ bool Peer::arrived(Path& path, const Header& header) {
   }
   use_credit();
   pump();
-  return true;
+  return control_.size() <= kWords;
 }
 
 void Peer::roomy(Path&) {
@@ -159,8 +164,7 @@ void Peer::leave(std::unique_lock<std::mutex>& lock) {
   for (auto& [number, in] : in_) {
     if (!in.receive || in.complete) continue;
     over.push_back(in.receive->work);
-    in.receive.reset();
-    in.dropped = true;
+    drop(in);
   }
   out_.clear();
   of_tag_.clear();

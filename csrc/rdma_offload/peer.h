@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -115,14 +116,17 @@ class Peer : public Sink {
   Path* best() const;
   void send_piece(Path& path, Outgoing& out);
   void say(Kind kind, uint64_t number = 0);
+  void send_word(Path& path, Kind kind, uint64_t number);
   static bool has_more(const Outgoing& out);
   void queue(Outgoing& out);
   void use_credit();
+  bool crowded() const;
   Incoming& incoming(const Header& header);
   void match(Tag tag);
   bool first_of_tag(const Incoming& in) const;
   void give(Incoming& in, std::shared_ptr<Receive> receive);
   void deliver_if_over(Incoming& in);
+  void drop(Incoming& in);
   void deliver(Incoming& in);
   void leave(std::unique_lock<std::mutex>& lock);
   void settle(std::unique_lock<std::mutex>& lock);
@@ -147,7 +151,7 @@ class Peer : public Sink {
   std::unordered_map<Tag, OfTag> of_tag_;  // of those in out_
   std::deque<uint64_t> ready_;         // with something to send; they take turns
   std::deque<uint64_t> asking_;
-  std::deque<Header> control_;
+  std::set<std::pair<Kind, uint64_t>> control_;  // words to say, each once
 
   std::map<uint64_t, Incoming> in_;
   std::unordered_map<Tag, std::deque<std::shared_ptr<Receive>>> posted_;

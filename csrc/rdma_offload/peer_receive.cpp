@@ -38,8 +38,7 @@ void Peer::abort(const WorkRef& work) {
   }
   for (auto& [number, in] : in_) {
     if (in.receive && in.receive->work == work) {
-      in.dropped = true;
-      in.receive.reset();
+      drop(in);
       const uint64_t which = number;
       written_.wait(lock, [&] {
         auto at = in_.find(which);
@@ -66,6 +65,7 @@ ssize_t Peer::fill(const Header& header, uint64_t done,
   lock.lock();
   if (--in.writers == 0) {
     written_.notify_all();
+    if (in.dropped) in.own.reset();
     deliver_if_over(in);
   }
   return result;
@@ -77,7 +77,7 @@ uint8_t* Peer::place(const Header& header) {
   if (in.target == nullptr) {
     if (in.receive) {
       in.target = in.receive->memory;
-    } else {
+    } else if (kept_ + cost(in.total) <= window_) {
       in.own.reset(new uint8_t[in.total + 1]);  // never of nothing: then there is a place
       in.target = in.own.get();
       kept_ += cost(in.total);
@@ -87,11 +87,11 @@ uint8_t* Peer::place(const Header& header) {
 }
 
 // Whether a piece brings anything. What there is no room for is not wanted either, and ends the
-// path when it is there: the other side keeps to its credit.
+// path when it is there: the other side keeps to its credit, and to what it may have under way.
 bool Peer::wanted(const Header& header) {
   if (finished_.holds(header.number, header.number + 1)) return false;
   auto known = in_.find(header.number);
-  if (known == in_.end()) return kept_ + cost(header.total) <= window_ || posted_.count(header.tag);
+  if (known == in_.end()) return kept_ + cost(header.total) <= window_ && !crowded();
   const Incoming& in = known->second;
   return in.total == header.total && in.tag == header.tag &&
          !in.here.holds(header.offset, header.offset + header.length);
@@ -111,16 +111,19 @@ bool Peer::arrived_data(const Header& header) {
   if (known == in_.end()) return false;  // there was no credit for it
   Incoming& in = known->second;
   if (in.total != header.total || in.tag != header.tag) return false;
+  if (header.length > 0 && in.target == nullptr && !in.dropped) return false;  // nor for this one
   in.eager = in.eager || header.eager;
   in.sent = header.sent;
   const uint64_t fresh = in.here.add(header.offset, header.offset + header.length);
   counts_.twice += fresh == 0 && header.length > 0;
   in.bytes += fresh;
   counts_.bytes_received += fresh;
+  if (in.here.pieces() > kStretches + in.total / kStretch) return false;
   if (in.bytes == in.total && !in.complete) {
     in.complete = true;
     in.completed = now();
     finished_.add(in.number, in.number + 1);
+    if (finished_.pieces() > kMost + 1) return false;
     ++counts_.received;
     say(Kind::Have, in.number);
   }
@@ -129,6 +132,9 @@ bool Peer::arrived_data(const Header& header) {
   match(tag);
   return true;
 }
+
+// Whether more messages are known than the other side may have under way, or has credit for.
+bool Peer::crowded() const { return in_.size() >= kMost + window_ / kCost; }
 
 Peer::Incoming& Peer::incoming(const Header& header) {
   auto known = in_.find(header.number);
@@ -169,13 +175,20 @@ void Peer::give(Incoming& in, std::shared_ptr<Receive> receive) {
   if (receive->exact ? receive->bytes != in.total : receive->bytes < in.total) {
     receive->work->end("awaited a message of " + std::to_string(receive->bytes) +
                        " bytes, and one of " + std::to_string(in.total) + " came");
-    in.dropped = true;
   } else {
     in.receive = std::move(receive);
   }
   if (in.own) kept_ -= cost(in.total);  // not without a receive any more
+  if (!in.receive) drop(in);
   if (in.asked && !in.complete) say(Kind::Grant, in.number);
   deliver_if_over(in);
+}
+
+// Nobody wants the message any more.
+void Peer::drop(Incoming& in) {
+  in.dropped = true;
+  in.receive.reset();
+  if (in.writers == 0) in.own.reset();
 }
 
 // A path that fails may still be writing, what another one has brought meanwhile.

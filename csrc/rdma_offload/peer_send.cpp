@@ -20,6 +20,11 @@ WorkRef Peer::begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, ui
     work->end(closed_.empty() ? left_ : closed_);
     return work;
   }
+  if (out_.size() == kMost) {
+    work->end(std::to_string(kMost) + " messages to " + name +
+              " are under way, and none more may be: wait for some of them");
+    return work;
+  }
   Outgoing& out = out_[*number = ++last_];
   out.number = last_;
   out.total = bytes;
@@ -111,19 +116,24 @@ void Peer::use_credit() {
   }
 }
 
-void Peer::say(Kind kind, uint64_t number) {
+void Peer::send_word(Path& path, Kind kind, uint64_t number) {
   Header header;
   header.kind = kind;
   header.number = number;
   if (kind == Kind::Ask) {
-    const Outgoing& out = out_.at(number);
+    auto at = out_.find(number);
+    if (at == out_.end()) return;  // it has arrived meanwhile
+    const Outgoing& out = at->second;
     header.before = out.before;
     header.total = out.total;
     header.tag = out.tag;
     header.sent = out.work->stamps.sent;
   }
-  control_.push_back(header);
+  header.taken = told_ = taken_;
+  send_over(path, header, nullptr, nullptr);
 }
+
+void Peer::say(Kind kind, uint64_t number) { control_.emplace(kind, number); }
 
 // Of the paths that work and have the best order, the one that takes a frame and has least to do.
 Path* Peer::best() const {
@@ -148,10 +158,9 @@ void Peer::pump() {
     Path* path = best();
     if (path == nullptr) return;
     if (!control_.empty()) {
-      Header header = control_.front();
-      control_.pop_front();
-      header.taken = told_ = taken_;
-      send_over(*path, header, nullptr, nullptr);
+      const auto [kind, about] = *control_.begin();
+      control_.erase(control_.begin());
+      send_word(*path, kind, about);
       continue;
     }
     const uint64_t number = ready_.front();

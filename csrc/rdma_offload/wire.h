@@ -42,6 +42,12 @@ static_assert(sizeof(Header) == 64, "the wire's layout");
 constexpr uint64_t kCost = 256;
 inline uint64_t cost(uint64_t total) { return total + kCost; }
 
+// Messages that a side may have under way: sent, and not known to be there.
+constexpr uint64_t kMost = 1 << 16;
+
+// Of a message there may be so many separate stretches, and one more for so many of its bytes.
+constexpr uint64_t kStretches = 64, kStretch = 4096;
+
 // Why a header cannot be, or empty.
 std::string fault_of(const Header& header, uint64_t longest_piece);
 
