@@ -162,6 +162,23 @@ def test_whoever_stops_in_the_middle_is_hung_up(
     assert not door.came
 
 
+def test_whoever_stops_after_its_handshake_holds_up_nobody(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It belongs to the job, but may have been stopped before it gives its memory."""
+    monkeypatch.setattr(listening, "PATIENCE", 1.0)
+    with socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(f"\0{door.address.name}")
+        dialing = Dialing(B, A.rank, Kind.SHM)
+        slow.sendall(dialing.hello)
+        slow.sendall(dialing.take(slow.recv(ANSWER, socket.MSG_WAITALL)))
+        dialing.end(slow.recv(ANSWER, socket.MSG_WAITALL))
+        ask_tcp(B, A.rank, door.address, PATIENCE)
+        until(lambda: door.came == [B.rank], "the other one is answered")
+        assert slow.recv(1) == b""
+    assert door.came == [B.rank]
+
+
 def test_a_crowd_of_strangers_keeps_nobody_out(door: Door) -> None:
     """The oldest goes when there are too many; those of the job come in meanwhile."""
     crowd: list[socket.socket] = []

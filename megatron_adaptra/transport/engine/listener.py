@@ -1,7 +1,8 @@
 """Answers whoever connects, in one thread; hands those over who belong to the job.
 
 Strangers are dropped: of those who have not proved who they are there are some hundred at a time,
-each for a few seconds and of some hundred bytes; the oldest goes when there are more.
+each for a few seconds and of some hundred bytes; the oldest goes when there are more. A crowd is
+let in one by one, so that it takes little of the processor; what is connected feels nothing of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kin
 PATIENCE = 5.0  # seconds for a handshake
 MOST = 128  # connections without a proof
 _BACKLOG = 1024
-_BREATH = 0.1  # seconds until another connection is tried where there was no descriptor
+_BURST, _RATE = 2000, 500  # connections that are answered at once, and then in a second
+_BREATH = 0.1  # seconds until another one is tried where that was too much, or no descriptor left
 
 Accepted = Callable[[Answering, socket.socket], None]
 Strange = Callable[[str], None]
@@ -54,6 +56,7 @@ class Listener:
         self._sockets[1].bind(f"\0{self.name}")  # no file; known inside a network namespace
         self._sockets[1].listen(_BACKLOG)
         self.port = int(self._sockets[0].getsockname()[1])
+        self._may, self._counted = float(_BURST), time.monotonic()  # be answered now
         self._callers: dict[int, _Caller] = {}  # by descriptor, the oldest first
         self._wake, self._woken = os.pipe()
         self._selector = selectors.DefaultSelector()
@@ -90,6 +93,11 @@ class Listener:
                 self._drop(late, f"it did not end its handshake in {PATIENCE:g} s")
 
     def _accept(self, server: socket.socket) -> None:
+        now = time.monotonic()
+        self._may = min(_BURST, self._may + (now - self._counted) * _RATE) - 1
+        self._counted = now
+        if self._may < 0:
+            time.sleep(_BREATH)
         try:
             connection, address = server.accept()
         except (BlockingIOError, ConnectionError):  # it has gone again

@@ -1,0 +1,262 @@
+"""Two endpoints of a job exchange messages, and strangers come: it goes on as if they did not."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE
+from transport.ranks import until
+
+from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.dial import Address, ask_tcp
+from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
+from megatron_adaptra.transport.engine.handshake import (
+    ANSWER,
+    HELLO,
+    PROOF,
+    Dialing,
+    Identity,
+    Kind,
+    Refused,
+)
+from megatron_adaptra.transport.engine.listener import MOST
+
+STRANGER = Path(__file__).parent / "stranger.py"
+SIZE, TAGS, ROUNDS = 1 << 18, 4, 50
+PAIRS = 5  # of exchanges, without strangers and with them
+UNDISTURBED = 1.5  # the fastest ones differ by less than this
+MB = 16
+
+
+class Recorder:
+    """Between a dialer and a listener: hears all that both say, and passes it on."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._to = host, port
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self.heard: list[tuple[bytearray, bytearray]] = []  # of dialers, of listeners
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                dialer, _ = self._server.accept()
+                listener = socket.create_connection(self._to)
+                both = bytearray(), bytearray()
+                self.heard.append(both)
+                for a, b, data in ((dialer, listener, both[0]), (listener, dialer, both[1])):
+                    threading.Thread(target=self._pass, args=(a, b, data), daemon=True).start()
+
+    @staticmethod
+    def _pass(a: socket.socket, b: socket.socket, heard: bytearray) -> None:
+        with contextlib.suppress(OSError):
+            while data := a.recv(1 << 16):
+                heard += data[: max(0, 1000 - len(heard))]
+                b.sendall(data)
+        for one in (a, b):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+
+class Misled(FolderBoard):
+    """Whoever reads rank 0's address here calls a recorder."""
+
+    recorder: Recorder | None = None
+
+    def get(self, key: str) -> str | None:
+        text = super().get(key)
+        if key != "address/0" or text is None:
+            return text
+        address = json.loads(text)
+        if self.recorder is None:
+            self.recorder = Recorder(address["host"], address["port"])
+        return json.dumps({**address, "port": self.recorder.port})
+
+
+class Pair:
+    """Rank 0 and rank 1 of a job; what they say to each other at first is recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.board = Misled(folder)
+        self.ends = [
+            Endpoint(rank, "127.0.0.1", f"of {rank}", self.board, PATIENCE) for rank in (0, 1)
+        ]
+        for rank in (1, 0):
+            self.ends[rank].connect([1 - rank])
+        until(lambda: self.ends[0].engine.counts(1).paths == CONNECTIONS, "all are there")
+        secret = bytes.fromhex((folder / "secret").read_text())
+        self.one = Identity(1, secret, 64 << 20, 1 << 20)
+        listener = self.ends[0].listener
+        self.doors = {"tcp": f"127.0.0.1:{listener.port}", "unix": f"@{listener.name}"}
+        self._memory = [[(ctypes.c_char * SIZE)() for _ in range(2 * TAGS)] for _ in range(2)]
+
+    def exchange(self) -> float:
+        """Messages both ways, with their contents looked at; the seconds that they took."""
+        began = time.monotonic()
+        for number in range(ROUNDS):
+            works = []
+            for rank, memory in enumerate(self._memory):
+                for tag in range(TAGS):
+                    got, sent = memory[tag], memory[TAGS + tag]
+                    struct.pack_into("<III", sent, 0, rank, number, tag)
+                    engine, peer = self.ends[rank].engine, 1 - rank
+                    works.append(engine.receive(peer, tag, ctypes.addressof(got), SIZE))
+                    works.append(engine.send(peer, tag, ctypes.addressof(sent), SIZE))
+            for work in works:
+                assert work.wait(PATIENCE)
+                assert not work.error(), work.error()
+            for rank, memory in enumerate(self._memory):
+                for tag in range(TAGS):
+                    assert struct.unpack_from("<III", memory[tag]) == (1 - rank, number, tag)
+        return time.monotonic() - began
+
+    def call(self, door: str) -> socket.socket:
+        if door == "unix":
+            one = socket.socket(socket.AF_UNIX)
+            one.settimeout(PATIENCE)
+            one.connect("\0" + self.doors[door][1:])
+            return one
+        host, port = self.doors[door].split(":")
+        return socket.create_connection((host, int(port)), PATIENCE)
+
+    def overheard(self) -> tuple[bytes, bytes]:
+        """What a dialer and its listener have said in a handshake that went well."""
+        recorder = self.board.recorder
+        assert recorder is not None
+        dialer, listener = recorder.heard[0]
+        return bytes(dialer[: HELLO + PROOF]), bytes(listener[: 2 * ANSWER])
+
+    def close(self) -> None:
+        for end in self.ends:
+            end.close()
+        assert self.board.recorder is not None
+        self.board.recorder.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(tmp_path)
+    yield pair
+    pair.close()
+
+
+@contextlib.contextmanager
+def strangers(how: str, where: str, recorded: bytes) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, str(STRANGER), how, where, recorded.hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == b"on\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def memory() -> float:
+    """MB that this process has for itself."""
+    found = re.search(r"Pss_Anon: +(\d+)", Path("/proc/self/smaps_rollup").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("door", ["tcp", "unix"])
+@pytest.mark.parametrize("how", ["visits", "flood"])
+def test_nobody_feels_strangers(
+    how: str, door: str, pair: Pair, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture
+) -> None:
+    recorded, _ = pair.overheard()
+    records, door_of = pair.ends[0].records, pair.doors[door]
+    count = {"flood": 10_000 if request.config.getoption("--full") else 2500}.get(how, 50)
+    pair.exchange()
+    before, quiet, disturbed, most = memory(), [], [], 0
+    with strangers(how, door_of, recorded) as process:
+        while len(quiet) < PAIRS or records.strangers < count:
+            process.send_signal(signal.SIGSTOP)
+            quiet.append(pair.exchange())
+            process.send_signal(signal.SIGCONT)
+            disturbed.append(pair.exchange())
+            most = max(most, len(os.listdir("/proc/self/fd")))
+    print(f"quiet {min(quiet):.3f}, with {records.strangers} strangers {min(disturbed):.3f} s")
+    assert min(disturbed) < UNDISTURBED * min(quiet)
+    assert memory() < before + MB
+    assert most < MOST + 100
+    assert pair.ends[0].engine.counts(1).paths == CONNECTIONS
+    assert [event.what for event in records.last] == ["stranger"]
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("door", ["tcp", "unix"])
+def test_a_replay_to_the_listener_opens_nothing(door: str, pair: Pair) -> None:
+    said, _ = pair.overheard()
+    with pair.call(door) as stranger:
+        stranger.sendall(said[:HELLO])
+        assert stranger.recv(ANSWER, socket.MSG_WAITALL)[:1] == b"\0"
+        stranger.sendall(said[HELLO:])
+        assert stranger.recv(ANSWER, socket.MSG_WAITALL).startswith(b"\1a wrong proof\0")
+        assert stranger.recv(1) == b""
+    assert pair.ends[0].engine.counts(1).paths == CONNECTIONS
+    pair.exchange()
+
+
+def test_a_replay_to_a_dialer_is_no_peer(pair: Pair) -> None:
+    _, said = pair.overheard()
+
+    def answer(server: socket.socket) -> None:
+        with server.accept()[0] as connection:
+            connection.sendall(said)
+            connection.recv(HELLO + PROOF, socket.MSG_WAITALL)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=(server,)).start()
+        address = Address(*server.getsockname(), "", "")
+        with pytest.raises(Refused, match="does not know the job's secret"):
+            ask_tcp(pair.one, 0, address, PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (bytes(64), "no frame begins here"),
+        (struct.pack("<HBBI6Q", 0xADA1, 1, 1, 1 << 30, 1, 0, 1 << 30, 0, 0, 0) + bytes(8), "piece"),
+        (struct.pack("<HBBI7Q", 0xADA1, 5, 0, 0, 0, 0, 0, 0, 0, 0, 1 << 60), "against"),
+    ],
+    ids=["garbage", "a piece too long", "too much credit"],
+)
+def test_who_breaks_the_protocol_loses_that_path_alone(said: bytes, why: str, pair: Pair) -> None:
+    """Although it belongs to the job, and has proved it."""
+    dialing = Dialing(pair.one, 0, Kind.TCP)
+    with pair.call("tcp") as broken:
+        broken.sendall(dialing.hello)
+        broken.sendall(dialing.take(broken.recv(ANSWER, socket.MSG_WAITALL)))
+        dialing.end(broken.recv(ANSWER, socket.MSG_WAITALL))
+        broken.sendall(said)
+        with contextlib.suppress(ConnectionResetError):
+            while broken.recv(1 << 16):
+                pass
+    records = pair.ends[0].records.last
+    until(lambda: len(records) == 1, "it is recorded")
+    assert (records[0].what, records[0].rank, records[0].side) == ("lost", 1, "there")
+    assert why in records[0].why
+    assert pair.ends[0].engine.counts(1).paths == CONNECTIONS
+    pair.exchange()
+    assert not pair.ends[1].records.last
