@@ -49,6 +49,10 @@ PYBIND11_MODULE(_native, m) {
       .def_readonly("twice", &Peer::Counts::twice)
       .def_readonly("kept", &Peer::Counts::kept);
 
+  py::class_<VerbsPath, std::shared_ptr<VerbsPath>>(m, "VerbsPath")
+      .def("card", [](const VerbsPath& path) { return py::bytes(path.card()); })
+      .def("connect", &VerbsPath::connect, NoGil());
+
   py::class_<Engine, std::unique_ptr<Engine, Engine::End>>(m, "Engine")
       .def(py::init([](uint64_t window, uint64_t piece, uint64_t arena, double beat, double silence) {
              Limits limits;
@@ -70,6 +74,8 @@ PYBIND11_MODULE(_native, m) {
              return engine.add_shm(rank, {socket, ring, mine, theirs, arena}, first);
            },
            NoGil())
+      .def("open_verbs", &Engine::open_verbs, NoGil())
+      .def("add_verbs", &Engine::add_verbs, NoGil())
       .def("promote", &Engine::promote, NoGil())
       .def("fail_peer", &Engine::fail_peer, NoGil())
       .def("wake", &Engine::wake, NoGil())
@@ -103,4 +109,12 @@ PYBIND11_MODULE(_native, m) {
       .def("counts", &Engine::counts)
       .def("close", &Engine::close, NoGil());
   m.def("new_ring", &ShmPath::new_ring);
+  m.def("verbs_missing", &verbs_missing);
+  m.def("verbs_ports", [] {
+    py::list ports;
+    for (auto& p : verbs_ports()) {
+      ports.append(py::make_tuple(p.device, p.port, p.active, p.link, p.gid_index, py::bytes(p.gid), p.why));
+    }
+    return ports;
+  });
 }

@@ -48,6 +48,25 @@ int Engine::add_shm(int rank, ShmEnds ends, bool first) {
   return id;
 }
 
+std::shared_ptr<VerbsPath> Engine::open_verbs(int rank, const std::string& device, int port,
+                                              int gid) {
+  std::shared_ptr<VerbsDevice> opened;
+  {
+    std::lock_guard<std::mutex> lock(opening_);
+    auto& known = devices_[device];
+    if (!known || known->dead()) known = VerbsDevice::open(device, arena_, loop_);
+    opened = known;
+  }
+  return std::make_shared<VerbsPath>(opened, port, gid, limits_.piece, loop_, peer(rank));
+}
+
+int Engine::add_verbs(int rank, const std::shared_ptr<VerbsPath>& path, int socket, int order) {
+  path->order = order;
+  const int id = add(rank, path);
+  path->start(socket);
+  return id;
+}
+
 int Engine::add(int rank, const std::shared_ptr<Path>& path) {
   {
     std::lock_guard<std::mutex> lock(mutex_);

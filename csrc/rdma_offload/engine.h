@@ -16,6 +16,7 @@
 #include "loop.h"
 #include "peer.h"
 #include "shm_path.h"
+#include "verbs_path.h"
 
 namespace adaptra {
 
@@ -45,6 +46,11 @@ class Engine {
   // A path; its number, for events. `order`: see Path.
   int add_tcp(int rank, int fd, int order);
   int add_shm(int rank, ShmEnds ends, bool first);
+
+  // A path over RDMA, in two steps: one that is not connected, and, once it is, its start.
+  std::shared_ptr<VerbsPath> open_verbs(int rank, const std::string& device, int port, int gid);
+  int add_verbs(int rank, const std::shared_ptr<VerbsPath>& path, int socket, int order);
+
   void promote(int rank, int path, int order);
 
   // All that is under way with a peer fails, because of `why`.
@@ -83,6 +89,8 @@ class Engine {
   std::unordered_map<int, std::shared_ptr<Peer>> peers_;
   std::unordered_map<const uint8_t*, std::weak_ptr<uint8_t>> taken_;
   int paths_ = 0;
+  std::mutex opening_;
+  std::unordered_map<std::string, std::shared_ptr<VerbsDevice>> devices_;
   std::mutex noting_;
   std::condition_variable noted_;
   std::deque<Event> events_;  // the newest

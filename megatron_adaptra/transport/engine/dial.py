@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from megatron_adaptra.transport.engine.handshake import ANSWER, Dialing, Identity, Kind, Refused
-from megatron_adaptra.transport.engine.native import Engine, new_ring
+from megatron_adaptra.transport.engine.native import Engine, VerbsPath, new_ring
+from megatron_adaptra.transport.engine.rails import Rail
 
-ORDER_TCP = 2  # of paths; those of the lowest order are used
+ORDER_SHM, ORDER_VERBS, ORDER_TCP = 0, 1, 2  # of paths; those of the lowest order are used
 TRIAL = 100  # added while a path that came back is on trial
 _EVENTS = 3  # descriptors that go with the dialer's memory: the ring, and two counters
+_RAIL, _OUTCOME = struct.Struct("<I"), struct.Struct("<B63s")  # which one; refused, why
+_CARD = 44  # bytes
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a rank listens. `machine`: the same for processes that can share memory."""
+    """Where a rank listens.
+
+    `machine`: the same for processes that can share memory. `rails`: RDMA ports that it uses.
+    """
 
     host: str
     port: int
     name: str
     machine: str
+    rails: int = 0
 
 
 def dial_tcp(
@@ -84,6 +94,77 @@ def answer_shm(engine: Engine, peer: int, connection: socket.socket, seconds: fl
             raise
         connection.settimeout(None)
         return engine.add_shm(peer, connection.detach(), ring, mine, theirs, arena, False)
+
+
+def dial_verbs(
+    engine: Engine, me: Identity, peer: int, at: Address, seconds: float,
+    rail: Rail, number: int, order: int,
+) -> int:  # fmt: skip
+    """A path over RDMA, between the `rail` here and the peer's of that `number`; its number.
+
+    Raises OSError, Refused, or RuntimeError of the engine.
+    """
+    path = engine.open_verbs(peer, rail.device, rail.port, rail.gid)
+    with socket.create_connection((at.host, at.port), seconds) as connection:
+        _shake(connection, me, peer, Kind.VERBS)
+        connection.sendall(_RAIL.pack(number) + path.card())
+        _agreed(connection)
+        _connect(connection, path, _exactly(connection, _CARD))
+        return _add_verbs(engine, peer, path, connection, order)
+
+
+def answer_verbs(
+    engine: Engine, peer: int, connection: socket.socket, seconds: float,
+    rails: Sequence[Rail], order: int,
+) -> tuple[int, int]:  # fmt: skip
+    """The other end of `dial_verbs`: the path's number, and the rail's.
+
+    Raises OSError, Refused, or RuntimeError of the engine.
+    """
+    with connection:
+        connection.settimeout(seconds)
+        (number,) = _RAIL.unpack(_exactly(connection, _RAIL.size))
+        card = _exactly(connection, _CARD)
+        with _told(connection):
+            if number >= len(rails):
+                raise Refused(f"rail {number} of {len(rails)}")
+            path = engine.open_verbs(
+                peer, rails[number].device, rails[number].port, rails[number].gid
+            )
+        connection.sendall(_OUTCOME.pack(0, b"") + path.card())
+        _connect(connection, path, card)
+        return _add_verbs(engine, peer, path, connection, order), number
+
+
+def _connect(connection: socket.socket, path: VerbsPath, card: bytes) -> None:
+    with _told(connection):
+        path.connect(card)
+    connection.sendall(_OUTCOME.pack(0, b""))
+    _agreed(connection)
+
+
+def _add_verbs(
+    engine: Engine, peer: int, path: VerbsPath, connection: socket.socket, order: int
+) -> int:
+    connection.settimeout(None)
+    return engine.add_verbs(peer, path, connection.detach(), order)
+
+
+@contextlib.contextmanager
+def _told(connection: socket.socket) -> Iterator[None]:
+    """The other end is told why it cannot be."""
+    try:
+        yield
+    except (Refused, RuntimeError) as why:
+        with contextlib.suppress(OSError):
+            connection.sendall(_OUTCOME.pack(1, str(why).encode()[:63]))
+        raise
+
+
+def _agreed(connection: socket.socket) -> None:
+    refused, why = _OUTCOME.unpack(_exactly(connection, _OUTCOME.size))
+    if refused:
+        raise Refused(f"the other side says: {why.rstrip(bytes(1)).decode(errors='replace')}")
 
 
 def _shake(connection: socket.socket, me: Identity, peer: int, kind: Kind) -> None:

@@ -1,9 +1,10 @@
 """The one end of all connections of a process, and who keeps them alive.
 
-Of two ranks the higher one dials, through memory where both are on one machine, else over several
-connections of the network. A path that fails is dialled again for as long as the job lives, with
-pauses that grow; one that has come back is on trial at first, and carries messages only if nothing
-else does. A peer without any path for the timeout is lost.
+Of two ranks the higher one dials, through memory where both are on one machine, else over the rails
+that both have (RDMA ports, by their place in each side's list) and over several connections of the
+network, which serve where no rail does. A path that fails is dialled again for as long as the job
+lives, with pauses that grow; one that has come back is on trial at first, and carries messages only
+if nothing else does. A peer without any path for the timeout is lost.
 """
 
 from __future__ import annotations
@@ -15,25 +16,30 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.exits import at_exit
 from megatron_adaptra.transport.descriptors import make_room
 from megatron_adaptra.transport.engine.address import fault_here
 from megatron_adaptra.transport.engine.dial import (
+    ORDER_SHM,
     ORDER_TCP,
+    ORDER_VERBS,
     TRIAL,
     Address,
     answer_shm,
+    answer_verbs,
     ask_tcp,
     dial_shm,
     dial_tcp,
+    dial_verbs,
 )
 from megatron_adaptra.transport.engine.events import Event, Events
 from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kind, Refused
 from megatron_adaptra.transport.engine.listener import Listener
 from megatron_adaptra.transport.engine.native import new_engine
+from megatron_adaptra.transport.engine.rails import rails
 
 CONNECTIONS = 4  # to a peer on another machine: one alone does not fill a long link
 WINDOW, PIECE = 64 << 20, 1 << 20  # bytes
@@ -44,6 +50,7 @@ _LOOK = 0.02  # seconds between two looks at the board
 _GONE = 1.0  # seconds of refusals after which a peer is gone
 _DESCRIPTORS = 6  # of a peer: a path through memory has five
 _IDLE = 3600.0  # seconds that the keeper waits where nothing is to come
+_NETWORK = -1  # the line of a path that is on no rail; others are numbers of rails
 
 
 class Board(Protocol):
@@ -64,16 +71,19 @@ class Board(Protocol):
 
 @dataclass
 class _Peer:
-    """`paths`: numbers of those that work. `lost`: of those that failed before they were known."""
+    """`paths`: line, by the number of the path, of those that work.
+
+    `lost`: numbers of those that failed before they were known.
+    """
 
     rank: int
     address: Address | None = None
-    paths: set[int] = field(default_factory=set)
+    paths: dict[int, int] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     trials: dict[int, float] = field(default_factory=dict)  # until when, by path
     failed: bool = False  # a path of it, ever
     gone: bool = False  # for good
-    dialling: bool = False
+    dialling: set[int] = field(default_factory=set)  # lines
     since: float | None = None  # without any path
     why: str = ""
 
@@ -83,7 +93,8 @@ class Endpoint:
 
     `machine`: the same text on all ranks that can share memory. `board`: the same for all ranks.
     `timeout`: seconds until a peer that has no path is lost. `tell`: gets every event, and must not
-    wait. `engine`: the C++ one. `records`: what has befallen paths, and strangers.
+    wait. `fallback`: messages may go over the network where there are rails, too. `engine`: the C++
+    one. `records`: what has befallen paths, and strangers.
     """
 
     def __init__(
@@ -94,17 +105,21 @@ class Endpoint:
         board: Board,
         timeout: float,
         tell: Callable[[Event], None] = lambda _: None,
+        fallback: bool = True,
     ) -> None:
-        self._board, self._timeout = board, timeout
+        self._board, self._timeout, self._fallback = board, timeout, fallback
         self._closed = threading.Event()
         self.engine = new_engine(WINDOW, PIECE)
         self._me = Identity(me, self._secret(), WINDOW, PIECE)
+        self._rails = rails()
         self.records = Events(tell)
         self._peers: dict[int, _Peer] = {}
         self._changed = threading.Condition()
         self._dialling: set[threading.Thread] = set()
         self.listener = Listener(self._me, host, self._accepted, self.records.stranger)
-        self._address = Address(host, self.listener.port, self.listener.name, machine)
+        self._address = Address(
+            host, self.listener.port, self.listener.name, machine, len(self._rails)
+        )
         board.put(f"address/{me}", json.dumps(asdict(self._address)))
         self._keeper = threading.Thread(target=self._keep, name="adaptra-keeper", daemon=True)
         self._keeper.start()
@@ -160,19 +175,25 @@ class Endpoint:
 
     # Paths. The higher rank dials; the lower one asks whether it is there, when they are lost.
 
-    def _dial_soon(self, peer: _Peer) -> None:
+    def _dial_soon(self, peer: _Peer, line: int = _NETWORK) -> None:
         with self._changed:
-            waits = peer.rank > self._me.rank and not peer.failed
-            if waits or peer.dialling or self._closed.is_set():
-                return
-            peer.dialling = True
-            name = f"adaptra-dial-{peer.rank}"
-            thread = threading.Thread(target=self._dial, args=(peer,), name=name, daemon=True)
+            if peer.rank > self._me.rank:
+                line = _NETWORK
+                if not peer.failed:
+                    return
+            if line not in peer.dialling and not self._closed.is_set():
+                peer.dialling.add(line)
+                self._start(self._dial, peer, line)
+
+    def _start(self, work: Callable[..., None], peer: _Peer, *args: Any) -> None:
+        name = f"adaptra-dial-{peer.rank}"
+        thread = threading.Thread(target=work, args=(peer, *args), name=name, daemon=True)
+        with self._changed:
             self._dialling = {t for t in self._dialling if t.is_alive()} | {thread}
             thread.start()
 
-    def _dial(self, peer: _Peer) -> None:
-        """Until the peer has all its paths, or is gone, or this side closes."""
+    def _dial(self, peer: _Peer, line: int) -> None:
+        """Until the peer has all paths of the line, or is gone, or this side closes."""
         pause, refused = _PAUSE, None
         while not (self._closed.is_set() or peer.gone):
             began = time.monotonic()
@@ -180,10 +201,10 @@ class Endpoint:
                 if peer.address is None:
                     words = json.loads(self._word(f"address/{peer.rank}", f"rank {peer.rank}"))
                     peer.address = Address(**words)
-                wanted = self._call(peer, peer.address)
+                wanted = self._call(peer, peer.address, line)
                 with self._changed:
-                    if len(peer.paths) >= wanted:
-                        peer.dialling = False
+                    if list(peer.paths.values()).count(line) >= wanted:
+                        peer.dialling.discard(line)
                         return
                 if not peer.failed:  # what begins well goes on at once
                     continue
@@ -199,21 +220,34 @@ class Endpoint:
             self._closed.wait(max(0.0, began + pause - time.monotonic()))
             pause = min(2 * pause, _LONGEST)
 
-    def _call(self, peer: _Peer, address: Address) -> int:
-        """Open one path to the peer, or ask for it; how many paths there have to be."""
+    def _call(self, peer: _Peer, address: Address, line: int) -> int:
+        """Open one path of the line, or ask for it; how many there have to be."""
+        call = self.engine, self._me, peer.rank, address, _DIAL
+        order = self._order(peer, line)
         if peer.rank > self._me.rank:
             ask_tcp(self._me, peer.rank, address, _DIAL)
+            return 0 if peer.paths else 1
+        if line != _NETWORK:
+            self._add(peer, dial_verbs(*call, self._rails[line], line, order), order, line)
             return 1
         if address.machine == self._address.machine:
             try:
-                self._add(peer, dial_shm(self.engine, self._me, peer.rank, address, _DIAL), 0)
+                self._add(peer, dial_shm(*call), ORDER_SHM)
                 return 1
             except ConnectionRefusedError:  # in a network namespace of its own
                 pass
-        order = ORDER_TCP + (TRIAL if peer.failed else 0)
-        path = dial_tcp(self.engine, self._me, peer.rank, address, _DIAL, order)
-        self._add(peer, path, order)
+        both = range(min(len(self._rails), address.rails))
+        for rail in both:
+            if rail not in peer.paths.values():
+                self._dial_soon(peer, rail)
+        if both and not self._fallback:
+            return 0
+        self._add(peer, dial_tcp(*call, order), order)
         return CONNECTIONS
+
+    def _order(self, peer: _Peer, line: int) -> int:
+        """Of a new path."""
+        return (ORDER_TCP if line == _NETWORK else ORDER_VERBS) + (TRIAL if peer.failed else 0)
 
     def _accepted(self, answering: Answering, connection: socket.socket) -> None:
         """On the listener's thread."""
@@ -222,19 +256,29 @@ class Endpoint:
         if answering.kind is Kind.ASK:
             connection.close()
         elif answering.kind is Kind.SHM:
-            self._add(peer, answer_shm(self.engine, peer.rank, connection, _DIAL), 0)
+            self._add(peer, answer_shm(self.engine, peer.rank, connection, _DIAL), ORDER_SHM)
+        elif answering.kind is Kind.VERBS:
+            self._start(self._answer_verbs, peer, connection)  # it may take seconds
         else:
-            order = ORDER_TCP + (TRIAL if peer.failed else 0)
+            order = self._order(peer, _NETWORK)
             self._add(peer, self.engine.add_tcp(peer.rank, connection.detach(), order), order)
 
-    def _add(self, peer: _Peer, path: int, order: int) -> None:
+    def _answer_verbs(self, peer: _Peer, connection: socket.socket) -> None:
+        order = self._order(peer, 0)
+        try:
+            path, rail = answer_verbs(self.engine, peer.rank, connection, _DIAL, self._rails, order)
+            self._add(peer, path, order, rail)
+        except (OSError, Refused, RuntimeError) as error:  # the dialer tries again
+            self.records.append((time.monotonic(), peer.rank, f"no rail: {error}"))
+
+    def _add(self, peer: _Peer, path: int, order: int, line: int = _NETWORK) -> None:
         with self._changed:
             if path in peer.lost:  # the word of its end was faster
                 peer.lost.discard(path)
                 return
             if peer.since is not None:
                 self.records.note("back", peer.rank)
-            peer.paths.add(path)
+            peer.paths[path] = line
             peer.since = None
             if order >= TRIAL:
                 peer.trials[path] = time.monotonic() + PROBATION
@@ -251,7 +295,8 @@ class Endpoint:
             for peer in list(self._peers.values()):
                 for path in [p for p, until in peer.trials.items() if until <= now]:
                     del peer.trials[path]
-                    self.engine.promote(peer.rank, path, ORDER_TCP)
+                    order = ORDER_TCP if peer.paths[path] == _NETWORK else ORDER_VERBS
+                    self.engine.promote(peer.rank, path, order)
                 if peer.since is not None and now - peer.since >= self._timeout:
                     peer.since = None
                     why = f"rank {peer.rank} is lost, no way to it for {self._timeout:g} s"
@@ -269,15 +314,14 @@ class Endpoint:
         why = f"{fault} here" if fault else why
         self.records.note("lost", peer.rank, why, "here" if fault else "there")
         with self._changed:
-            if path in peer.paths:
-                peer.paths.discard(path)
-            else:
+            line = peer.paths.pop(path, None)
+            if line is None:
                 peer.lost.add(path)
             peer.trials.pop(path, None)
             peer.failed, peer.why = True, why
             if not peer.paths and peer.since is None:
                 peer.since = time.monotonic()
-        self._dial_soon(peer)
+        self._dial_soon(peer, _NETWORK if line is None else line)
 
     def _give_up(self, peer: _Peer, why: str) -> None:
         """Whoever waits for the peer is told, and so is the peer, should it come again."""

@@ -33,6 +33,7 @@ class Kind(IntEnum):
     TCP = 1
     SHM = 2
     ASK = 3  # for nothing: whether the rank is there
+    VERBS = 4  # to find each other's RDMA ports
 
 
 class Refused(Exception):

@@ -6,6 +6,7 @@ Memory is given by address and length. No wait holds the interpreter's lock.
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 
@@ -33,6 +34,34 @@ class Block(Protocol):
     """Memory of the engine, which it sends without a copy."""
 
     address: int
+
+
+class VerbsPath(Protocol):
+    """A queue pair of an RDMA port, that is not connected yet."""
+
+    def card(self) -> bytes:
+        """What the other side has to know."""
+        ...
+
+    def connect(self, card: bytes) -> None:
+        """Connect with the other side's; may take seconds. Raises RuntimeError."""
+        ...
+
+
+@dataclass(frozen=True)
+class Port:
+    """An RDMA port. `gid`: its address, `gid_index`: at which place, -1 for none.
+
+    `why`: this address was chosen, or there is none.
+    """
+
+    device: str
+    port: int
+    active: bool
+    link: str
+    gid_index: int
+    gid: bytes
+    why: str
 
 
 class Counts(Protocol):
@@ -76,6 +105,14 @@ class Engine(Protocol):
         counters that wake this side and the other one. `arena`: the other one's memory. `first`:
         whether this side writes the ring's first lane.
         """
+        ...
+
+    def open_verbs(self, rank: int, device: str, port: int, gid: int) -> VerbsPath:
+        """A queue pair of a port; `gid`: an index, -1 for the best one. Raises RuntimeError."""
+        ...
+
+    def add_verbs(self, rank: int, path: VerbsPath, socket: int, order: int) -> int:
+        """Take over a connected queue pair, and the socket that ends with its peer; its number."""
         ...
 
     def promote(self, rank: int, path: int, order: int) -> None:
@@ -150,3 +187,8 @@ def new_engine(window: int, piece: int) -> Engine:
 def new_ring() -> int:
     """A descriptor of memory for a path."""
     return int(_module().new_ring())
+
+
+def ports() -> list[Port]:
+    """All RDMA ports of this machine; none without the engine, libibverbs or a device."""
+    return [] if missing() else [Port(*words) for words in _module().verbs_ports()]

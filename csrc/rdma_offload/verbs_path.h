@@ -1,0 +1,101 @@
+// A path over a queue pair of an RDMA device. A frame is written into one of the slots that the
+// receiver has granted: memory of its own, and of this connection alone. From there the payload is
+// copied to its place, and the slot is given back.
+//
+// Beside it stays the TCP connection over which both have found each other: it ends with the process
+// at the other end, which says over it why it gives the path up.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "loop.h"
+#include "path.h"
+#include "verbs_device.h"
+
+namespace adaptra {
+
+class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
+ public:
+  // Payload of a frame, for messages cut into pieces of `piece`.
+  static uint64_t longest(uint64_t piece);
+
+  // A queue pair that is not connected. `gid`: an index, or -1 for the best one. Throws
+  // std::runtime_error, which says why the device cannot be used.
+  VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, uint64_t piece, Loop& loop,
+            std::weak_ptr<Sink> sink);
+  ~VerbsPath() override;
+
+  // What the other side has to know.
+  std::string card() const;
+
+  // Connect with the other side's card; frames may come from now on. Throws as above; may take
+  // seconds, for the network has to find the way.
+  void connect(const std::string& card);
+
+  // Both sides are connected: serve it. Takes over `socket`.
+  void start(int socket);
+
+  bool takes() const override;
+  uint64_t waiting() const override;
+  void send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) override;
+  void close() override;
+  void fail(const std::string& why) override { end(why); }
+
+ private:
+  struct Card;
+  struct Written {
+    uint64_t number, bytes;
+    std::shared_ptr<void> keep;
+  };
+
+  void destroy();
+  void ready();
+  bool completed(Sink& sink, const ibv::Completion& completion);
+  bool received(Sink& sink, const ibv::Completion& completion);
+  void written(uint64_t number);  // with mutex_ held, as for all below
+  bool has_room() const;
+  void write(ibv::Sge* sges, int count, uint64_t to, bool frame, bool inlined, bool signaled);
+  void fail_soon(std::string why);
+  bool post_receive();
+  void drain();
+  bool active() const;
+  void end(const std::string& why);
+  std::string words(int status) const;
+
+  const std::shared_ptr<VerbsDevice> device_;
+  const VerbsLibrary& verbs_;
+  const int port_;
+  Loop& loop_;
+  const std::weak_ptr<Sink> sink_;
+  const uint64_t slot_;  // bytes
+  int socket_ = -1;
+
+  uint8_t* memory_ = nullptr;  // the slots, then headers under way
+  uint64_t memory_bytes_ = 0;
+  ibv::Mr *slots_ = nullptr, *headers_ = nullptr;
+  ibv::Channel* channel_ = nullptr;
+  ibv::Cq* cq_ = nullptr;
+  ibv::Qp* qp_ = nullptr;
+  uint32_t inline_ = 0;  // bytes that need no registered memory
+  uint32_t psn_ = 0;
+  VerbsPort address_;
+  ibv::PortAttributes attributes_;
+  uint64_t received_ = 0;  // frames, on the loop's thread
+
+  mutable std::mutex mutex_;
+  uint64_t their_address_ = 0;
+  uint32_t their_count_ = 0, their_key_ = 0;
+  uint64_t frames_ = 0;                   // that were sent
+  uint32_t granted_ = 0;                  // slots over there that are free
+  uint32_t free_ = 0;                     // slots here that are free, which was not said
+  uint64_t posted_ = 0, completed_ = 0;   // writes
+  uint64_t signaled_ = 0;                 // of them, up to the last one whose end is heard
+  std::deque<Written> written_;           // that have payload here
+  uint64_t waiting_ = 0;
+  bool full_ = false, closed_ = false;
+};
+
+}  // namespace adaptra

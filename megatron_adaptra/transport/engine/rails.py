@@ -1,0 +1,62 @@
+"""Which RDMA ports carry messages: all that are active, or those that NCCL's variables name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.transport.engine.native import Port, ports
+
+
+@dataclass(frozen=True)
+class Rail:
+    """A port of a device. `gid`: the index of its address, -1 for the best one."""
+
+    device: str
+    port: int
+    gid: int = -1
+
+
+def rails() -> list[Rail]:
+    """Those of this process; its n-th one is connected to the n-th one of a peer."""
+    if os.environ.get("NCCL_IB_DISABLE") == "1":
+        return []
+    return chosen(ports(), os.environ)
+
+
+def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
+    """Those of the ports `found` that the variables of `environ` choose, read as NCCL does.
+
+    NCCL_IB_HCA: names or their beginnings ("mlx5"), with a port or without ("mlx5_1:1"); after "="
+    whole names, after "^" those to leave out. What it names is taken in its order, also while it is
+    down; without it all active ports. NCCL_IB_GID_INDEX: of the address of each.
+    """
+    try:
+        gid = int(environ.get("NCCL_IB_GID_INDEX") or -1)
+    except ValueError:
+        text = environ["NCCL_IB_GID_INDEX"]
+        raise BadInput("NCCL_IB_GID_INDEX", text, "it has to be a number") from None
+    text = environ.get("NCCL_IB_HCA", "")
+    without, text = text.startswith("^"), text.removeprefix("^")
+    exact, text = text.startswith("="), text.removeprefix("=")
+    names = [name for name in text.split(",") if name]
+
+    def place(port: Port) -> int | None:
+        for n, name in enumerate(names):
+            device, _, number = name.partition(":")
+            same = port.device == device if exact else port.device.startswith(device)
+            if same and number in ("", str(port.port)):
+                return n
+        return None
+
+    if names and not without:
+        wanted = sorted(
+            (p for p in found if place(p) is not None),
+            key=lambda p: (place(p), p.device, p.port),
+        )
+    else:
+        wanted = [p for p in found if p.active and place(p) is None]
+        wanted.sort(key=lambda p: (p.device, p.port))
+    return [Rail(port.device, port.port, gid) for port in wanted]
