@@ -21,16 +21,17 @@ settings.register_profile(
 )
 settings.register_profile("the same", settings.get_profile("adaptra"), derandomize=True)
 
-# Tests of one of these files, and in test_schedules.py of one layout, share trainings.
+# Tests of one of these files share trainings, or a machine; in test_schedules.py those of a layout.
 SHARING = (
     "adapter/test_executor_training.py", "adapter/test_iteration_end.py",
     "adapter/test_law.py", "adapter/test_pretrain.py", "adapter/test_schedules.py",
+    "soft_roce/test_verbs.py",
 )  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the large sizes and whole products, too")
-    parser.addoption("--quick", action="store_true", help="leave out what is cold, crowd or timing")
+    parser.addoption("--quick", action="store_true", help="leave out cold, crowd, timing and vm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,7 +48,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """What the mode leaves out is deselected, which the last line of a run counts."""
     left_out = set() if config.getoption("--full") else {"large"}
     if config.getoption("--quick"):
-        left_out |= {"cold", "crowd", "timing"}
+        left_out |= {"cold", "crowd", "timing", "vm"}
     chosen, others = [], []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}

@@ -1,0 +1,208 @@
+"""What is tested in the virtual machine, by name: `CASES`.
+
+Each raises what is wrong, and returns what may interest a reader. `Size.full`: as much as the
+engine's failure suite asks for, 200 messages and a minute without a rail; else a part of that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from soft_roce.verbs_pair import (
+    MIB,
+    RAILS,
+    Pair,
+    Seat,
+    content,
+    link,
+    lose,
+    mended,
+    over,
+    packets,
+    results,
+)
+
+PATHS = RAILS + 4  # of a peer: each rail, and the connections of the network
+MTU = 4096
+
+
+class Size:
+    full = False
+
+
+CASES: dict[str, Callable[[], Any]] = {}
+
+
+def case(function: Callable[[], Any]) -> Callable[[], Any]:
+    CASES[function.__name__] = function
+    return function
+
+
+@case
+def ports_are_found_with_a_reason_for_their_address() -> None:
+    from megatron_adaptra.transport.engine.native import ports
+
+    found = {port.device: port for port in ports()}
+    assert sorted(found) == ["rail0a", "rail0b", "rail1a", "rail1b"]
+    for n, (_, port) in enumerate(sorted(found.items())):
+        assert (port.active, port.link, port.why) == (True, "Ethernet", "RoCE v2, IPv4"), port
+        assert port.gid[-4:] == bytes([10, n // 2, 0, 1 + n % 2])
+
+
+def _sizes(seat: Seat) -> list[tuple[int, int]]:
+    seat.until_paths(PATHS)
+    seat.say("connected")
+    seat.hear()
+    wrong = []
+    for size in (0, 1, 4096, 64 << 10, MIB, 16 * MIB):
+        receives = [seat.receive(tag, size) for tag in range(4)]
+        sends = [seat.send(tag, content(10 * tag + seat.rank, size)) for tag in range(4)]
+        for tag, (work, memory) in enumerate(receives):
+            over(work)
+            if memory[:size] != content(10 * tag + seat.peer, size):
+                wrong.append((tag, size))
+        for work in sends:
+            over(work)
+    return wrong
+
+
+@case
+def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
+    with Pair(_sizes) as pair:
+        for rank in range(2):
+            assert pair.heard(rank) == "connected"
+        before = [packets(rail, rank) for rail in range(RAILS) for rank in range(2)]
+        for rank in range(2):
+            pair.tell(rank, "go")
+        assert results(pair) == [[], []]
+        after = [packets(rail, rank) for rail in range(RAILS) for rank in range(2)]
+    sent = [now - then for now, then in zip(after, before, strict=True)]
+    needed = 4 * 17 * MIB / MTU  # of each rank
+    for rank in range(2):
+        assert sent[rank] + sent[2 + rank] >= needed, sent
+        assert min(sent[rank], sent[2 + rank]) >= 0.2 * needed, sent
+    return f"packets {sent}"
+
+
+def _streams(seat: Seat, paths: int, count: int, size: int) -> tuple[list[int], list[str]]:
+    seat.until_paths(paths)
+    wrong = seat.stream(count, size)
+    return wrong, [what for _, _, what in seat.endpoint.records]
+
+
+def _through(
+    befalls: Callable[[], Any], fallback: bool = True, rails: int = RAILS
+) -> list[list[str]]:
+    """Messages both ways, in whose middle something `befalls`; what each rank has recorded."""
+    paths = rails + (4 if fallback else 0)
+    job = paths, 200 if Size.full else 60, MIB
+    with mended(), Pair(_streams, *job, rails=rails, fallback=fallback) as pair:
+        assert pair.heard(0) == "half"
+        befalls()
+        assert pair.heard(1) == "half"
+        found = results(pair)
+    assert [wrong for wrong, _ in found] == [[], []]
+    return [records for _, records in found]
+
+
+def _says(records: list[str], *words: str) -> None:
+    assert any(all(word in record for word in words) for record in records), records
+
+
+@case
+def own_link_down() -> str:
+    ours, theirs = _through(lambda: link(0, 0, "down"))
+    _says(ours, "rail0a", "down here")
+    return f"{ours} {theirs}"
+
+
+@case
+def peers_link_down() -> str:
+    ours, theirs = _through(lambda: link(0, 1, "down"))
+    _says(theirs, "rail0b", "down here")
+    return f"{ours} {theirs}"
+
+
+@case
+def all_packets_lost() -> str:
+    ours, theirs = _through(lambda: lose(0, 100))
+    _says(ours + theirs, "the other side does not answer over port 1 of rail0")
+    return f"{ours} {theirs}"
+
+
+@case
+def every_hundredth_packet_lost() -> str:
+    found = _through(lambda: lose(0, 1))
+    assert found == [[], []], found  # the devices send again what is lost
+    return "nothing failed"
+
+
+def _flap(seconds: float) -> None:
+    link(0, 0, "down")
+    time.sleep(seconds)  # this is how long it lasts
+    link(0, 0, "up")
+
+
+@case
+def a_flap() -> str:
+    return str(_through(lambda: _flap(0.75)))
+
+
+@case
+def the_only_rail_flaps() -> str:
+    """Nothing else may carry its messages: they wait until it is back."""
+    return str(_through(lambda: _flap(0.75), fallback=False, rails=1))
+
+
+def _both_down(seconds: float) -> None:
+    for rail in range(RAILS):
+        link(rail, 0, "down")
+    time.sleep(seconds)
+    link(1, 0, "up")
+
+
+@case
+def both_rails_down_and_one_back_later() -> str:
+    return str(_through(lambda: _both_down(60 if Size.full else 8), fallback=False))
+
+
+@case
+def both_rails_down_and_tcp_there() -> str:
+    return str(_through(lambda: [link(rail, 0, "down") for rail in range(RAILS)]))
+
+
+def _until_error(seat: Seat, paths: int) -> tuple[float, str]:
+    seat.until_paths(paths)
+    seat.stream(2, MIB, under_way=1)
+    work, _ = seat.receive(0, 8)
+    seat.say("waits")
+    start = time.monotonic()
+    assert work.wait(60)
+    return time.monotonic() - start, work.error()
+
+
+@case
+def no_way_left_is_an_error_that_names_the_rank() -> str:
+    with mended(), Pair(_until_error, RAILS, fallback=False, timeout=5) as pair:
+        for rank in range(2):
+            assert [pair.heard(rank) for _ in range(2)] == ["half", "waits"]
+        for rail in range(RAILS):
+            link(rail, 0, "down")
+        found = results(pair)
+    for rank, (_, error) in enumerate(found):
+        assert error.startswith(f"rank {1 - rank} is lost, no way to it for 5 s: "), error
+    return str(found)
+
+
+@case
+def a_killed_process_is_named() -> str:
+    with Pair(_until_error, PATHS) as pair:
+        for rank in range(2):
+            assert [pair.heard(rank) for _ in range(2)] == ["half", "waits"]
+        pair.kill(1)
+        seconds, error = pair.heard(0)
+    assert "its connection closed" in error, error
+    assert seconds < 20, seconds
+    return f"{seconds:.1f} s: {error}"
