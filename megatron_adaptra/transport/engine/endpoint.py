@@ -269,7 +269,7 @@ class Endpoint:
             path, rail = answer_verbs(self.engine, peer.rank, connection, _DIAL, self._rails, order)
             self._add(peer, path, order, rail)
         except (OSError, Refused, RuntimeError) as error:  # the dialer tries again
-            self.records.append((time.monotonic(), peer.rank, f"no rail: {error}"))
+            self.records.note("refused", peer.rank, f"no rail: {error}", "here")
 
     def _add(self, peer: _Peer, path: int, order: int, line: int = _NETWORK) -> None:
         with self._changed:

@@ -18,8 +18,8 @@ class Event:
     """`at`: monotonic seconds. `rank`: the peer; None for somebody who has not proved to be one.
 
     `what`: "lost", a path has failed; "back", there is one again; "gone", all that is under way
-    with the peer fails; "stranger", somebody was turned away, the first one. `side`: of what has
-    failed, "here" or "there".
+    with the peer fails; "refused", a path that the peer wanted; "stranger", somebody was turned
+    away, the first one. `side`: of what has failed, "here" or "there".
     """
 
     at: float
