@@ -89,7 +89,7 @@ def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
 def _streams(seat: Seat, paths: int, count: int, size: int) -> tuple[list[int], list[str]]:
     seat.until_paths(paths)
     wrong = seat.stream(count, size)
-    return wrong, [what for _, _, what in seat.endpoint.records]
+    return wrong, [event.why for event in seat.endpoint.records.last]
 
 
 def _through(
