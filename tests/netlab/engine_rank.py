@@ -70,7 +70,9 @@ def main(job: dict[str, Any]) -> None:
     me = int(os.environ["RANK"])
     peer, count = 1 - me, job["count"]
     board = FolderBoard(Path(job["folder"]))
-    endpoint = Endpoint(me, os.environ["HOST_IP"], f"host {me}", board, job["timeouts"][me])
+    here, timeout = os.environ["HOST_IP"], job["timeouts"][me]
+    log = Path(job["folder"]) / "connections.jsonl"
+    endpoint = Endpoint(me, here, f"host {me}", board, timeout, log)
     endpoint.connect([peer], 60)
     engine = endpoint.engine
     got = [bytearray(SIZE) for _ in range(count)]

@@ -50,6 +50,8 @@ class Exchange:
             command = [sys.executable, str(RANK), job]
             self.status = lab.run(command, os.environ, self._hear, LIMIT)
             self.lost = lab.traffic.lost
+        log = folder / "connections.jsonl"
+        self.written = list(map(json.loads, log.read_text().splitlines())) if log.exists() else []
 
     def _hear(self, host: int, line: bytes) -> None:
         print(host, line.decode()[:1000])
@@ -103,6 +105,8 @@ def test_a_path_that_is_lost_comes_back(
         if (what, rank) != ("stop", FAULTY):  # which may hear of a new path before all old ones
             assert records[CONNECTIONS:] == [("back", "there")]
         assert exchange.results[rank]["again"] > 0
+        written = [(row["what"], row["side"]) for row in exchange.written if row["of"] == rank]
+        assert written == records
         said = [line for line in exchange.log if f"a connection to rank {1 - rank} is lost" in line]
         assert len(said) == 1
 

@@ -239,8 +239,10 @@ def _connect(
 def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
     me = dist.get_rank()
     board = StoreBoard(f"adaptra/{group.serial}/engine")
-    machine = group.hosts[me]
-    return EngineWire(Endpoint(me, local_address(), machine, board, context.config.timeout), me)
+    machine, decisions = group.hosts[me], _log_file(context.config)
+    log = decisions and decisions.with_suffix(f".connections{decisions.suffix}")
+    endpoint = Endpoint(me, local_address(), machine, board, context.config.timeout, log)
+    return EngineWire(endpoint, me)
 
 
 def _open_pipelines(

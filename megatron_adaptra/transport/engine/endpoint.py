@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
@@ -35,7 +36,7 @@ from megatron_adaptra.transport.engine.dial import (
     dial_tcp,
     dial_verbs,
 )
-from megatron_adaptra.transport.engine.events import Event, Events
+from megatron_adaptra.transport.engine.events import Events
 from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kind, Refused
 from megatron_adaptra.transport.engine.listener import Listener
 from megatron_adaptra.transport.engine.native import new_engine
@@ -92,9 +93,9 @@ class Endpoint:
     """This process's end. `me`: its rank; `host`: the address to listen at, which others reach.
 
     `machine`: the same text on all ranks that can share memory. `board`: the same for all ranks.
-    `timeout`: seconds until a peer that has no path is lost. `tell`: gets every event, and must not
-    wait. `fallback`: messages may go over the network where there are rails, too. `engine`: the C++
-    one. `records`: what has befallen paths, and strangers.
+    `timeout`: seconds until a peer that has no path is lost. `log`: where events are written down.
+    `fallback`: messages may go over the network where there are rails, too. `engine`: the C++ one.
+    `records`: what has befallen paths, and strangers.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Endpoint:
         machine: str,
         board: Board,
         timeout: float,
-        tell: Callable[[Event], None] = lambda _: None,
+        log: Path | None = None,
         fallback: bool = True,
     ) -> None:
         self._board, self._timeout, self._fallback = board, timeout, fallback
@@ -112,7 +113,7 @@ class Endpoint:
         self.engine = new_engine(WINDOW, PIECE)
         self._me = Identity(me, self._secret(), WINDOW, PIECE)
         self._rails = rails()
-        self.records = Events(tell)
+        self.records = Events(me, log)
         self._peers: dict[int, _Peer] = {}
         self._changed = threading.Condition()
         self._dialling: set[threading.Thread] = set()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from megatron_adaptra.log import log_line
+from megatron_adaptra.log import LogFile, log_line
 
 _MOST = 1000  # events that are kept
 
@@ -30,10 +31,14 @@ class Event:
 
 
 class Events:
-    """`last`: the newest. `tell`: gets each, on the thread that sees it. `strangers`: how many."""
+    """Of rank `me`. `log`: they are appended there as JSON lines; None for nowhere.
 
-    def __init__(self, tell: Callable[[Event], None]) -> None:
-        self._tell = tell
+    `last`: the newest. `strangers`: how many were turned away.
+    """
+
+    def __init__(self, me: int, log: Path | None = None) -> None:
+        self._me, self._log = me, log
+        self._file: LogFile | None = None  # made when there is something to write
         self._lock = threading.Lock()
         self._logged: set[int] = set()
         self.last: deque[Event] = deque(maxlen=_MOST)
@@ -47,9 +52,12 @@ class Events:
                 self._logged.add(rank)
             event = Event(time.monotonic(), rank, what, side, why)
             self.last.append(event)
+            if self._log is not None:
+                self._file = self._file or LogFile(self._log, "connections")
+                known = {"time": time.time(), "of": self._me, **asdict(event)}
+                self._file.write(json.dumps(known))
         if first:
             log_line(f"a connection to rank {rank} is lost, and is dialled again: {why}")
-        self._tell(event)
 
     def stranger(self, why: str) -> None:
         """Somebody was turned away, and `why`: the first is noted and logged, all are counted."""
@@ -59,6 +67,8 @@ class Events:
             self.note("stranger", None, why)
 
     def close(self) -> None:
-        """Log how many strangers there were, if the line of the first one does not say it."""
+        """Log how many strangers there were, and end the file."""
         if self.strangers > 1:
             log_line(f"{self.strangers} callers who did not prove to be of this job came in all")
+        if self._file is not None:
+            self._file.close()
