@@ -23,7 +23,7 @@ from transport.ranks import until
 
 from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.dial import Address, ask_tcp
-from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
+from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, PIECE, WINDOW, Endpoint
 from megatron_adaptra.transport.engine.handshake import (
     ANSWER,
     HELLO,
@@ -104,7 +104,7 @@ class Pair:
             self.ends[rank].connect([1 - rank])
         until(lambda: self.ends[0].engine.counts(1).paths == CONNECTIONS, "all are there")
         secret = bytes.fromhex((folder / "secret").read_text())
-        self.one = Identity(1, secret, 64 << 20, 1 << 20)
+        self.one = Identity(1, secret, WINDOW, PIECE)
         listener = self.ends[0].listener
         self.doors = {"tcp": f"127.0.0.1:{listener.port}", "unix": f"@{listener.name}"}
         self._memory = [[(ctypes.c_char * SIZE)() for _ in range(2 * TAGS)] for _ in range(2)]
