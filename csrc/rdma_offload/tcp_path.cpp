@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 
 namespace adaptra {
 
@@ -16,6 +17,8 @@ constexpr uint64_t kQueue = 4 << 20;        // bytes that may wait here: the res
 constexpr size_t kAtOnce = 32;              // frames for one call of the kernel
 constexpr uint64_t kTurn = 4 << 20;         // bytes read before others have their turn
 constexpr int kInside = 512 << 10;          // bytes that a connection inside a machine holds
+constexpr int kFar = 4 << 20;               // and what one over a long link may have under way
+constexpr int kUnsent = 512 << 10;          // beside what it may not send yet
 
 // Whether both ends have one address: then the kernel passes on what is sent, at once.
 bool inside(int fd) {
@@ -30,16 +33,34 @@ bool inside(int fd) {
   return a.sin_family == AF_INET && b.sin_family == AF_INET &&
          a.sin_addr.s_addr == b.sin_addr.s_addr;
 }
+
+void set(int fd, int level, int option, int value) {
+  setsockopt(fd, level, option, &value, sizeof value);
+}
+
+// Nothing to pace, and what waits should stay in the cache.
+void prepare_inside(int fd) {
+  setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+  set(fd, SOL_SOCKET, SO_SNDBUF, kInside);
+}
+
+// What a long link holds is sent in one go, and spread over all connections: none takes more than
+// it can send while others could.
+void prepare_far(int fd) {
+  int most = 0;
+  std::ifstream("/proc/sys/net/core/wmem_max") >> most;
+  if (most >= kFar) set(fd, SOL_SOCKET, SO_SNDBUF, kFar);  // else the kernel's own choice is larger
+  set(fd, SOL_SOCKET, SO_RCVLOWAT, 2 * kFar);  // makes room for so much, which then stays
+  set(fd, SOL_SOCKET, SO_RCVLOWAT, 1);
+  set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsent);
+}
+
 }  // namespace
 
 TcpPath::TcpPath(int fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink)
     : Path(order, piece), fd_(fd), loop_(loop), sink_(std::move(sink)), decoder_(piece) {
-  const int on = 1;
-  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  if (inside(fd_)) {  // nothing to pace, and what waits should stay in the cache
-    setsockopt(fd_, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
-    setsockopt(fd_, SOL_SOCKET, SO_SNDBUF, &kInside, sizeof kInside);
-  }
+  set(fd_, IPPROTO_TCP, TCP_NODELAY, 1);
+  inside(fd_) ? prepare_inside(fd_) : prepare_far(fd_);
 }
 
 TcpPath::~TcpPath() { ::close(fd_); }
