@@ -6,11 +6,8 @@ import contextlib
 import importlib.util
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,12 +21,11 @@ from megatron_adaptra.files import MARKER, results_folder
 from megatron_adaptra.log import GOES_ON
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.user import give
-from megatron_adaptra.processes import started
+from megatron_adaptra.torchrun import run_ranks
 
 _WORKER = "megatron_adaptra.demo.worker"
 _OURS = "adaptra: "  # a line of a rank that begins so is ours; a rank that fails says why
-_GRACE = 25.0  # seconds that torchrun gets to end its ranks
-_LONGEST_LINE, _MESSAGES = 2**16, 100  # bytes of a line, and lines of ours, that are kept
+_MESSAGES = 100  # lines of ours that are kept
 _LINES_AHEAD = 1000  # of the ranks that a slow reader has not got yet
 _HOST = {"torch": "torch", "megatron.core": "megatron-core"}  # module: package
 RESULTS = (
@@ -131,29 +127,7 @@ def _progress(line: str) -> dict[str, Any] | None:
 
 
 def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], on_line: OnLine) -> int:
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(options.world), "--module", _WORKER, options.dump(),
-    ]  # fmt: skip
-    terminated = threading.Event()
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started(command, _GRACE, env=environment, **streams) as process:
-
-        def on_signal(*_: Any) -> None:
-            terminated.set()
-            process.terminate()
-
-        before = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            while process.stdout and (line := process.stdout.readline(_LONGEST_LINE)):
-                on_line(line.decode(errors="replace"))
-            status = process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-    if terminated.is_set():
-        raise AdaptraError("interrupted; all ranks have ended")
-    return status
+    return run_ranks(options.world, [_WORKER, options.dump()], environment, on_line)
 
 
 def _in_lab(options: DemoOptions, environment: Mapping[str, str], on_line: OnLine) -> int:
