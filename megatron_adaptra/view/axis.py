@@ -33,3 +33,11 @@ def number(value: float) -> str:
     digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def size(nbytes: int) -> str:
+    """`nbytes` as people write them: 4 KiB, 1.5 MiB."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes >= 1 << power:
+            return f"{number(nbytes / (1 << power))} {unit}"
+    return f"{nbytes} B"

@@ -1,0 +1,1 @@
+"""How fast messages are, and what a slow one costs: `adaptra bench`."""

@@ -1,0 +1,98 @@
+"""A sum of a few numbers over all ranks: torch's all-reduce over gloo against our all-gathers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra.bench.lanes import TIMEOUT, open_endpoint
+from megatron_adaptra.bench.options import Options
+from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
+from megatron_adaptra.transport.engine.wire import EngineWire
+from megatron_adaptra.transport.wire import GlooWire, Wire
+
+_CALLS = 20  # in a row
+_Sum = Callable[[torch.Tensor], torch.Tensor]
+
+
+def rows(options: Options, rank: int) -> list[dict[str, Any]]:
+    """A row for each size and way. Over a link a call is timed by itself."""
+    machine = f"of {rank}" if options.link else "here"
+    wires: list[Wire] = [GlooWire(), EngineWire(open_endpoint("collective", rank, machine), rank)]
+    everybody = range(options.ranks)
+    gathers = {
+        wire.name: FlatAllGather(
+            wire.group("bench", everybody),
+            [f"rank {member}" for member in everybody],
+            max(options.sizes),
+            TIMEOUT,
+        )
+        for wire in wires
+    }
+    ways: dict[tuple[str, str], _Sum] = {("all_reduce", "gloo"): _all_reduce}
+    ways |= {("all_gather", name): _gathered(gather) for name, gather in gathers.items()}
+    try:
+        found = []
+        for nbytes in options.sizes:
+            costs = _costs(ways, nbytes // 4, options)
+            for (collective, transport), cost in costs.items():
+                found.append(
+                    {
+                        "collective": collective,
+                        "transport": transport,
+                        "ranks": options.ranks,
+                        "bytes": nbytes,
+                        "us_per_call": 1e6 * cost,
+                        "ratio_to_gloo": costs["all_reduce", "gloo"] / cost,
+                    }
+                )
+        dist.barrier()  # nobody hangs up before all have what they wait for
+        return found
+    finally:
+        for gather in gathers.values():
+            gather.close()
+        for wire in wires:
+            wire.close()
+
+
+def _costs(
+    ways: dict[tuple[str, str], _Sum], count: int, options: Options
+) -> dict[tuple[str, str], float]:
+    """Median seconds of a sum of `count` numbers, as the last rank to end sees it."""
+    calls = 1 if options.link else _CALLS
+    mine = torch.arange(count, dtype=torch.float32) + dist.get_rank()
+    right = options.ranks * torch.arange(count) + sum(range(options.ranks))
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for number in range(options.rounds + 1):
+        turns = list(ways)
+        first = number % len(turns)
+        for way in turns[first:] + turns[:first]:
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                total = ways[way](mine)
+            spent = torch.tensor([(time.perf_counter() - begin) / calls], dtype=torch.float64)
+            assert torch.equal(total, right.float()), way
+            dist.all_reduce(spent, dist.ReduceOp.MAX)
+            if number:  # the first one opens gloo's connections
+                seconds.setdefault(way, []).append(float(spent))
+    return {way: median(each) for way, each in seconds.items()}
+
+
+def _all_reduce(mine: torch.Tensor) -> torch.Tensor:
+    total = mine.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def _gathered(gather: AllGather) -> _Sum:
+    def total(mine: torch.Tensor) -> torch.Tensor:
+        parts = gather.run(mine.view(torch.uint8))
+        return torch.stack([part.view(torch.float32) for part in parts]).sum(0)
+
+    return total

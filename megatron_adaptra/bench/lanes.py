@@ -1,0 +1,105 @@
+"""The ways a message can take between the two ranks of a measurement."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra.runtime.store import KeyValueStore
+from megatron_adaptra.transport.engine.address import local_address
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.transport import End, EngineTransport
+
+TIMEOUT = 120.0  # seconds for a message
+
+
+class Pending(Protocol):
+    """A send or a receive under way."""
+
+    def wait(self, timeout: float) -> object:
+        """Until it is over; raises after so many seconds."""
+        ...
+
+
+class Lane(Protocol):
+    """One way to the other rank."""
+
+    name: str
+
+    def memory(self, nbytes: int) -> torch.Tensor:
+        """To send from. It may be written to again when the send is over."""
+        ...
+
+    def send(self, tensor: torch.Tensor, tag: int) -> Pending:
+        """Start to send."""
+        ...
+
+    def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
+        """Start to receive."""
+        ...
+
+
+class GlooLane:
+    """torch.distributed's own isend and irecv."""
+
+    name = "gloo"
+
+    def __init__(self, peer: int) -> None:
+        self._peer = peer
+
+    def memory(self, nbytes: int) -> torch.Tensor:
+        """As for Lane."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def send(self, tensor: torch.Tensor, tag: int) -> Pending:
+        """As for Lane."""
+        return _GlooPending(dist.isend(tensor, self._peer, tag=tag))
+
+    def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
+        """As for Lane."""
+        return _GlooPending(dist.irecv(tensor, self._peer, tag=tag))
+
+
+class _GlooPending:
+    def __init__(self, work: dist.Work | None) -> None:
+        assert work is not None  # as for a rank outside the group
+        self._work = work
+
+    def wait(self, timeout: float) -> object:
+        return self._work.wait(timedelta(seconds=timeout))
+
+
+class EngineLane:
+    """The engine over one kind of path, `name`: shm or tcp. It has an endpoint of its own."""
+
+    def __init__(self, name: str, rank: int, peer: int) -> None:
+        self.name, self._peer = name, peer
+        self._endpoint = open_endpoint(name, rank, "here" if name == "shm" else f"of {rank}")
+        self._endpoint.connect([peer])
+        self._transport = EngineTransport(self._endpoint, name, {peer: End(peer, f"rank {peer}")})
+
+    def memory(self, nbytes: int) -> torch.Tensor:
+        """As for Lane: registered, so that nothing is copied that gloo does not copy either."""
+        return self._transport.registered(nbytes)
+
+    def send(self, tensor: torch.Tensor, tag: int) -> Pending:
+        """As for Lane."""
+        return self._transport.isend(tensor, self._peer, tag)
+
+    def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
+        """As for Lane."""
+        return self._transport.irecv(tensor, self._peer, tag)
+
+    def close(self) -> None:
+        """End its connections."""
+        self._transport.close()
+        self._endpoint.close()
+
+
+def open_endpoint(name: str, rank: int, machine: str) -> Endpoint:
+    """One among those of this `name`; memory is shared between ranks of the same `machine`."""
+    board = KeyValueStore(f"adaptra/bench/{name}/")
+    return Endpoint(rank, local_address(), machine, board, TIMEOUT)

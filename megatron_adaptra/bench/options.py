@@ -1,0 +1,78 @@
+"""What a measurement is asked to do, checked before anything starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.transport.rules import LinkRule
+from megatron_adaptra.transport.scenario import load_rules
+
+KiB, MiB = 1 << 10, 1 << 20
+LARGEST = 1 << 30  # bytes of a message
+MOST_RANKS, MOST_ROUNDS, MOST_SIZES = 16, 1000, 64
+P2P, COLLECTIVE, HOL = "p2p", "collective", "hol"
+RESULT = "@adaptra "  # before the rows, as rank 0 prints them
+SIZES = {
+    P2P: tuple(4 * KiB << 2 * n for n in range(9)),  # to 256 MiB
+    COLLECTIVE: (4, 256, 4 * KiB, 64 * KiB),
+    HOL: (64 * KiB, MiB, 16 * MiB),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """`what`: P2P, COLLECTIVE or HOL. `sizes`: bytes. `ranks`: processes, two but for collectives.
+
+    `rounds`: whose median is reported. `link`: of a laboratory, between any two ranks, as the part
+    of a rule behind the colon (40ms,bandwidth=100MB/s); empty: this machine as it is.
+    """
+
+    what: str
+    sizes: tuple[int, ...]
+    ranks: int = 2
+    rounds: int = 9
+    link: str = ""
+
+    def __post_init__(self) -> None:
+        least = 4 if self.what == COLLECTIVE else 8
+        for size in self.sizes:
+            if not least <= size <= LARGEST or (self.what == COLLECTIVE and size % 4):
+                of = " that are a multiple of 4" if self.what == COLLECTIVE else ""
+                raise BadInput("--sizes", size, f"{least} to {LARGEST} bytes{of}")
+        if not 1 <= len(self.sizes) <= MOST_SIZES:
+            raise BadInput("--sizes", len(self.sizes), f"1 to {MOST_SIZES} sizes")
+        if not 1 <= self.rounds <= MOST_ROUNDS:
+            raise BadInput("--rounds", self.rounds, f"1 to {MOST_ROUNDS}")
+        if not 2 <= self.ranks <= MOST_RANKS:
+            raise BadInput("--ranks", self.ranks, f"2 to {MOST_RANKS}")
+        _ = self.rules
+
+    @property
+    def rules(self) -> list[LinkRule]:
+        """The laboratory's links; none without one."""
+        if not self.link:
+            return []
+        pairs = [(a, b) for a in range(self.ranks) for b in range(a + 1, self.ranks)]
+        texts = [f"{a}-{b}:{self.link}" for a, b in pairs]
+        return load_rules(texts, self.ranks, network=True, flag="--link")
+
+    @property
+    def least_seconds(self) -> dict[int, float]:
+        """What the link itself takes for a message of each size; nothing without a link."""
+        return {
+            nbytes: rule.delay + nbytes / rule.bandwidth
+            for rule in self.rules[:1]
+            for nbytes in self.sizes
+        }
+
+    def dump(self) -> str:
+        """As the text that `load` reads, for a rank's command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def load(cls, text: str) -> Options:
+        """From the `text` that `dump` gave."""
+        data = json.loads(text)
+        return cls(**{**data, "sizes": tuple(data["sizes"])})

@@ -1,0 +1,154 @@
+"""Messages between two ranks: each transport against gloo and against a plain copy of memory.
+
+A burst of messages goes one way, or both ways at once, with at most UNDER_WAY of them under way; it
+takes from its first send until its last message is there. Over a slow link a burst is one message.
+The transports take turns, so that all of them see the same machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra.bench.lanes import TIMEOUT, EngineLane, GlooLane, Lane, Pending
+from megatron_adaptra.bench.options import Options
+from megatron_adaptra.errors import AdaptraError
+
+ONE_WAY, BOTH_WAYS = "one way", "both ways"
+UNDER_WAY = 4  # messages at most
+_MEMORY = 512 << 20  # bytes of them
+_BURST, _FEWEST, _MOST = 64 << 20, 2, 100  # bytes of a burst, about, and messages
+_PAUSE = 1e-3  # seconds until all ranks start, beside what a word takes to all of them
+_WARM = 3  # bursts before those that count: connections have to find their speed
+
+
+def rows(options: Options, rank: int) -> list[dict[str, Any]]:
+    """What rank 0 or 1 measures: a row for each size, direction and transport."""
+    peer = 1 - rank
+    kinds = ["tcp"] if options.link else ["shm", "tcp"]  # hosts of a laboratory share no memory
+    engines = [EngineLane(kind, rank, peer) for kind in kinds]
+    lanes: list[Lane] = [GlooLane(peer), *engines]
+    try:
+        found = []
+        for nbytes in options.sizes:
+            for direction in (ONE_WAY, BOTH_WAYS):
+                burst = _Burst(options, nbytes, rank, direction == BOTH_WAYS)
+                costs = _costs(burst, lanes, options.rounds)
+                found += [_row(name, nbytes, direction, costs) for name in costs]
+        dist.barrier()  # the other side has all of its messages
+        return found
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def _row(name: str, nbytes: int, direction: str, costs: dict[str, float]) -> dict[str, Any]:
+    return {
+        "transport": name,
+        "bytes": nbytes,
+        "direction": direction,
+        "mb_per_s": nbytes / costs[name] / 1e6,
+        "us_per_message": 1e6 * costs[name],
+        "ratio_to_gloo": costs["gloo"] / costs[name],
+        "ratio_to_copy": costs["copy"] / costs[name],
+    }
+
+
+def _costs(burst: _Burst, lanes: Sequence[Lane], rounds: int) -> dict[str, float]:
+    """Median seconds of a message, by transport; of both ways, of a message there and one back."""
+    seconds: dict[str, list[float]] = {}
+    for lane in lanes:
+        burst.prepare(lane)
+    for number in range(rounds):
+        turns: list[Lane | None] = [*lanes, None]  # None: copies
+        first = number % len(turns)
+        for turn in turns[first:] + turns[:first]:
+            spent = burst.copies() if turn is None else burst.run(turn)
+            seconds.setdefault("copy" if turn is None else turn.name, []).append(spent)
+    return {name: median(each) / burst.count for name, each in seconds.items()}
+
+
+class _Burst:
+    """`count` messages of `nbytes` from rank 0 to 1 or, if `both`, each way."""
+
+    def __init__(self, options: Options, nbytes: int, rank: int, both: bool) -> None:
+        self.count = 1 if options.link else max(_FEWEST, min(_MOST, _BURST // nbytes))
+        self._pause = _PAUSE + 4 * max((rule.delay for rule in options.rules), default=0.0)
+        self._nbytes, self._rank = nbytes, rank
+        self._sends, self._receives = both or rank == 0, both or rank == 1
+        self._width = max(1, min(UNDER_WAY, self.count, _MEMORY // nbytes))
+        self._sources: dict[str, list[torch.Tensor]] = {}
+        self._target = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(self._width)]
+        self._posted: deque[Pending] = deque()
+
+    def prepare(self, lane: Lane) -> None:
+        """Warm the lane up, and see that it carries what it is given; AdaptraError if not."""
+        self._sources[lane.name] = [lane.memory(self._nbytes) for _ in range(self._width)]
+        for number, source in enumerate(self._sources[lane.name]):
+            source.copy_(self._content(number, self._rank))
+        for _ in range(_WARM):
+            self.run(lane)
+        for number, target in enumerate(self._target) if self._receives else ():
+            # The last burst has filled it with its last message but so many.
+            if not torch.equal(target, self._content(number, 1 - self._rank)):
+                raise AdaptraError(f"{lane.name}: a message of {self._nbytes} bytes came wrong")
+            target.zero_()
+
+    def run(self, lane: Lane) -> float:
+        """Seconds from the first send until the last message is there; all ranks know the same."""
+        if self._receives:  # gloo moves nothing before that
+            for number in range(self._width):
+                self._post(lane, number)
+        begin = self._meet()
+        sent: deque[Pending] = deque()
+        for number in range(self.count + self._width - 1):
+            if self._sends and number < self.count:
+                if len(sent) == self._width:
+                    sent.popleft().wait(TIMEOUT)
+                source = self._sources[lane.name][number % self._width]
+                sent.append(lane.send(source, number))
+            if self._receives and number >= self._width - 1:
+                self._posted.popleft().wait(TIMEOUT)
+                if number + 1 < self.count:
+                    self._post(lane, number + 1)
+        end = time.monotonic() if self._receives else -math.inf
+        while sent:
+            sent.popleft().wait(TIMEOUT)
+        return _latest(end) - begin
+
+    def copies(self) -> float:
+        """Seconds for as many copies of memory, on each rank that would receive."""
+        begin = self._meet()
+        for number in range(self.count if self._receives else 0):
+            source, target = self._sources["gloo"][0], self._target[number % self._width]
+            ctypes.memmove(target.data_ptr(), source.data_ptr(), self._nbytes)
+        return _latest(time.monotonic() if self._receives else -math.inf) - begin
+
+    def _meet(self) -> float:
+        """The moment at which all ranks start, or this one, if it is late: they read one clock."""
+        begin = _latest(time.monotonic() + self._pause)
+        time.sleep(max(0.0, begin - time.monotonic()))
+        return begin
+
+    def _post(self, lane: Lane, number: int) -> None:
+        self._posted.append(lane.receive(self._target[number % self._width], number))
+
+    def _content(self, number: int, rank: int) -> torch.Tensor:
+        """Of the messages number, number + width and so on of a rank."""
+        seed = torch.Generator().manual_seed(2 * number + rank)
+        return torch.randint(0, 256, (self._nbytes,), dtype=torch.uint8, generator=seed)
+
+
+def _latest(moment: float) -> float:
+    """Of all ranks."""
+    latest = torch.tensor([moment], dtype=torch.float64)
+    dist.all_reduce(latest, dist.ReduceOp.MAX)
+    return float(latest)

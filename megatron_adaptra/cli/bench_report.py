@@ -1,0 +1,151 @@
+"""What a measurement has shown: a table, a page, a PNG."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_adaptra.bench.options import COLLECTIVE, P2P
+from megatron_adaptra.cli.output import Table
+from megatron_adaptra.view.axis import number, size
+from megatron_adaptra.view.charts import Curve, XYChart
+from megatron_adaptra.view.html.legend import curves_legend
+from megatron_adaptra.view.html.page import header, page, section, table
+from megatron_adaptra.view.markup import element
+from megatron_adaptra.view.png.charts import charts_png
+from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
+from megatron_adaptra.view.theme import ADAPTRA, BOUND, OTHER, STOCK
+
+Row = Mapping[str, Any]
+_COLOURS = (ADAPTRA, *OTHER)
+_STOCK = ("gloo", "all_reduce gloo", "gloo in the queue")
+_WORDS = {"in": "in the queue", "off": "off the queue"}
+_HEADLINE = {
+    P2P: "Messages between two ranks",
+    COLLECTIVE: "Sums of a few numbers over all ranks",
+}
+_SLOW = "Compute beside messages over a slow link"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`kind`: p2p, collective or hol. `link`: of the laboratory, or empty.
+
+    `least`: seconds that the link takes for a message, by its bytes; empty without a link.
+    """
+
+    kind: str
+    link: str
+    rows: Sequence[Row]
+    least: Mapping[int, float]
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        data: dict[str, Any] = {"kind": self.kind, "link": self.link or None}
+        if self.least:
+            data["least_us"] = {str(n): 1e6 * seconds for n, seconds in self.least.items()}
+        return {**data, "rows": list(self.rows)}
+
+
+def table_of(finding: Finding) -> Table:
+    """All rows, and over a link how many times its least time a message took."""
+    columns = [name.replace("_", " ") for name in finding.rows[0]]
+    cells = [[_cell(name, value) for name, value in row.items()] for row in finding.rows]
+    if finding.kind == P2P and finding.least:
+        columns.append("times the link's least")
+        for row, line in zip(finding.rows, cells, strict=True):
+            times = row["us_per_message"] / (1e6 * finding.least[row["bytes"]])
+            line.append("" if row["transport"] == "copy" else f"{times:.2f}")
+    title = f"over a link of {finding.link}" if finding.link else ""
+    return Table(title, columns, cells)
+
+
+def _cell(name: str, value: object) -> str:
+    if name == "bytes":
+        return size(int(str(value)))
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def html(finding: Finding) -> str:
+    """The page."""
+    cells = table_of(finding)
+    charts = [
+        section(
+            chart.title,
+            curves_legend(chart.curves),
+            element("div", xy_chart_svg(chart), class_="scroll"),
+        )
+        for chart in _charts(finding)
+    ]
+    headline = _headline(finding)
+    return page(
+        headline,
+        header("adaptra bench", headline, [cells.title]),
+        element("div", *charts, class_="pair"),
+        section("All figures", table(cells.columns, cells.rows)),
+    )
+
+
+def png(path: str | os.PathLike[str], finding: Finding) -> None:
+    """The same charts at `path`; ImportError where matplotlib is not installed."""
+    charts_png(path, _headline(finding), [table_of(finding).title], _charts(finding))
+
+
+def _headline(finding: Finding) -> str:
+    return _HEADLINE.get(finding.kind, _SLOW)
+
+
+def _charts(finding: Finding) -> list[XYChart]:
+    """One for each direction or number of ranks, or one alone; sizes are powers of two apart."""
+    rows, least = finding.rows, finding.least
+    if finding.kind == P2P:
+        key, label, scale = "mb_per_s", "MB/s each way", 1.0
+        if least:
+            rows = [row for row in rows if row["transport"] != "copy"]
+            key, label, scale = "us_per_message", "ms of a message", 1e-3
+        line = [(math.log2(n), 1e3 * seconds) for n, seconds in least.items()]
+        bound = [Curve("delay + bytes / bandwidth", BOUND, line, marked=False, dashed=True)]
+        return [
+            _chart(way, part, ("transport",), key, label, scale, bound if least else [])
+            for way, part in _by(rows, "direction")
+        ]
+    if finding.kind == COLLECTIVE:
+        ways = ("collective", "transport")
+        return [
+            _chart(f"{ranks} ranks", part, ways, "us_per_call", "us of a call")
+            for ranks, part in _by(rows, "ranks")
+        ]
+    title, label = "Steps beside messages", "of the steps beside nothing"
+    return [_chart(title, rows, ("transport", "queue"), "ratio_to_alone", label)]
+
+
+def _chart(
+    title: str,
+    rows: Sequence[Row],
+    names: Sequence[str],
+    key: str,
+    label: str,
+    scale: float = 1.0,
+    more: Sequence[Curve] = (),
+) -> XYChart:
+    """A curve over the message's size for each combination of the columns `names`."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        name = " ".join(_WORDS.get(row[n], str(row[n])) for n in names)
+        points.setdefault(name, []).append((math.log2(row["bytes"]), scale * row[key]))
+    curves = [
+        Curve(name, STOCK if name in _STOCK else next(colours), line)
+        for colours in [iter(_COLOURS)]
+        for name, line in points.items()
+    ]
+    ticks = {math.log2(row["bytes"]): size(row["bytes"]) for row in rows}
+    return XYChart(title.capitalize(), "size", label, [*curves, *more], ticks)
+
+
+def _by(rows: Sequence[Row], column: str) -> list[tuple[str, list[Row]]]:
+    """The rows with each value of a column."""
+    values = dict.fromkeys(row[column] for row in rows)
+    return [(str(value), [row for row in rows if row[column] == value]) for value in values]
