@@ -198,7 +198,7 @@ void Peer::deliver_if_over(Incoming& in) {
 
 void Peer::deliver(Incoming& in) {
   if (in.receive) {
-    if (in.own) std::memcpy(in.receive->memory, in.own.get(), in.total);
+    if (in.own && in.total > 0) std::memcpy(in.receive->memory, in.own.get(), in.total);
     Stamps& stamps = in.receive->work->stamps;
     stamps.sent = in.sent;
     stamps.completed = in.completed;

@@ -1,0 +1,147 @@
+// Whatever another process writes into a ring, the engine that reads it neither crashes nor grows.
+// fuzz_ring [SEED [FRAMES]]. The ring is laid out here as docs/wire-protocol.md says.
+#include <sys/mman.h>
+
+#include <chrono>
+#include <thread>
+
+#include "frames.h"
+#include "memory.h"
+#include "pair.h"
+
+using namespace adaptra;
+
+namespace {
+
+constexpr uint64_t kSlots = 256, kPiece = 4096, kWindow = 64 << 10, kArena = 1 << 20;
+
+constexpr int kTries = 100;
+
+struct Lane {
+  alignas(64) std::atomic<uint64_t> pushed;
+  alignas(64) std::atomic<uint64_t> popped;
+  alignas(64) std::atomic<uint32_t> reader_sleeps;
+  std::atomic<uint32_t> writer_waits;
+  std::atomic<uint32_t> closed;
+  struct {
+    Header header;
+    uint64_t at;
+  } slots[kSlots];
+};
+
+Limits limits() {
+  Limits limits;
+  limits.window = kWindow;
+  limits.piece = kPiece;
+  limits.arena = kArena;
+  limits.beat = 0.05;
+  return limits;
+}
+
+// A process that has the first lane of a ring, and does what it likes.
+class Stranger {
+ public:
+  Stranger(Engine& engine, int peer, Speaker& speaker, int arena) : speaker_(speaker) {
+    ShmEnds ends[2];
+    connect_shm(arena, engine.arena_fd(), ends);
+    mine_ = ends[0];
+    void* at = mmap(nullptr, 2 * sizeof(Lane), PROT_READ | PROT_WRITE, MAP_SHARED, mine_.ring, 0);
+    CHECK(at != MAP_FAILED);
+    lanes_ = static_cast<Lane*>(at);
+    engine.add_shm(peer, ends[1], false);
+  }
+  ~Stranger() {
+    munmap(lanes_, 2 * sizeof(Lane));
+    for (int fd : {mine_.socket, mine_.ring, mine_.mine, mine_.theirs, mine_.arena}) close(fd);
+  }
+
+  // Frames until there are `most`, or the reader has hung up or lost its place; how many.
+  uint64_t speak(int percent, uint64_t most) {
+    uint64_t count = 0;
+    for (uint64_t pushed = 0; count < most && !over(); ++count) {
+      for (int n = 0; pushed - lanes_[0].popped >= kSlots; ++n) {
+        if (over() || (harmed_ && n == kTries)) return count;
+        wake();
+        std::this_thread::yield();
+      }
+      auto& slot = lanes_[0].slots[pushed % kSlots];
+      slot.header = speaker_.next(percent);
+      slot.at = speaker_.chance(percent) ? speaker_.below(2 * kArena) : speaker_.below(kArena - kPiece);
+      lanes_[0].pushed = ++pushed;
+      if (speaker_.below(2000) < uint64_t(percent)) harm();
+      if (lanes_[0].reader_sleeps.exchange(0) || speaker_.chance(1)) wake();
+      listen();
+    }
+    wake();
+    return count;
+  }
+
+ private:
+  bool over() { return lanes_[1].closed; }
+
+  void wake() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = write(mine_.theirs, &one, sizeof one);
+  }
+
+  void listen() {
+    for (; !harmed_ && heard_ != lanes_[1].pushed; ++heard_) {
+      speaker_.hear(lanes_[1].slots[heard_ % kSlots].header);
+      lanes_[1].popped = heard_ + 1;
+    }
+  }
+
+  // To what is not a slot.
+  void harm() {
+    harmed_ = true;
+    Lane& lane = lanes_[speaker_.below(2)];
+    switch (speaker_.below(5)) {
+      case 0: lane.pushed = speaker_.below(~uint64_t{0}); break;
+      case 1: lane.popped = speaker_.below(~uint64_t{0}); break;
+      case 2: lane.reader_sleeps = speaker_.below(3); break;
+      case 3: lane.writer_waits = speaker_.below(3); break;
+      default: lane.closed = speaker_.below(3);
+    }
+  }
+
+  Speaker& speaker_;
+  ShmEnds mine_;
+  Lane* lanes_;
+  uint64_t heard_ = 0;
+  bool harmed_ = false;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  g_seed = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 1;
+  const uint64_t frames = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 200000;
+  const auto arena = Arena::make(kArena);  // the stranger's
+  const size_t descriptors = open_descriptors();
+  const uint64_t before = allocated();
+  uint64_t count = 0, rings = 0, received = 0;
+  while (count < frames) {
+    Engine engine(limits());
+    engine.add_peer(0, "rank 0");
+    Speaker speaker(g_seed + rings, kPiece, kWindow);
+    uint8_t memory[Speaker::kTags][kPiece];
+    const int percent = std::array{0, 1, 5, 30}[speaker.below(4)];
+    for (int n = 0; n < 20; ++n, ++rings) {
+      for (Tag tag = 0; tag < Speaker::kTags; ++tag) {
+        engine.receive(0, tag, memory[tag], kPiece, false);
+        engine.send(0, tag, memory[tag], speaker.below(kPiece));
+      }
+      speaker.again();
+      Stranger stranger(engine, 0, speaker, arena->fd());
+      count += stranger.speak(percent, 500);
+      CHECK(engine.counts(0).kept <= kWindow);
+    }
+    received += engine.counts(0).received;
+    engine.close("over");
+  }
+  CHECK(open_descriptors() == descriptors);
+  CHECK(allocated() < before + (1 << 20));
+  std::printf("%lu frames in %lu rings from seed %lu: %lu messages came\n", count, rings, g_seed,
+              received);
+  return received > 0 ? 0 : 1;
+}
