@@ -126,6 +126,9 @@ class AdaptraConfig:
         "needs no compiler, or auto, the engine where it was built",
         choices=TRANSPORTS,
     )
+    encrypt: bool = _setting(
+        False, "encrypt messages between hosts with TLS 1.3, which needs our engine and OpenSSL 3"
+    )
     timeout: float = _setting(
         600.0, "seconds without a message after which a rank gives its neighbour up", metavar="S"
     )
@@ -160,9 +163,11 @@ class AdaptraConfig:
             raise BadInput("emulate_link", rules, "a list of rules such as [2-3:40ms@10..]")
         if not isinstance(self.decision_log, str):
             raise BadInput("decision_log", self.decision_log, "the name of a file")
-        for name in ("strict", "recompute"):
+        for name in ("strict", "recompute", "encrypt"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(name, getattr(self, name), "true or false")
+        if self.encrypt and self.transport == "gloo":
+            raise BadInput("encrypt", True, "not with --adaptra-transport gloo, which cannot")
         if self.engine == "native" and (self.policy in SPLITTING or self.recompute):
             name = "policy" if self.policy in SPLITTING else "recompute"
             raise BadInput(name, getattr(self, name), "with --adaptra-engine executor only")

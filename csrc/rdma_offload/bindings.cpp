@@ -1,5 +1,6 @@
 // The engine for Python: memory by address and length; no wait holds the GIL.
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include "engine.h"
 
@@ -67,7 +68,24 @@ PYBIND11_MODULE(_native, m) {
            py::arg("arena") = Limits().arena, py::arg("beat") = Limits().beat,
            py::arg("silence") = Limits().silence)
       .def("add_peer", &Engine::add_peer)
-      .def("add_tcp", &Engine::add_tcp, NoGil())
+      .def("add_tcp",
+           [](Engine& engine, int rank, int fd, int order) {
+             return engine.add_tcp(rank, fd, order);
+           },
+           NoGil())
+      .def("add_tls",
+           [](Engine& engine, int rank, int fd, int order, const std::string& key, bool first,
+              double seconds) {
+             std::unique_ptr<Tls> tls;
+             try {
+               tls = std::make_unique<Tls>(fd, key, first, seconds);
+             } catch (...) {
+               ::close(fd);
+               throw;
+             }
+             return engine.add_tcp(rank, fd, order, std::move(tls));
+           },
+           NoGil())
       .def("add_shm",
            [](Engine& engine, int rank, int socket, int ring, int mine, int theirs, int arena,
               bool first) {
@@ -117,4 +135,5 @@ PYBIND11_MODULE(_native, m) {
     }
     return ports;
   });
+  m.def("no_tls", &Tls::missing);
 }

@@ -34,8 +34,8 @@ void Engine::add_peer(int rank, std::string name) {
   }
 }
 
-int Engine::add_tcp(int rank, int fd, int order) {
-  auto path = std::make_shared<TcpPath>(fd, order, limits_.piece, loop_, peer(rank));
+int Engine::add_tcp(int rank, int fd, int order, std::unique_ptr<Tls> tls) {
+  auto path = std::make_shared<TcpPath>(fd, order, limits_.piece, loop_, peer(rank), std::move(tls));
   const int id = add(rank, path);
   path->start();
   return id;

@@ -16,6 +16,7 @@
 #include "loop.h"
 #include "peer.h"
 #include "shm_path.h"
+#include "tls.h"
 #include "verbs_path.h"
 
 namespace adaptra {
@@ -44,7 +45,7 @@ class Engine {
   void add_peer(int rank, std::string name);
 
   // A path; its number, for events. `order`: see Path.
-  int add_tcp(int rank, int fd, int order);
+  int add_tcp(int rank, int fd, int order, std::unique_ptr<Tls> tls = nullptr);
   int add_shm(int rank, ShmEnds ends, bool first);
 
   // A path over RDMA, in two steps: one that is not connected, and, once it is, its start.

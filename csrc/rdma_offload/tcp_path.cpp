@@ -57,8 +57,14 @@ void prepare_far(int fd) {
 
 }  // namespace
 
-TcpPath::TcpPath(int fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink)
-    : Path(order, piece), fd_(fd), loop_(loop), sink_(std::move(sink)), decoder_(piece) {
+TcpPath::TcpPath(int fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink,
+                 std::unique_ptr<Tls> tls)
+    : Path(order, piece),
+      fd_(fd),
+      tls_(std::move(tls)),
+      loop_(loop),
+      sink_(std::move(sink)),
+      decoder_(piece) {
   set(fd_, IPPROTO_TCP, TCP_NODELAY, 1);
   inside(fd_) ? prepare_inside(fd_) : prepare_far(fd_);
 }
@@ -117,7 +123,8 @@ bool TcpPath::flush() {
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = count;
-    const ssize_t sent = ::sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const ssize_t sent =
+        tls_ ? tls_->send(message) : ::sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return false;
     if (sent < 0) break;
@@ -154,14 +161,22 @@ void TcpPath::ready(uint32_t events) {
   if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) {
     uint64_t turn = 0;
     while (turn < kTurn && read_some(*sink)) turn += Decoder::kBuffer;
+    if (turn >= kTurn && tls_ && tls_->pending()) {
+      loop_.soon([self = weak_from_this()] {
+        if (auto path = self.lock()) path->ready(EPOLLIN);
+      });
+    }
   }
+}
+
+ssize_t TcpPath::recv(void* into, size_t most) {
+  return tls_ ? tls_->recv(into, most) : ::recv(fd_, into, most, MSG_DONTWAIT);
 }
 
 // Read and use what one call gives; false when there is nothing more, or the path has ended.
 bool TcpPath::read_some(Sink& sink) {
-  const ssize_t got = decoder_.read(*this, sink, [this](uint8_t* to, size_t most) {
-    return ::recv(fd_, to, most, MSG_DONTWAIT);
-  });
+  const ssize_t got = decoder_.read(
+      *this, sink, [this](uint8_t* to, size_t most) { return recv(to, most); });
   if (got == 0) return end("the other side has closed the connection"), false;
   if (got < 0) {
     if (errno == EINTR) return true;

@@ -1,5 +1,5 @@
-// A path over a connected socket. What it carries is not encrypted; who is at the other end has been
-// proved before the socket comes here.
+// A path over a connected socket, encrypted or not; who is at the other end has been proved before
+// the socket comes here.
 #pragma once
 
 #include <deque>
@@ -9,13 +9,15 @@
 #include "decoder.h"
 #include "loop.h"
 #include "path.h"
+#include "tls.h"
 
 namespace adaptra {
 
 class TcpPath : public Path, public std::enable_shared_from_this<TcpPath> {
  public:
-  // Takes over `fd`. `piece`: the longest payload, the same on both sides.
-  TcpPath(int fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink);
+  // Takes over `fd`. `piece`: the longest payload, the same on both sides. `tls`: of `fd`, or none.
+  TcpPath(int fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink,
+          std::unique_ptr<Tls> tls = nullptr);
   ~TcpPath() override;
 
   // From now on frames arrive.
@@ -36,10 +38,12 @@ class TcpPath : public Path, public std::enable_shared_from_this<TcpPath> {
 
   void ready(uint32_t events);
   bool read_some(Sink& sink);
+  ssize_t recv(void* into, size_t most);
   bool flush();  // with mutex_ held; false when the socket is broken
   void end(const std::string& why);
 
   const int fd_;
+  const std::unique_ptr<Tls> tls_;
   Loop& loop_;
   std::weak_ptr<Sink> sink_;
 

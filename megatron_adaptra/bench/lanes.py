@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.transport.engine.address import local_address
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
+from megatron_adaptra.transport.engine.wire import StoreBoard
 
 TIMEOUT = 120.0  # seconds for a message
 
@@ -101,5 +101,5 @@ class EngineLane:
 
 def open_endpoint(name: str, rank: int, machine: str) -> Endpoint:
     """One among those of this `name`; memory is shared between ranks of the same `machine`."""
-    board = KeyValueStore(f"adaptra/bench/{name}/")
+    board = StoreBoard(f"adaptra/bench/{name}")
     return Endpoint(rank, local_address(), machine, board, TIMEOUT)

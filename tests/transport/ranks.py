@@ -95,7 +95,7 @@ def run(kind: str, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] 
 class Processes:
     """`ranks` processes that run a body over gloo or the engine; they can be killed one by one.
 
-    `kind`: one of PROCESSES; "shm" and "tcp" are the engine.
+    `kind`: one of PROCESSES; "shm" and "tcp" are the engine, and so is "tls", tcp encrypted.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ def _process(
         endpoint = None
         if kind != "gloo":
             machine = "one" if kind == "shm" else f"of rank {rank}"
-            board = StoreBoard("adaptra/engine")
-            endpoint = Endpoint(rank, "127.0.0.1", machine, board, PATIENCE)
+            board, encrypted = StoreBoard("adaptra/engine"), kind == "tls"
+            endpoint = Endpoint(rank, "127.0.0.1", machine, board, PATIENCE, encrypted=encrypted)
             endpoint.connect([other for other in range(ranks) if other != rank])
 
         def opens(name: str) -> Transport:

@@ -44,7 +44,8 @@ def shake(dialler: Identity, answerer: Identity, kind: Kind = Kind.TCP) -> Answe
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_two_of_a_job_know_each_other(kind: Kind) -> None:
-    answering = shake(B, A, kind)
+    encrypted = kind is Kind.TLS
+    answering = shake(*(replace(one, encrypted=encrypted) for one in (B, A)), kind)
     assert (answering.peer, answering.kind) == (B.rank, kind)
 
 
@@ -194,7 +195,7 @@ def test_a_crowd_of_strangers_keeps_nobody_out(door: Door) -> None:
     knocking = threading.Thread(target=come)
     knocking.start()
     until(lambda: len(door.strangers) > MOST, "they are dropped")
-    for _ in range(20):
+    for _ in range(6):
         try:
             ask_tcp(B, A.rank, door.address, PATIENCE)
         except (OSError, Refused):  # it was the oldest itself: whoever dials tries again
@@ -203,4 +204,4 @@ def test_a_crowd_of_strangers_keeps_nobody_out(door: Door) -> None:
     knocking.join(PATIENCE)
     for one in crowd:
         one.close()
-    assert len(door.came) >= 10
+    assert len(door.came) >= 3

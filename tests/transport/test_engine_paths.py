@@ -76,7 +76,7 @@ def talks(seat: Seat, seed: int, cuts: str) -> list[int]:
     return [n for n in range(COUNT) if not torch.equal(got[n], content(seed + peer, n))]
 
 
-@pytest.mark.parametrize("kind", ["tcp", "shm"])
+@pytest.mark.parametrize("kind", ["tcp", "tls", "shm"])
 @pytest.mark.parametrize("cuts", ["one", "all"])
 def test_every_message_arrives_once_whatever_breaks(kind: str, cuts: str) -> None:
     seed = random.randrange(2**32)

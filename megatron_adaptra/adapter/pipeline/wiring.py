@@ -210,11 +210,13 @@ def _connect(
 
     Collective: raises NoConnections on all ranks where some cannot connect.
     """
-    missing = native.missing() if context.config.transport != "gloo" else "gloo was asked for"
-    missing = reason_anywhere(missing)
-    if missing and context.config.transport == "engine":
-        raise BadInput("transport", "engine", f"not here: {missing}")
-    if missing and context.config.transport == "auto":
+    asked, encrypt = context.config.transport, context.config.encrypt
+    missing = native.missing() if asked != "gloo" else "gloo was asked for"
+    missing = reason_anywhere(missing or (native.missing_tls() if encrypt else ""))
+    if missing and (encrypt or asked == "engine"):
+        field, value = ("encrypt", "on") if encrypt else ("transport", asked)
+        raise BadInput(f"--adaptra-{field}", value, f"not here: {missing}")
+    if missing and asked == "auto":
         context.say(f"messages go over gloo, for there is no engine: {missing}")
     error: Exception | None = None
     with contextlib.ExitStack() as unless_open:
@@ -241,7 +243,8 @@ def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
     board = StoreBoard(f"adaptra/{group.serial}/engine")
     machine, decisions = group.hosts[me], _log_file(context.config)
     log = decisions and decisions.with_suffix(f".connections{decisions.suffix}")
-    endpoint = Endpoint(me, local_address(), machine, board, context.config.timeout, log)
+    timeout, encrypt = context.config.timeout, context.config.encrypt
+    endpoint = Endpoint(me, local_address(), machine, board, timeout, log, encrypt)
     return EngineWire(endpoint, me)
 
 

@@ -13,10 +13,9 @@ class FolderBoard:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, key: str, text: str) -> bool:
+    def put(self, key: str, text: str) -> None:
         """Set `key` to `text`."""
         self._written(text).replace(self._path(key))
-        return True
 
     def put_first(self, key: str, text: str) -> None:
         """Set `key` to `text` unless it has a value."""

@@ -37,14 +37,17 @@ class Address:
 def dial_tcp(
     engine: Engine, me: Identity, peer: int, at: Address, seconds: float, order: int
 ) -> int:
-    """A path over the network to rank `peer`; its number. Raises OSError or Refused.
+    """A path over the network to rank `peer`; its number.
 
-    `seconds`: that each step may take. `order`: of the path, see ORDER_TCP.
+    `seconds`: that each step may take. `order`: of the path, see ORDER_TCP. Raises OSError,
+    Refused, or RuntimeError for a failed encryption.
     """
     connection = socket.create_connection((at.host, at.port), seconds)
     with connection:
-        _shake(connection, me, peer, Kind.TCP)
+        key = _shake(connection, me, peer, Kind.TLS if me.encrypted else Kind.TCP)
         connection.settimeout(None)
+        if me.encrypted:
+            return engine.add_tls(peer, connection.detach(), order, key, True, seconds)
         return engine.add_tcp(peer, connection.detach(), order)
 
 
@@ -167,11 +170,12 @@ def _agreed(connection: socket.socket) -> None:
         raise Refused(f"the other side says: {why.rstrip(bytes(1)).decode(errors='replace')}")
 
 
-def _shake(connection: socket.socket, me: Identity, peer: int, kind: Kind) -> None:
+def _shake(connection: socket.socket, me: Identity, peer: int, kind: Kind) -> bytes:
     dialing = Dialing(me, peer, kind)
     connection.sendall(dialing.hello)
     connection.sendall(dialing.take(_exactly(connection, ANSWER)))
     dialing.end(_exactly(connection, ANSWER))
+    return dialing.key
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

@@ -9,6 +9,7 @@ if nothing else does. A peer without any path for the timeout is lost.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import socket
@@ -39,12 +40,12 @@ from megatron_adaptra.transport.engine.dial import (
 from megatron_adaptra.transport.engine.events import Events
 from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kind, Refused
 from megatron_adaptra.transport.engine.listener import Listener
-from megatron_adaptra.transport.engine.native import new_engine
+from megatron_adaptra.transport.engine.native import missing_tls, new_engine
 from megatron_adaptra.transport.engine.rails import rails
 
 CONNECTIONS = 4  # to a peer on another machine: one alone does not fill a long link
-# Bytes. A window is what a long and fast link holds, 80 ms both ways at 13 GB/s; memory is taken only
-# for what comes before its receive is posted.
+# Bytes. A window is what a long and fast link holds, 80 ms both ways at 13 GB/s; memory is taken
+# only for what comes before its receive is posted.
 WINDOW, PIECE = 1 << 30, 1 << 20
 PROBATION = 2.0  # seconds that a path which came back is on trial
 _DIAL = 5.0  # seconds for one call
@@ -96,8 +97,9 @@ class Endpoint:
 
     `machine`: the same text on all ranks that can share memory. `board`: the same for all ranks.
     `timeout`: seconds until a peer that has no path is lost. `log`: where events are written down.
-    `fallback`: messages may go over the network where there are rails, too. `engine`: the C++ one.
-    `records`: what has befallen paths, and strangers.
+    `fallback`: messages may go over the network where there are rails, too. `encrypted`: what
+    crosses the network, which then is not over rails, the same for all ranks; AdaptraError where it
+    cannot be. `engine`: the C++ one. `records`: what has befallen paths, and strangers.
     """
 
     def __init__(
@@ -109,12 +111,15 @@ class Endpoint:
         timeout: float,
         log: Path | None = None,
         fallback: bool = True,
+        encrypted: bool = False,
     ) -> None:
+        if encrypted and (why := missing_tls()):
+            raise AdaptraError(f"messages between hosts cannot be encrypted here: {why}")
         self._board, self._timeout, self._fallback = board, timeout, fallback
         self._closed = threading.Event()
         self.engine = new_engine(WINDOW, PIECE)
-        self._me = Identity(me, self._secret(), WINDOW, PIECE)
-        self._rails = rails()
+        self._me = Identity(me, self._secret(), WINDOW, PIECE, encrypted)
+        self._rails = [] if encrypted else rails()
         self.records = Events(me, log)
         self._peers: dict[int, _Peer] = {}
         self._changed = threading.Condition()
@@ -193,7 +198,7 @@ class Endpoint:
         thread = threading.Thread(target=work, args=(peer, *args), name=name, daemon=True)
         with self._changed:
             self._dialling = {t for t in self._dialling if t.is_alive()} | {thread}
-            thread.start()
+        thread.start()
 
     def _dial(self, peer: _Peer, line: int) -> None:
         """Until the peer has all paths of the line, or is gone, or this side closes."""
@@ -260,8 +265,10 @@ class Endpoint:
             connection.close()
         elif answering.kind is Kind.SHM:
             self._add(peer, answer_shm(self.engine, peer.rank, connection, _DIAL), ORDER_SHM)
-        elif answering.kind is Kind.VERBS:
-            self._start(self._answer_verbs, peer, connection)  # it may take seconds
+        elif answering.kind is Kind.VERBS:  # whose own handshakes may take seconds
+            self._start(self._answer_verbs, peer, connection)
+        elif answering.kind is Kind.TLS:
+            self._start(self._encrypt, peer, connection, answering.key)
         else:
             order = self._order(peer, _NETWORK)
             self._add(peer, self.engine.add_tcp(peer.rank, connection.detach(), order), order)
@@ -273,6 +280,13 @@ class Endpoint:
             self._add(peer, path, order, rail)
         except (OSError, Refused, RuntimeError) as error:  # the dialer tries again
             self.records.note("refused", peer.rank, f"no rail: {error}", "here")
+
+    def _encrypt(self, peer: _Peer, connection: socket.socket, key: bytes) -> None:
+        order = self._order(peer, _NETWORK)
+        with contextlib.suppress(RuntimeError):  # then it comes again
+            fd = connection.detach()
+            path = self.engine.add_tls(peer.rank, fd, order, key, False, _DIAL)
+            self._add(peer, path, order)
 
     def _add(self, peer: _Peer, path: int, order: int, line: int = _NETWORK) -> None:
         with self._changed:

@@ -7,7 +7,8 @@
 
 A proof is HMAC-SHA256 with the secret over all that was sent before, both nonces among it: what
 somebody has recorded is worth nothing for another connection. Layouts: docs/wire-protocol.md.
-What follows a handshake is not encrypted. Nothing here does any I/O.
+It also gives both a key that no other connection has, for encryption of what follows, if it is
+asked for. Nothing here does any I/O.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Kind(IntEnum):
     SHM = 2
     ASK = 3  # for nothing: whether the rank is there
     VERBS = 4  # to find each other's RDMA ports
+    TLS = 5  # as TCP, with TLS after the handshake
 
 
 class Refused(Exception):
@@ -42,12 +44,16 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Identity:
-    """This rank of a job. `secret`: the job's. `window`, `piece`: bytes, alike on all ranks."""
+    """This rank of a job. `secret`: the job's. `window`, `piece`: bytes, alike on all ranks.
+
+    `encrypted`: what crosses the network, also alike.
+    """
 
     rank: int
     secret: bytes
     window: int
     piece: int
+    encrypted: bool = False
 
     @property
     def job(self) -> bytes:
@@ -80,6 +86,11 @@ class Dialing:
         """The second `answer`; raises Refused unless this is the peer, and takes the connection."""
         self._check(answer, b"welcome")
 
+    @property
+    def key(self) -> bytes:
+        """Of this connection, at the end: both ends have it, and nobody else."""
+        return self._me.proof(b"key", self._sent)
+
     def _check(self, answer: bytes, end: bytes) -> None:
         refused, why, nonce, proof = _ANSWER.unpack(answer)
         if refused:
@@ -110,6 +121,11 @@ class Answering:
         self.peer = self._caller
         return self._answer(b"welcome", said + _NONE, _NONE)
 
+    @property
+    def key(self) -> bytes:
+        """As for Dialing."""
+        return self._me.proof(b"key", self._sent)
+
     def _first(self, hello: bytes) -> bytes:
         magic, version, kind, caller, wanted, window, piece, job, _ = _HELLO.unpack(hello)
         me = self._me
@@ -127,6 +143,8 @@ class Answering:
             self.kind = Kind(kind)
         except ValueError:
             raise Refused(f"a connection of kind {kind}") from None
+        if self.kind in (Kind.TCP, Kind.TLS) and (self.kind is Kind.TLS) != me.encrypted:
+            raise Refused(f"the network is {'' if me.encrypted else 'not '}encrypted here")
         self._caller, self.needs = caller, PROOF
         nonce = secrets.token_bytes(32)
         return self._answer(b"listener", hello + nonce, nonce)

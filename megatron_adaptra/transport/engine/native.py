@@ -96,6 +96,15 @@ class Engine(Protocol):
         """Take over `fd`, a connected socket; the path's number. `order`: the lowest are used."""
         ...
 
+    def add_tls(
+        self, rank: int, fd: int, order: int, key: bytes, first: bool, seconds: float
+    ) -> int:
+        """The same with TLS: `key`, of 32 bytes, is that of both sides, of which one is `first`.
+
+        Raises RuntimeError if there is no such peer, also after `seconds`.
+        """
+        ...
+
     def add_shm(
         self, rank: int, socket: int, ring: int, mine: int, theirs: int, arena: int, first: bool
     ) -> int:
@@ -174,6 +183,11 @@ def missing() -> str:
     except ImportError as error:
         return f"it was not built ({error}); install a C++ compiler and megatron-adaptra again"
     return ""
+
+
+def missing_tls() -> str:
+    """Why tcp cannot be encrypted here, or an empty string."""
+    return missing() or str(_module().no_tls())
 
 
 def new_engine(window: int, piece: int) -> Engine:

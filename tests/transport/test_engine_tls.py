@@ -1,0 +1,224 @@
+"""What crosses the network between two endpoints, encrypted if that is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from patience import PATIENCE
+from transport.ranks import until
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
+from megatron_adaptra.transport.engine.native import Engine, missing_tls, new_engine
+
+MARK = b"of the weights of a model, that nobody else should see. "
+MESSAGE = MARK * 20_000
+HANDSHAKE = 1000  # bytes, more than it takes
+
+pytestmark = pytest.mark.skipif(bool(missing_tls()), reason=f"no TLS: {missing_tls()}")
+
+Change = Callable[[int, bytes], bytes]
+
+
+class Wiretap(FolderBoard):
+    """Whoever asks for rank 0's address gets ours; `change` sees what crosses, by connection."""
+
+    def __init__(self, folder: Path, change: Change) -> None:
+        super().__init__(folder)
+        self._change = change
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._real = "", 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def get(self, key: str) -> str | None:
+        text = super().get(key)
+        if key != "address/0" or text is None:
+            return text
+        address = json.loads(text)
+        self._real = address["host"], address["port"]
+        return json.dumps({**address, "port": self._server.getsockname()[1]})
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            for number in range(1 << 30):
+                ours, _ = self._server.accept()
+                theirs = socket.create_connection(self._real)
+                for a, b in ((ours, theirs), (theirs, ours)):
+                    threading.Thread(target=self._pass, args=(number, a, b), daemon=True).start()
+
+    def _pass(self, number: int, a: socket.socket, b: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := a.recv(1 << 16):
+                b.sendall(self._change(number, data))
+        for one in (a, b):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+
+@contextlib.contextmanager
+def pair(folder: Path, change: Change, *encrypted: bool) -> Iterator[list[Endpoint]]:
+    board, ends = Wiretap(folder, change), []
+    try:
+        for rank, yes in enumerate(encrypted):
+            end = Endpoint(rank, "127.0.0.1", f"of {rank}", board, PATIENCE, encrypted=yes)
+            ends.append(end)
+        yield ends
+    finally:
+        for end in ends:
+            end.close()
+        board.close()
+
+
+def meet(ends: list[Endpoint]) -> None:
+    for rank in (1, 0):
+        ends[rank].connect([1 - rank])
+    until(lambda: ends[0].engine.counts(1).paths == CONNECTIONS, "all are there")
+
+
+def exchange(ends: list[Endpoint], times: int = 3) -> None:
+    sent = ctypes.create_string_buffer(MESSAGE, len(MESSAGE))
+    got = [ctypes.create_string_buffer(len(MESSAGE)) for _ in range(2 * times)]
+    works = []
+    for number, memory in enumerate(got):
+        me, peer = ends[number % 2].engine, ends[1 - number % 2].engine
+        works.append(me.receive(1 - number % 2, 5, ctypes.addressof(memory), len(MESSAGE)))
+        works.append(peer.send(number % 2, 5, ctypes.addressof(sent), len(MESSAGE)))
+    for work in works:
+        assert work.wait(PATIENCE)
+        assert not work.error(), work.error()
+    assert all(memory.raw == MESSAGE for memory in got)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_who_listens_in_reads_nothing(encrypted: bool, tmp_path: Path) -> None:
+    heard = bytearray()
+
+    def listen(_: int, data: bytes) -> bytes:
+        heard.extend(data)
+        return data
+
+    with pair(tmp_path, listen, encrypted, encrypted) as ends:
+        meet(ends)
+        exchange(ends)
+        assert len(heard) > 6 * len(MESSAGE)
+    assert (MARK in heard) != encrypted
+
+
+def test_who_changes_a_bit_ends_a_path_and_no_message(tmp_path: Path) -> None:
+    """It comes again over another connection."""
+    seen, changed = dict[int, int](), set[int]()
+
+    def change(number: int, data: bytes) -> bytes:
+        seen[number] = seen.get(number, 0) + len(data)
+        if seen[number] < 10 * HANDSHAKE or changed:
+            return data
+        changed.add(number)
+        return data[:-1] + bytes([data[-1] ^ 1])
+
+    with pair(tmp_path, change, True, True) as ends:
+        meet(ends)
+        exchange(ends, 10)
+        assert len(changed) == 1
+        whys = [event.why for end in ends for event in end.records.last if event.what == "lost"]
+        assert "Bad message" in whys
+
+
+@pytest.mark.parametrize("encrypted", [(True, False), (False, True)])
+def test_one_side_alone_does_not_encrypt(encrypted: tuple[bool, bool], tmp_path: Path) -> None:
+    with pair(tmp_path, lambda _, data: data, *encrypted) as ends:
+        why = "is encrypted here" if encrypted[0] else "is not encrypted here"
+        with pytest.raises(PeerLost, match=f"the network {why}"):
+            ends[1].connect([0], 1)
+        assert ends[0].records.strangers
+
+
+def tls(engine: Engine, fd: int, key: bytes, first: bool) -> str:
+    try:
+        engine.add_tls(1, fd, 0, key, first, PATIENCE)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = new_engine(1 << 20, 1 << 16)
+    engine.add_peer(1, "rank 1")
+    yield engine
+    engine.close("the end")
+
+
+def test_both_need_the_same_key(engine: Engine) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        for keys, works in (((b"k" * 32, b"k" * 32), True), ((b"k" * 32, b"l" * 32), False)):
+            fds = [one.detach() for one in socket.socketpair()]
+            both = zip(fds, keys, (True, False), strict=True)
+            ends = [pool.submit(tls, engine, *one) for one in both]
+            whys = [end.result(PATIENCE) for end in ends]
+            assert all(("encryption failed" in why) != works for why in whys), whys
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_no_certificate_replaces_the_key(first: bool, engine: Engine, tmp_path: Path) -> None:
+    """Else whoever can change what crosses would speak TLS with each side."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl that makes a certificate")
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key -out cert -days 1 -subj /CN=x"
+    subprocess.run(made.split(), cwd=tmp_path, check=True, capture_output=True, timeout=PATIENCE)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if first else ssl.PROTOCOL_TLS_CLIENT)
+    if first:
+        context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
+    else:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    mine, theirs = socket.socketpair()
+    theirs.settimeout(PATIENCE)
+
+    def meddle() -> None:
+        with contextlib.suppress(OSError), context.wrap_socket(theirs, server_side=first):
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(meddle)
+        assert "encryption failed" in tls(engine, mine.detach(), b"k" * 32, first)
+
+
+NEEDS_IT = """
+import sys, tempfile
+from pathlib import Path
+from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+try:
+    Endpoint(0, "127.0.0.1", "one", FolderBoard(Path(tempfile.mkdtemp())), 1, encrypted=True)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_without_the_library_it_is_an_error() -> None:
+    maps = Path("/proc/self/maps").read_text().split()
+    library = next(word for word in maps if "/libssl.so.3" in word)
+    hidden: Any = ["unshare", "--mount", "sh", "-c", 'mount --bind /dev/null "$0" && exec "$@"']
+    command = [*hidden, library, sys.executable, "-c", NEEDS_IT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    if done.returncode:
+        pytest.skip(f"the library cannot be hidden here: {done.stderr.strip()}")
+    assert done.stdout.startswith("AdaptraError messages between hosts cannot be encrypted here: ")
+    assert "libssl.so.3" in done.stdout
