@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <system_error>
 
 #include "tcp_path.h"
 
@@ -34,18 +35,25 @@ void Engine::add_peer(int rank, std::string name) {
   }
 }
 
-int Engine::add_tcp(int rank, int fd, int order, std::unique_ptr<Tls> tls) {
-  auto path = std::make_shared<TcpPath>(fd, order, limits_.piece, loop_, peer(rank), std::move(tls));
+// One that cannot be watched ends as any other does.
+template <typename P>
+int Engine::launch(int rank, const std::shared_ptr<P>& path) {
   const int id = add(rank, path);
-  path->start();
+  try {
+    path->start();
+  } catch (const std::system_error& error) {
+    loop_.soon([path, why = std::string(error.what())] { path->fail(why); });
+  }
   return id;
 }
 
+int Engine::add_tcp(int rank, int fd, int order, std::unique_ptr<Tls> tls) {
+  return launch(rank, std::make_shared<TcpPath>(fd, order, limits_.piece, loop_, peer(rank),
+                                                std::move(tls)));
+}
+
 int Engine::add_shm(int rank, ShmEnds ends, bool first) {
-  auto path = std::make_shared<ShmPath>(ends, first, limits_.piece, arena_, loop_, peer(rank));
-  const int id = add(rank, path);
-  path->start();
-  return id;
+  return launch(rank, std::make_shared<ShmPath>(ends, first, limits_.piece, arena_, loop_, peer(rank)));
 }
 
 std::shared_ptr<VerbsPath> Engine::open_verbs(int rank, const std::string& device, int port,

@@ -14,8 +14,6 @@ namespace adaptra {
 
 namespace {
 
-constexpr int kTurn = 64;  // frames read before others have their turn
-
 void* mapped(int ring, size_t bytes) {
   struct stat about{};
   const int seals = fcntl(ring, F_GET_SEALS);
@@ -42,7 +40,7 @@ int ShmPath::new_ring() {
 ShmPath::ShmPath(ShmEnds ends, bool first, uint64_t piece, std::shared_ptr<Arena> arena,
                  Loop& loop, std::weak_ptr<Sink> sink)
     : Path(0, piece),
-      ends_(ends),
+      ends_{ends},
       arena_(std::move(arena)),
       view_(ends.arena),
       loop_(loop),
@@ -53,7 +51,10 @@ ShmPath::ShmPath(ShmEnds ends, bool first, uint64_t piece, std::shared_ptr<Arena
 
 ShmPath::~ShmPath() {
   munmap(lanes_, 2 * sizeof(Lane));
-  for (int fd : {ends_.socket, ends_.ring, ends_.mine, ends_.theirs, ends_.arena}) ::close(fd);
+}
+
+ShmPath::Held::~Held() {
+  for (int fd : {socket, ring, mine, theirs, arena}) ::close(fd);
 }
 
 void ShmPath::start() {
@@ -63,7 +64,7 @@ void ShmPath::start() {
   loop_.watch(ends_.socket, EPOLLRDHUP, [self](uint32_t) {
     auto path = self.lock();
     if (!path) return;
-    path->ready();  // what it has sent before its end
+    path->ready(kSlots);  // what it has sent before its end
     path->end("the other process has ended");
   });
   loop_.watch(ends_.mine, EPOLLIN, [self](uint32_t) {
@@ -92,12 +93,12 @@ void ShmPath::send(const Header& header, const uint8_t* payload, std::shared_ptr
   if (out_.reader_sleeps.exchange(0)) ring(ends_.theirs);
 }
 
-void ShmPath::ready() {
+void ShmPath::ready(uint64_t most) {
   uint64_t rung;
   [[maybe_unused]] const ssize_t read = ::read(ends_.mine, &rung, sizeof rung);
   auto sink = sink_.lock();
   if (!sink) return close();
-  int turn = 0;
+  uint64_t turn = 0;
   while (!closed_) {
     if (in_.pushed.load() == popped_) {
       in_.reader_sleeps.store(1);
@@ -105,7 +106,7 @@ void ShmPath::ready() {
       in_.reader_sleeps.store(0);
     }
     if (!pop(*sink)) return;
-    if (++turn == kTurn) {
+    if (++turn == most) {
       ring(ends_.mine);
       break;
     }
@@ -116,6 +117,7 @@ void ShmPath::ready() {
 bool ShmPath::pop(Sink& sink) {
   if (in_.pushed.load() - popped_ > kSlots) return end("the ring is damaged"), false;
   const Slot slot = in_.slots[popped_ % kSlots];  // a copy: the other side can still write there
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // nor does the compiler look there again
   const Header& header = slot.header;
   std::string fault = fault_of(header, longest_piece);
   const uint8_t* payload = view_.at(slot.at, header.length);

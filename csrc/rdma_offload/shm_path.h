@@ -38,7 +38,10 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
   bool silent() const override { return false; }
 
  private:
-  static constexpr uint64_t kSlots = 256;
+  static constexpr uint64_t kSlots = 256, kTurn = 64;
+  struct Held : ShmEnds {  // also where the rest is no memory
+    ~Held();
+  };
   struct Slot {
     Header header;
     uint64_t at;  // of the payload, in the sender's arena
@@ -53,12 +56,12 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
 
-  void ready();
+  void ready(uint64_t most = kTurn);  // frames, before others have their turn
   bool pop(Sink& sink);
   void ring(int fd);
   void end(const std::string& why);
 
-  const ShmEnds ends_;
+  const Held ends_;
   const std::shared_ptr<Arena> arena_;
   const View view_;
   Loop& loop_;
