@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint64_t kSlots = 256, kPiece = 4096, kWindow = 64 << 10, kArena = 1 << 20;
 
+constexpr uint64_t kFrames = 500;  // into one ring
 constexpr int kTries = 100;
 
 struct Lane {
@@ -133,7 +134,9 @@ int main(int argc, char** argv) {
       }
       speaker.again();
       Stranger stranger(engine, 0, speaker, arena->fd());
-      count += stranger.speak(percent, 500);
+      const uint64_t heard = stranger.speak(percent, kFrames);
+      CHECK(percent > 0 || heard == kFrames);  // what is right is taken
+      count += heard;
       CHECK(engine.counts(0).kept <= kWindow);
     }
     received += engine.counts(0).received;

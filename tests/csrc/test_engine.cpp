@@ -1,7 +1,10 @@
 // Engines with their threads, over real sockets and rings that are cut while messages run.
 // test_engine [FIRST_SEED [COUNT]]: every test once per seed.
+#include <sys/mman.h>
+
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <thread>
 
 #include "pair.h"
@@ -321,6 +324,45 @@ void ends_are_told(Random& random) {
   close(ends[1]);
 }
 
+// Whoever closes is heard, also behind a ring full of messages.
+void last_words(Random& random) {
+  Pair pair(limits(random));
+  pair.shm();
+  auto memory = bytes(1);
+  const auto never = pair.engines[1].receive(0, 7, memory.get(), 1);
+  for (uint64_t n = below(random, 250); n > 0; --n) pair.engines[0].send(1, 1, memory.get(), 0);
+  pair.engines[0].close("closed here");
+  CHECK(never->wait(kPatience));
+  CHECK(never->error() == "rank 0 has closed its engine");
+}
+
+// What is no memory, or cannot be watched, leaves nothing behind.
+void damaged_ends(Random& random) {
+  Pair pair(limits(random));
+  ShmEnds ends[2];
+  connect_shm(pair.engines[0].arena_fd(), pair.engines[1].arena_fd(), ends);
+  const auto instead = [](int fd) {
+    close(fd);
+    return memfd_create("another", MFD_CLOEXEC);
+  };
+  for (int& fd : {std::ref(ends[0].ring), std::ref(ends[1].arena)}) fd = instead(fd);
+  for (int side = 0; side < 2; ++side) {
+    bool refused = false;
+    try {
+      pair.engines[side].add_shm(1 - side, ends[side], side == 0);
+    } catch (const std::runtime_error&) {
+      refused = true;
+    }
+    CHECK(refused);
+  }
+  connect_shm(pair.engines[0].arena_fd(), pair.engines[1].arena_fd(), ends);
+  ends[0].mine = instead(ends[0].mine);
+  const int path = pair.engines[0].add_shm(1, ends[0], true);
+  const auto events = pair.engines[0].events(kPatience);
+  CHECK(events.size() == 1 && events[0].path == path);
+  for (int fd : {ends[1].socket, ends[1].ring, ends[1].mine, ends[1].theirs, ends[1].arena}) close(fd);
+}
+
 // From several threads at once, with messages and new paths beside it.
 void closed_from_all_sides(Random& random) {
   Pair pair(limits(random));
@@ -357,6 +399,8 @@ int main(int argc, char** argv) {
     Random random(g_seed);
     timeouts_and_sizes(random);
     ends_are_told(random);
+    last_words(random);
+    damaged_ends(random);
     closed_from_all_sides(random);
     Talk(random(), false, 100).run();
     Talk(random(), true, 100).run();
