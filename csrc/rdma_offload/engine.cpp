@@ -53,7 +53,8 @@ int Engine::add_tcp(int rank, int fd, int order, std::unique_ptr<Tls> tls) {
 }
 
 int Engine::add_shm(int rank, ShmEnds ends, bool first) {
-  return launch(rank, std::make_shared<ShmPath>(ends, first, limits_.piece, arena_, loop_, peer(rank)));
+  auto to = peer(rank);
+  return launch(rank, std::make_shared<ShmPath>(ends, first, limits_.piece, arena_, loop_, to));
 }
 
 std::shared_ptr<VerbsPath> Engine::open_verbs(int rank, const std::string& device, int port,

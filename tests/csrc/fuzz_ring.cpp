@@ -67,7 +67,7 @@ class Stranger {
       }
       auto& slot = lanes_[0].slots[pushed % kSlots];
       slot.header = speaker_.next(percent);
-      slot.at = speaker_.chance(percent) ? speaker_.below(2 * kArena) : speaker_.below(kArena - kPiece);
+      slot.at = speaker_.below(speaker_.chance(percent) ? 2 * kArena : kArena - kPiece);
       lanes_[0].pushed = ++pushed;
       if (speaker_.below(2000) < uint64_t(percent)) harm();
       if (lanes_[0].reader_sleeps.exchange(0) || speaker_.chance(1)) wake();

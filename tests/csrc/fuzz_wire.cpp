@@ -64,7 +64,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   peer.add(stream.path);
   uint8_t memory[Speaker::kTags][kLargest];
   for (Tag tag = 0; tag < Speaker::kTags; ++tag) peer.receive(tag, memory[tag], kLargest, false);
-  for (int n = 0; n < 4; ++n) peer.send(n, Memory(new uint8_t[9](), std::default_delete<uint8_t[]>()), 9);
+  for (Tag tag = 0; tag < Speaker::kTags; ++tag) {
+    peer.send(tag, Memory(new uint8_t[9](), std::default_delete<uint8_t[]>()), 9);
+  }
   if (!stream.feed(data, size, peer)) peer.failed(*stream.path, "fuzzed");
   CHECK(peer.counts().kept <= kWindow);
   peer.close("over");

@@ -360,7 +360,8 @@ void damaged_ends(Random& random) {
   const int path = pair.engines[0].add_shm(1, ends[0], true);
   const auto events = pair.engines[0].events(kPatience);
   CHECK(events.size() == 1 && events[0].path == path);
-  for (int fd : {ends[1].socket, ends[1].ring, ends[1].mine, ends[1].theirs, ends[1].arena}) close(fd);
+  const ShmEnds& other = ends[1];
+  for (int fd : {other.socket, other.ring, other.mine, other.theirs, other.arena}) close(fd);
 }
 
 // From several threads at once, with messages and new paths beside it.

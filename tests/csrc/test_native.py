@@ -1,0 +1,98 @@
+"""The engine's own C++ programs, under the sanitizers: races, memory, leaks, undefined behaviour.
+
+Objects are kept in build/, one set for each sanitizer, and compiled again where a source, a header
+or the compiler has changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENGINE, TESTS = ROOT / "csrc" / "rdma_offload", ROOT / "tests" / "csrc"
+COMPILER = os.environ.get("CXX", "c++")
+FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
+FLAGS += ["-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
+SANITIZERS = {
+    "thread": ["-fsanitize=thread"],
+    "memory": ["-fsanitize=address,undefined,float-cast-overflow"],
+}
+SETTINGS = {"UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
+COMPILING, RUNNING = 300, 550  # seconds; against hanging, nothing is measured with them
+
+# What it runs, how often (seeds or frames) by default and with --full.
+PROGRAMS = [
+    ("memory", "test_peer", 200, 10000),
+    ("memory", "test_engine", 8, 100),
+    ("memory", "test_limits", None, None),
+    ("memory", "fuzz_wire", 300_000, 10_000_000),
+    ("memory", "fuzz_ring", 100_000, 3_000_000),
+    ("thread", "test_engine", 4, 30),
+    ("thread", "fuzz_ring", 50_000, 1_000_000),
+]
+
+
+@functools.cache
+def everything_included() -> bytes:
+    """What any object may depend on, beside its own source."""
+    headers = sorted((*ENGINE.glob("*.h"), *TESTS.glob("*.h")))
+    version = subprocess.run([COMPILER, "--version"], capture_output=True, check=True).stdout
+    return version + repr((FLAGS, SANITIZERS)).encode() + b"".join(h.read_bytes() for h in headers)
+
+
+def compiled(sanitizer: str, source: Path) -> Path:
+    """The object of `source`; another process of pytest may be making it."""
+    folder = ROOT / "build" / "sanitized" / sanitizer
+    folder.mkdir(parents=True, exist_ok=True)
+    made, key = folder / f"{source.stem}.o", folder / f"{source.stem}.key"
+    wanted = hashlib.sha256(everything_included() + source.read_bytes()).hexdigest()
+    with open(folder / f"{source.stem}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made.exists() and key.exists() and key.read_text() == wanted):
+            key.unlink(missing_ok=True)
+            run([COMPILER, *FLAGS, *SANITIZERS[sanitizer], "-c", str(source), "-o", str(made)])
+            key.write_text(wanted)
+    return made
+
+
+def run(command: list[str], timeout: float = COMPILING) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **SETTINGS}
+    )
+    said = f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"status {done.returncode}: {said}"
+    return said
+
+
+@pytest.mark.skipif(not shutil.which(COMPILER), reason=f"no C++ compiler {COMPILER!r}")
+@pytest.mark.parametrize(
+    ("sanitizer", "program", "few", "many"), PROGRAMS, ids=[f"{p[1]}, {p[0]}" for p in PROGRAMS]
+)
+def test_clean(
+    sanitizer: str,
+    program: str,
+    few: int | None,
+    many: int | None,
+    pytestconfig: pytest.Config,
+    tmp_path: Path,
+) -> None:
+    sources = [path for path in ENGINE.glob("*.cpp") if path.stem != "bindings"]
+    with ThreadPoolExecutor(2) as pool:
+        objects = pool.map(
+            functools.partial(compiled, sanitizer), [*sources, TESTS / f"{program}.cpp"]
+        )
+        made = tmp_path / program
+        run([COMPILER, "-pthread", *SANITIZERS[sanitizer], *map(str, objects), "-o", str(made)])
+    count = many if pytestconfig.getoption("--full") else few
+    seed = random.randrange(1, 2**31)
+    print(run([str(made), *([] if count is None else [str(seed), str(count)])], RUNNING))
