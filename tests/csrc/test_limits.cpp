@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kWindow = 1 << 20;
 constexpr uint64_t kFew = 64 << 20;   // bytes: what all limits together allow
-constexpr uint64_t kEndless = 2000000;
+constexpr uint64_t kEndless = 400000;
 
 struct End : Path {
   End() : Path(0, 1 << 20) {}

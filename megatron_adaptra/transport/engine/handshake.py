@@ -26,6 +26,7 @@ _HELLO = struct.Struct("<8sHBxIIQQ16s32s")  # magic, version, kind, from, to, li
 _ANSWER = struct.Struct("<B63s32s32s")  # refused, why, nonce, proof
 HELLO, ANSWER, PROOF = _HELLO.size, _ANSWER.size, 32
 _NONE = bytes(32)
+_RANKS = 2**31  # at most, for the engine
 
 
 class Kind(IntEnum):
@@ -94,7 +95,8 @@ class Dialing:
     def _check(self, answer: bytes, end: bytes) -> None:
         refused, why, nonce, proof = _ANSWER.unpack(answer)
         if refused:
-            raise Refused(why.rstrip(b"\0").decode(errors="replace"))
+            words = why.rstrip(b"\0").decode(errors="replace")
+            raise Refused("".join(c if c.isprintable() else "?" for c in words))
         self._sent += nonce
         if not hmac.compare_digest(proof, self._me.proof(end, self._sent)):
             raise Refused(f"whoever answers for rank {self._peer} does not know the job's secret")
@@ -135,7 +137,7 @@ class Answering:
             raise Refused(f"version {version} of the wire, here it is {VERSION}")
         if job != me.job:
             raise Refused("another job")
-        if wanted != me.rank or caller == me.rank:
+        if wanted != me.rank or caller == me.rank or caller >= _RANKS:
             raise Refused(f"rank {caller} calls {wanted}, this is {me.rank}")
         if (window, piece) != (me.window, me.piece):
             raise Refused(f"limits {window} and {piece}, here {me.window} and {me.piece}")
