@@ -73,10 +73,15 @@ def test_every_setting_has_a_flag():
             continue
         others = {
             "engine": "executor", "emulate_link": "0-1:1ms", "log": "a",
-            "small_collectives": "off", "transport": "gloo",
-            "post_receives": "on-demand", "policy": "1f1b",
+            "small_collectives": "off",
+            "post_receives": "on-demand", "policy": "1f1b", "transport": "gloo",
         }  # fmt: skip
         assert getattr(config(flag, others.get(name, "7")), name) != getattr(AdaptraConfig(), name)
+
+
+def test_gloo_cannot_encrypt():
+    with pytest.raises(BadInput, match="encrypt.*not with --adaptra-transport gloo"):
+        config("--adaptra-encrypt", "--adaptra-transport", "gloo")
 
 
 def test_help_can_be_shown():
