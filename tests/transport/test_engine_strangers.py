@@ -38,7 +38,9 @@ from megatron_adaptra.transport.engine.listener import MOST
 STRANGER = Path(__file__).parent / "stranger.py"
 SIZE, TAGS, ROUNDS = 1 << 18, 4, 50
 PAIRS = 5  # of exchanges, without strangers and with them
-UNDISTURBED = 1.5  # the fastest ones differ by less than this
+# Of the fastest ones, with strangers to without. Those are on the same processors: they may take a
+# half of them, but next to nothing of what this process does is for them.
+SECONDS, PROCESSOR = 3.0, 1.5
 MB = 16
 
 
@@ -109,9 +111,12 @@ class Pair:
         self.doors = {"tcp": f"127.0.0.1:{listener.port}", "unix": f"@{listener.name}"}
         self._memory = [[(ctypes.c_char * SIZE)() for _ in range(2 * TAGS)] for _ in range(2)]
 
-    def exchange(self) -> float:
-        """Messages both ways, with their contents looked at; the seconds that they took."""
-        began = time.monotonic()
+    def exchange(self) -> tuple[float, float]:
+        """Messages both ways, with their contents looked at.
+
+        The seconds that they took, and those of the processor for all that this process did.
+        """
+        began, spent = time.monotonic(), time.process_time()
         for number in range(ROUNDS):
             works = []
             for rank, memory in enumerate(self._memory):
@@ -127,7 +132,7 @@ class Pair:
             for rank, memory in enumerate(self._memory):
                 for tag in range(TAGS):
                     assert struct.unpack_from("<III", memory[tag]) == (1 - rank, number, tag)
-        return time.monotonic() - began
+        return time.monotonic() - began, time.process_time() - spent
 
     def call(self, door: str) -> socket.socket:
         if door == "unix":
@@ -186,7 +191,7 @@ def test_nobody_feels_strangers(
 ) -> None:
     recorded, _ = pair.overheard()
     records, door_of = pair.ends[0].records, pair.doors[door]
-    count = {"flood": 10_000 if request.config.getoption("--full") else 2500}.get(how, 50)
+    count = {"flood": 10_000 if request.config.getoption("--full") else 2000}.get(how, 50)
     pair.exchange()
     before, quiet, disturbed, most = memory(), [], [], 0
     with strangers(how, door_of, recorded) as process:
@@ -196,8 +201,11 @@ def test_nobody_feels_strangers(
             process.send_signal(signal.SIGCONT)
             disturbed.append(pair.exchange())
             most = max(most, len(os.listdir("/proc/self/fd")))
-    print(f"quiet {min(quiet):.3f}, with {records.strangers} strangers {min(disturbed):.3f} s")
-    assert min(disturbed) < UNDISTURBED * min(quiet)
+    for without, within, most_of in zip(
+        zip(*quiet, strict=True), zip(*disturbed, strict=True), (SECONDS, PROCESSOR), strict=True
+    ):
+        print(f"{min(without):.3f} s, with {records.strangers} strangers {min(within):.3f} s")
+        assert min(within) < most_of * min(without)
     assert memory() < before + MB
     assert most < MOST + 100
     assert pair.ends[0].engine.counts(1).paths == CONNECTIONS

@@ -1,8 +1,9 @@
 """Answers whoever connects, in one thread; hands those over who belong to the job.
 
 Strangers are dropped: of those who have not proved who they are there are some hundred at a time,
-each for a few seconds and of some hundred bytes; the oldest goes when there are more. A crowd is
-let in one by one, so that it takes little of the processor; what is connected feels nothing of it.
+each for a few seconds and of some hundred bytes; when there are more the oldest goes. Every one
+has its place for a moment at least, also if it hangs up: so those of the job get through a crowd,
+and however many come, they take little of the processor.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kind, Refused, refusal
 
 PATIENCE = 5.0  # seconds for a handshake
 MOST = 128  # connections without a proof
 _BACKLOG = 1024
-_BURST, _RATE = 2000, 500  # connections that are answered at once, and then in a second
-_BREATH = 0.1  # seconds until another one is tried where that was too much, or no descriptor left
+GRACE = 0.25  # seconds that every stranger has its place, also after it is gone
+_BREATH = 0.1  # seconds until another connection is tried where there was no descriptor
 
 Accepted = Callable[[Answering, socket.socket], None]
 Strange = Callable[[str], None]
@@ -34,6 +36,7 @@ class _Caller:
     name: str  # where it is
     socket: socket.socket
     answering: Answering
+    since: float
     until: float
     data: bytearray = field(default_factory=bytearray)
 
@@ -56,13 +59,13 @@ class Listener:
         self._sockets[1].bind(f"\0{self.name}")  # no file; known inside a network namespace
         self._sockets[1].listen(_BACKLOG)
         self.port = int(self._sockets[0].getsockname()[1])
-        self._may, self._counted = float(_BURST), time.monotonic()  # be answered now
+        self._kept: list[float] = []  # until when, places of those who are gone
+        self._lets_in = False
         self._callers: dict[int, _Caller] = {}  # by descriptor, the oldest first
         self._wake, self._woken = os.pipe()
         self._selector = selectors.DefaultSelector()
         for one in self._sockets:
             one.setblocking(False)
-            self._selector.register(one, selectors.EVENT_READ, one)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="adaptra-listener", daemon=True)
         self._thread.start()
@@ -79,9 +82,12 @@ class Listener:
 
     def _run(self) -> None:
         while True:
-            first = next(iter(self._callers.values()), None)
-            left = None if first is None else max(0.0, first.until - time.monotonic())
-            for key, _ in self._selector.select(left):
+            now = time.monotonic()
+            place = self._next_place(now)
+            self._let_in(place <= now)
+            times = [caller.until for caller in self._oldest()]
+            times += [place] if place > now else []
+            for key, _ in self._selector.select(min(times) - now if times else None):
                 if key.fd == self._wake:
                     return
                 if key.data is not None:
@@ -92,12 +98,28 @@ class Listener:
             for late in [c for c in self._callers.values() if c.until <= now]:
                 self._drop(late, f"it did not end its handshake in {PATIENCE:g} s")
 
+    def _next_place(self, now: float) -> float:
+        """When another caller may come in."""
+        self._kept = [until for until in self._kept if until > now]
+        if len(self._callers) + len(self._kept) < MOST:
+            return now
+        return min([*self._kept, *(caller.since + GRACE for caller in self._oldest())])
+
+    def _oldest(self) -> list[_Caller]:
+        """One, or none."""
+        return list(islice(self._callers.values(), 1))
+
+    def _let_in(self, yes: bool) -> None:
+        """Others wait in the kernel's queue."""
+        if yes != self._lets_in:
+            self._lets_in = yes
+            for one in self._sockets:
+                if yes:
+                    self._selector.register(one, selectors.EVENT_READ, one)
+                else:
+                    self._selector.unregister(one)
+
     def _accept(self, server: socket.socket) -> None:
-        now = time.monotonic()
-        self._may = min(_BURST, self._may + (now - self._counted) * _RATE) - 1
-        self._counted = now
-        if self._may < 0:
-            time.sleep(_BREATH)
         try:
             connection, address = server.accept()
         except (BlockingIOError, ConnectionError):  # it has gone again
@@ -107,11 +129,12 @@ class Listener:
             return
         connection.setblocking(False)
         name = str(address[0]) if address else "a process of this machine"
-        caller = _Caller(name, connection, Answering(self._me), time.monotonic() + PATIENCE)
+        now = time.monotonic()
+        caller = _Caller(name, connection, Answering(self._me), now, now + PATIENCE)
         self._callers[connection.fileno()] = caller
         self._selector.register(connection, selectors.EVENT_READ)
-        if len(self._callers) > MOST:
-            self._drop(next(iter(self._callers.values())), f"{MOST} more came after it")
+        if len(self._callers) + len(self._kept) > MOST:
+            self._drop(self._oldest()[0], "it was silent, and others came")
 
     def _read(self, caller: _Caller) -> None:
         answering = caller.answering
@@ -152,6 +175,7 @@ class Listener:
     def _drop(self, caller: _Caller, why: str) -> None:
         self._release(caller)
         caller.socket.close()
+        self._kept.append(caller.since + GRACE)
         self._strange(f"{caller.name}: {why}")
 
 
