@@ -23,8 +23,8 @@ def main(text: str) -> int:
     die_with_parent()
     torch.set_num_threads(1)
     options = Options.load(text)
-    dist.init_process_group("gloo")
     try:
+        dist.init_process_group("gloo")
         rows = _ROWS[options.what](options, dist.get_rank())
     except Exception as error:
         log_line(str(error) if isinstance(error, AdaptraError) else repr(error))
