@@ -21,7 +21,7 @@ _Sum = Callable[[torch.Tensor], torch.Tensor]
 
 
 def rows(options: Options, rank: int) -> list[dict[str, Any]]:
-    """A row for each size and way. Over a link a call is timed by itself."""
+    """What `rank` measures: a row for each size and way. Over a link each call is timed."""
     machine = f"of {rank}" if options.link else "here"
     wires: list[Wire] = [GlooWire(), EngineWire(open_endpoint("collective", rank, machine), rank)]
     everybody = range(options.ranks)

@@ -31,7 +31,7 @@ _Arm = tuple[str, str]  # transport and queue; two empty words for no messages a
 
 
 def rows(options: Options, rank: int) -> list[dict[str, Any]]:
-    """What rank 0, which computes, and 1, which receives, measure: a row for each size and arm."""
+    """A row for each size and arm; `rank` 0 computes, and 1 receives and has no rows."""
     rules = [] if options.link else parse_rules(f"0-1:{EMULATED}", 2)
     machine = f"of {rank}" if options.link else "here"
     wires: list[Wire] = [GlooWire(), EngineWire(open_endpoint("hol", rank, machine), rank)]

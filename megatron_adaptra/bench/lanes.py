@@ -20,7 +20,7 @@ class Pending(Protocol):
     """A send or a receive under way."""
 
     def wait(self, timeout: float) -> object:
-        """Until it is over; raises after so many seconds."""
+        """Until it is over; raises after `timeout` seconds."""
         ...
 
 
@@ -30,20 +30,20 @@ class Lane(Protocol):
     name: str
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """To send from. It may be written to again when the send is over."""
+        """`nbytes` to send from. They may be written to again when the send is over."""
         ...
 
     def send(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """Start to send."""
+        """Start to send; `tag`: among messages under way its own."""
         ...
 
     def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """Start to receive."""
+        """Start to receive the message of that `tag`."""
         ...
 
 
 class GlooLane:
-    """torch.distributed's own isend and irecv."""
+    """torch.distributed's own isend and irecv, to and from rank `peer`."""
 
     name = "gloo"
 
@@ -51,15 +51,15 @@ class GlooLane:
         self._peer = peer
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """As for Lane."""
+        """As for Lane, of `nbytes`."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def send(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Lane."""
+        """As for Lane, with `tag`."""
         return _GlooPending(dist.isend(tensor, self._peer, tag=tag))
 
     def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Lane."""
+        """As for Lane, with `tag`."""
         return _GlooPending(dist.irecv(tensor, self._peer, tag=tag))
 
 
@@ -73,7 +73,10 @@ class _GlooPending:
 
 
 class EngineLane:
-    """The engine over one kind of path, `name`: shm or tcp. It has an endpoint of its own."""
+    """The engine over one kind of path, `name`: shm or tcp, from `rank` to `peer`.
+
+    It has an endpoint of its own.
+    """
 
     def __init__(self, name: str, rank: int, peer: int) -> None:
         self.name, self._peer = name, peer
@@ -82,15 +85,15 @@ class EngineLane:
         self._transport = EngineTransport(self._endpoint, name, {peer: End(peer, f"rank {peer}")})
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """As for Lane: registered, so that nothing is copied that gloo does not copy either."""
+        """As for Lane: `nbytes` registered, so that no more is copied than by gloo."""
         return self._transport.registered(nbytes)
 
     def send(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Lane."""
+        """As for Lane, of `nbytes`."""
         return self._transport.isend(tensor, self._peer, tag)
 
     def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Lane."""
+        """As for Lane, with `tag`."""
         return self._transport.irecv(tensor, self._peer, tag)
 
     def close(self) -> None:
@@ -100,6 +103,9 @@ class EngineLane:
 
 
 def open_endpoint(name: str, rank: int, machine: str) -> Endpoint:
-    """One among those of this `name`; memory is shared between ranks of the same `machine`."""
+    """That of `rank`, among those of this `name`.
+
+    Memory is shared between ranks of the same `machine`.
+    """
     board = StoreBoard(f"adaptra/bench/{name}")
     return Endpoint(rank, local_address(), machine, board, TIMEOUT)

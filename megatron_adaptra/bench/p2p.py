@@ -31,7 +31,7 @@ _WARM = 3  # bursts before those that count: connections have to find their spee
 
 
 def rows(options: Options, rank: int) -> list[dict[str, Any]]:
-    """What rank 0 or 1 measures: a row for each size, direction and transport."""
+    """What `rank` 0 or 1 measures: a row for each size, direction and transport."""
     peer = 1 - rank
     kinds = ["tcp"] if options.link else ["shm", "tcp"]  # hosts of a laboratory share no memory
     engines = [EngineLane(kind, rank, peer) for kind in kinds]

@@ -58,7 +58,7 @@ class EngineTransport:
         return torch.frombuffer(self._engine.take(nbytes), dtype=torch.uint8)
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send | _HeldSend:
-        """As for Transport. Raises PeerLost if this side is closed."""
+        """As for Transport, with `tag`. Raises PeerLost if this side is closed."""
         end = self._open(peer)
         payload = buffer if buffer.is_contiguous() else buffer.detach().contiguous()
         nbytes, key = payload.nbytes, self._lane | tag
@@ -79,9 +79,9 @@ class EngineTransport:
         return work
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int, exact: bool = True) -> _Receive:
-        """As for Transport. Raises PeerLost if this side is closed, ValueError for other memory.
+        """As for Transport, with `tag`. Raises PeerLost if this side is closed.
 
-        Not `exact`: the message may be shorter than the buffer.
+        ValueError is for memory that is not contiguous. Not `exact`: the message may be shorter than the buffer.
         """
         end = self._open(peer)
         if not buffer.is_contiguous():
