@@ -24,7 +24,8 @@ def run_ranks(
 ) -> int:
     """Run `count` ranks of a `module` with its arguments; torchrun's exit status.
 
-    `environment`: their variables. `on_line` gets all that they print. SIGTERM and SIGINT end them, and raise AdaptraError.
+    `environment`: their variables. `on_line` gets all that they print. SIGTERM and SIGINT end
+    them, and raise AdaptraError.
     """
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",

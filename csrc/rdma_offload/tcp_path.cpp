@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kQueue = 4 << 20;        // bytes that may wait here: the rest stays with the peer
 constexpr size_t kAtOnce = 32;              // frames for one call of the kernel
 constexpr uint64_t kTurn = 4 << 20;         // bytes read before others have their turn
-constexpr int kInside = 512 << 10;          // bytes that a connection inside a machine holds
+constexpr int kInside = 1 << 20;            // bytes that a connection inside a machine holds
 constexpr int kFar = 4 << 20;               // and what one over a long link may have under way
 constexpr int kUnsent = 512 << 10;          // beside what it may not send yet
 

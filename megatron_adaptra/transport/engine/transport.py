@@ -81,7 +81,8 @@ class EngineTransport:
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int, exact: bool = True) -> _Receive:
         """As for Transport, with `tag`. Raises PeerLost if this side is closed.
 
-        ValueError is for memory that is not contiguous. Not `exact`: the message may be shorter than the buffer.
+        ValueError is for memory that is not contiguous. Not `exact`: the message may be shorter
+        than the buffer.
         """
         end = self._open(peer)
         if not buffer.is_contiguous():
