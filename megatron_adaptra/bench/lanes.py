@@ -89,7 +89,7 @@ class EngineLane:
         return self._transport.registered(nbytes)
 
     def send(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Lane, of `nbytes`."""
+        """As for Lane, with `tag`."""
         return self._transport.isend(tensor, self._peer, tag)
 
     def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
