@@ -103,9 +103,10 @@ def dial_verbs(
     engine: Engine, me: Identity, peer: int, at: Address, seconds: float,
     rail: Rail, number: int, order: int,
 ) -> int:  # fmt: skip
-    """A path over RDMA, between the `rail` here and the peer's of that `number`; its number.
+    """A path over RDMA, between the `rail` here and that of rank `peer` of that `number`; its number.
 
-    Raises OSError, Refused, or RuntimeError of the engine.
+    `seconds`: that each step may take. `order`: of the path, see ORDER_VERBS. Raises OSError,
+    Refused, or RuntimeError of the engine.
     """
     path = engine.open_verbs(peer, rail.device, rail.port, rail.gid)
     with socket.create_connection((at.host, at.port), seconds) as connection:
@@ -120,9 +121,10 @@ def answer_verbs(
     engine: Engine, peer: int, connection: socket.socket, seconds: float,
     rails: Sequence[Rail], order: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """The other end of `dial_verbs`: the path's number, and the rail's.
+    """The other end of `dial_verbs`, with rank `peer`: the path's number, and the rail's.
 
-    Raises OSError, Refused, or RuntimeError of the engine.
+    `seconds`: that each step may take. `order`: of the path, see ORDER_VERBS. Raises OSError,
+    Refused, or RuntimeError of the engine.
     """
     with connection:
         connection.settimeout(seconds)

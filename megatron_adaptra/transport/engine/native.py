@@ -44,7 +44,7 @@ class VerbsPath(Protocol):
         ...
 
     def connect(self, card: bytes) -> None:
-        """Connect with the other side's; may take seconds. Raises RuntimeError."""
+        """Connect with the other side's `card`; may take seconds. Raises RuntimeError."""
         ...
 
 
@@ -99,7 +99,9 @@ class Engine(Protocol):
     def add_tls(
         self, rank: int, fd: int, order: int, key: bytes, first: bool, seconds: float
     ) -> int:
-        """The same with TLS: `key`, of 32 bytes, is that of both sides, of which one is `first`.
+        """As `add_tcp`, for `fd` and `order`, with TLS.
+
+        `key`: of 32 bytes, on both sides, of which one is `first`.
 
         Raises RuntimeError if there is no such peer, also after `seconds`.
         """
@@ -117,11 +119,17 @@ class Engine(Protocol):
         ...
 
     def open_verbs(self, rank: int, device: str, port: int, gid: int) -> VerbsPath:
-        """A queue pair of a port; `gid`: an index, -1 for the best one. Raises RuntimeError."""
+        """A queue pair of a `port` of a `device`; `gid`: an index, -1 for the best one.
+
+        Raises RuntimeError where there is no such port, or it has no address.
+        """
         ...
 
     def add_verbs(self, rank: int, path: VerbsPath, socket: int, order: int) -> int:
-        """Take over a connected queue pair, and the socket that ends with its peer; its number."""
+        """Take over a connected queue pair, and a `socket` that ends with its peer; its number.
+
+        `order`: see `add_tcp`.
+        """
         ...
 
     def promote(self, rank: int, path: int, order: int) -> None:

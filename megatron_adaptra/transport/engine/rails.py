@@ -31,7 +31,8 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
 
     NCCL_IB_HCA: names or their beginnings ("mlx5"), with a port or without ("mlx5_1:1"); after "="
     whole names, after "^" those to leave out. What it names is taken in its order, also while it is
-    down; without it all active ports. NCCL_IB_GID_INDEX: of the address of each.
+    down; without it all active ports. NCCL_IB_GID_INDEX: of the address of each; BadInput if
+    it is no number.
     """
     try:
         gid = int(environ.get("NCCL_IB_GID_INDEX") or -1)
