@@ -9,9 +9,11 @@
 
 #include <mutex>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "../../csrc/rdma_offload/engine.h"
+#include "../../csrc/rdma_offload/tls.h"
 #include "check.h"
 
 inline size_t open_descriptors() {
@@ -68,6 +70,21 @@ class Pair {
     connect_tcp(ends);
     remember(ends[0]);
     return {engines[0].add_tcp(1, ends[0], order), engines[1].add_tcp(0, ends[1], order)};
+  }
+  std::pair<int, int> encrypted() {
+    int ends[2];
+    connect_tcp(ends);
+    std::unique_ptr<adaptra::Tls> tls[2];
+    const std::string key(32, 'k');
+    const auto shake = [&](int side) {
+      tls[side] = std::make_unique<adaptra::Tls>(ends[side], key, side == 0, kPatience);
+    };
+    std::thread other(shake, 1);
+    shake(0);
+    other.join();
+    remember(ends[0]);
+    return {engines[0].add_tcp(1, ends[0], kTcp, std::move(tls[0])),
+            engines[1].add_tcp(0, ends[1], kTcp, std::move(tls[1]))};
   }
   std::pair<int, int> shm() {
     adaptra::ShmEnds ends[2];

@@ -2,6 +2,7 @@
 // test_engine [FIRST_SEED [COUNT]]: every test once per seed.
 #include <sys/mman.h>
 
+#include <csignal>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -244,6 +245,8 @@ class Talk {
   void connect(Random& random) {
     if (chance(random, shm_)) {
       pair_.shm();
+    } else if (Tls::missing().empty() && chance(random, 20)) {
+      pair_.encrypted();
     } else {
       const auto [first, second] = pair_.tcp(chance(random, 70) ? Pair::kTcp : Pair::kTcp + 100);
       if (chance(random, 50)) pair_.engines[0].promote(1, first, Pair::kTcp);
@@ -394,6 +397,7 @@ void closed_from_all_sides(Random& random) {
 int main(int argc, char** argv) {
   const unsigned long first = argc > 1 ? std::strtoul(argv[1], nullptr, 10) : 1;
   const unsigned long count = argc > 2 ? std::strtoul(argv[2], nullptr, 10) : 10;
+  std::signal(SIGPIPE, SIG_IGN);  // as Python does: OpenSSL writes to sockets that are cut
   noise();
   const size_t before = open_descriptors();
   for (g_seed = first; g_seed < first + count; ++g_seed) {
