@@ -80,7 +80,7 @@ def test_every_setting_has_a_flag():
 
 
 def test_gloo_cannot_encrypt():
-    with pytest.raises(BadInput, match="encrypt.*not with --adaptra-transport gloo"):
+    with pytest.raises(BadInput, match=r"encrypt.*not with --adaptra-transport gloo"):
         config("--adaptra-encrypt", "--adaptra-transport", "gloo")
 
 

@@ -103,7 +103,7 @@ def dial_verbs(
     engine: Engine, me: Identity, peer: int, at: Address, seconds: float,
     rail: Rail, number: int, order: int,
 ) -> int:  # fmt: skip
-    """A path over RDMA, between the `rail` here and that of rank `peer` of that `number`; its number.
+    """A path over RDMA, of the `rail` here and of rank `peer`'s of that `number`; its number.
 
     `seconds`: that each step may take. `order`: of the path, see ORDER_VERBS. Raises OSError,
     Refused, or RuntimeError of the engine.
