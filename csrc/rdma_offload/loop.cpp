@@ -20,10 +20,7 @@ int checked(int result, const char* what) {
 Loop::Loop()
     : epoll_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       wake_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = wake_;
-  checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event), "epoll_ctl");
+  control(EPOLL_CTL_ADD, wake_, EPOLLIN, 0);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -35,20 +32,21 @@ Loop::~Loop() {
 
 void Loop::watch(int fd, uint32_t events, Ready ready) {
   std::lock_guard<std::mutex> lock(mutex_);
-  epoll_event event{};
-  event.events = events;
-  event.data.fd = fd;
-  checked(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event), "epoll_ctl");
-  watched_[fd] = std::make_shared<Ready>(std::move(ready));
+  control(EPOLL_CTL_ADD, fd, events, ++watches_);
+  watched_[fd] = {watches_, std::make_shared<Ready>(std::move(ready))};
 }
 
 void Loop::change(int fd, uint32_t events) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!watched_.count(fd)) return;
+  auto known = watched_.find(fd);
+  if (known != watched_.end()) control(EPOLL_CTL_MOD, fd, events, known->second.id);
+}
+
+void Loop::control(int operation, int fd, uint32_t events, uint32_t id) {
   epoll_event event{};
   event.events = events;
-  event.data.fd = fd;
-  checked(epoll_ctl(epoll_, EPOLL_CTL_MOD, fd, &event), "epoll_ctl");
+  event.data.u64 = uint64_t{id} << 32 | static_cast<uint32_t>(fd);
+  checked(epoll_ctl(epoll_, operation, fd, &event), "epoll_ctl");
 }
 
 void Loop::unwatch(int fd) {
@@ -102,7 +100,7 @@ void Loop::run() {
   while (!stopping_) {
     const int count = epoll_wait(epoll_, events, 64, until_next());
     for (int n = 0; n < count && !stopping_; ++n) {
-      const int fd = events[n].data.fd;
+      const int fd = static_cast<int>(events[n].data.u64 & UINT32_MAX);
       if (fd == wake_) {
         uint64_t rung;
         [[maybe_unused]] const ssize_t read = ::read(wake_, &rung, sizeof rung);
@@ -112,7 +110,8 @@ void Loop::run() {
       {
         std::lock_guard<std::mutex> lock(mutex_);
         auto at = watched_.find(fd);
-        if (at != watched_.end()) ready = at->second;
+        const bool same = at != watched_.end() && at->second.id == events[n].data.u64 >> 32;
+        if (same) ready = at->second.ready;
       }
       if (ready) (*ready)(events[n].events);
     }

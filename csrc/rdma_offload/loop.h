@@ -40,12 +40,18 @@ class Loop {
 
  private:
   void run();
+  void control(int operation, int fd, uint32_t events, uint32_t id);
   int until_next();  // milliseconds; runs the periodic job when its time has come
   void wake();
 
   int epoll_, wake_;
   std::mutex mutex_;
-  std::unordered_map<int, std::shared_ptr<Ready>> watched_;
+  struct Watched {
+    uint32_t id;  // of events: a descriptor's number may be another one's by then
+    std::shared_ptr<Ready> ready;
+  };
+  std::unordered_map<int, Watched> watched_;
+  uint32_t watches_ = 0;
   std::deque<std::function<void()>> jobs_;
   std::function<void()> periodic_;
   std::chrono::milliseconds period_{0};

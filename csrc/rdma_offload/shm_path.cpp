@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 namespace adaptra {
 
@@ -47,14 +48,18 @@ ShmPath::ShmPath(ShmEnds ends, bool first, uint64_t piece, std::shared_ptr<Arena
       sink_(std::move(sink)),
       lanes_(static_cast<Lane*>(mapped(ends.ring, 2 * sizeof(Lane)))),
       out_(lanes_[first ? 0 : 1]),
-      in_(lanes_[first ? 1 : 0]) {}
+      in_(lanes_[first ? 1 : 0]) {
+  for (int* mapped : {&ends_.ring, &ends_.arena}) ::close(std::exchange(*mapped, -1));
+}
 
 ShmPath::~ShmPath() {
   munmap(lanes_, 2 * sizeof(Lane));
 }
 
 ShmPath::Held::~Held() {
-  for (int fd : {socket, ring, mine, theirs, arena}) ::close(fd);
+  for (int fd : {socket, ring, mine, theirs, arena}) {
+    if (fd >= 0) ::close(fd);
+  }
 }
 
 void ShmPath::start() {

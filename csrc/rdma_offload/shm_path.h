@@ -61,7 +61,7 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
   void ring(int fd);
   void end(const std::string& why);
 
-  const Held ends_;
+  Held ends_;
   const std::shared_ptr<Arena> arena_;
   const View view_;
   Loop& loop_;

@@ -125,12 +125,12 @@ int main(int argc, char** argv) {
     Engine engine(limits());
     engine.add_peer(0, "rank 0");
     Speaker speaker(g_seed + rings, kPiece, kWindow);
-    uint8_t memory[Speaker::kTags][kPiece];
+    uint8_t memory[Speaker::kTags][kPiece], sent[kPiece] = {};
     const int percent = std::array{0, 1, 5, 30}[speaker.below(4)];
     for (int n = 0; n < 20; ++n, ++rings) {
       for (Tag tag = 0; tag < Speaker::kTags; ++tag) {
         engine.receive(0, tag, memory[tag], kPiece, false);
-        engine.send(0, tag, memory[tag], speaker.below(kPiece));
+        engine.send(0, tag, sent, speaker.below(kPiece));
       }
       speaker.again();
       Stranger stranger(engine, 0, speaker, arena->fd());

@@ -74,6 +74,7 @@ def run(command: list[str], timeout: float = COMPILING) -> str:
     return said
 
 
+@pytest.mark.cold
 @pytest.mark.skipif(not shutil.which(COMPILER), reason=f"no C++ compiler {COMPILER!r}")
 @pytest.mark.parametrize(
     ("sanitizer", "program", "few", "many"), PROGRAMS, ids=[f"{p[1]}, {p[0]}" for p in PROGRAMS]

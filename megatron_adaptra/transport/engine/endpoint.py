@@ -52,7 +52,7 @@ _DIAL = 5.0  # seconds for one call
 _PAUSE, _LONGEST = 0.05, 5.0  # seconds between two calls, at first and at most
 _LOOK = 0.02  # seconds between two looks at the board
 _GONE = 1.0  # seconds of refusals after which a peer is gone
-_DESCRIPTORS = 6  # of a peer: a path through memory has five
+_DESCRIPTORS = 6  # of a peer, while a path through memory is made
 _IDLE = 3600.0  # seconds that the keeper waits where nothing is to come
 _NETWORK = -1  # the line of a path that is on no rail; others are numbers of rails
 
