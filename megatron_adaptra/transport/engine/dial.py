@@ -113,7 +113,7 @@ def dial_verbs(
         _shake(connection, me, peer, Kind.VERBS)
         connection.sendall(_RAIL.pack(number) + path.card())
         _agreed(connection)
-        _connect(connection, path, _exactly(connection, _CARD))
+        _join(connection, path, _exactly(connection, _CARD))
         return _add_verbs(engine, peer, path, connection, order)
 
 
@@ -137,11 +137,11 @@ def answer_verbs(
                 peer, rails[number].device, rails[number].port, rails[number].gid
             )
         connection.sendall(_OUTCOME.pack(0, b"") + path.card())
-        _connect(connection, path, card)
+        _join(connection, path, card)
         return _add_verbs(engine, peer, path, connection, order), number
 
 
-def _connect(connection: socket.socket, path: VerbsPath, card: bytes) -> None:
+def _join(connection: socket.socket, path: VerbsPath, card: bytes) -> None:
     with _told(connection):
         path.connect(card)
     connection.sendall(_OUTCOME.pack(0, b""))
