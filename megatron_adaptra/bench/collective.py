@@ -10,8 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra.bench.clock import latest, start_together
 from megatron_adaptra.bench.lanes import TIMEOUT, open_endpoint
 from megatron_adaptra.bench.options import Options
+from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
 from megatron_adaptra.transport.engine.wire import EngineWire
 from megatron_adaptra.transport.wire import GlooWire, Wire
@@ -63,7 +65,7 @@ def rows(options: Options, rank: int) -> list[dict[str, Any]]:
 def _costs(
     ways: dict[tuple[str, str], _Sum], count: int, options: Options
 ) -> dict[tuple[str, str], float]:
-    """Median seconds of a sum of `count` numbers, as the last rank to end sees it."""
+    """Median seconds of a sum of `count` numbers, until the last rank has it."""
     calls = 1 if options.link else _CALLS
     mine = torch.arange(count, dtype=torch.float32) + dist.get_rank()
     right = options.ranks * torch.arange(count) + sum(range(options.ranks))
@@ -72,15 +74,14 @@ def _costs(
         turns = list(ways)
         first = number % len(turns)
         for way in turns[first:] + turns[:first]:
-            dist.barrier()
-            begin = time.perf_counter()
+            begin = start_together(options)
             for _ in range(calls):
                 total = ways[way](mine)
-            spent = torch.tensor([(time.perf_counter() - begin) / calls], dtype=torch.float64)
-            assert torch.equal(total, right.float()), way
-            dist.all_reduce(spent, dist.ReduceOp.MAX)
+            spent = (latest(time.monotonic()) - begin) / calls
+            if not torch.equal(total, right.float()):
+                raise AdaptraError(f"{' over '.join(way)} gave {total}, not {right}")
             if number:  # the first one opens gloo's connections
-                seconds.setdefault(way, []).append(float(spent))
+                seconds.setdefault(way, []).append(spent)
     return {way: median(each) for way, each in seconds.items()}
 
 

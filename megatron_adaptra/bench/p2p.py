@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra.bench.clock import latest, start_together
 from megatron_adaptra.bench.lanes import TIMEOUT, EngineLane, GlooLane, Lane, Pending
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.errors import AdaptraError
@@ -26,7 +27,6 @@ ONE_WAY, BOTH_WAYS = "one way", "both ways"
 UNDER_WAY = 4  # messages at most
 _MEMORY = 512 << 20  # bytes of them
 _BURST, _FEWEST, _MOST = 64 << 20, 2, 100  # bytes of a burst, about, and messages
-_PAUSE = 1e-3  # seconds until all ranks start, beside what a word takes to all of them
 _WARM = 3  # bursts before those that count: connections have to find their speed
 
 
@@ -81,8 +81,7 @@ class _Burst:
 
     def __init__(self, options: Options, nbytes: int, rank: int, both: bool) -> None:
         self.count = 1 if options.link else max(_FEWEST, min(_MOST, _BURST // nbytes))
-        self._pause = _PAUSE + 4 * max((rule.delay for rule in options.rules), default=0.0)
-        self._nbytes, self._rank = nbytes, rank
+        self._options, self._nbytes, self._rank = options, nbytes, rank
         self._sends, self._receives = both or rank == 0, both or rank == 1
         self._width = max(1, min(UNDER_WAY, self.count, _MEMORY // nbytes))
         self._sources: dict[str, list[torch.Tensor]] = {}
@@ -107,7 +106,7 @@ class _Burst:
         if self._receives:  # gloo moves nothing before that
             for number in range(self._width):
                 self._post(lane, number)
-        begin = self._meet()
+        begin = start_together(self._options)
         sent: deque[Pending] = deque()
         for number in range(self.count + self._width - 1):
             if self._sends and number < self.count:
@@ -122,21 +121,15 @@ class _Burst:
         end = time.monotonic() if self._receives else -math.inf
         while sent:
             sent.popleft().wait(TIMEOUT)
-        return _latest(end) - begin
+        return latest(end) - begin
 
     def copies(self) -> float:
         """Seconds for as many copies of memory, on each rank that would receive."""
-        begin = self._meet()
+        begin = start_together(self._options)
         for number in range(self.count if self._receives else 0):
             source, target = self._sources["gloo"][0], self._target[number % self._width]
             ctypes.memmove(target.data_ptr(), source.data_ptr(), self._nbytes)
-        return _latest(time.monotonic() if self._receives else -math.inf) - begin
-
-    def _meet(self) -> float:
-        """The moment at which all ranks start, or this one, if it is late: they read one clock."""
-        begin = _latest(time.monotonic() + self._pause)
-        time.sleep(max(0.0, begin - time.monotonic()))
-        return begin
+        return latest(time.monotonic() if self._receives else -math.inf) - begin
 
     def _post(self, lane: Lane, number: int) -> None:
         self._posted.append(lane.receive(self._target[number % self._width], number))
@@ -145,10 +138,3 @@ class _Burst:
         """Of the messages number, number + width and so on of a rank."""
         seed = torch.Generator().manual_seed(2 * number + rank)
         return torch.randint(0, 256, (self._nbytes,), dtype=torch.uint8, generator=seed)
-
-
-def _latest(moment: float) -> float:
-    """Of all ranks."""
-    latest = torch.tensor([moment], dtype=torch.float64)
-    dist.all_reduce(latest, dist.ReduceOp.MAX)
-    return float(latest)
