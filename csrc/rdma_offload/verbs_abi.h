@@ -26,9 +26,9 @@ enum WcOpcode : int { kReceived = 128 };  // a bit of those of receives
 
 enum Status : int {
   kSuccess = 0,
-  kLocalQpOperation = 2,
-  kLocalProtection = 4,
   kFlushed = 5,
+  kRemoteFirst = 9,  // of three that say what the other side's device has refused
+  kRemoteLast = 11,
   kRetryExceeded = 12,
   kRnrRetryExceeded = 13,
 };

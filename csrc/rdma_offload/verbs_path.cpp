@@ -16,16 +16,18 @@ namespace adaptra {
 
 namespace {
 
-constexpr uint64_t kPiece = 256 << 10;  // payload of a slot, at most
-constexpr uint32_t kSlots = 32;
+constexpr uint64_t kPiece = 128 << 10;  // payload of a slot, at most
+constexpr uint32_t kHeaders = 16;       // of frames in a slot
+constexpr uint32_t kSlots = 64;
 constexpr uint32_t kMostSlots = 4096;   // that another side may grant
 constexpr uint32_t kWrites = 2 * kSlots;
 constexpr uint32_t kGifts = 8;          // writes that only give slots back
+constexpr uint32_t kGift = kSlots / 8;  // slots that are given back together
 constexpr uint32_t kSignals = 8;        // of so many writes one says that it is over
 constexpr uint32_t kInline = 128;
 constexpr int kTurn = 64;               // completions before others have their turn
 constexpr int kAtOnce = 16;
-constexpr uint32_t kFrame = 1u << 31;   // in the word of a write: there is a frame
+constexpr uint32_t kFrames = 1u << 31;  // in the word of a write: there are frames
 constexpr uint32_t kGivenBack = 0xffff;
 constexpr int kDrain = 300;             // milliseconds for the last word of a side that closes
 constexpr size_t kWords = 200;          // bytes of why the other side gave up
@@ -62,7 +64,7 @@ VerbsPath::VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, uin
       port_(port),
       loop_(loop),
       sink_(std::move(sink)),
-      slot_(sizeof(Header) + longest_piece),
+      slot_(kHeaders * sizeof(Header) + longest_piece),
       psn_(random_bits(24)),
       address_(device_->address(port, gid)),
       attributes_(device_->attributes(port)) {
@@ -71,7 +73,7 @@ VerbsPath::VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, uin
   if (address_.gid_index < 0) throw std::runtime_error(name + ": " + address_.why);
   try {
     const uint64_t slots = (kSlots * slot_ + 4095) / 4096 * 4096;
-    memory_bytes_ = slots + (kWrites + kGifts) * sizeof(Header);
+    memory_bytes_ = slots + (kWrites + kGifts) * kHeaders * sizeof(Header);
     void* memory = mmap(nullptr, memory_bytes_, PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) refuse("memory for slots", errno);
@@ -211,7 +213,7 @@ void VerbsPath::start(int socket) {
 }
 
 bool VerbsPath::has_room() const {
-  return !closed_ && granted_ > 0 && posted_ - completed_ < kWrites;
+  return !closed_ && (granted_ > 0 || gathered_ > 0) && posted_ - completed_ < kWrites;
 }
 
 bool VerbsPath::takes() const {
@@ -227,13 +229,17 @@ uint64_t VerbsPath::waiting() const {
 void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!has_room()) return;  // its end is on the way to the peer
-  const bool inlined = sizeof header + header.length <= inline_;
-  ibv::Sge sges[3];
+  Header* headers = this->headers();
+  if (gathered_ == 0) --granted_;
+  headers[gathered_++] = header;
+  if (header.length == 0) {
+    if (!gathers_ || gathered_ == kHeaders || header.kind == Kind::Bye) flush();
+    return;
+  }
+  const uint32_t before = gathered_ * sizeof header;
+  const bool inlined = before + header.length <= inline_;
+  ibv::Sge sges[3] = {{reinterpret_cast<uintptr_t>(headers), before, headers_->lkey}};
   int count = 1;
-  Header* ours = reinterpret_cast<Header*>(memory_ + memory_bytes_) - (kWrites + kGifts) +
-                 posted_ % (kWrites + kGifts);
-  *ours = header;
-  sges[0] = {reinterpret_cast<uintptr_t>(ours), sizeof header, headers_->lkey};
   try {
     for (uint64_t done = 0, part; done < header.length; done += part, ++count) {
       part = header.length - done;
@@ -243,33 +249,43 @@ void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_p
   } catch (const std::runtime_error& error) {
     return fail_soon(error.what());
   }
-  const bool last = header.kind == Kind::Data && header.offset + header.length == header.total;
-  if (header.length > 0 && !inlined) {
-    written_.push_back({posted_, header.length, std::move(keep)});
-    waiting_ += header.length;
-  }
-  --granted_;
-  const uint64_t to = their_address_ + frames_++ % their_count_ * slot_;
-  write(sges, count, to, true, inlined, last || header.kind == Kind::Bye);
+  written_.push_back({frames_, header.length, std::move(keep)});
+  waiting_ += header.length;
+  write(sges, count, inlined);
   full_ = full_ || !has_room();
 }
 
-void VerbsPath::write(ibv::Sge* sges, int count, uint64_t to, bool frame, bool inlined,
-                      bool signaled) {
+// Where the headers of the next write stand until it is over.
+Header* VerbsPath::headers() const {
+  constexpr uint64_t kRing = kWrites + kGifts;
+  auto* end = reinterpret_cast<Header*>(memory_ + memory_bytes_);
+  return end - kRing * kHeaders + posted_ % kRing * kHeaders;
+}
+
+// Write the frames that were gathered, or nothing: slots go back with either.
+void VerbsPath::flush() {
+  const uint32_t bytes = gathered_ * sizeof(Header);
+  ibv::Sge sge{reinterpret_cast<uintptr_t>(headers()), bytes, headers_->lkey};
+  write(&sge, bytes > 0 ? 1 : 0, bytes <= inline_);
+  full_ = full_ || !has_room();
+}
+
+void VerbsPath::write(ibv::Sge* sges, int count, bool inlined) {
+  const bool frames = gathered_ > 0;
   ibv::SendWr wr{}, *bad;
   wr.id = posted_;
   wr.sges = sges;
   wr.sge_count = count;
   wr.opcode = ibv::kRdmaWriteWithImm;
   if (inlined) wr.flags |= ibv::kInline;
-  if (signaled || posted_ % kSignals == 0) {
+  if (posted_ % kSignals == 0 || (frames && headers()[gathered_ - 1].kind == Kind::Bye)) {
     wr.flags |= ibv::kSignaled;
     signaled_ = posted_ + 1;
   }
-  wr.immediate = htonl((frame ? kFrame : 0) | free_);
-  wr.remote.address = to;
+  wr.immediate = htonl((frames ? kFrames : 0) | free_);
+  wr.remote.address = their_address_ + (frames ? frames_++ % their_count_ * slot_ : 0);
   wr.remote.rkey = their_key_;
-  free_ = 0;
+  free_ = gathered_ = 0;
   ++posted_;
   const int error = qp_->context->ops.post_send(qp_, &wr, &bad);
   if (error != 0) {
@@ -294,12 +310,11 @@ void VerbsPath::ready() {
   if (!sink) return close();
   ibv::Cq* cq;
   void* user;
-  unsigned events = 0;
-  while (verbs_.get_cq_event(channel_, &cq, &user) == 0) ++events;
-  if (events > 0) {
-    verbs_.ack_cq_events(cq_, events);
+  if (verbs_.get_cq_event(channel_, &cq, &user) == 0) {  // one at most, of the last request
+    verbs_.ack_cq_events(cq_, 1);
     cq_->context->ops.request_notify(cq_, 0);  // before the last look, so that none is missed
   }
+  gather(true);
   ibv::Completion found[kAtOnce];
   int count, turn = 0;
   while ((count = cq_->context->ops.poll_cq(cq_, kAtOnce, found)) > 0) {
@@ -313,31 +328,40 @@ void VerbsPath::ready() {
       break;
     }
   }
-  bool room;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (closed_) return;
-    room = full_ && has_room();
-    if (room) full_ = false;
-  }
-  if (room) sink->roomy(*this);
+  if (gather(false)) sink->roomy(*this);
+}
+
+// From now on frames without payload are gathered for one write, or they are written. Whether there
+// is room again, after there was none.
+bool VerbsPath::gather(bool yes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  gathers_ = yes;
+  if (closed_) return false;
+  if (!yes && gathered_ > 0) flush();
+  const bool room = full_ && has_room();
+  if (room) full_ = false;
+  return room;
 }
 
 bool VerbsPath::completed(Sink& sink, const ibv::Completion& completion) {
   if (completion.status != ibv::kSuccess) return end(words(completion.status)), false;
   if (completion.opcode & ibv::kReceived) return received(sink, completion);
   std::lock_guard<std::mutex> lock(mutex_);
-  written(completion.id);
+  completed_ = completion.id + 1;  // and so are those before it
   return true;
 }
 
-// A write is over, and so are those before it.
-void VerbsPath::written(uint64_t number) {
-  completed_ = number + 1;
-  while (!written_.empty() && written_.front().number <= number) {
+// What was in a slot that comes back has been read; its memory here is free, whether or not the
+// device has said that it is over.
+bool VerbsPath::given_back(uint32_t slots) {
+  granted_ += slots;
+  if (granted_ > their_count_) return false;
+  const uint64_t read = frames_ - (their_count_ - granted_);
+  while (!written_.empty() && written_.front().frame < read) {
     waiting_ -= written_.front().bytes;
     written_.pop_front();
   }
+  return true;
 }
 
 bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
@@ -347,32 +371,32 @@ bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_) return false;
-    granted_ += word & kGivenBack;
-    used = granted_ <= their_count_;
+    used = given_back(word & kGivenBack);
   }
   if (!used) return end("more slots came back than were used"), false;
   if (!post_receive()) return end("a receive cannot be posted"), false;
-  if (!(word & kFrame)) return true;
-  const uint8_t* slot = memory_ + received_++ % kSlots * slot_;
-  Header header;  // a copy: the other side can still write there
-  std::memcpy(&header, slot, sizeof header);
-  std::string fault = fault_of(header, longest_piece);
-  if (fault.empty() && completion.bytes != sizeof header + header.length) fault = "a frame that is cut";
-  if (!fault.empty()) return end(fault), false;
-  if (header.length > 0) {
-    sink.fill(header, 0, [&](uint8_t* to) -> ssize_t {
-      if (to != nullptr) std::memcpy(to, slot + sizeof header, header.length);
-      return header.length;
-    });
+  if (!(word & kFrames)) return true;
+  const uint8_t* at = memory_ + received_++ % kSlots * slot_;
+  const uint8_t* end_of_frames = at + completion.bytes;
+  while (at < end_of_frames) {
+    Header header;  // a copy: the other side can still write there
+    std::memcpy(&header, at, sizeof header);
+    at += sizeof header;
+    std::string fault = fault_of(header, longest_piece);
+    if (fault.empty() && at + header.length > end_of_frames) fault = "a frame that is cut";
+    if (!fault.empty()) return end(fault), false;
+    if (header.length > 0) {
+      sink.fill(header, 0, [&](uint8_t* to) -> ssize_t {
+        if (to != nullptr) std::memcpy(to, at, header.length);
+        return header.length;
+      });
+    }
+    at += header.length;
+    if (!sink.arrived(*this, header)) return end("a frame against the protocol"), false;
   }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ++free_;
-  }
-  if (!sink.arrived(*this, header)) return end("a frame against the protocol"), false;
-  // Where no frame goes back, the slots go alone. A sender that has used them all gets them so.
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!closed_ && free_ >= kSlots / 4) write(nullptr, 0, their_address_, false, false, false);
+  // The slots go back with frames, if there are any, or alone; before the other side has none left.
+  if (++free_ >= kGift && !closed_) flush();
   return true;
 }
 
@@ -388,7 +412,8 @@ std::string VerbsPath::words(int status) const {
   if (status == ibv::kRetryExceeded || status == ibv::kRnrRetryExceeded) {
     return "the other side does not answer over " + port;
   }
-  return port + ": " + verbs_.status_text(status);
+  const bool theirs = status >= ibv::kRemoteFirst && status <= ibv::kRemoteLast;
+  return port + " fails " + (theirs ? "at the other side: " : "here: ") + verbs_.status_text(status);
 }
 
 void VerbsPath::end(const std::string& why) {
@@ -426,7 +451,7 @@ void VerbsPath::drain() {
     const int count = cq_->context->ops.poll_cq(cq_, 1, &one);
     if (count < 0 || (count > 0 && one.status != ibv::kSuccess)) return;
     if (count > 0) {
-      if (!(one.opcode & ibv::kReceived)) written(one.id);
+      if (!(one.opcode & ibv::kReceived)) completed_ = one.id + 1;
       continue;
     }
     ::poll(nullptr, 0, 1);

@@ -1,6 +1,6 @@
-// A path over a queue pair of an RDMA device. A frame is written into one of the slots that the
-// receiver has granted: memory of its own, and of this connection alone. From there the payload is
-// copied to its place, and the slot is given back.
+// A path over a queue pair of an RDMA device. Frames are written into slots that the receiver has
+// granted: memory of its own, and of this connection alone. From there the payload is copied to its
+// place, and the slot is given back.
 //
 // Beside it stays the TCP connection over which both have found each other: it ends with the process
 // at the other end, which says over it why it gives the path up.
@@ -47,17 +47,20 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
  private:
   struct Card;
   struct Written {
-    uint64_t number, bytes;
+    uint64_t frame, bytes;
     std::shared_ptr<void> keep;
   };
 
   void destroy();
   void ready();
+  bool gather(bool yes);
   bool completed(Sink& sink, const ibv::Completion& completion);
   bool received(Sink& sink, const ibv::Completion& completion);
-  void written(uint64_t number);  // with mutex_ held, as for all below
+  bool given_back(uint32_t slots);  // with mutex_ held, as for the next ones
   bool has_room() const;
-  void write(ibv::Sge* sges, int count, uint64_t to, bool frame, bool inlined, bool signaled);
+  Header* headers() const;
+  void flush();
+  void write(ibv::Sge* sges, int count, bool inlined);
   void fail_soon(std::string why);
   bool post_receive();
   void drain();
@@ -83,17 +86,19 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   uint32_t psn_ = 0;
   VerbsPort address_;
   ibv::PortAttributes attributes_;
-  uint64_t received_ = 0;  // frames, on the loop's thread
+  uint64_t received_ = 0;  // slots, on the loop's thread
 
   mutable std::mutex mutex_;
   uint64_t their_address_ = 0;
   uint32_t their_count_ = 0, their_key_ = 0;
-  uint64_t frames_ = 0;                   // that were sent
+  uint64_t frames_ = 0;                   // slots that were written
+  uint32_t gathered_ = 0;                 // frames for the next one
+  bool gathers_ = false;                  // while completions are looked at
   uint32_t granted_ = 0;                  // slots over there that are free
   uint32_t free_ = 0;                     // slots here that are free, which was not said
   uint64_t posted_ = 0, completed_ = 0;   // writes
   uint64_t signaled_ = 0;                 // of them, up to the last one whose end is heard
-  std::deque<Written> written_;           // that have payload here
+  std::deque<Written> written_;           // frames with payload that have not been read there
   uint64_t waiting_ = 0;
   bool full_ = false, closed_ = false;
 };
