@@ -19,6 +19,8 @@ def main(out: str, names: list[str]) -> None:
             start = time.monotonic()
             try:
                 outcome = {"passed": True, "text": str(CASES[name]() or "")}
+            except ImportError as error:  # Debian's pyverbs is for Debian's version of Python
+                outcome = {"passed": True, "text": "", "skipped": str(error)}
             except BaseException:
                 outcome = {"passed": False, "text": traceback.format_exc()}
             seconds = round(time.monotonic() - start, 1)

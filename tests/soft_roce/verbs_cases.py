@@ -6,6 +6,9 @@ engine's failure suite asks for, 200 messages and a minute without a rail; else 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +25,9 @@ from soft_roce.verbs_pair import (
     over,
     packets,
     results,
+    until,
 )
+from soft_roce.verbs_speed import MESSAGES, compare
 
 PATHS = RAILS + 4  # of a peer: each rail, and the connections of the network
 MTU = 4096
@@ -49,6 +54,25 @@ def ports_are_found_with_a_reason_for_their_address() -> None:
     for n, (_, port) in enumerate(sorted(found.items())):
         assert (port.active, port.link, port.why) == (True, "Ethernet", "RoCE v2, IPv4"), port
         assert port.gid[-4:] == bytes([10, n // 2, 0, 1 + n % 2])
+
+
+HIDDEN = """
+mount --bind /dev/null "$(ldconfig -p | sed -n 's/.*libibverbs.so.1 .*=> //p')"
+exec "$0" -c '
+from megatron_adaptra.transport.engine import _native, native
+assert not native.missing() and not native.ports()
+print(_native.verbs_missing())
+'
+"""
+
+
+@case
+def without_libibverbs_the_engine_is_there_and_has_no_rails() -> str:
+    command = ["unshare", "--mount", "bash", "-ec", HIDDEN, sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "libibverbs.so.1" in done.stdout, done.stdout
+    return done.stdout.strip()
 
 
 def _sizes(seat: Seat) -> list[tuple[int, int]]:
@@ -114,14 +138,14 @@ def _says(records: list[str], *words: str) -> None:
 @case
 def own_link_down() -> str:
     ours, theirs = _through(lambda: link(0, 0, "down"))
-    _says(ours, "rail0a", "down here")
+    _says(ours, "port 1 of rail0a", "here")
     return f"{ours} {theirs}"
 
 
 @case
 def peers_link_down() -> str:
     ours, theirs = _through(lambda: link(0, 1, "down"))
-    _says(theirs, "rail0b", "down here")
+    _says(theirs, "port 1 of rail0b", "here")
     return f"{ours} {theirs}"
 
 
@@ -206,3 +230,78 @@ def a_killed_process_is_named() -> str:
     assert "its connection closed" in error, error
     assert seconds < 20, seconds
     return f"{seconds:.1f} s: {error}"
+
+
+BIG = 300_000  # bytes: three pieces
+
+
+def _host(seat: Seat) -> str:
+    work, memory = seat.receive(7, BIG)
+    over(work)
+    assert memory[:BIG] == content(1, BIG)
+    over(seat.send(8, content(2, BIG)))
+    small = [seat.send(9, content(n, 100)) for n in range(500)]  # more than there are slots
+    for one in small:
+        over(one)
+    counts = seat.engine.counts(seat.peer)
+    assert counts.twice == 1, counts.twice
+    until(lambda: bool(seat.endpoint.records), "the path fails")
+    return seat.endpoint.records[0][2]
+
+
+def _stranger(board: Any) -> str:
+    from soft_roce.verbs_peer import DATA, HAVE, LONGEST, Stranger, frame
+
+    me = Stranger(board, 1, 0, "rail0b")
+    data = content(1, BIG)
+    for offset in reversed(range(0, BIG, LONGEST)):  # in any order
+        piece = data[offset : offset + LONGEST]
+        me.write(frame(DATA, 1, piece, total=BIG, offset=offset, tag=7))
+    me.until(lambda: me.haves(1) == 1, "it has the message")
+    me.write(frame(DATA, 1, data[:LONGEST], total=BIG, tag=7))  # again: it is dropped
+    me.until(lambda: me.haves(1) == 2, "it says so again")
+    me.until(lambda: me.message(8) is not None, "its message")
+    assert me.message(8) == content(2, BIG)
+    numbers = {one[4] for one in me.arrived if one[1] == DATA}
+    me.write(*(frame(HAVE, number) for number in numbers))
+    said = set(numbers)
+
+    def small() -> bool:
+        new = {one[4] for one in me.arrived if one[1] == DATA} - said
+        for few in (sorted(new)[n : n + 16] for n in range(0, len(new), 16)):
+            me.until(lambda: me.granted > 0, "a slot")
+            me.write(*(frame(HAVE, number) for number in few))
+        said.update(new)
+        return len(said) == len(numbers) + 500
+
+    me.until(small, "all small messages")
+    me.write(frame(DATA, 2, b"x", total=1, tag=7, magic=0x1234))
+    me.connection.settimeout(60)
+    return me.connection.recv(200).decode()
+
+
+@case
+def whoever_follows_the_page_of_the_wire_is_a_peer() -> str:
+    with Pair(_host, rails=1, fallback=False, stranger=_stranger) as pair:
+        here, there = results(pair)
+    assert here == there == "no frame begins here", (here, there)
+    return here
+
+
+@case
+def speed_beside_perftest() -> str:
+    """Only a ruin of it fails: the machine's host has other work as well.
+
+    On one processor, for emulated ones wait for each other.
+    """
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {0})
+    try:
+        found = {size: compare(size, 7 if Size.full else 2) for size in MESSAGES}
+    finally:
+        os.sched_setaffinity(0, processors)
+    assert all(ratio > 0.1 for _, _, ratio in found.values()), found
+    return ", ".join(
+        f"{size >> 10} KiB: {ours:.1f} MB/s, ib_write_bw {theirs:.1f}, ratio {ratio:.2f}"
+        for size, (ours, theirs, ratio) in found.items()
+    )

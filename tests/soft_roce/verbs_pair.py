@@ -16,6 +16,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,9 @@ class Seat:
         return self.engine.send(self.peer, tag, address(data), len(data))
 
     def receive(self, tag: int, size: int) -> tuple[Any, bytearray]:
-        memory = bytearray(size + 1)  # there is no address of nothing
+        return self.receive_into(tag, bytearray(size + 1), size)  # there is no address of nothing
+
+    def receive_into(self, tag: int, memory: bytearray, size: int) -> tuple[Any, bytearray]:
         at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         return self.engine.receive(self.peer, tag, at, size), memory
 
@@ -136,12 +139,13 @@ def until(condition: Callable[[], bool], what: str) -> None:
 class Pair:
     """Runs `body(seat, *args)` on both ranks; they can be killed one by one.
 
-    `rails`: how many they use. `fallback`, `timeout`: of their endpoints.
+    `rails`: how many they use. `fallback`, `timeout`: of their endpoints. `stranger`: what runs as
+    rank 1 instead of an endpoint, with the board.
     """
 
     def __init__(
         self, body: Callable[..., Any], *args: Any, rails: int = RAILS, fallback: bool = True,
-        timeout: float = PATIENCE,
+        timeout: float = PATIENCE, stranger: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
         board = Board(Path(self._folder.name))
@@ -150,7 +154,10 @@ class Pair:
             mine, theirs = _processes.Pipe()
             options = {"machine": f"of rank {rank}", "timeout": timeout, "fallback": fallback}
             job = (theirs, rank, rails, board, options, body, args)
-            process = _processes.Process(target=_rank, args=job, daemon=True)
+            target: Callable[..., Any] = _rank
+            if rank == 1 and stranger is not None:
+                target, job = _stranger, (theirs, stranger, board)
+            process = _processes.Process(target=target, args=job, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(mine)
@@ -173,6 +180,14 @@ class Pair:
         if word == "raised":
             raise AssertionError(f"rank {rank} raised\n{value}")
         return value
+
+    def first(self, ranks: set[int]) -> int:
+        """The rank that says something first: an error, say, for which the others wait in vain."""
+        pipes = {self._pipes[rank]: rank for rank in ranks}
+        ready = connection.wait(list(pipes), PATIENCE)
+        if not ready:
+            raise TimeoutError(f"ranks {sorted(ranks)} say nothing")
+        return pipes[ready[0]]
 
     def tell(self, rank: int, word: Any) -> None:
         self._pipes[rank].send(word)
@@ -198,12 +213,23 @@ def _rank(
         pipe.send(("raised", traceback.format_exc()))
 
 
+def _stranger(pipe: Any, body: Callable[..., Any], board: Board) -> None:
+    try:
+        pipe.send(("said", body(board)))
+        pipe.recv()
+    except BaseException:
+        pipe.send(("raised", traceback.format_exc()))
+
+
 def results(pair: Pair) -> list[Any]:
     """What the body has returned on each rank; then both end."""
-    found = [pair.heard(rank) for rank in range(2)]
+    found: dict[int, Any] = {}
+    while len(found) < 2:
+        rank = pair.first(set(range(2)) - set(found))
+        found[rank] = pair.heard(rank)
     for rank in range(2):
         pair.tell(rank, "end")
-    return found
+    return [found[0], found[1]]
 
 
 # The network.

@@ -1,0 +1,75 @@
+"""How fast the engine is over one rail, beside ib_write_bw of perftest, in turns."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from typing import Any
+
+from soft_roce.verbs_pair import MIB, Pair, Seat, content, over
+
+MESSAGES = {64 << 10: 300, MIB: 24}  # of a round, by size
+_PORT = 18515  # perftest's own; in the machine nobody else has it
+
+
+def perftest(size: int, count: int) -> float:
+    """MB/s of ib_write_bw from rail0a to rail0b."""
+    words = ["ib_write_bw", "-x", "1", "-s", str(size), "-n", str(count), "-F", "-p", str(_PORT)]
+    server = subprocess.Popen([*words, "-d", "rail0b"], stdout=subprocess.PIPE, text=True)
+    try:
+        for _ in range(100):  # until it listens
+            client = subprocess.run(
+                [*words, "-d", "rail0a", "127.0.0.1"], capture_output=True, text=True, timeout=120
+            )
+            if client.returncode == 0:
+                break
+            time.sleep(0.1)
+        rows = [line.split() for line in client.stdout.splitlines()]
+        row = next(row for row in rows if row and row[0] == str(size))
+        return float(row[3])
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def rounds(seat: Seat, size: int, count: int) -> Any:
+    """Rank 0 sends `count` messages whenever it is told; seconds until all have arrived."""
+    seat.until_paths(1)
+    data = [content(n, size) for n in range(count)]
+    buffers = [seat.receive(n, size) for n in range(count)] if seat.rank == 1 else []
+    seat.say("ready")
+    while seat.hear() != "end":
+        if seat.rank == 0:
+            start = time.monotonic()
+            works = [seat.send(n, data[n]) for n in range(count)]
+            for work in reversed(works):  # one wait, not one for each
+                over(work)
+            seat.say(time.monotonic() - start)
+        else:
+            over(buffers[-1][0])
+            for n, (work, memory) in enumerate(buffers):
+                over(work)
+                assert memory[:size] == data[n], n
+                buffers[n] = seat.receive_into(n, memory, size)
+            seat.say("right")
+
+
+def compare(size: int, turns: int) -> tuple[float, float, float]:
+    """The engine's MB/s and perftest's, medians, and the median of their ratios."""
+    count = MESSAGES[size]
+    ours, theirs = [], []
+    with Pair(rounds, size, count, rails=1, fallback=False) as pair:
+        for rank in range(2):
+            assert pair.heard(rank) == "ready"
+        for _ in range(turns + 1):  # the first one finds memory cold
+            for rank in range(2):
+                pair.tell(rank, "go")
+            seconds = pair.heard(0)
+            assert pair.heard(1) == "right"
+            ours.append(size * count / seconds / 2**20)  # as perftest counts
+            theirs.append(perftest(size, count))
+        for rank in range(2):
+            pair.tell(rank, "end")
+    ratios = [mine / other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
+    return statistics.median(ours[1:]), statistics.median(theirs[1:]), statistics.median(ratios)
