@@ -338,6 +338,7 @@ bool VerbsPath::gather(bool yes) {
   gathers_ = yes;
   if (closed_) return false;
   if (!yes && gathered_ > 0) flush();
+  give();
   const bool room = full_ && has_room();
   if (room) full_ = false;
   return room;
@@ -395,9 +396,14 @@ bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
     if (!sink.arrived(*this, header)) return end("a frame against the protocol"), false;
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  // The slots go back with frames, if there are any, or alone; before the other side has none left.
-  if (++free_ >= kGift && !closed_) flush();
+  ++free_;
+  if (!closed_) give();
   return true;
+}
+
+// Slots go back with frames, or alone where these are many and nothing else goes that way.
+void VerbsPath::give() {
+  if (free_ >= kGift && posted_ - completed_ < kWrites + kGifts) flush();
 }
 
 bool VerbsPath::active() const {

@@ -60,6 +60,7 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   bool has_room() const;
   Header* headers() const;
   void flush();
+  void give();
   void write(ibv::Sge* sges, int count, bool inlined);
   void fail_soon(std::string why);
   bool post_receive();

@@ -56,6 +56,30 @@ def ports_are_found_with_a_reason_for_their_address() -> None:
         assert port.gid[-4:] == bytes([10, n // 2, 0, 1 + n % 2])
 
 
+@case
+def pyverbs_sees_the_same_ports_and_their_counters() -> str:
+    sys.path.append("/usr/lib/python3/dist-packages")
+    import pyverbs.device  # noqa: F401  without it the case is skipped
+
+    from megatron_adaptra.transport.engine.devices import device_ports
+    from megatron_adaptra.transport.engine.native import ports
+
+    ours = {port.device: port for port in ports()}
+    theirs = {port.device: port for port in device_ports()}
+    assert sorted(ours) == sorted(theirs)
+    for name, port in theirs.items():
+        assert (port.port, port.state, port.link, port.mtu) == (1, "active", "Ethernet", MTU)
+        gid, kind = port.gids[ours[name].gid_index]
+        assert (bytes.fromhex(gid.replace(":", "")), kind) == (ours[name].gid, "RoCE v2")
+    with Pair(_streams, PATHS, 20, MIB) as pair:
+        assert [pair.heard(rank) for rank in range(2)] == ["half", "half"]
+        assert [wrong for wrong, _ in results(pair)] == [[], []]
+    for port in device_ports():
+        risen = port.counters["sent_pkts"] - theirs[port.device].counters["sent_pkts"]
+        assert risen > 0, port
+    return str(device_ports()[0])
+
+
 HIDDEN = """
 mount --bind /dev/null "$(ldconfig -p | sed -n 's/.*libibverbs.so.1 .*=> //p')"
 exec "$0" -c '

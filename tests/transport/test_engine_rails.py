@@ -1,10 +1,13 @@
-"""Which RDMA ports are chosen, as NCCL's variables say."""
+"""Which RDMA ports there are, and which are chosen, as NCCL's variables say."""
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.errors import BadInput, MissingPackage
+from megatron_adaptra.transport.engine.devices import device_ports
 from megatron_adaptra.transport.engine.native import Port
 from megatron_adaptra.transport.engine.rails import Rail, chosen
 
@@ -42,3 +45,10 @@ def test_the_address_is_the_best_one_unless_it_is_named() -> None:
     assert chosen(PORTS[:1], {"NCCL_IB_GID_INDEX": "3"}) == [Rail("mlx5_10", 1, 3)]
     with pytest.raises(BadInput, match="NCCL_IB_GID_INDEX: 'x' is not allowed"):
         chosen(PORTS, {"NCCL_IB_GID_INDEX": "x"})
+
+
+def test_a_list_of_devices_says_what_it_needs() -> None:
+    if importlib.util.find_spec("pyverbs"):
+        pytest.skip("pyverbs is installed: its list is tested in the virtual machine")
+    with pytest.raises(MissingPackage, match=r"needs pyverbs, .* 'megatron-adaptra\[rdma-dev\]'"):
+        device_ports()
