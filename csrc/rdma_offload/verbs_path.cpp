@@ -1,15 +1,12 @@
 #include "verbs_path.h"
 
 #include <arpa/inet.h>
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <random>
 #include <stdexcept>
 
 namespace adaptra {
@@ -19,7 +16,6 @@ namespace {
 constexpr uint64_t kPiece = 128 << 10;  // payload of a slot, at most
 constexpr uint32_t kHeaders = 16;       // of frames in a slot
 constexpr uint32_t kSlots = 64;
-constexpr uint32_t kMostSlots = 4096;   // that another side may grant
 constexpr uint32_t kWrites = 2 * kSlots;
 constexpr uint32_t kGifts = 8;          // writes that only give slots back
 constexpr uint32_t kGift = kSlots / 8;  // slots that are given back together
@@ -32,156 +28,26 @@ constexpr uint32_t kGivenBack = 0xffff;
 constexpr int kDrain = 300;             // milliseconds for the last word of a side that closes
 constexpr size_t kWords = 200;          // bytes of why the other side gave up
 
-// A write is tried 7 times; with the 0.27 s between two of them a path fails after two to eight
-// seconds without an answer, depending on the device.
-constexpr uint8_t kTimeout = 16, kRetries = 6;
-constexpr uint8_t kNotReady = 6, kNotReadyTimer = 12;  // never needed: a receive is posted for each
-
-[[noreturn]] void refuse(const std::string& what, int error) {
-  throw std::runtime_error(what + ": " + std::strerror(error));
-}
-
-uint32_t random_bits(int bits) { return std::random_device()() & ((1u << bits) - 1); }
-
 }  // namespace
-
-// Little endian, 44 bytes; see docs/wire-protocol.md.
-struct __attribute__((packed)) VerbsPath::Card {
-  uint8_t gid[16];
-  uint64_t address;
-  uint32_t key, qp, psn, slots;
-  uint16_t lid;
-  uint8_t mtu, zero;
-};
 
 uint64_t VerbsPath::longest(uint64_t piece) { return std::min(piece, kPiece); }
 
 VerbsPath::VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, uint64_t piece,
                      Loop& loop, std::weak_ptr<Sink> sink)
     : Path(0, longest(piece)),
-      device_(std::move(device)),
-      verbs_(device_->verbs),
-      port_(port),
       loop_(loop),
       sink_(std::move(sink)),
       slot_(kHeaders * sizeof(Header) + longest_piece),
-      psn_(random_bits(24)),
-      address_(device_->address(port, gid)),
-      attributes_(device_->attributes(port)) {
-  const std::string name = "port " + std::to_string(port) + " of " + device_->name;
-  if (!address_.active) throw std::runtime_error(name + " is down here");
-  if (address_.gid_index < 0) throw std::runtime_error(name + ": " + address_.why);
-  try {
-    const uint64_t slots = (kSlots * slot_ + 4095) / 4096 * 4096;
-    memory_bytes_ = slots + (kWrites + kGifts) * kHeaders * sizeof(Header);
-    void* memory = mmap(nullptr, memory_bytes_, PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) refuse("memory for slots", errno);
-    memory_ = static_cast<uint8_t*>(memory);
-    slots_ = verbs_.reg_mr(device_->pd, memory_, slots, ibv::kLocalWrite | ibv::kRemoteWrite);
-    if (slots_ != nullptr) {
-      headers_ = verbs_.reg_mr(device_->pd, memory_ + slots, memory_bytes_ - slots, 0);
-    }
-    if (headers_ == nullptr) {
-      refuse(device_->name + " cannot register memory (`ulimit -l` should say unlimited)", errno);
-    }
-    channel_ = verbs_.create_channel(device_->context);
-    if (channel_ == nullptr) refuse("a completion channel of " + device_->name, errno);
-    fcntl(channel_->fd, F_SETFL, fcntl(channel_->fd, F_GETFL) | O_NONBLOCK);
-    cq_ = verbs_.create_cq(device_->context, kWrites + kGifts + kSlots + kGifts, nullptr, channel_, 0);
-    if (cq_ == nullptr) refuse("a completion queue of " + device_->name, errno);
-    ibv::QpInit init{};
-    init.send_cq = init.receive_cq = cq_;
-    init.capacity = {kWrites + kGifts, kSlots + kGifts, 3, 1, kInline};
-    init.type = ibv::kRc;
-    qp_ = verbs_.create_qp(device_->pd, &init);
-    if (qp_ == nullptr) {
-      init.capacity.max_inline = 0;
-      qp_ = verbs_.create_qp(device_->pd, &init);
-    }
-    if (qp_ == nullptr) refuse("a queue pair of " + device_->name, errno);
-    inline_ = init.capacity.max_inline;
-    ibv::QpAttributes to{};
-    to.state = ibv::kInit;
-    to.port = static_cast<uint8_t>(port_);
-    to.access_flags = ibv::kRemoteWrite;
-    const int error = verbs_.modify_qp(
-        qp_, &to, ibv::kState | ibv::kPkeyIndex | ibv::kPort | ibv::kAccessFlags);
-    if (error != 0) refuse("a queue pair of " + device_->name, error);
-    for (uint32_t n = 0; n < kSlots + kGifts; ++n) {
-      if (!post_receive()) refuse("receives of " + device_->name, errno);
-    }
-    cq_->context->ops.request_notify(cq_, 0);
-  } catch (...) {
-    destroy();
-    throw;
-  }
-}
+      qp_(std::move(device), port, gid,
+          {kSlots, slot_, kWrites + kGifts, kHeaders * sizeof(Header), kSlots + kGifts, kInline}) {}
 
-VerbsPath::~VerbsPath() { destroy(); }
-
-void VerbsPath::destroy() {
-  if (qp_ != nullptr) verbs_.destroy_qp(qp_);
-  if (cq_ != nullptr) verbs_.destroy_cq(cq_);
-  if (channel_ != nullptr) verbs_.destroy_channel(channel_);
-  if (headers_ != nullptr) verbs_.dereg_mr(headers_);
-  if (slots_ != nullptr) verbs_.dereg_mr(slots_);
-  if (memory_ != nullptr) munmap(memory_, memory_bytes_);
+VerbsPath::~VerbsPath() {
   if (socket_ >= 0) ::close(socket_);
 }
 
-std::string VerbsPath::card() const {
-  Card card{};
-  std::memcpy(card.gid, address_.gid.data(), sizeof card.gid);
-  card.address = reinterpret_cast<uintptr_t>(memory_);
-  card.key = slots_->rkey;
-  card.qp = qp_->number;
-  card.psn = psn_;
-  card.slots = kSlots;
-  card.lid = attributes_.lid;
-  card.mtu = static_cast<uint8_t>(attributes_.active_mtu);
-  return {reinterpret_cast<const char*>(&card), sizeof card};
-}
-
-void VerbsPath::connect(const std::string& words) {
-  Card card;
-  if (words.size() != sizeof card) throw std::runtime_error("this is no card of a queue pair");
-  std::memcpy(&card, words.data(), sizeof card);
-  if (card.slots == 0 || card.slots > kMostSlots || card.mtu < 1 || card.mtu > 5) {
-    throw std::runtime_error("a card with " + std::to_string(card.slots) + " slots and MTU " +
-                             std::to_string(card.mtu));
-  }
-  granted_ = their_count_ = card.slots;
-  their_address_ = card.address;
-  their_key_ = card.key;
-
-  ibv::QpAttributes to{};
-  to.state = ibv::kReadyToReceive;
-  to.path_mtu = std::min<int>(card.mtu, attributes_.active_mtu);
-  to.destination_qp = card.qp;
-  to.rq_psn = card.psn;
-  to.min_rnr_timer = kNotReadyTimer;
-  to.address.port = static_cast<uint8_t>(port_);
-  to.address.dlid = card.lid;
-  if (attributes_.link_layer == ibv::kEthernet) {
-    to.address.is_global = 1;
-    std::memcpy(to.address.route.dgid.raw, card.gid, sizeof card.gid);
-    to.address.route.sgid_index = static_cast<uint8_t>(address_.gid_index);
-    to.address.route.hop_limit = 64;
-  }
-  int error = verbs_.modify_qp(qp_, &to,
-                               ibv::kState | ibv::kAddress | ibv::kPathMtu | ibv::kDestinationQp |
-                                   ibv::kRqPsn | ibv::kMaxReadsHere | ibv::kMinRnrTimer);
-  if (error != 0) refuse(device_->name + " finds no way to the other side", error);
-  to.state = ibv::kReadyToSend;
-  to.timeout = kTimeout;
-  to.retry_count = kRetries;
-  to.rnr_retry = kNotReady;
-  to.sq_psn = psn_;
-  error = verbs_.modify_qp(qp_, &to,
-                           ibv::kState | ibv::kTimeout | ibv::kRetryCount | ibv::kRnrRetry |
-                               ibv::kSqPsn | ibv::kMaxReads);
-  if (error != 0) refuse(device_->name + " cannot send", error);
+void VerbsPath::connect(const std::string& card) {
+  qp_.connect(card);
+  granted_ = qp_.theirs().slots;
 }
 
 void VerbsPath::start(int socket) {
@@ -189,10 +55,10 @@ void VerbsPath::start(int socket) {
   std::lock_guard<std::mutex> lock(mutex_);
   socket_ = socket;
   if (closed_) return;
-  device_->watch(qp_, port_, [self](const std::string& why) {
+  qp_.watch([self](const std::string& why) {
     if (auto path = self.lock()) path->end(why);
   });
-  loop_.watch(channel_->fd, EPOLLIN, [self](uint32_t) {
+  loop_.watch(qp_.fd(), EPOLLIN, [self](uint32_t) {
     if (auto path = self.lock()) path->ready();
   });
   loop_.watch(socket_, EPOLLIN | EPOLLRDHUP, [self](uint32_t) {
@@ -208,7 +74,7 @@ void VerbsPath::start(int socket) {
     auto path = self.lock();
     if (!path) return;
     path->ready();
-    if (!path->active()) path->end(path->words(ibv::kFlushed));
+    if (!path->qp_.active()) path->end(path->words(ibv::kFlushed));
   });
 }
 
@@ -237,13 +103,13 @@ void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_p
     return;
   }
   const uint32_t before = gathered_ * sizeof header;
-  const bool inlined = before + header.length <= inline_;
-  ibv::Sge sges[3] = {{reinterpret_cast<uintptr_t>(headers), before, headers_->lkey}};
+  const bool inlined = before + header.length <= qp_.inlined();
+  ibv::Sge sges[3] = {{reinterpret_cast<uintptr_t>(headers), before, qp_.headers_key()}};
   int count = 1;
   try {
     for (uint64_t done = 0, part; done < header.length; done += part, ++count) {
       part = header.length - done;
-      const uint32_t key = inlined ? 0 : device_->key(payload + done, &part);
+      const uint32_t key = inlined ? 0 : qp_.device->key(payload + done, &part);
       sges[count] = {reinterpret_cast<uintptr_t>(payload + done), static_cast<uint32_t>(part), key};
     }
   } catch (const std::runtime_error& error) {
@@ -256,23 +122,19 @@ void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_p
 }
 
 // Where the headers of the next write stand until it is over.
-Header* VerbsPath::headers() const {
-  constexpr uint64_t kRing = kWrites + kGifts;
-  auto* end = reinterpret_cast<Header*>(memory_ + memory_bytes_);
-  return end - kRing * kHeaders + posted_ % kRing * kHeaders;
-}
+Header* VerbsPath::headers() const { return reinterpret_cast<Header*>(qp_.headers(posted_)); }
 
 // Write the frames that were gathered, or nothing: slots go back with either.
 void VerbsPath::flush() {
   const uint32_t bytes = gathered_ * sizeof(Header);
-  ibv::Sge sge{reinterpret_cast<uintptr_t>(headers()), bytes, headers_->lkey};
-  write(&sge, bytes > 0 ? 1 : 0, bytes <= inline_);
+  ibv::Sge sge{reinterpret_cast<uintptr_t>(headers()), bytes, qp_.headers_key()};
+  write(&sge, bytes > 0 ? 1 : 0, bytes <= qp_.inlined());
   full_ = full_ || !has_room();
 }
 
 void VerbsPath::write(ibv::Sge* sges, int count, bool inlined) {
   const bool frames = gathered_ > 0;
-  ibv::SendWr wr{}, *bad;
+  ibv::SendWr wr{};
   wr.id = posted_;
   wr.sges = sges;
   wr.sge_count = count;
@@ -283,13 +145,13 @@ void VerbsPath::write(ibv::Sge* sges, int count, bool inlined) {
     signaled_ = posted_ + 1;
   }
   wr.immediate = htonl((frames ? kFrames : 0) | free_);
-  wr.remote.address = their_address_ + (frames ? frames_++ % their_count_ * slot_ : 0);
-  wr.remote.rkey = their_key_;
+  wr.remote.address = qp_.theirs().address + (frames ? frames_++ % qp_.theirs().slots * slot_ : 0);
+  wr.remote.rkey = qp_.theirs().key;
   free_ = gathered_ = 0;
   ++posted_;
-  const int error = qp_->context->ops.post_send(qp_, &wr, &bad);
+  const int error = qp_.post(wr);
   if (error != 0) {
-    fail_soon(device_->name + " takes no more writes: " + std::strerror(error));
+    fail_soon(qp_.name() + " takes no more writes: " + std::strerror(error));
   }
 }
 
@@ -300,24 +162,14 @@ void VerbsPath::fail_soon(std::string why) {
   });
 }
 
-bool VerbsPath::post_receive() {
-  ibv::ReceiveWr wr{}, *bad;
-  return qp_->context->ops.post_receive(qp_, &wr, &bad) == 0;
-}
-
 void VerbsPath::ready() {
   auto sink = sink_.lock();
   if (!sink) return close();
-  ibv::Cq* cq;
-  void* user;
-  if (verbs_.get_cq_event(channel_, &cq, &user) == 0) {  // one at most, of the last request
-    verbs_.ack_cq_events(cq_, 1);
-    cq_->context->ops.request_notify(cq_, 0);  // before the last look, so that none is missed
-  }
+  qp_.take_event();  // before the last look, so that nothing is missed
   gather(true);
   ibv::Completion found[kAtOnce];
   int count, turn = 0;
-  while ((count = cq_->context->ops.poll_cq(cq_, kAtOnce, found)) > 0) {
+  while ((count = qp_.poll(found, kAtOnce)) > 0) {
     for (int n = 0; n < count; ++n) {
       if (!completed(*sink, found[n])) return;
     }
@@ -356,8 +208,8 @@ bool VerbsPath::completed(Sink& sink, const ibv::Completion& completion) {
 // device has said that it is over.
 bool VerbsPath::given_back(uint32_t slots) {
   granted_ += slots;
-  if (granted_ > their_count_) return false;
-  const uint64_t read = frames_ - (their_count_ - granted_);
+  if (granted_ > qp_.theirs().slots) return false;
+  const uint64_t read = frames_ - (qp_.theirs().slots - granted_);
   while (!written_.empty() && written_.front().frame < read) {
     waiting_ -= written_.front().bytes;
     written_.pop_front();
@@ -375,9 +227,9 @@ bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
     used = given_back(word & kGivenBack);
   }
   if (!used) return end("more slots came back than were used"), false;
-  if (!post_receive()) return end("a receive cannot be posted"), false;
+  if (!qp_.post_receive()) return end("a receive cannot be posted"), false;
   if (!(word & kFrames)) return true;
-  const uint8_t* at = memory_ + received_++ % kSlots * slot_;
+  const uint8_t* at = qp_.slot(received_++);
   const uint8_t* end_of_frames = at + completion.bytes;
   while (at < end_of_frames) {
     Header header;  // a copy: the other side can still write there
@@ -406,20 +258,14 @@ void VerbsPath::give() {
   if (free_ >= kGift && posted_ - completed_ < kWrites + kGifts) flush();
 }
 
-bool VerbsPath::active() const {
-  ibv::PortAttributes attributes{};
-  return verbs_.query_port(device_->context, port_, &attributes) == 0 &&
-         attributes.state == ibv::kPortActive;
-}
-
 std::string VerbsPath::words(int status) const {
-  const std::string port = "port " + std::to_string(port_) + " of " + device_->name;
-  if (!active()) return port + " is down here";
+  const std::string port = qp_.name();
+  if (!qp_.active()) return port + " is down here";
   if (status == ibv::kRetryExceeded || status == ibv::kRnrRetryExceeded) {
     return "the other side does not answer over " + port;
   }
   const bool theirs = status >= ibv::kRemoteFirst && status <= ibv::kRemoteLast;
-  return port + " fails " + (theirs ? "at the other side: " : "here: ") + verbs_.status_text(status);
+  return port + " fails " + (theirs ? "at the other side: " : "here: ") + qp_.device->verbs.status_text(status);
 }
 
 void VerbsPath::end(const std::string& why) {
@@ -437,12 +283,10 @@ void VerbsPath::close() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (closed_) return;
   closed_ = true;
-  loop_.unwatch(channel_->fd);
-  device_->unwatch(qp_);
+  loop_.unwatch(qp_.fd());
+  qp_.unwatch();
   drain();
-  ibv::QpAttributes to{};
-  to.state = ibv::kError;
-  verbs_.modify_qp(qp_, &to, ibv::kState);  // nothing is written here any more
+  qp_.stop();
   if (socket_ >= 0) {
     loop_.unwatch(socket_);
     ::shutdown(socket_, SHUT_RDWR);
@@ -454,7 +298,7 @@ void VerbsPath::drain() {
   const Nanoseconds until = now() + kDrain * 1000000ull;
   while (completed_ < signaled_ && now() < until) {
     ibv::Completion one;
-    const int count = cq_->context->ops.poll_cq(cq_, 1, &one);
+    const int count = qp_.poll(&one, 1);
     if (count < 0 || (count > 0 && one.status != ibv::kSuccess)) return;
     if (count > 0) {
       if (!(one.opcode & ibv::kReceived)) completed_ = one.id + 1;

@@ -13,7 +13,7 @@
 
 #include "loop.h"
 #include "path.h"
-#include "verbs_device.h"
+#include "verbs_qp.h"
 
 namespace adaptra {
 
@@ -22,17 +22,12 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   // Payload of a frame, for messages cut into pieces of `piece`.
   static uint64_t longest(uint64_t piece);
 
-  // A queue pair that is not connected. `gid`: an index, or -1 for the best one. Throws
-  // std::runtime_error, which says why the device cannot be used.
+  // Not connected; as for VerbsQp.
   VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, uint64_t piece, Loop& loop,
             std::weak_ptr<Sink> sink);
   ~VerbsPath() override;
 
-  // What the other side has to know.
-  std::string card() const;
-
-  // Connect with the other side's card; frames may come from now on. Throws as above; may take
-  // seconds, for the network has to find the way.
+  std::string card() const { return qp_.card(); }
   void connect(const std::string& card);
 
   // Both sides are connected: serve it. Takes over `socket`.
@@ -45,13 +40,11 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   void fail(const std::string& why) override { end(why); }
 
  private:
-  struct Card;
   struct Written {
     uint64_t frame, bytes;
     std::shared_ptr<void> keep;
   };
 
-  void destroy();
   void ready();
   bool gather(bool yes);
   bool completed(Sink& sink, const ibv::Completion& completion);
@@ -63,35 +56,18 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   void give();
   void write(ibv::Sge* sges, int count, bool inlined);
   void fail_soon(std::string why);
-  bool post_receive();
   void drain();
-  bool active() const;
   void end(const std::string& why);
   std::string words(int status) const;
 
-  const std::shared_ptr<VerbsDevice> device_;
-  const VerbsLibrary& verbs_;
-  const int port_;
   Loop& loop_;
   const std::weak_ptr<Sink> sink_;
   const uint64_t slot_;  // bytes
+  VerbsQp qp_;
   int socket_ = -1;
-
-  uint8_t* memory_ = nullptr;  // the slots, then headers under way
-  uint64_t memory_bytes_ = 0;
-  ibv::Mr *slots_ = nullptr, *headers_ = nullptr;
-  ibv::Channel* channel_ = nullptr;
-  ibv::Cq* cq_ = nullptr;
-  ibv::Qp* qp_ = nullptr;
-  uint32_t inline_ = 0;  // bytes that need no registered memory
-  uint32_t psn_ = 0;
-  VerbsPort address_;
-  ibv::PortAttributes attributes_;
   uint64_t received_ = 0;  // slots, on the loop's thread
 
   mutable std::mutex mutex_;
-  uint64_t their_address_ = 0;
-  uint32_t their_count_ = 0, their_key_ = 0;
   uint64_t frames_ = 0;                   // slots that were written
   uint32_t gathered_ = 0;                 // frames for the next one
   bool gathers_ = false;                  // while completions are looked at

@@ -24,6 +24,7 @@ done
 # Another kernel or initrd for another script.
 made=$cache/$(cat "$here/prepare.sh" "$here/init.sh" | sha256sum | cut -c1-16)
 if [ ! -d "$made" ]; then
+  rm -rf "$cache"/making.* # of runs that were killed
   work=$(mktemp -d "$cache/making.XXXXXX")
   trap 'rm -rf "$work"' EXIT
   cd "$work"
@@ -56,7 +57,7 @@ PY
   cp "$here/init.sh" root/init
   chmod +x root/init
   (cd root && find . -print0 | cpio --null --create --format newc --quiet) >done/initrd
-  find "$cache" -mindepth 1 -maxdepth 1 -type d ! -name "making.*" -mtime +30 -exec rm -rf {} +
+  find "$cache" -mindepth 1 -maxdepth 1 -type d ! -name "making.*" -mtime +30 -exec rm -rf {} + # of old scripts
   mv done "$made"
 fi
 echo "$made"
