@@ -72,6 +72,8 @@ def pyverbs_sees_the_same_ports_and_their_counters() -> str:
         gid, kind = port.gids[ours[name].gid_index]
         assert (bytes.fromhex(gid.replace(":", "")), kind) == (ours[name].gid, "RoCE v2")
     with Pair(_streams, PATHS, 20, MIB) as pair:
+        for rank in range(2):
+            pair.tell(rank, "go on")
         assert [pair.heard(rank) for rank in range(2)] == ["half", "half"]
         assert [wrong for wrong, _ in results(pair)] == [[], []]
     for port in device_ports():
@@ -136,19 +138,28 @@ def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
 
 def _streams(seat: Seat, paths: int, count: int, size: int) -> tuple[list[int], list[str]]:
     seat.until_paths(paths)
-    wrong = seat.stream(count, size)
+    wrong = seat.stream(count, size, waits=True)
     return wrong, [event.why for event in seat.endpoint.records.last]
 
 
 def _through(
-    befalls: Callable[[], Any], fallback: bool = True, rails: int = RAILS
+    befalls: Callable[[], Any],
+    later: Callable[[], Any] = lambda: None,
+    fallback: bool = True,
+    rails: int = RAILS,
 ) -> list[list[str]]:
-    """Messages both ways, in whose middle something `befalls`; what each rank has recorded."""
+    """Messages both ways, in whose middle something `befalls`; what each rank has recorded.
+
+    The last quarter of them is sent after it; `later` comes while they are.
+    """
     paths = rails + (4 if fallback else 0)
     job = paths, 200 if Size.full else 60, MIB
     with mended(), Pair(_streams, *job, rails=rails, fallback=fallback) as pair:
         assert pair.heard(0) == "half"
         befalls()
+        for rank in range(2):
+            pair.tell(rank, "go on")
+        later()
         assert pair.heard(1) == "half"
         found = results(pair)
     assert [wrong for wrong, _ in found] == [[], []]
@@ -187,38 +198,38 @@ def every_hundredth_packet_lost() -> str:
     return "nothing failed"
 
 
-def _flap(seconds: float) -> None:
-    link(0, 0, "down")
+def _up_after(rail: int, seconds: float) -> None:
     time.sleep(seconds)  # this is how long it lasts
-    link(0, 0, "up")
+    link(rail, 0, "up")
 
 
 @case
 def a_flap() -> str:
-    return str(_through(lambda: _flap(0.75)))
+    return str(_through(lambda: link(0, 0, "down"), lambda: _up_after(0, 0.75)))
 
 
 @case
 def the_only_rail_flaps() -> str:
     """Nothing else may carry its messages: they wait until it is back."""
-    return str(_through(lambda: _flap(0.75), fallback=False, rails=1))
+    down = _through(lambda: link(0, 0, "down"), lambda: _up_after(0, 0.75), fallback=False, rails=1)
+    assert all(down), down
+    return str(down)
 
 
-def _both_down(seconds: float) -> None:
+def _both_down() -> None:
     for rail in range(RAILS):
         link(rail, 0, "down")
-    time.sleep(seconds)
-    link(1, 0, "up")
 
 
 @case
 def both_rails_down_and_one_back_later() -> str:
-    return str(_through(lambda: _both_down(60 if Size.full else 8), fallback=False))
+    seconds = 60 if Size.full else 8
+    return str(_through(_both_down, lambda: _up_after(1, seconds), fallback=False))
 
 
 @case
 def both_rails_down_and_tcp_there() -> str:
-    return str(_through(lambda: [link(rail, 0, "down") for rail in range(RAILS)]))
+    return str(_through(_both_down))
 
 
 def _until_error(seat: Seat, paths: int) -> tuple[float, str]:

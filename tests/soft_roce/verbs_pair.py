@@ -94,10 +94,10 @@ class Seat:
         at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         return self.engine.receive(self.peer, tag, at, size), memory
 
-    def stream(self, count: int, size: int, under_way: int = 16) -> list[int]:
+    def stream(self, count: int, size: int, under_way: int = 16, waits: bool = False) -> list[int]:
         """Send messages to the peer, and get as many; the numbers of those that came wrong.
 
-        Says "half" in the middle.
+        Says "half" in the middle; if it `waits`, the last quarter needs a word of the test.
         """
         sends: deque[Any] = deque()
         receives: deque[Any] = deque()
@@ -114,6 +114,8 @@ class Seat:
                 over(sends.popleft())
                 if n - under_way == count // 2:
                     self.say("half")
+                if waits and n - under_way == 3 * count // 4:
+                    self.hear()
         return wrong
 
 
