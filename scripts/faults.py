@@ -33,6 +33,7 @@ from fitting import Fault, Misfit, changed, load  # noqa: E402
 
 from megatron_adaptra.processes import become_subreaper, started  # noqa: E402
 
+BUILT = "megatron_adaptra/transport/engine/_native*.so"
 MODES = ("--quick", "", "--full")  # of scripts/test.sh, which hands them on to pytest
 NO_TESTS = 5  # pytest's exit status when all were deselected
 LIMIT = 1800.0  # seconds of one run of a fault's tests
@@ -68,11 +69,12 @@ class Copy:
 
     @classmethod
     def of_checkout(cls, folder: Path) -> Copy:
-        """The tracked files of this checkout, put into `folder`."""
+        """The tracked files of this checkout and its engine, if it was built, put into `folder`."""
         listed = subprocess.run(
             ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
         )
-        for name in filter(None, listed.stdout.split("\0")):
+        built = (str(path.relative_to(ROOT)) for path in ROOT.glob(BUILT))
+        for name in (*filter(None, listed.stdout.split("\0")), *built):
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / name)

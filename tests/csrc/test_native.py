@@ -97,3 +97,11 @@ def test_clean(
     count = many if pytestconfig.getoption("--full") else few
     seed = random.randrange(1, 2**31)
     print(run([str(made), *([] if count is None else [str(seed), str(count)])], RUNNING))
+
+
+@pytest.mark.cold
+@pytest.mark.skipif(not shutil.which(COMPILER), reason=f"no C++ compiler {COMPILER!r}")
+def test_the_binary_interface_of_libibverbs_is_the_headers() -> None:
+    if not Path("/usr/include/infiniband/verbs.h").is_file():
+        pytest.skip("no header of libibverbs: install libibverbs-dev")
+    run([COMPILER, "-std=c++17", "-fsyntax-only", f"-I{ENGINE}", str(TESTS / "test_verbs_abi.cpp")])
