@@ -10,8 +10,23 @@ using namespace adaptra;
 namespace {
 
 constexpr double kNano = 1e-9;
+constexpr double kPart = 0.1;  // seconds
 
 const uint8_t* address(uintptr_t at) { return reinterpret_cast<const uint8_t*>(at); }
+
+// Between its parts Python looks for signals: Ctrl-C ends a wait.
+bool wait(Work& work, double seconds) {
+  const Nanoseconds begun = now();
+  for (;;) {
+    const double left = seconds - (now() - begun) * kNano;
+    {
+      py::gil_scoped_release release;
+      if (work.wait(std::min(left, kPart))) return true;
+    }
+    if (left <= kPart) return false;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+}
 
 struct Block {  // memory of the engine, which sends it without a copy
   std::shared_ptr<uint8_t> memory;
@@ -24,7 +39,7 @@ PYBIND11_MODULE(_native, m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
 
   py::class_<Work, WorkRef>(m, "Work")
-      .def("wait", &Work::wait, py::arg("seconds"), NoGil())
+      .def("wait", &wait, py::arg("seconds"))
       .def("done", &Work::done)
       .def("error", &Work::error)
       .def("stamps", [](const Work& work) {

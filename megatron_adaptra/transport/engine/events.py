@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from megatron_adaptra.log import LogFile, log_line
+from megatron_adaptra.log import GOES_ON, LogFile, log_line
 
 _MOST = 1000  # events that are kept
 
@@ -57,18 +57,18 @@ class Events:
                 known = {"time": time.time(), "of": self._me, **asdict(event)}
                 self._file.write(json.dumps(known))
         if first:
-            log_line(f"a connection to rank {rank} is lost, and is dialled again: {why}")
+            log_line(f"a connection to rank {rank} is lost, {GOES_ON} without it: {why}")
 
     def stranger(self, why: str) -> None:
         """Somebody was turned away, and `why`: the first is noted and logged, all are counted."""
         self.strangers += 1
         if self.strangers == 1:
-            log_line(f"a caller who did not prove to be of this job was turned away: {why}")
+            log_line(f"a stranger to this job was turned away, {GOES_ON}: {why}")
             self.note("stranger", None, why)
 
     def close(self) -> None:
         """Log how many strangers there were, and end the file."""
         if self.strangers > 1:
-            log_line(f"{self.strangers} callers who did not prove to be of this job came in all")
+            log_line(f"{self.strangers} strangers to this job were turned away, {GOES_ON}")
         if self._file is not None:
             self._file.close()
