@@ -74,6 +74,10 @@ class KeyValueStore:
 
         thread = threading.Thread(target=run, name="adaptra-store", daemon=True)
         wait_at_exit(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter ends: from 3.12 on it takes no more threads
+            self._busy.release()
+            return None
         thread.join(waits.STORE)
         return found[0] if found else None

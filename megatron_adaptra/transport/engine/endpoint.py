@@ -196,9 +196,10 @@ class Endpoint:
     def _start(self, work: Callable[..., None], peer: _Peer, *args: Any) -> None:
         name = f"adaptra-dial-{peer.rank}"
         thread = threading.Thread(target=work, args=(peer, *args), name=name, daemon=True)
-        with self._changed:
+        # While the interpreter ends it takes no more threads.
+        with self._changed, contextlib.suppress(RuntimeError):
+            thread.start()
             self._dialling = {t for t in self._dialling if t.is_alive()} | {thread}
-        thread.start()
 
     def _dial(self, peer: _Peer, line: int) -> None:
         """Until the peer has all paths of the line, or is gone, or this side closes."""
