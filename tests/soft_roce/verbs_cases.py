@@ -280,8 +280,8 @@ def _host(seat: Seat) -> str:
         over(one)
     counts = seat.engine.counts(seat.peer)
     assert counts.twice == 1, counts.twice
-    until(lambda: bool(seat.endpoint.records), "the path fails")
-    return seat.endpoint.records[0][2]
+    until(lambda: bool(seat.endpoint.records.last), "the path fails")
+    return seat.endpoint.records.last[0].why
 
 
 def _stranger(board: Any) -> str:
