@@ -244,7 +244,7 @@ def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
     machine, decisions = group.hosts[me], _log_file(context.config)
     log = decisions and decisions.with_suffix(f".connections{decisions.suffix}")
     timeout, encrypt = context.config.timeout, context.config.encrypt
-    endpoint = Endpoint(me, local_address(), machine, board, timeout, log, encrypt)
+    endpoint = Endpoint(me, local_address(), machine, board, timeout, log, encrypted=encrypt)
     return EngineWire(endpoint, me)
 
 

@@ -110,6 +110,7 @@ class Endpoint:
         board: Board,
         timeout: float,
         log: Path | None = None,
+        *,
         fallback: bool = True,
         encrypted: bool = False,
     ) -> None:
