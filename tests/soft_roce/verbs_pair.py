@@ -20,6 +20,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 
 ENDS = "ab"  # rank 0 has rail0a and rail1a, rank 1 the others
@@ -35,35 +36,6 @@ def content(number: int, size: int) -> bytes:
     start = number * 4099 % MIB
     times = (start + size) // len(_BASE) + 1
     return (_BASE * times)[start : start + size]
-
-
-class Board:
-    """A folder where ranks leave words for each other."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def put(self, key: str, text: str) -> bool:
-        self._write(key, text).rename(self._path(key))
-        return True
-
-    def put_first(self, key: str, text: str) -> None:
-        with contextlib.suppress(FileExistsError):
-            os.link(self._write(key, text), self._path(key))
-
-    def get(self, key: str) -> str | None:
-        try:
-            return self._path(key).read_text()
-        except FileNotFoundError:
-            return None
-
-    def _path(self, key: str) -> Path:
-        return self._folder / key.replace("/", "-")
-
-    def _write(self, key: str, text: str) -> Path:
-        path = self._folder / f"{key.replace('/', '-')}.{os.getpid()}"
-        path.write_text(text)
-        return path
 
 
 class Seat:
@@ -150,7 +122,7 @@ class Pair:
         timeout: float = PATIENCE, stranger: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
-        board = Board(Path(self._folder.name))
+        board = FolderBoard(Path(self._folder.name))
         self._pipes, self._processes = [], []
         for rank in range(2):
             mine, theirs = _processes.Pipe()
@@ -200,7 +172,7 @@ class Pair:
 
 
 def _rank(
-    pipe: Any, rank: int, rails: int, board: Board, options: Any, body: Any, args: Any
+    pipe: Any, rank: int, rails: int, board: FolderBoard, options: Any, body: Any, args: Any
 ) -> None:
     try:
         names = [f"rail{n}{ENDS[rank]}" for n in range(rails)]
@@ -215,7 +187,7 @@ def _rank(
         pipe.send(("raised", traceback.format_exc()))
 
 
-def _stranger(pipe: Any, body: Callable[..., Any], board: Board) -> None:
+def _stranger(pipe: Any, body: Callable[..., Any], board: FolderBoard) -> None:
     try:
         pipe.send(("said", body(board)))
         pipe.recv()

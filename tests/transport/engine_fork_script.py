@@ -1,28 +1,20 @@
-"""An engine between two ranks of one process, which forks. Argument: what ranks' machine is.
+"""An engine between two ranks of one process, which forks. Arguments: shm or tcp, a folder.
 
 The child is refused, ends as an interpreter does, and messages go on.
 """
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 
 TIMEOUT = 60.0
-
-
-class Words(dict[str, str]):
-    """A board for one process."""
-
-    def put(self, key: str, text: str) -> None:
-        self[key] = text
-
-    def put_first(self, key: str, text: str) -> None:
-        self.setdefault(key, text)
 
 
 def exchange(transports: list[EngineTransport], tag: int) -> None:
@@ -33,7 +25,7 @@ def exchange(transports: list[EngineTransport], tag: int) -> None:
     assert bool((got == tag).all())
 
 
-board = Words()
+board = FolderBoard(Path(sys.argv[2]))
 machines = ("here", "here") if sys.argv[1] == "shm" else ("here", "there")
 endpoints = [Endpoint(r, "127.0.0.1", machines[r], board, TIMEOUT) for r in (0, 1)]
 endpoints[1].connect([0])

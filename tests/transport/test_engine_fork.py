@@ -15,11 +15,11 @@ SCRIPT = Path(__file__).with_name("engine_fork_script.py")
 
 
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
-def test_a_child_leaves_the_engine_alone(kind: str) -> None:
+def test_a_child_leaves_the_engine_alone(kind: str, tmp_path: Path) -> None:
     if native.missing():
         pytest.skip(native.missing())
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), kind],
+        [sys.executable, str(SCRIPT), kind, str(tmp_path)],
         capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
