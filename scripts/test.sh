@@ -12,7 +12,8 @@ mode=()
 case "${1:-}" in
   --quick | --full) mode=("$1") && shift ;;
 esac
-venv=${ADAPTRA_VENV:-$PWD/.venv} newest="" notes=()
+venv=${ADAPTRA_VENV:-$PWD/.venv} newest="" making="" notes=() said=$(mktemp)
+trap 'rm -f "$said"; [ -z "$making" ] || kill "$making" 2>/dev/null || true' EXIT
 make_venv "$venv" demo,dev
 export PATH="$venv/bin:$PATH" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 
@@ -23,7 +24,6 @@ if [ $# = 0 ] && [ "${mode[0]:-}" != --quick ]; then
   elif newest=$(find_python 3.12); then
     make_venv "$venv-newest" demo,dev "$newest" &
     making=$!
-    trap 'kill "$making" 2>/dev/null || true' EXIT
   else
     notes+=("the newest megatron-core was NOT tested: it needs Python 3.12, and there is none with venv")
   fi
@@ -37,25 +37,30 @@ lint-imports
 
 run=(-m pytest ${mode[@]+"${mode[@]}"})
 jobs=3 # on two cores: tests wait more than they compute
-if [ $# -gt 0 ]; then exec python "${run[@]}" "$@"; fi
+if [ $# -gt 0 ]; then rm -f "$said" && exec python "${run[@]}" "$@"; fi
 
 say_line() { echo "== $("$1" -c 'import platform; from importlib.metadata import version as v; print("megatron-core", v("megatron-core"), "on Python", platform.python_version())')"; }
 failed=()
-say_line python
-python "${run[@]}" -n "$jobs" --durations=25 || failed+=("the first line")
+# run_line NAME PYTHON TESTS...: what failed is said again at the end.
+run_line() {
+  local name=$1
+  say_line "$2"
+  "$2" "${run[@]}" -n "$jobs" --durations=25 "${@:3}" 2>&1 | tee "$said" && return
+  failed+=("adaptra: tests failed on $name:")
+  while IFS= read -r line; do failed+=("  ${line:0:300}"); done < <(grep -E '^(FAILED|ERROR) ' "$said")
+}
+run_line "the first line" python
 if [ -n "$newest" ]; then
   wait "$making" || { echo "adaptra: no environment for the newest megatron-core" >&2 && exit 1; }
-  trap - EXIT
-  say_line "$venv-newest/bin/python"
+  making=""
   # What does not depend on Megatron's release has been tested.
-  "$venv-newest/bin/python" "${run[@]}" -n "$jobs" --durations=25 tests/adapter tests/launch/test_models.py \
-    --ignore tests/adapter/test_failures.py --ignore tests/adapter/test_flags.py ||
-    failed+=("the newest line")
+  run_line "the newest line" "$venv-newest/bin/python" tests/adapter tests/launch/test_models.py \
+    --ignore tests/adapter/test_failures.py --ignore tests/adapter/test_flags.py
 fi
 echo "== in short"
 for note in ${notes[@]+"${notes[@]}"}; do echo "adaptra: $note"; done
 if [ ${#failed[@]} -gt 0 ]; then
-  printf 'adaptra: tests failed on %s\n' "${failed[@]}"
+  printf '%s\n' "${failed[@]}"
   exit 1
 fi
 echo "adaptra: all tests passed in $((SECONDS / 60)) min $((SECONDS % 60)) s with set-up"

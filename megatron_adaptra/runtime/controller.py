@@ -111,7 +111,10 @@ class Controller(ABC):
         return channel.send({**message, "run": self.first})
 
     def _say(self, what: str, error: object = None) -> None:
-        """Say once that something has failed, and how it did the first time."""
+        """Say once that something has failed, and how it did the first time; nothing after the end:
+        a thread that is late may find what it needs gone."""
+        if self._ending.is_set():
+            return
         how = "" if error is None else f" ({type(error).__name__}: {str(error)[:200]})"
         self._say_once(what, f"{how}; {GOES_ON} with the plan in force")
 
@@ -159,9 +162,8 @@ class Controller(ABC):
 
     def _lose(self, channel: Channel, error: Exception) -> None:
         channel.lost = channel.lost or str(error)
-        if not self._ending.is_set():
-            when = "while" if channel.renews else "any more:"
-            self._say(f"no plan is changed {when} member {channel.peer} is not heard", error)
+        when = "while" if channel.renews else "any more:"
+        self._say(f"no plan is changed {when} member {channel.peer} is not heard", error)
 
     # On the thread that sends.
 

@@ -85,11 +85,12 @@ class Broken:
 
     def __init__(self, hangs: bool) -> None:
         self.alive, self._hangs, self._store = True, hangs, dist.HashStore()
-        self.over = threading.Event()
+        self.asked, self.over = threading.Event(), threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         def asked(*args: Any) -> Any:
             if not self.alive:
+                self.asked.set()
                 assert not self._hangs or self.over.wait(PATIENCE)
                 raise RuntimeError("Broken pipe")
             return getattr(self._store, name)(*args)
@@ -122,6 +123,25 @@ def test_without_torchs_store_no_plan_comes_in_and_training_goes_on(
     assert {one.warmup for ran in run.ran for one in ran} == {STOCK}
     said = [line for line in capfd.readouterr().err.splitlines() if "key-value store" in line]
     assert len(said) == 1
+
+
+def test_a_store_that_ends_with_the_training_is_no_news(
+    tmp_path: Any, hasty: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The leader waits for it in the middle of a proposal, and nobody waits for the leader."""
+    monkeypatch.setattr(waits, "STORE", PATIENCE)
+    monkeypatch.setattr(waits, "GOODBYE", 0.1)
+    store = Broken(hangs=True)
+    store.alive = False
+
+    def at(_: int, iteration: int) -> None:
+        assert iteration < 29 or store.asked.wait(PATIENCE), "nothing is proposed"
+
+    run = drive(tmp_path / "d", lambda i: SLOW if i >= 6 else {}, 30, store=store, at=at)
+    store.over.set()
+    run.leader._planner.join(PATIENCE)
+    assert not run.leader._planner.is_alive()
+    assert "key-value store" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("hangs", [True, False])
