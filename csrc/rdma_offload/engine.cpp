@@ -138,7 +138,7 @@ WorkRef Engine::send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes,
     if (bytes == 0) to->filled(number, 0);
     return work;
   }
-  return to->send(tag, std::move(ours), bytes, sent);
+  return to->send(tag, std::move(ours), bytes, sent, true);
 }
 
 WorkRef Engine::receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {

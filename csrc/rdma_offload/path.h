@@ -48,8 +48,10 @@ class Path {
   // Bytes that it was given and that have not left.
   virtual uint64_t waiting() const = 0;
 
-  // Send a frame. `payload` stays where it is for as long as `keep` lives.
+  // Send a frame. `payload` stays where it is for as long as `keep` lives. What has none may wait
+  // for the next frame, or for `flush`.
   virtual void send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) = 0;
+  virtual void flush() {}
 
   virtual void close() = 0;
 

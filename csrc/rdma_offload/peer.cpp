@@ -17,6 +17,7 @@ void Peer::add(std::shared_ptr<Path> path) {
     Header bye;
     bye.kind = Kind::Bye;
     send_over(*path, bye, nullptr, nullptr);
+    path->flush();
     return path->close();
   }
   paths_.push_back(std::move(path));
@@ -31,9 +32,13 @@ void Peer::close(const std::string& why) {
   pump();
   Header bye;
   bye.kind = Kind::Bye;
+  const Ranges haves = haves_;
   for (auto& path : paths_) {  // over each: its end alone would look like a failure
+    haves_ = haves;  // what is here has not failed
+    send_haves(*path);
     if (path->takes()) send_over(*path, bye, nullptr, nullptr);
   }
+  flush();
   closed_ = why;
   for (auto& path : paths_) path->close();  // before memory goes that they may read
   settle(lock);
@@ -66,6 +71,8 @@ void Peer::tick(Nanoseconds beat, Nanoseconds silence) {
       header.taken = told_ = taken_;
       send_over(*path, header, nullptr, nullptr);
     }
+    soon_ = haves_.pieces() > 0;
+    pump();
   }
   for (auto& path : silent) {
     path->fail("nothing was heard for " + std::to_string((time - path->heard) / 1000000) + " ms");
@@ -100,17 +107,19 @@ bool Peer::arrived(Path& path, const Header& header) {
       break;
     case Kind::Ask: {
       if (finished_.holds(header.number, header.number + 1)) {
-        say(Kind::Have, header.number);
+        say_have(header.number, true);
         break;
       }
       if (crowded() && !in_.count(header.number)) return false;
       Incoming& in = incoming(header);
       if (in.total != header.total || in.tag != header.tag) return false;
       in.asked = true;
-      if (in.receive) {
-        say(Kind::Grant, header.number);
-      } else {
+      in.eager = in.eager || (header.flags & kEager);
+      in.soon = in.soon || (header.flags & kSoon);
+      if (!in.receive) {
         match(header.tag);
+      } else if (!in.eager) {
+        say(Kind::Grant, header.number);
       }
       break;
     }
@@ -121,12 +130,12 @@ bool Peer::arrived(Path& path, const Header& header) {
       }
       break;
     case Kind::Have:
-      if (out != out_.end()) {
-        auto of_tag = of_tag_.find(out->second.tag);
+      for (auto at = out_.lower_bound(header.number);
+           at != out_.end() && at->first - header.number < header.total; at = out_.erase(at)) {
+        auto of_tag = of_tag_.find(at->second.tag);
         if (--of_tag->second.under_way == 0) of_tag_.erase(of_tag);
-        out->second.work->stamps.completed = now();
-        out->second.work->end();
-        out_.erase(out);
+        at->second.work->stamps.completed = now();
+        at->second.work->end();
       }
       break;
     case Kind::Alive:
@@ -141,7 +150,7 @@ bool Peer::arrived(Path& path, const Header& header) {
   }
   use_credit();
   pump();
-  return control_.size() <= kWords;
+  return control_.size() + haves_.pieces() <= kWords;
 }
 
 void Peer::roomy(Path&) {

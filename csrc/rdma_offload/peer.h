@@ -27,7 +27,7 @@ namespace adaptra {
 
 using Memory = std::shared_ptr<uint8_t>;
 
-class Peer : public Sink {
+class Peer : public Sink, public std::enable_shared_from_this<Peer> {
  public:
   // What befalls a path, or the peer; called without locks of the peer's.
   using Note = std::function<void(const Path* path, const std::string& what)>;
@@ -37,11 +37,13 @@ class Peer : public Sink {
 
   // Send `bytes` at `memory`, which stays as it is until the work ends. `sent`: when the message was
   // ready; 0 for now.
-  WorkRef send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent = 0);
+  // `soon`: its end is waited for, by whoever wants to use the memory again.
+  WorkRef send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent = 0, bool soon = false);
 
   // The same for a message whose bytes are not there yet; `filled` says how many are, from the first
   // on, and `number` which message it is.
-  WorkRef begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, uint64_t* number);
+  WorkRef begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, uint64_t* number,
+                bool soon = false);
   void filled(uint64_t number, uint64_t bytes);
 
   // Receive into `memory`, which has the size of the message, or has room for it if not `exact`.
@@ -83,7 +85,7 @@ class Peer : public Sink {
   struct Outgoing {
     uint64_t number, before, total, next = 0, filled = 0;
     Tag tag;
-    bool asks = false, eager = true, queued = false, started = false;
+    bool asks = false, eager = true, soon = false, queued = false, started = false;
     Memory memory;
     std::vector<Piece> pieces;               // of which nobody knows whether they arrived
     std::deque<std::pair<uint64_t, uint64_t>> again;  // offset, length
@@ -98,7 +100,7 @@ class Peer : public Sink {
   struct Incoming {
     uint64_t number, before, total, sent;
     Tag tag;
-    bool eager = false, asked = false, complete = false;
+    bool eager = false, soon = false, asked = false, complete = false;
     Ranges here;
     uint64_t bytes = 0;
     uint8_t* target = nullptr;          // a receive's memory, or that of `own`
@@ -116,12 +118,17 @@ class Peer : public Sink {
   Path* best() const;
   void send_piece(Path& path, Outgoing& out);
   void say(Kind kind, uint64_t number = 0);
+  void ask(uint64_t number);
+  void say_have(uint64_t number, bool soon);
+  void send_haves(Path& path);
+  void flush();
   void send_word(Path& path, Kind kind, uint64_t number);
   static bool has_more(const Outgoing& out);
   void queue(Outgoing& out);
   void use_credit();
   bool crowded() const;
   Incoming& incoming(const Header& header);
+  static uint8_t flags(const Outgoing& out);
   void match(Tag tag);
   bool first_of_tag(const Incoming& in) const;
   void give(Incoming& in, std::shared_ptr<Receive> receive);
@@ -152,6 +159,10 @@ class Peer : public Sink {
   std::deque<uint64_t> ready_;         // with something to send; they take turns
   std::deque<uint64_t> asking_;
   std::set<std::pair<Kind, uint64_t>> control_;  // words to say, each once
+  Ranges haves_;               // messages to say `have` of, with the next frame that goes, or
+  bool soon_ = false;          // now
+  uint64_t more_haves_ = 0, have_bytes_ = 0;
+  bool unflushed_ = false;     // words were sent, which may wait for more frames
 
   std::map<uint64_t, Incoming> in_;
   std::unordered_map<Tag, std::deque<std::shared_ptr<Receive>>> posted_;

@@ -7,6 +7,8 @@ namespace adaptra {
 
 namespace {
 constexpr uint64_t kTellEvery = 8;  // credit is given back in parts of the window, at least so many
+constexpr uint64_t kHaves = 16;      // messages of which it is said at once that they are here
+constexpr uint64_t kHaveBytes = 1 << 20;  // or so many bytes, whose memory their sender keeps
 }
 
 WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {
@@ -100,7 +102,7 @@ bool Peer::wanted(const Header& header) {
 bool Peer::arrived_data(const Header& header) {
   if (finished_.holds(header.number, header.number + 1)) {
     ++counts_.twice;
-    say(Kind::Have, header.number);  // the first one was lost
+    say_have(header.number, true);  // the first one was lost
     return true;
   }
   auto known = in_.find(header.number);
@@ -112,7 +114,8 @@ bool Peer::arrived_data(const Header& header) {
   Incoming& in = known->second;
   if (in.total != header.total || in.tag != header.tag) return false;
   if (header.length > 0 && in.target == nullptr && !in.dropped) return false;  // nor for this one
-  in.eager = in.eager || header.eager;
+  in.eager = in.eager || (header.flags & kEager);
+  in.soon = in.soon || (header.flags & kSoon);
   in.sent = header.sent;
   const uint64_t fresh = in.here.add(header.offset, header.offset + header.length);
   counts_.twice += fresh == 0 && header.length > 0;
@@ -125,12 +128,19 @@ bool Peer::arrived_data(const Header& header) {
     finished_.add(in.number, in.number + 1);
     if (finished_.pieces() > kMost + 1) return false;
     ++counts_.received;
-    say(Kind::Have, in.number);
+    have_bytes_ += in.total;
+    say_have(in.number, in.soon || ++more_haves_ == kHaves || have_bytes_ >= kHaveBytes);
   }
   const Tag tag = in.tag;
   deliver_if_over(in);
   match(tag);
   return true;
+}
+
+// Say that a message is here; unless it is to be soon, when something else goes that way.
+void Peer::say_have(uint64_t number, bool soon) {
+  haves_.add(number, number + 1);
+  soon_ = soon_ || soon;
 }
 
 // Whether more messages are known than the other side may have under way, or has credit for.
@@ -180,7 +190,7 @@ void Peer::give(Incoming& in, std::shared_ptr<Receive> receive) {
   }
   if (in.own) kept_ -= cost(in.total);  // not without a receive any more
   if (!in.receive) drop(in);
-  if (in.asked && !in.complete) say(Kind::Grant, in.number);
+  if (in.asked && !in.eager && !in.complete) say(Kind::Grant, in.number);
   deliver_if_over(in);
 }
 

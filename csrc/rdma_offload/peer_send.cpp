@@ -5,17 +5,20 @@
 
 namespace adaptra {
 
-WorkRef Peer::send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent) {
+WorkRef Peer::send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, bool soon) {
   uint64_t number = 0;
-  auto work = begin(tag, std::move(memory), bytes, sent, &number);
+  auto work = begin(tag, std::move(memory), bytes, sent, &number, soon);
   filled(number, bytes);
   return work;
 }
 
-WorkRef Peer::begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, uint64_t* number) {
-  auto work = std::make_shared<Work>();
-  work->stamps.sent = sent == 0 ? now() : sent;
+WorkRef Peer::begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, uint64_t* number,
+                    bool soon) {
   std::lock_guard<std::mutex> lock(mutex_);
+  auto work = std::make_shared<Work>([peer = weak_from_this(), number = last_ + 1] {
+    if (auto self = peer.lock()) self->ask(number);
+  });
+  work->stamps.sent = sent == 0 ? now() : sent;
   if (!closed_.empty() || !left_.empty()) {
     work->end(closed_.empty() ? left_ : closed_);
     return work;
@@ -29,6 +32,7 @@ WorkRef Peer::begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, ui
   out.number = last_;
   out.total = bytes;
   out.tag = tag;
+  out.soon = soon;
   out.memory = std::move(memory);
   out.work = work;
   OfTag& of_tag = of_tag_[tag];
@@ -56,10 +60,14 @@ void Peer::filled(uint64_t number, uint64_t bytes) {
   pump();
 }
 
+uint8_t Peer::flags(const Outgoing& out) {
+  return (out.eager ? kEager : 0) | (out.soon ? kSoon : 0);
+}
+
 void Peer::send_piece(Path& path, Outgoing& out) {
   Header header;
   header.kind = Kind::Data;
-  header.eager = out.eager;
+  header.flags = flags(out);
   header.number = out.number;
   header.before = out.before;
   header.total = out.total;
@@ -124,6 +132,7 @@ void Peer::send_word(Path& path, Kind kind, uint64_t number) {
     auto at = out_.find(number);
     if (at == out_.end()) return;  // it has arrived meanwhile
     const Outgoing& out = at->second;
+    header.flags = flags(out);
     header.before = out.before;
     header.total = out.total;
     header.tag = out.tag;
@@ -131,6 +140,31 @@ void Peer::send_word(Path& path, Kind kind, uint64_t number) {
   }
   header.taken = told_ = taken_;
   send_over(path, header, nullptr, nullptr);
+}
+
+// Somebody waits until a message is there.
+void Peer::ask(uint64_t number) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto at = out_.find(number);
+  if (at == out_.end() || at->second.soon) return;
+  at->second.soon = true;
+  say(Kind::Ask, number);
+  pump();
+}
+
+void Peer::send_haves(Path& path) {
+  while (haves_.pieces() > 0 && path.takes()) {
+    const auto [begin, end] = haves_.pop();
+    Header header;
+    header.kind = Kind::Have;
+    header.number = begin;
+    header.total = end - begin;
+    header.taken = told_ = taken_;
+    send_over(path, header, nullptr, nullptr);
+  }
+  if (haves_.pieces() > 0) return;
+  soon_ = false;
+  more_haves_ = have_bytes_ = 0;
 }
 
 void Peer::say(Kind kind, uint64_t number) { control_.emplace(kind, number); }
@@ -150,19 +184,29 @@ Path* Peer::best() const {
 void Peer::send_over(Path& path, const Header& header, const uint8_t* payload,
                      std::shared_ptr<void> keep) {
   path.said = now();
+  unflushed_ = unflushed_ || header.length == 0;
   path.send(header, payload, std::move(keep));
 }
 
+void Peer::flush() {
+  if (!unflushed_) return;
+  unflushed_ = false;
+  for (auto& path : paths_) path->flush();
+}
+
 void Peer::pump() {
-  while (!control_.empty() || !ready_.empty()) {
+  while (!control_.empty() || !ready_.empty() || soon_) {
     Path* path = best();
-    if (path == nullptr) return;
+    if (path == nullptr) break;
+    send_haves(*path);
+    if (!path->takes()) continue;
     if (!control_.empty()) {
       const auto [kind, about] = *control_.begin();
       control_.erase(control_.begin());
       send_word(*path, kind, about);
       continue;
     }
+    if (ready_.empty()) break;
     const uint64_t number = ready_.front();
     ready_.pop_front();
     auto at = out_.find(number);
@@ -172,6 +216,7 @@ void Peer::pump() {
     out.queued = false;
     queue(out);
   }
+  flush();
 }
 
 }  // namespace adaptra

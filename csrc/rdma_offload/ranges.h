@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <utility>
 
 namespace adaptra {
 
@@ -33,6 +34,13 @@ class Ranges {
     }
     ranges_[begin] = end;
     return to - from - known;
+  }
+
+  // The first range, which is in it no more; there is one.
+  std::pair<uint64_t, uint64_t> pop() {
+    const std::pair<uint64_t, uint64_t> first = *ranges_.begin();
+    ranges_.erase(ranges_.begin());
+    return first;
   }
 
   size_t pieces() const { return ranges_.size(); }

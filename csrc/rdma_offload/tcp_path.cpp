@@ -97,15 +97,23 @@ void TcpPath::send(const Header& header, const uint8_t* payload, std::shared_ptr
   if (closed_) return;  // its end is on the way to the peer
   frames_.push_back({header, payload, std::move(keep)});
   waiting_ += sizeof header + header.length;
-  if (frames_.size() == 1 && !flush()) {
-    loop_.soon([self = weak_from_this()] {
-      if (auto path = self.lock()) path->end("the connection broke while sending");
-    });
-  }
+  if (header.length > 0) push();
   full_ = full_ || waiting_ >= kQueue;
 }
 
-bool TcpPath::flush() {
+void TcpPath::flush() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  push();
+}
+
+void TcpPath::push() {
+  if (watches_room_ || write()) return;  // it goes on when there is room
+  loop_.soon([self = weak_from_this()] {
+    if (auto path = self.lock()) path->end("the connection broke while sending");
+  });
+}
+
+bool TcpPath::write() {
   while (!frames_.empty()) {
     iovec parts[2 * kAtOnce];
     size_t count = 0;
@@ -149,7 +157,7 @@ void TcpPath::ready(uint32_t events) {
     bool whole, room = false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      whole = closed_ || flush();
+      whole = closed_ || write();
       if (full_ && waiting_ < kQueue / 2) {
         full_ = false;
         room = true;
@@ -175,8 +183,12 @@ ssize_t TcpPath::recv(void* into, size_t most) {
 
 // Read and use what one call gives; false when there is nothing more, or the path has ended.
 bool TcpPath::read_some(Sink& sink) {
-  const ssize_t got = decoder_.read(
-      *this, sink, [this](uint8_t* to, size_t most) { return recv(to, most); });
+  bool all = false;  // there is nothing more for now
+  const ssize_t got = decoder_.read(*this, sink, [&](uint8_t* to, size_t most) {
+    const ssize_t count = recv(to, most);
+    all = !tls_ && count < static_cast<ssize_t>(most);
+    return count;
+  });
   if (got == 0) return end("the other side has closed the connection"), false;
   if (got < 0) {
     if (errno == EINTR) return true;
@@ -185,7 +197,7 @@ bool TcpPath::read_some(Sink& sink) {
   }
   heard = now();  // on a slow link a frame may take longer than a path may be silent
   if (!decoder_.fault().empty()) return end(decoder_.fault()), false;
-  return true;
+  return !all;
 }
 
 void TcpPath::end(const std::string& why) {

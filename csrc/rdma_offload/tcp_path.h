@@ -26,6 +26,7 @@ class TcpPath : public Path, public std::enable_shared_from_this<TcpPath> {
   bool takes() const override;
   uint64_t waiting() const override;
   void send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) override;
+  void flush() override;
   void close() override;
   void fail(const std::string& why) override { end(why); }
 
@@ -39,7 +40,8 @@ class TcpPath : public Path, public std::enable_shared_from_this<TcpPath> {
   void ready(uint32_t events);
   bool read_some(Sink& sink);
   ssize_t recv(void* into, size_t most);
-  bool flush();  // with mutex_ held; false when the socket is broken
+  void push();   // as `write`, with mutex_ held, too
+  bool write();  // what the socket takes; false when it is broken
   void end(const std::string& why);
 
   const int fd_;

@@ -99,7 +99,7 @@ void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_p
   if (gathered_ == 0) --granted_;
   headers[gathered_++] = header;
   if (header.length == 0) {
-    if (!gathers_ || gathered_ == kHeaders || header.kind == Kind::Bye) flush();
+    if (gathered_ == kHeaders || header.kind == Kind::Bye) write_gathered();
     return;
   }
   const uint32_t before = gathered_ * sizeof header;
@@ -121,11 +121,16 @@ void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_p
   full_ = full_ || !has_room();
 }
 
+void VerbsPath::flush() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!closed_ && !gathers_ && gathered_ > 0) write_gathered();
+}
+
 // Where the headers of the next write stand until it is over.
 Header* VerbsPath::headers() const { return reinterpret_cast<Header*>(qp_.headers(posted_)); }
 
 // Write the frames that were gathered, or nothing: slots go back with either.
-void VerbsPath::flush() {
+void VerbsPath::write_gathered() {
   const uint32_t bytes = gathered_ * sizeof(Header);
   ibv::Sge sge{reinterpret_cast<uintptr_t>(headers()), bytes, qp_.headers_key()};
   write(&sge, bytes > 0 ? 1 : 0, bytes <= qp_.inlined());
@@ -189,7 +194,7 @@ bool VerbsPath::gather(bool yes) {
   std::lock_guard<std::mutex> lock(mutex_);
   gathers_ = yes;
   if (closed_) return false;
-  if (!yes && gathered_ > 0) flush();
+  if (!yes && gathered_ > 0) write_gathered();
   give();
   const bool room = full_ && has_room();
   if (room) full_ = false;
@@ -255,7 +260,7 @@ bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
 
 // Slots go back with frames, or alone where these are many and nothing else goes that way.
 void VerbsPath::give() {
-  if (free_ >= kGift && posted_ - completed_ < kWrites + kGifts) flush();
+  if (free_ >= kGift && posted_ - completed_ < kWrites + kGifts) write_gathered();
 }
 
 std::string VerbsPath::words(int status) const {

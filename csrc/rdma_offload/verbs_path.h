@@ -36,6 +36,7 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   bool takes() const override;
   uint64_t waiting() const override;
   void send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) override;
+  void flush() override;
   void close() override;
   void fail(const std::string& why) override { end(why); }
 
@@ -52,7 +53,7 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   bool given_back(uint32_t slots);  // with mutex_ held, as for the next ones
   bool has_room() const;
   Header* headers() const;
-  void flush();
+  void write_gathered();
   void give();
   void write(ibv::Sge* sges, int count, bool inlined);
   void fail_soon(std::string why);

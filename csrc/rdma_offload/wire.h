@@ -11,7 +11,7 @@ enum class Kind : uint8_t {
   Data = 1,  // a piece of a message
   Ask,       // may this message come? also: has it come?
   Grant,     // a receive is posted for it
-  Have,      // all of it is here
+  Have,      // all of it is here, and of those behind it, `total` messages together
   Alive,     // nothing but what every frame says
   Bye,       // the sender closes
   Lost,      // a path has failed at the sender's side: words that it took may be lost
@@ -26,7 +26,7 @@ constexpr uint64_t kLongest = 1ull << 40;  // bytes of a message
 struct Header {
   uint16_t magic = kMagic;
   Kind kind = Kind::Alive;
-  uint8_t eager = 0;      // Data: it was sent on credit, which `taken` gives back
+  uint8_t flags = 0;      // Data, Ask: of the message, as below
   uint32_t length = 0;    // bytes of payload that follow
   uint64_t number = 0;    // of the message, counted by its sender from 1
   uint64_t before = 0;    // the last message of this tag that had not arrived when this was sent
@@ -37,6 +37,9 @@ struct Header {
   uint64_t taken = 0;     // credit that this side has given back, ever
 };
 static_assert(sizeof(Header) == 64, "the wire's layout");
+
+constexpr uint8_t kEager = 1;  // it is sent on credit, which `taken` gives back
+constexpr uint8_t kSoon = 2;   // its sender waits for `have`
 
 // What a message takes of the credit: its bytes, and what it costs to know of it.
 constexpr uint64_t kCost = 256;

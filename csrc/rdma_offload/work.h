@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,9 +36,13 @@ struct Stamps {
 
 class Work {
  public:
+  // `awaited` is called once, when somebody waits.
+  explicit Work(std::function<void()> awaited = {}) : awaited_(std::move(awaited)) {}
+
   // Whether it ended within `seconds`.
   bool wait(double seconds) {
     if (over_) return true;
+    if (awaited_ && !waited_.exchange(true)) awaited_();
     std::unique_lock<std::mutex> lock(mutex_);
     return ended_.wait_for(lock, patience(seconds), [this] { return over_.load(); });
   }
@@ -65,6 +70,8 @@ class Work {
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   std::atomic<bool> over_{false};
+  std::atomic<bool> waited_{false};
+  const std::function<void()> awaited_;
   std::string error_;
 };
 

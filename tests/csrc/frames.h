@@ -33,7 +33,9 @@ class Speaker {
     if (header.kind == Kind::Data) heard_ = std::max(heard_, header.number);
     if (header.kind == Kind::Have) {
       messages_.erase(std::remove_if(messages_.begin(), messages_.end(),
-                                     [&](auto& one) { return one.about.number == header.number; }),
+                                     [&](auto& one) {
+                                       return one.about.number - header.number < header.total;
+                                     }),
                       messages_.end());
     }
   }
@@ -62,6 +64,7 @@ class Speaker {
     if (what < 15 && heard_ > 0) {
       header.kind = chance(50) ? Kind::Grant : Kind::Have;
       header.number = 1 + below(heard_);
+      if (header.kind == Kind::Have) header.total = 1 + below(3);
       return header;
     }
     if (messages_.size() < 8 && chance(30)) begin();
@@ -74,7 +77,7 @@ class Speaker {
       return header;
     }
     header.kind = Kind::Data;
-    header.eager = 1;
+    header.flags = adaptra::kEager;
     header.offset = message.next;
     header.length = std::min(header.total - message.next, 1 + below(chance(90) ? 100 : piece_));
     message.next += header.length;
@@ -119,7 +122,7 @@ class Speaker {
       case 6: header.offset = odd(header.offset); break;
       case 7: header.tag = chance(50) ? below(kTags) : odd(header.tag); break;
       case 8: header.taken = odd(taken_); break;
-      case 9: header.eager = below(3); break;
+      case 9: header.flags = below(5); break;
       default: {
         auto* bytes = reinterpret_cast<uint8_t*>(&header);
         bytes[below(sizeof header)] ^= 1 << below(8);

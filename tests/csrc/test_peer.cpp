@@ -49,7 +49,7 @@ struct Job {
       link.ends[side] = std::make_shared<End>(order, piece, room);
     }
     links.push_back(link);
-    for (int side = 0; side < 2; ++side) peers[side].add(links.back().ends[side]);
+    for (int side = 0; side < 2; ++side) peers[side]->add(links.back().ends[side]);
   }
 
   void lose(Link& link) {  // frames under way are lost, and the ends learn of it one by one
@@ -64,7 +64,7 @@ struct Job {
     if (from.frames.empty() || link.gone[1 - side]) return;
     Frame frame = std::move(from.frames.front());
     from.frames.pop_front();
-    Peer& peer = peers[1 - side];
+    Peer& peer = *peers[1 - side];
     CHECK(fault_of(frame.header, from.longest_piece).empty());
     if (frame.header.length > 0) {
       const uint64_t half = frame.header.length / 2;
@@ -78,7 +78,7 @@ struct Job {
       }
     }
     CHECK(peer.arrived(*link.ends[1 - side], frame.header));
-    if (!link.gone[side]) peers[side].roomy(from);
+    if (!link.gone[side]) peers[side]->roomy(from);
   }
 
   struct Sent {
@@ -107,7 +107,7 @@ struct Job {
       receives.emplace_back();
       Received& one = receives.back();
       one.memory.resize(sizes[side][tag][receives.size() - 1] + 1);
-      one.work = peers[1 - side].receive(tag, one.memory.data(), one.memory.size() - 1);
+      one.work = peers[1 - side]->receive(tag, one.memory.data(), one.memory.size() - 1);
     };
     between = [&] { post(true); };
     while (true) {
@@ -121,11 +121,15 @@ struct Job {
         for (uint64_t n = 0; n < size; ++n) one.bytes.push_back(random());
         auto memory = std::shared_ptr<uint8_t>(new uint8_t[size + 1], std::default_delete<uint8_t[]>());
         std::copy(one.bytes.begin(), one.bytes.end(), memory.get());
-        one.work = peers[side].send(tag, memory, size);
+        one.work = peers[side]->send(tag, memory, size, 0, chance(20));
         sizes[side][tag].push_back(size);
         sent[side][tag].push_back(std::move(one));
       }
       post(chance(ending ? 50 : 10));
+      if (chance(5)) {  // without it nobody is in haste to say what is here
+        auto& some = sent[below(2)][below(kTags)];
+        if (!some.empty()) some[below(some.size())].work->wait(0);
+      }
       if (!links.empty()) {
         Link& link = links[below(links.size())];
         deliver(link, below(2));
@@ -137,7 +141,7 @@ struct Job {
         const int end = below(2);
         if (!link.gone[end]) {
           link.gone[end] = true;
-          peers[end].failed(*link.ends[end], "cut");
+          peers[end]->failed(*link.ends[end], "cut");
         }
         if (link.gone[0] && link.gone[1]) {
           links.erase(links.begin() + n);
@@ -165,15 +169,17 @@ struct Job {
           CHECK(one.work->stamps.sent <= one.work->stamps.completed);
         }
       }
-      CHECK(peers[s].counts().kept == 0);
-      again += peers[s].counts().again;
-      twice += peers[s].counts().twice;
+      CHECK(peers[s]->counts().kept == 0);
+      again += peers[s]->counts().again;
+      twice += peers[s]->counts().twice;
     }
   }
 
   std::function<void()> between = [] {};  // what happens while a piece is half here
   std::mt19937_64 random;
-  Peer peers[2] = {{"rank 0", 1500}, {"rank 1", 1500}};
+  const uint64_t window = chance(50) ? 1500 : 100000;  // else nearly all messages ask
+  std::shared_ptr<Peer> peers[2] = {std::make_shared<Peer>("rank 0", window),
+                                    std::make_shared<Peer>("rank 1", window)};
   std::vector<Link> links;
   uint64_t again = 0, twice = 0;
 };

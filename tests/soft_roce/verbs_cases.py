@@ -298,14 +298,14 @@ def _stranger(board: Any) -> str:
     me.until(lambda: me.message(8) is not None, "its message")
     assert me.message(8) == content(2, BIG)
     numbers = {one[4] for one in me.arrived if one[1] == DATA}
-    me.write(*(frame(HAVE, number) for number in numbers))
+    me.write(*(frame(HAVE, number, total=1) for number in numbers))
     said = set(numbers)
 
     def small() -> bool:
         new = {one[4] for one in me.arrived if one[1] == DATA} - said
         for few in (sorted(new)[n : n + 16] for n in range(0, len(new), 16)):
             me.until(lambda: me.granted > 0, "a slot")
-            me.write(*(frame(HAVE, number) for number in few))
+            me.write(*(frame(HAVE, number, total=1) for number in few))
         said.update(new)
         return len(said) == len(numbers) + 500
 

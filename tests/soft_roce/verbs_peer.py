@@ -42,10 +42,10 @@ SECONDS = 60.0
 
 
 def frame(kind: int, number: int, payload: bytes = b"", **fields: int) -> bytes:
-    f = {"magic": MAGIC, "eager": 1, "before": 0, "total": 0, "offset": 0, "tag": 0, "taken": 0}
+    f = {"magic": MAGIC, "flags": 1, "before": 0, "total": 0, "offset": 0, "tag": 0, "taken": 0}
     f.update(fields)
     head = FRAME.pack(
-        f["magic"], kind, f["eager"], len(payload), number, f["before"], f["total"], f["offset"],
+        f["magic"], kind, f["flags"], len(payload), number, f["before"], f["total"], f["offset"],
         f["tag"], time.monotonic_ns(), f["taken"],
     )  # fmt: skip
     return head + payload
@@ -198,7 +198,7 @@ class Stranger:
                 self.write()
 
     def haves(self, number: int) -> int:
-        return sum(one[1] == HAVE and one[4] == number for one in self.arrived)
+        return sum(one[1] == HAVE and one[4] <= number < one[4] + one[6] for one in self.arrived)
 
     def message(self, tag: int) -> bytes | None:
         """All of the message of this tag, once it is here."""
