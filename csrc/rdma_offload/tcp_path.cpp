@@ -186,7 +186,7 @@ bool TcpPath::read_some(Sink& sink) {
   bool all = false;  // there is nothing more for now
   const ssize_t got = decoder_.read(*this, sink, [&](uint8_t* to, size_t most) {
     const ssize_t count = recv(to, most);
-    all = !tls_ && count < static_cast<ssize_t>(most);
+    all = !tls_ && most <= Decoder::kBuffer && count < static_cast<ssize_t>(most);
     return count;
   });
   if (got == 0) return end("the other side has closed the connection"), false;
