@@ -111,8 +111,10 @@ class Controller(ABC):
         return channel.send({**message, "run": self.first})
 
     def _say(self, what: str, error: object = None) -> None:
-        """Say once that something has failed, and how it did the first time; nothing after the end:
-        a thread that is late may find what it needs gone."""
+        """Say once that something has failed, and how it did the first time.
+
+        Nothing after the end: a thread that is late may find gone what it needs.
+        """
         if self._ending.is_set():
             return
         how = "" if error is None else f" ({type(error).__name__}: {str(error)[:200]})"

@@ -21,6 +21,7 @@ from megatron_adaptra.adapter.step.step_result import StepResultSync
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
+from megatron_adaptra.runtime.heap import FrozenHeap
 from megatron_adaptra.telemetry.probe import IterationRecord, Memory
 
 KEPT = 1000  # records of iterations at most, the last ones
@@ -57,6 +58,7 @@ class Session:
         self.reruns: Reruns | None = None
         self.step_result: StepResultSync | None = None
         self._executor = Executor(context)
+        self._heap = FrozenHeap()
         self._stock = ""  # why Megatron runs the pipeline from now on
         self._steps = False  # an iteration's step is still to come, or under way
 
@@ -88,6 +90,7 @@ class Session:
         record = probe.pipeline_ends()
         self._steps = True
         self.guard.call(self._keep, record)
+        self.guard.call(self._heap.iteration_done)
         self.guard.later(self._report, run, record)
         self.iteration += 1
         # Now, not at the next call: the word that a receive is posted takes as long as a message.
@@ -128,6 +131,7 @@ class Session:
         run, self.run = self.run, None
         self.step_result = None  # it has connections of the run's
         with contextlib.ExitStack() as stack:
+            stack.callback(self._heap.close)
             stack.callback(self.guard.close, waits.END)
             stack.callback(self.guard.attempt, waits.END, self.context.failure_log.close)
             if run is not None:

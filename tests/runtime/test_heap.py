@@ -1,0 +1,83 @@
+"""What a process holds is set aside from full collections, and given back."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from megatron_adaptra.runtime.heap import FrozenHeap
+
+
+@pytest.fixture
+def heap() -> Iterator[FrozenHeap]:
+    assert gc.isenabled()
+    assert not gc.get_freeze_count()
+    one = FrozenHeap()
+    yield one
+    one.close()
+    gc.enable()
+    assert not gc.get_freeze_count()
+
+
+def seconds_of_a_collection() -> float:
+    begun = time.perf_counter()
+    gc.collect()
+    return time.perf_counter() - begun
+
+
+class Thing:
+    """Something that a weak reference can name."""
+
+
+def cycle() -> weakref.ref[Thing]:
+    """Garbage that only the collector finds."""
+    one: Any = Thing()
+    one.itself = one
+    return weakref.ref(one)
+
+
+def two_iterations(heap: FrozenHeap) -> None:
+    heap.iteration_done()
+    assert not gc.get_freeze_count()
+    heap.iteration_done()
+
+
+def test_collections_do_not_look_at_what_was_there(heap: FrozenHeap) -> None:
+    held: list[Any] = [[[]] for _ in range(1_000_000)]
+    before = min(seconds_of_a_collection() for _ in range(3))
+    two_iterations(heap)
+    after = min(seconds_of_a_collection() for _ in range(3))
+    assert after < before / 10
+    heap.close()
+    assert min(seconds_of_a_collection() for _ in range(3)) > before / 10
+    assert len(held) == 1_000_000
+
+
+def test_garbage_of_before_and_of_later_is_collected(heap: FrozenHeap) -> None:
+    gone = [cycle(), cycle()]
+    two_iterations(heap)
+    assert gone[0]() is None
+    assert gone[1]() is None
+    later = cycle()
+    gc.collect()
+    assert later() is None
+
+
+def test_whoever_plans_collections_goes_on_planning_them(heap: FrozenHeap) -> None:
+    gc.disable()
+    two_iterations(heap)
+    assert not gc.get_freeze_count()
+    gc.enable()
+    gc.freeze()
+    count = gc.get_freeze_count()
+    other = FrozenHeap()
+    other.iteration_done()
+    other.iteration_done()
+    other.close()
+    assert gc.get_freeze_count() == count
+    gc.unfreeze()
