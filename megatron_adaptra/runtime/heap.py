@@ -17,7 +17,7 @@ _ITERATIONS = 2  # the optimizer makes its states in the first one
 class FrozenHeap:
     """Sets aside what this process holds when two iterations are over.
 
-    Nothing where the collector is off, or something is set aside already: somebody else sees to it.
+    Nothing where the collector is off: somebody else sees to it, as Megatron's --manual-gc does.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class FrozenHeap:
     def iteration_done(self) -> None:
         """Count an iteration."""
         self._iterations += 1
-        if self._iterations == _ITERATIONS and gc.isenabled() and not gc.get_freeze_count():
+        if self._iterations == _ITERATIONS and gc.isenabled():
             gc.collect()
             gc.freeze()
             self._frozen = True
