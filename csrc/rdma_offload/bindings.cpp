@@ -1,7 +1,5 @@
 // The engine for Python: memory by address and length; no wait holds the GIL.
 #include <pybind11/pybind11.h>
-#include <unistd.h>
-
 #include "engine.h"
 
 namespace py = pybind11;
@@ -57,6 +55,7 @@ PYBIND11_MODULE(_native, m) {
 
   py::class_<Peer::Counts>(m, "Counts")
       .def_readonly("paths", &Peer::Counts::paths)
+      .def_readonly("trials", &Peer::Counts::trials)
       .def_readonly("sent", &Peer::Counts::sent)
       .def_readonly("received", &Peer::Counts::received)
       .def_readonly("bytes_sent", &Peer::Counts::bytes_sent)
@@ -85,31 +84,27 @@ PYBIND11_MODULE(_native, m) {
       .def("add_peer", &Engine::add_peer)
       .def("add_tcp",
            [](Engine& engine, int rank, int fd, int order) {
-             return engine.add_tcp(rank, fd, order);
+             return engine.add_tcp(rank, Owned(fd), order);
            },
            NoGil())
       .def("add_tls",
            [](Engine& engine, int rank, int fd, int order, const std::string& key, bool first,
               double seconds) {
-             std::unique_ptr<Tls> tls;
-             try {
-               tls = std::make_unique<Tls>(fd, key, first, seconds);
-             } catch (...) {
-               ::close(fd);
-               throw;
-             }
-             return engine.add_tcp(rank, fd, order, std::move(tls));
+             Owned owned(fd);
+             auto tls = std::make_unique<Tls>(fd, key, first, seconds);
+             return engine.add_tcp(rank, std::move(owned), order, std::move(tls));
            },
            NoGil())
       .def("add_shm",
-           [](Engine& engine, int rank, int socket, int ring, int mine, int theirs, int arena,
-              bool first) {
-             return engine.add_shm(rank, {socket, ring, mine, theirs, arena}, first);
+           [](Engine& engine, int rank, int socket, int ring, int arena, bool first) {
+             return engine.add_shm(rank, {Owned(socket), Owned(ring), Owned(arena)}, first);
            },
            NoGil())
       .def("open_verbs", &Engine::open_verbs, NoGil())
-      .def("add_verbs", &Engine::add_verbs, NoGil())
-      .def("promote", &Engine::promote, NoGil())
+      .def("add_verbs",
+           [](Engine& engine, int rank, const std::shared_ptr<VerbsPath>& path, int socket,
+              int order) { return engine.add_verbs(rank, path, Owned(socket), order); },
+           NoGil())
       .def("fail_peer", &Engine::fail_peer, NoGil())
       .def("wake", &Engine::wake, NoGil())
       .def("events",

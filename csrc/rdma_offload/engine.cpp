@@ -18,7 +18,8 @@ Nanoseconds nano(double seconds) { return static_cast<Nanoseconds>(seconds * 1e9
 
 }  // namespace
 
-Engine::Engine(Limits limits) : limits_(limits), arena_(Arena::make(limits.arena)) {
+Engine::Engine(Limits limits)
+    : limits_(limits), arena_(Arena::make(limits.arena)), blank_(arena_->take(kProbe)) {
   const auto period = std::chrono::milliseconds(static_cast<int>(1e3 * limits.beat / kTicks) + 1);
   loop_.every(period, [this] { tick(); });
 }
@@ -29,7 +30,8 @@ void Engine::add_peer(int rank, std::string name) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto peer = std::make_shared<Peer>(
       std::move(name), limits_.window,
-      [this, rank](const Path* path, const std::string& what) { note({rank, path->id, what}); });
+      [this, rank](const Path* path, const std::string& what) { note({rank, path->id, what}); },
+      blank_);
   if (!peers_.try_emplace(rank, std::move(peer)).second) {
     throw std::invalid_argument("peer " + std::to_string(rank) + " is there already");
   }
@@ -47,14 +49,15 @@ int Engine::launch(int rank, const std::shared_ptr<P>& path) {
   return id;
 }
 
-int Engine::add_tcp(int rank, int fd, int order, std::unique_ptr<Tls> tls) {
-  return launch(rank, std::make_shared<TcpPath>(fd, order, limits_.piece, loop_, peer(rank),
+int Engine::add_tcp(int rank, Owned fd, int order, std::unique_ptr<Tls> tls) {
+  auto to = peer(rank);
+  return launch(rank, std::make_shared<TcpPath>(std::move(fd), order, limits_.piece, loop_, to,
                                                 std::move(tls)));
 }
 
 int Engine::add_shm(int rank, ShmEnds ends, bool first) {
   auto to = peer(rank);
-  return launch(rank, std::make_shared<ShmPath>(ends, first, limits_.piece, arena_, loop_, to));
+  return launch(rank, std::make_shared<ShmPath>(std::move(ends), first, limits_.piece, arena_, loop_, to));
 }
 
 std::shared_ptr<VerbsPath> Engine::open_verbs(int rank, const std::string& device, int port,
@@ -69,10 +72,11 @@ std::shared_ptr<VerbsPath> Engine::open_verbs(int rank, const std::string& devic
   return std::make_shared<VerbsPath>(opened, port, gid, limits_.piece, loop_, peer(rank));
 }
 
-int Engine::add_verbs(int rank, const std::shared_ptr<VerbsPath>& path, int socket, int order) {
+int Engine::add_verbs(int rank, const std::shared_ptr<VerbsPath>& path, Owned socket,
+                      int order) {
   path->order = order;
   const int id = add(rank, path);
-  path->start(socket);
+  path->start(std::move(socket));
   return id;
 }
 
@@ -84,8 +88,6 @@ int Engine::add(int rank, const std::shared_ptr<Path>& path) {
   peer(rank)->add(path);
   return path->id;
 }
-
-void Engine::promote(int rank, int path, int order) { peer(rank)->promote(path, order); }
 
 void Engine::fail_peer(int rank, const std::string& why) { peer(rank)->close(why); }
 

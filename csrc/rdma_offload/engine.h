@@ -44,22 +44,21 @@ class Engine {
   // Throws std::invalid_argument for a peer that is known already.
   void add_peer(int rank, std::string name);
 
-  // A path; its number, for events. `order`: see Path.
-  int add_tcp(int rank, int fd, int order, std::unique_ptr<Tls> tls = nullptr);
+  // A path, which takes over what it is given, also where this throws; its number, for events.
+  // `order`: see Path; from kTrial on it is on trial.
+  int add_tcp(int rank, Owned fd, int order, std::unique_ptr<Tls> tls = nullptr);
   int add_shm(int rank, ShmEnds ends, bool first);
 
   // A path over RDMA, in two steps: one that is not connected, and, once it is, its start.
   std::shared_ptr<VerbsPath> open_verbs(int rank, const std::string& device, int port, int gid);
-  int add_verbs(int rank, const std::shared_ptr<VerbsPath>& path, int socket, int order);
-
-  void promote(int rank, int path, int order);
+  int add_verbs(int rank, const std::shared_ptr<VerbsPath>& path, Owned socket, int order);
 
   // All that is under way with a peer fails, because of `why`.
   void fail_peer(int rank, const std::string& why);
 
   struct Event {
-    int rank, path;  // 0 for no path
-    std::string what;
+    int rank, path;
+    std::string what;  // why it has failed; empty: it came back, and has carried a probe
   };
   // What has happened since the last call, after `seconds` at most; empty as well when woken.
   std::vector<Event> events(double seconds);
@@ -88,6 +87,7 @@ class Engine {
   const pid_t process_ = getpid();
   const Limits limits_;
   const std::shared_ptr<Arena> arena_;
+  const Memory blank_;  // that probes carry
   std::mutex mutex_;
   std::unordered_map<int, std::shared_ptr<Peer>> peers_;
   std::unordered_map<const uint8_t*, std::weak_ptr<uint8_t>> taken_;

@@ -16,6 +16,8 @@ namespace adaptra {
 
 class Path;
 
+constexpr int kTrial = 100;  // is added to the order of a path on trial
+
 // Who a path serves. A path calls it from its own thread, and never from within `send`.
 class Sink {
  public:
@@ -66,6 +68,9 @@ class Path {
   int id = 0;                    // of the engine's
   std::atomic<Nanoseconds> heard{now()};  // when a frame came
   std::atomic<Nanoseconds> said{now()};   // and when one was sent
+
+  // Numbers of probes, under the peer's lock: sent over it, answered, and to be answered here.
+  uint64_t probed = 0, answered = 0, owed = 0;
 };
 
 }  // namespace adaptra

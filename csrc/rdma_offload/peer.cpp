@@ -8,8 +8,12 @@ namespace {
 constexpr uint64_t kWords = 4 * kMost;  // that wait: more than whoever hears them can ask for
 }
 
-Peer::Peer(std::string name, uint64_t window, Note note)
-    : name(std::move(name)), window_(window), note_(std::move(note)) {}
+Peer::Peer(std::string name, uint64_t window, Note note, Memory blank)
+    : name(std::move(name)),
+      window_(window),
+      note_(std::move(note)),
+      blank_(blank ? std::move(blank)
+                   : Memory(new uint8_t[kProbe](), std::default_delete<uint8_t[]>())) {}
 
 void Peer::add(std::shared_ptr<Path> path) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -22,6 +26,7 @@ void Peer::add(std::shared_ptr<Path> path) {
   }
   paths_.push_back(std::move(path));
   counts_.paths = paths_.size();
+  probe(*paths_.back());
   say(Kind::Alive);
   pump();
 }
@@ -66,6 +71,8 @@ void Peer::tick(Nanoseconds beat, Nanoseconds silence) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& path : paths_) {
       if (path->silent() && path->heard + silence < time) silent.push_back(path);
+      answer(*path);
+      probe(*path);
       if (path->said + beat > time || !path->takes()) continue;
       Header header;
       header.taken = told_ = taken_;
@@ -79,18 +86,12 @@ void Peer::tick(Nanoseconds beat, Nanoseconds silence) {
   }
 }
 
-void Peer::promote(int path, int order) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& known : paths_) {
-    if (known->id == path) known->order = order;
-  }
-  pump();
-}
-
 Peer::Counts Peer::counts() const {
   std::lock_guard<std::mutex> lock(mutex_);
   Counts counts = counts_;
   counts.kept = kept_;
+  counts.trials = std::count_if(paths_.begin(), paths_.end(),
+                                [](const auto& path) { return path->order >= kTrial; });
   return counts;
 }
 
@@ -100,6 +101,7 @@ bool Peer::arrived(Path& path, const Header& header) {
   if (!closed_.empty()) return true;
   if (header.taken > spent_) return false;
   returned_ = std::max(returned_, header.taken);
+  bool back = false;
   auto out = out_.find(header.number);
   switch (header.kind) {
     case Kind::Data:
@@ -147,10 +149,20 @@ bool Peer::arrived(Path& path, const Header& header) {
     case Kind::Lost:
       for (auto& [number, out] : out_) say(Kind::Ask, number);
       break;
+    case Kind::Probe:
+      path.owed = header.number;
+      answer(path);
+      break;
+    case Kind::Probed:
+      back = carried(path, header.number);
+      break;
   }
   use_credit();
   pump();
-  return control_.size() + haves_.pieces() <= kWords;
+  const bool fine = control_.size() + haves_.pieces() <= kWords;
+  lock.unlock();
+  if (back && note_) note_(&path, "");
+  return fine;
 }
 
 void Peer::roomy(Path&) {

@@ -29,11 +29,12 @@ using Memory = std::shared_ptr<uint8_t>;
 
 class Peer : public Sink, public std::enable_shared_from_this<Peer> {
  public:
-  // What befalls a path, or the peer; called without locks of the peer's.
+  // Why a path has failed, or nothing: one on trial has carried a probe. Called without locks of
+  // the peer's.
   using Note = std::function<void(const Path* path, const std::string& what)>;
 
-  // `window`: bytes of credit, the same on both sides.
-  Peer(std::string name, uint64_t window, Note note = {});
+  // `window`: bytes of credit, the same on both sides. `blank`: kProbe bytes that all paths can send.
+  Peer(std::string name, uint64_t window, Note note = {}, Memory blank = {});
 
   // Send `bytes` at `memory`, which stays as it is until the work ends. `sent`: when the message was
   // ready; 0 for now.
@@ -61,11 +62,8 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
   // was heard for `silence`; on the thread of the paths.
   void tick(Nanoseconds beat, Nanoseconds silence);
 
-  // Let a path carry what those of `order` do, from now on.
-  void promote(int path, int order);
-
   struct Counts {
-    uint64_t paths, sent, received, bytes_sent, bytes_received, again, twice, kept;
+    uint64_t paths, trials, sent, received, bytes_sent, bytes_received, again, twice, kept;
   };
   Counts counts() const;
 
@@ -112,6 +110,9 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
   };
 
   bool lost(Path& path);
+  void probe(Path& path);
+  void answer(Path& path);
+  bool carried(Path& path, uint64_t number);
   void pump();
   void send_over(Path& path, const Header& header, const uint8_t* payload,
                  std::shared_ptr<void> keep);
@@ -145,6 +146,7 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
   std::condition_variable written_;  // a path has written what it was writing
   const uint64_t window_;
   const Note note_;
+  const Memory blank_;
   std::string closed_;
   std::string left_;  // the other side has closed: what has come can still be received
   std::vector<std::shared_ptr<Path>> paths_;

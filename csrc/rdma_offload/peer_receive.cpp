@@ -91,6 +91,7 @@ uint8_t* Peer::place(const Header& header) {
 // Whether a piece brings anything. What there is no room for is not wanted either, and ends the
 // path when it is there: the other side keeps to its credit, and to what it may have under way.
 bool Peer::wanted(const Header& header) {
+  if (header.kind != Kind::Data) return false;
   if (finished_.holds(header.number, header.number + 1)) return false;
   auto known = in_.find(header.number);
   if (known == in_.end()) return kept_ + cost(header.total) <= window_ && !crowded();

@@ -41,39 +41,29 @@ int ShmPath::new_ring() {
 ShmPath::ShmPath(ShmEnds ends, bool first, uint64_t piece, std::shared_ptr<Arena> arena,
                  Loop& loop, std::weak_ptr<Sink> sink)
     : Path(0, piece),
-      ends_{ends},
+      socket_(std::move(ends.socket)),
       arena_(std::move(arena)),
       view_(ends.arena),
       loop_(loop),
       sink_(std::move(sink)),
       lanes_(static_cast<Lane*>(mapped(ends.ring, 2 * sizeof(Lane)))),
       out_(lanes_[first ? 0 : 1]),
-      in_(lanes_[first ? 1 : 0]) {
-  for (int* mapped : {&ends_.ring, &ends_.arena}) ::close(std::exchange(*mapped, -1));
-}
+      in_(lanes_[first ? 1 : 0]) {}
 
 ShmPath::~ShmPath() {
   munmap(lanes_, 2 * sizeof(Lane));
-}
-
-ShmPath::Held::~Held() {
-  for (int fd : {socket, ring, mine, theirs, arena}) {
-    if (fd >= 0) ::close(fd);
-  }
 }
 
 void ShmPath::start() {
   auto self = weak_from_this();
   std::lock_guard<std::mutex> lock(closing_);
   if (closed_) return;
-  loop_.watch(ends_.socket, EPOLLRDHUP, [self](uint32_t) {
+  loop_.watch(socket_, EPOLLIN | EPOLLRDHUP, [self](uint32_t events) {
     auto path = self.lock();
     if (!path) return;
+    if (!(events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))) return path->ready();
     path->ready(kSlots);  // what it has sent before its end
     path->end("the other process has ended");
-  });
-  loop_.watch(ends_.mine, EPOLLIN, [self](uint32_t) {
-    if (auto path = self.lock()) path->ready();
   });
   loop_.soon([self] {
     if (auto path = self.lock()) path->ready();
@@ -95,12 +85,12 @@ void ShmPath::send(const Header& header, const uint8_t* payload, std::shared_ptr
   slot.header = header;
   slot.at = header.length > 0 ? arena_->offset(payload) : 0;
   out_.pushed.store(++pushed_);
-  if (out_.reader_sleeps.exchange(0)) ring(ends_.theirs);
+  if (out_.reader_sleeps.exchange(0)) ring();
 }
 
 void ShmPath::ready(uint64_t most) {
-  uint64_t rung;
-  [[maybe_unused]] const ssize_t read = ::read(ends_.mine, &rung, sizeof rung);
+  char rung[256];
+  [[maybe_unused]] const ssize_t read = ::recv(socket_, rung, sizeof rung, MSG_DONTWAIT);
   auto sink = sink_.lock();
   if (!sink) return close();
   uint64_t turn = 0;
@@ -112,7 +102,9 @@ void ShmPath::ready(uint64_t most) {
     }
     if (!pop(*sink)) return;
     if (++turn == most) {
-      ring(ends_.mine);
+      loop_.soon([self = weak_from_this()] {
+        if (auto path = self.lock()) path->ready();
+      });
       break;
     }
   }
@@ -136,15 +128,15 @@ bool ShmPath::pop(Sink& sink) {
   }
   const bool stale = header.length > 0 && in_.closed.load();  // its memory may hold something else
   in_.popped.store(++popped_);
-  if (in_.writer_waits.exchange(0)) ring(ends_.theirs);
+  if (in_.writer_waits.exchange(0)) ring();
   if (stale) return true;
   if (!sink.arrived(*this, header)) return end("a frame against the protocol"), false;
   return true;
 }
 
-void ShmPath::ring(int fd) {
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(fd, &one, sizeof one);
+// Where no byte fits any more, enough of them are waiting.
+void ShmPath::ring() {
+  [[maybe_unused]] const ssize_t sent = ::send(socket_, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 void ShmPath::end(const std::string& why) {
@@ -157,9 +149,8 @@ void ShmPath::close() {
   std::lock_guard<std::mutex> lock(closing_);
   if (closed_.exchange(true)) return;
   out_.closed.store(1);
-  loop_.unwatch(ends_.mine);
-  loop_.unwatch(ends_.socket);
-  ::shutdown(ends_.socket, SHUT_RDWR);
+  loop_.unwatch(socket_);
+  ::shutdown(socket_, SHUT_RDWR);
 }
 
 }  // namespace adaptra

@@ -8,14 +8,16 @@
 
 #include "arena.h"
 #include "loop.h"
+#include "owned.h"
 #include "path.h"
 
 namespace adaptra {
 
-// Descriptors of a path. `socket`: connected to the other process, it says when that ends.
-// `ring`: memory that both have. `mine`, `theirs`: event counters that wake this side, the other.
+// Descriptors of a path. `socket`: connected to the other process; a byte wakes it, and its end is
+// seen. Unlike an event counter, nothing that the other side does can make us wait for it.
+// `ring`: memory that both have. `arena`: the other side's memory.
 struct ShmEnds {
-  int socket, ring, mine, theirs, arena;
+  Owned socket, ring, arena;
 };
 
 class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
@@ -23,7 +25,7 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
   // A descriptor of memory for a ring.
   static int new_ring();
 
-  // Takes over all descriptors. `first`: which half of the ring it sends over; the other side has
+  // `first`: which half of the ring it sends over; the other side has
   // the other one. Throws if they are not what they should be.
   ShmPath(ShmEnds ends, bool first, uint64_t piece, std::shared_ptr<Arena> arena, Loop& loop,
           std::weak_ptr<Sink> sink);
@@ -39,9 +41,6 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
 
  private:
   static constexpr uint64_t kSlots = 256, kTurn = 64;
-  struct Held : ShmEnds {  // also where the rest is no memory
-    ~Held();
-  };
   struct Slot {
     Header header;
     uint64_t at;  // of the payload, in the sender's arena
@@ -58,10 +57,10 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
 
   void ready(uint64_t most = kTurn);  // frames, before others have their turn
   bool pop(Sink& sink);
-  void ring(int fd);
+  void ring();
   void end(const std::string& why);
 
-  Held ends_;
+  const Owned socket_;
   const std::shared_ptr<Arena> arena_;
   const View view_;
   Loop& loop_;

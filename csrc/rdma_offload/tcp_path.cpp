@@ -57,10 +57,10 @@ void prepare_far(int fd) {
 
 }  // namespace
 
-TcpPath::TcpPath(int fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink,
+TcpPath::TcpPath(Owned fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink,
                  std::unique_ptr<Tls> tls)
     : Path(order, piece),
-      fd_(fd),
+      fd_(std::move(fd)),
       tls_(std::move(tls)),
       loop_(loop),
       sink_(std::move(sink)),
@@ -68,8 +68,6 @@ TcpPath::TcpPath(int fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Si
   set(fd_, IPPROTO_TCP, TCP_NODELAY, 1);
   inside(fd_) ? prepare_inside(fd_) : prepare_far(fd_);
 }
-
-TcpPath::~TcpPath() { ::close(fd_); }
 
 void TcpPath::start() {
   auto self = weak_from_this();
@@ -192,8 +190,9 @@ bool TcpPath::read_some(Sink& sink) {
   if (got == 0) return end("the other side has closed the connection"), false;
   if (got < 0) {
     if (errno == EINTR) return true;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) end(std::strerror(errno));
-    return false;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
+    const bool damaged = tls_ && errno == Tls::kDamaged;
+    return end(damaged ? "what was encrypted has been changed on its way" : std::strerror(errno)), false;
   }
   heard = now();  // on a slow link a frame may take longer than a path may be silent
   if (!decoder_.fault().empty()) return end(decoder_.fault()), false;

@@ -8,6 +8,7 @@
 
 #include "decoder.h"
 #include "loop.h"
+#include "owned.h"
 #include "path.h"
 #include "tls.h"
 
@@ -15,10 +16,9 @@ namespace adaptra {
 
 class TcpPath : public Path, public std::enable_shared_from_this<TcpPath> {
  public:
-  // Takes over `fd`. `piece`: the longest payload, the same on both sides. `tls`: of `fd`, or none.
-  TcpPath(int fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink,
+  // `fd`: a connected socket. `piece`: the longest payload, the same on both sides. `tls`: of `fd`, or none.
+  TcpPath(Owned fd, int order, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink,
           std::unique_ptr<Tls> tls = nullptr);
-  ~TcpPath() override;
 
   // From now on frames arrive.
   void start();
@@ -44,7 +44,7 @@ class TcpPath : public Path, public std::enable_shared_from_this<TcpPath> {
   bool write();  // what the socket takes; false when it is broken
   void end(const std::string& why);
 
-  const int fd_;
+  const Owned fd_;
   const std::unique_ptr<Tls> tls_;
   Loop& loop_;
   std::weak_ptr<Sink> sink_;

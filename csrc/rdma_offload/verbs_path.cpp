@@ -41,19 +41,15 @@ VerbsPath::VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, uin
       qp_(std::move(device), port, gid,
           {kSlots, slot_, kWrites + kGifts, kHeaders * sizeof(Header), kSlots + kGifts, kInline}) {}
 
-VerbsPath::~VerbsPath() {
-  if (socket_ >= 0) ::close(socket_);
-}
-
 void VerbsPath::connect(const std::string& card) {
   qp_.connect(card);
   granted_ = qp_.theirs().slots;
 }
 
-void VerbsPath::start(int socket) {
+void VerbsPath::start(Owned socket) {
   auto self = weak_from_this();
   std::lock_guard<std::mutex> lock(mutex_);
-  socket_ = socket;
+  socket_ = std::move(socket);
   if (closed_) return;
   qp_.watch([self](const std::string& why) {
     if (auto path = self.lock()) path->end(why);

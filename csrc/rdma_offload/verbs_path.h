@@ -12,6 +12,7 @@
 #include <string>
 
 #include "loop.h"
+#include "owned.h"
 #include "path.h"
 #include "verbs_qp.h"
 
@@ -25,13 +26,12 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   // Not connected; as for VerbsQp.
   VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, uint64_t piece, Loop& loop,
             std::weak_ptr<Sink> sink);
-  ~VerbsPath() override;
 
   std::string card() const { return qp_.card(); }
   void connect(const std::string& card);
 
-  // Both sides are connected: serve it. Takes over `socket`.
-  void start(int socket);
+  // Both sides are connected: serve it.
+  void start(Owned socket);
 
   bool takes() const override;
   uint64_t waiting() const override;
@@ -65,7 +65,7 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   const std::weak_ptr<Sink> sink_;
   const uint64_t slot_;  // bytes
   VerbsQp qp_;
-  int socket_ = -1;
+  Owned socket_;
   uint64_t received_ = 0;  // slots, on the loop's thread
 
   mutable std::mutex mutex_;

@@ -15,6 +15,8 @@ enum class Kind : uint8_t {
   Alive,     // nothing but what every frame says
   Bye,       // the sender closes
   Lost,      // a path has failed at the sender's side: words that it took may be lost
+  Probe,     // nothing, but as large as a piece: does this path carry it?
+  Probed,    // it does; over the same path
 };
 
 using Tag = uint64_t;
@@ -50,6 +52,8 @@ constexpr uint64_t kMost = 1 << 16;
 
 // Of a message there may be so many separate stretches, and one more for so many of its bytes.
 constexpr uint64_t kStretches = 64, kStretch = 4096;
+
+constexpr uint64_t kProbe = 64 << 10;  // bytes of a probe, at most
 
 // Why a header cannot be, or empty.
 std::string fault_of(const Header& header, uint64_t longest_piece);

@@ -61,6 +61,12 @@ class Speaker {
       header.kind = Kind::Lost;
       return header;
     }
+    if (what < 7) {
+      header.kind = chance(50) ? Kind::Probe : Kind::Probed;
+      header.number = 1 + below(3);
+      if (header.kind == Kind::Probe) header.length = below(std::min(piece_, adaptra::kProbe) + 1);
+      return header;
+    }
     if (what < 15 && heard_ > 0) {
       header.kind = chance(50) ? Kind::Grant : Kind::Have;
       header.number = 1 + below(heard_);
@@ -114,7 +120,7 @@ class Speaker {
   void damage(adaptra::Header& header) {
     switch (below(11)) {
       case 0: header.magic = odd(header.magic); break;
-      case 1: header.kind = static_cast<Kind>(chance(80) ? 1 + below(7) : odd(0)); break;
+      case 1: header.kind = static_cast<Kind>(chance(80) ? 1 + below(9) : odd(0)); break;
       case 2: header.length = odd(header.length); break;
       case 3: header.number = chance(50) ? 1 + below(last_ + 1) : odd(header.number); break;
       case 4: header.before = odd(header.before); break;

@@ -16,11 +16,13 @@ constexpr uint64_t kWindow = 256 << 10, kPiece = 64 << 10;
 constexpr uint64_t kLargest = 1000;   // bytes of a message that is received
 constexpr uint64_t kReceives = 16;    // that wait at a time
 constexpr int kStreams = 100;         // of one peer
+constexpr Nanoseconds kNever = 1ull << 60;
 constexpr uint64_t kBound = 64 << 20; // bytes that a peer may take here
 
 // It tells the one who speaks, and sometimes takes nothing.
 struct Back : Path {
-  explicit Back(Speaker* speaker) : Path(0, kPiece), speaker(speaker) {}
+  explicit Back(Speaker* speaker)
+      : Path(speaker && speaker->chance(50) ? kTrial : 0, kPiece), speaker(speaker) {}
   bool takes() const override { return open; }
   uint64_t waiting() const override { return 0; }
   void send(const Header& header, const uint8_t* payload, std::shared_ptr<void>) override {
@@ -148,6 +150,7 @@ class Victim {
       if (speaker_.chance(20)) peer_.abort(one->work);
       if (one->work->done()) receives_.erase(one);
     }
+    if (speaker_.chance(10)) peer_.tick(kNever, kNever);
     if (speaker_.chance(30)) {
       const uint64_t size = speaker_.below(3000);
       auto memory = Memory(new uint8_t[size + 1](), std::default_delete<uint8_t[]>());

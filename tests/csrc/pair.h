@@ -3,7 +3,6 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -46,9 +45,8 @@ inline void connect_shm(int arena_of_first, int arena_of_second, adaptra::ShmEnd
   int sockets[2];
   CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);
   const int ring = adaptra::ShmPath::new_ring();
-  const int wake[] = {eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
-  ends[0] = {sockets[0], ring, wake[0], wake[1], dup(arena_of_second)};
-  ends[1] = {sockets[1], dup(ring), dup(wake[1]), dup(wake[0]), dup(arena_of_first)};
+  ends[0] = {sockets[0], ring, dup(arena_of_second)};
+  ends[1] = {sockets[1], dup(ring), dup(arena_of_first)};
 }
 
 class Pair {
@@ -90,7 +88,8 @@ class Pair {
     adaptra::ShmEnds ends[2];
     connect_shm(engines[0].arena_fd(), engines[1].arena_fd(), ends);
     remember(ends[0].socket);
-    return {engines[0].add_shm(1, ends[0], true), engines[1].add_shm(0, ends[1], false)};
+    return {engines[0].add_shm(1, std::move(ends[0]), true),
+            engines[1].add_shm(0, std::move(ends[1]), false)};
   }
 
   // Cut one of the paths that were not cut; whether there was one.

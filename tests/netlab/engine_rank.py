@@ -1,12 +1,13 @@
 """One of two ranks, each a host: 200 messages of 1 MiB both ways, and in the middle a fault.
 
 Takes JSON: `folder` (of the board), `timeouts` by rank, `count` of messages, and of the fault
-`rank`, `what` (down, stop, kill, or loss) and `seconds`. Says in JSON what has arrived, what has
-failed, and what was recorded.
+`rank`, `what` (down, stop, kill, loss, hole, or flap) and `seconds`. Says in JSON what has arrived,
+what has failed, and what was recorded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -21,13 +22,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hole import dig, fill
+
 from megatron_adaptra.netlab.network import INTERFACE
 from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 
 SIZE, TAGS = 1 << 20, 2
 MIDDLE = 60  # messages that have arrived when the fault begins
+PAUSE = 0.01  # seconds between those that follow: they are still to come when it has begun
 PATIENCE = 200  # seconds
+FLAPS, UP = 2, 1.5  # seconds of a flapping link between two failures: less than a trial
 _SET_FLAGS, _UP = 0x8914, 0x41
 
 
@@ -55,15 +60,25 @@ def fault(what: str, seconds: float) -> None:
         subprocess.Popen(["sh", "-c", script], start_new_session=True)
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
-        change = {"down": set_link, "loss": lose}[what]
-        change(False)
-        threading.Event().wait(seconds)
-        change(True)
+        change = {"loss": lose, "hole": pass_large}.get(what, set_link)
+        for _ in range(FLAPS if what == "flap" else 1):
+            change(False)
+            threading.Event().wait(seconds)
+            change(True)
+            threading.Event().wait(UP)
 
 
 def lose(over: bool) -> None:
     """The laboratory reads this; its rule is for iteration 2."""
     print(f"iteration {3 if over else 2}:", flush=True)
+
+
+def pass_large(yes: bool) -> None:
+    """This rank's connections, and what its listener accepts."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
+            if one.family == socket.AF_INET:
+                fill(one) if yes else dig(one)
 
 
 def main(job: dict[str, Any]) -> None:
@@ -88,16 +103,22 @@ def main(job: dict[str, Any]) -> None:
             receives[n].wait(PATIENCE)
             job_of = (job["what"], job["seconds"])
             threading.Thread(target=fault, args=job_of, daemon=True).start()
+        if n > MIDDLE:
+            time.sleep(PAUSE)
     error, end = "", time.monotonic() + PATIENCE
     for work in (*receives, *sends):
         if not error:
             error = work.error() if work.wait(end - time.monotonic()) else "it hangs"
+    records = endpoint.records.last
+    while records and not error and not any(event.what == "back" for event in records):
+        assert time.monotonic() < end, "nothing has come back"
+        time.sleep(0.01)
     result = {
         "rank": me, "error": error,
         "wrong": [n for n in range(count) if got[n] != block(peer, n)],
         "more": sum(work.done() and not work.error() for work in never),
         "again": engine.counts(peer).again,
-        "records": [(event.what, event.side, event.why) for event in endpoint.records.last],
+        "records": [(event.what, event.side, event.why) for event in records],
     }  # fmt: skip
     print(json.dumps(result), flush=True)
     board.put(f"through/{me}", "")  # both have to be before one of them goes

@@ -112,6 +112,32 @@ def test_a_path_that_is_lost_comes_back(
 
 
 @pytest.mark.timing
+@pytest.mark.parametrize("what", ["hole", "flap"])
+def test_a_way_that_is_none_for_a_while(what: str, shaper: str, tmp_path: Path) -> None:
+    """It passes what is small alone, or fails again before its trial ends."""
+    exchange = Exchange(
+        tmp_path, shaper, timeouts=(120, 120), rank=OTHER, what=what, seconds=SILENCE + 2
+    )
+    assert exchange.all_arrived()
+    for rank in (FAULTY, OTHER):
+        whats = [what for what, _ in exchange.records(rank)]
+        assert whats[:CONNECTIONS] == ["lost"] * CONNECTIONS
+        assert "back" in whats
+        assert exchange.results[rank]["again"] > 0
+
+
+@pytest.mark.timing
+def test_a_link_that_passes_small_packets_alone_is_no_way(shaper: str, tmp_path: Path) -> None:
+    """Connections are made over it for ever, and carry nothing."""
+    exchange = Exchange(tmp_path, shaper, timeouts=(2, 2), rank=OTHER, what="hole", seconds=LIMIT)
+    assert exchange.status == [0, 0]
+    assert "rank 1 is lost, no way to it for 2 s" in exchange.results[OTHER]["error"]
+    error = exchange.results[FAULTY]["error"]
+    assert "rank 0 is lost, no way to it for 2 s" in error or "rank 0 has closed" in error
+    assert ("back", "there") not in exchange.records(OTHER)
+
+
+@pytest.mark.timing
 def test_no_way_to_a_rank_for_too_long(shaper: str, tmp_path: Path) -> None:
     exchange = Exchange(tmp_path, shaper, timeouts=(2, 2), rank=FAULTY, what="down", seconds=LIMIT)
     assert exchange.status == [0, 0]

@@ -14,8 +14,7 @@ from megatron_adaptra.transport.engine.native import Engine, VerbsPath, new_ring
 from megatron_adaptra.transport.engine.rails import Rail
 
 ORDER_SHM, ORDER_VERBS, ORDER_TCP = 0, 1, 2  # of paths; those of the lowest order are used
-TRIAL = 100  # added while a path that came back is on trial
-_EVENTS = 3  # descriptors that go with the dialer's memory: the ring, and two counters
+TRIAL = 100  # added to the order of a path that came back: the engine puts it on trial
 _RAIL, _OUTCOME = struct.Struct("<I"), struct.Struct("<B63s")  # which one; refused, why
 _CARD = 44  # bytes
 
@@ -60,7 +59,7 @@ def ask_tcp(me: Identity, peer: int, at: Address, seconds: float) -> None:
 def dial_shm(engine: Engine, me: Identity, peer: int, at: Address, seconds: float) -> int:
     """A path through memory to rank `peer`; its number.
 
-    The dialer makes the ring and the counters, and each side gives the other one its memory.
+    The dialer makes the ring, and each side gives the other one its memory.
     `seconds`: that each step may take. Raises OSError, Refused, or RuntimeError of the engine.
     """
     with socket.socket(socket.AF_UNIX) as connection:
@@ -68,17 +67,13 @@ def dial_shm(engine: Engine, me: Identity, peer: int, at: Address, seconds: floa
         connection.connect(f"\0{at.name}")
         _shake(connection, me, peer, Kind.SHM)
         ring = new_ring()
-        mine, theirs = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
         try:
-            given = [engine.arena_fd(), ring, theirs, mine]
-            socket.send_fds(connection, [b"r"], given)
+            socket.send_fds(connection, [b"r"], [engine.arena_fd(), ring])
             (arena,) = _take_fds(connection, 1)
         except BaseException:
-            for fd in (ring, mine, theirs):
-                os.close(fd)
+            os.close(ring)
             raise
-        connection.settimeout(None)
-        return engine.add_shm(peer, connection.detach(), ring, mine, theirs, arena, True)
+        return engine.add_shm(peer, connection.detach(), ring, arena, True)
 
 
 def answer_shm(engine: Engine, peer: int, connection: socket.socket, seconds: float) -> int:
@@ -88,15 +83,14 @@ def answer_shm(engine: Engine, peer: int, connection: socket.socket, seconds: fl
     """
     with connection:
         connection.settimeout(seconds)
-        arena, ring, mine, theirs = _take_fds(connection, 1 + _EVENTS)
+        arena, ring = _take_fds(connection, 2)
         try:
             socket.send_fds(connection, [b"a"], [engine.arena_fd()])
         except BaseException:
-            for fd in (arena, ring, mine, theirs):
-                os.close(fd)
+            os.close(arena)
+            os.close(ring)
             raise
-        connection.settimeout(None)
-        return engine.add_shm(peer, connection.detach(), ring, mine, theirs, arena, False)
+        return engine.add_shm(peer, connection.detach(), ring, arena, False)
 
 
 def dial_verbs(

@@ -3,8 +3,9 @@
 Of two ranks the higher one dials, through memory where both are on one machine, else over the rails
 that both have (RDMA ports, by their place in each side's list) and over several connections of the
 network, which serve where no rail does. A path that fails is dialled again for as long as the job
-lives, with pauses that grow; one that has come back is on trial at first, and carries messages only
-if nothing else does. A peer without any path for the timeout is lost.
+lives, with pauses that grow until one carries something; it is on trial at first, which the engine
+sees to. A peer without any path for the timeout is lost, and one whose paths come back and carry
+nothing is such a peer.
 """
 
 from __future__ import annotations
@@ -47,12 +48,11 @@ CONNECTIONS = 4  # to a peer on another machine: one alone does not fill a long 
 # Bytes. A window is what a long and fast link holds, 80 ms both ways at 13 GB/s; memory is taken
 # only for what comes before its receive is posted.
 WINDOW, PIECE = 1 << 30, 1 << 20
-PROBATION = 2.0  # seconds that a path which came back is on trial
 _DIAL = 5.0  # seconds for one call
 _PAUSE, _LONGEST = 0.05, 5.0  # seconds between two calls, at first and at most
 _LOOK = 0.02  # seconds between two looks at the board
 _GONE = 1.0  # seconds of refusals after which a peer is gone
-_DESCRIPTORS = 6  # of a peer, while a path through memory is made
+_DESCRIPTORS = 6  # of a peer: its connections, and what is on its way
 _IDLE = 3600.0  # seconds that the keeper waits where nothing is to come
 _NETWORK = -1  # the line of a path that is on no rail; others are numbers of rails
 
@@ -84,11 +84,11 @@ class _Peer:
     address: Address | None = None
     paths: dict[int, int] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
-    trials: dict[int, float] = field(default_factory=dict)  # until when, by path
+    pauses: dict[int, float] = field(default_factory=dict)  # seconds, by line, before the next call
     failed: bool = False  # a path of it, ever
     gone: bool = False  # for good
     dialling: set[int] = field(default_factory=set)  # lines
-    since: float | None = None  # without any path
+    since: float | None = None  # without any path that carries something
     why: str = ""
 
 
@@ -205,6 +205,7 @@ class Endpoint:
     def _dial(self, peer: _Peer, line: int) -> None:
         """Until the peer has all paths of the line, or is gone, or this side closes."""
         pause, refused = _PAUSE, None
+        self._closed.wait(peer.pauses.get(line, 0.0))
         while not (self._closed.is_set() or peer.gone):
             began = time.monotonic()
             try:
@@ -295,38 +296,46 @@ class Endpoint:
             if path in peer.lost:  # the word of its end was faster
                 peer.lost.discard(path)
                 return
-            if peer.since is not None:
-                self.records.note("back", peer.rank)
             peer.paths[path] = line
-            peer.since = None
-            if order >= TRIAL:
-                peer.trials[path] = time.monotonic() + PROBATION
-                self.engine.wake()
+            if order < TRIAL:
+                self._works(peer, line)
             self._changed.notify_all()
+
+    def _works(self, peer: _Peer, line: int | None) -> None:
+        """A path of the line, if that is known, has carried something."""
+        if peer.since is not None:
+            self.records.note("back", peer.rank)
+        peer.since = None
+        if line is not None:
+            peer.pauses.pop(line, None)
 
     # The keeper's thread.
 
     def _keep(self) -> None:
         while not self._closed.is_set():
             for rank, path, what in self.engine.events(self._until_next()):
-                self._lose(self._peers[rank], path, what)
-            now = time.monotonic()
-            for peer in list(self._peers.values()):
-                for path in [p for p, until in peer.trials.items() if until <= now]:
-                    del peer.trials[path]
-                    order = ORDER_TCP if peer.paths[path] == _NETWORK else ORDER_VERBS
-                    self.engine.promote(peer.rank, path, order)
-                if peer.since is not None and now - peer.since >= self._timeout:
+                peer = self._peers[rank]
+                if what:
+                    self._lose(peer, path, what)
+                else:
+                    with self._changed:
+                        self._works(peer, peer.paths.get(path))
+            for until, peer in self._hopeless():
+                if until <= time.monotonic():
                     peer.since = None
                     why = f"rank {peer.rank} is lost, no way to it for {self._timeout:g} s"
                     self._give_up(peer, f"{why}: {fault_here(self._address.host) or peer.why}")
 
     def _until_next(self) -> float:
         now = time.monotonic()
-        with self._changed:
-            times = [until for peer in self._peers.values() for until in peer.trials.values()]
-            times += [p.since + self._timeout for p in self._peers.values() if p.since is not None]
+        times = [until for until, _ in self._hopeless()]
         return max(0.0, min(times, default=now + _IDLE) - now)
+
+    def _hopeless(self) -> list[tuple[float, _Peer]]:
+        """Peers without a path, and when they are lost."""
+        with self._changed:
+            peers = self._peers.values()
+            return [(p.since + self._timeout, p) for p in peers if p.since and not p.paths]
 
     def _lose(self, peer: _Peer, path: int, why: str) -> None:
         fault = fault_here(self._address.host)
@@ -336,11 +345,12 @@ class Endpoint:
             line = peer.paths.pop(path, None)
             if line is None:
                 peer.lost.add(path)
-            peer.trials.pop(path, None)
             peer.failed, peer.why = True, why
             if not peer.paths and peer.since is None:
                 peer.since = time.monotonic()
-        self._dial_soon(peer, _NETWORK if line is None else line)
+        line = _NETWORK if line is None else line
+        peer.pauses[line] = min(2 * peer.pauses.get(line, _PAUSE), _LONGEST)
+        self._dial_soon(peer, line)
 
     def _give_up(self, peer: _Peer, why: str) -> None:
         """Whoever waits for the peer is told, and so is the peer, should it come again."""

@@ -67,11 +67,13 @@ class Port:
 class Counts(Protocol):
     """Of a peer.
 
-    `paths`: those that work. `again`: pieces that were sent again; `twice`: frames that came so.
+    `paths`: those that work; `trials`: those of them on trial. `again`: pieces that were sent
+    again; `twice`: frames that came so.
     `kept`: the cost of messages that wait here for their receive.
     """
 
     paths: int
+    trials: int
     sent: int
     received: int
     bytes_sent: int
@@ -107,14 +109,11 @@ class Engine(Protocol):
         """
         ...
 
-    def add_shm(
-        self, rank: int, socket: int, ring: int, mine: int, theirs: int, arena: int, first: bool
-    ) -> int:
+    def add_shm(self, rank: int, socket: int, ring: int, arena: int, first: bool) -> int:
         """Take over the descriptors of a path through memory; its number.
 
-        `socket`: connected to the other process. `ring`: memory of both. `mine`, `theirs`: event
-        counters that wake this side and the other one. `arena`: the other one's memory. `first`:
-        whether this side writes the ring's first lane.
+        `socket`: connected to the other process. `ring`: memory of both. `arena`: the other one's.
+        `first`: whether this side writes the ring's first lane.
         """
         ...
 
@@ -132,16 +131,15 @@ class Engine(Protocol):
         """
         ...
 
-    def promote(self, rank: int, path: int, order: int) -> None:
-        """Give the `path` of that number another `order`."""
-        ...
-
     def fail_peer(self, rank: int, why: str) -> None:
         """All that is under way with `rank`, or asked later, fails because of `why`."""
         ...
 
     def events(self, seconds: float) -> list[tuple[int, int, str]]:
-        """Rank, path and reason of paths that failed since; waits `seconds` for the first."""
+        """Rank, path and reason of paths that failed since; waits `seconds` for the first.
+
+        The reason is empty for a path on trial that has carried its first probe.
+        """
         ...
 
     def wake(self) -> None:
