@@ -1,7 +1,6 @@
 #include "tls.h"
 
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <poll.h>
 
 #include <algorithm>
@@ -24,6 +23,9 @@ constexpr long kPartialWrites = 1, kMovingBuffer = 2;
 constexpr uint64_t kEndWithoutGoodbye = 1u << 7;
 constexpr int kVerifyPeer = 1;
 constexpr int kWantRead = 2, kWantWrite = 3, kSystem = 5, kOver = 6;    // of SSL_get_error
+constexpr int kSource = 0x0400;                                         // a kind of BIO
+constexpr int kIsOver = 2, kFlush = 11;                                 // of a BIO's control
+constexpr int kReads = 1, kWrites = 2, kRetry = 8, kEnd = 0x800;        // and of its flags
 
 // What is used of the library, by its names there.
 struct OpenSsl {
@@ -42,7 +44,7 @@ struct OpenSsl {
                                                               unsigned));
   void* (*SSL_new)(void*);
   void (*SSL_free)(void*);
-  int (*SSL_set_fd)(void*, int);
+  void (*SSL_set_bio)(void*, void*, void*);
   int (*SSL_set_ex_data)(void*, int, void*);
   void* (*SSL_get_ex_data)(const void*, int);
   void (*SSL_set_verify)(void*, int, void*);
@@ -56,6 +58,19 @@ struct OpenSsl {
   int (*SSL_has_pending)(const void*);
   int (*SSL_key_update)(void*, int);
   void (*ERR_clear_error)();
+  int (*BIO_get_new_index)();
+  void* (*BIO_meth_new)(int, const char*);
+  int (*BIO_meth_set_write)(void*, int (*)(void*, const char*, int));
+  int (*BIO_meth_set_read)(void*, int (*)(void*, char*, int));
+  int (*BIO_meth_set_ctrl)(void*, long (*)(void*, int, long, void*));
+  void* (*BIO_new)(const void*);
+  void (*BIO_set_init)(void*, int);
+  void (*BIO_set_data)(void*, void*);
+  void* (*BIO_get_data)(void*);
+  void (*BIO_set_flags)(void*, int);
+  void (*BIO_clear_flags)(void*, int);
+  int (*BIO_test_flags)(const void*, int);
+  void* socket = nullptr;  // how it reads and writes
 
   OpenSsl();
 };
@@ -84,6 +99,36 @@ unsigned second_key(void* ssl, const char*, unsigned char* into, unsigned most) 
   return give_key(ssl, into, most);
 }
 
+// OpenSSL's own socket raises SIGPIPE where the other side has gone, and blocks where its flags say.
+int outcome_of(void* bio, ssize_t count, int way) {
+  const OpenSsl& lib = openssl();
+  lib.BIO_clear_flags(bio, kReads | kWrites | kRetry);
+  if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+    lib.BIO_set_flags(bio, way | kRetry);
+  }
+  return static_cast<int>(count);
+}
+
+int fd_of(void* bio) {
+  return static_cast<int>(reinterpret_cast<intptr_t>(openssl().BIO_get_data(bio)));
+}
+
+int write_some(void* bio, const char* bytes, int count) {
+  const ssize_t sent = ::send(fd_of(bio), bytes, count, MSG_DONTWAIT | MSG_NOSIGNAL);
+  return outcome_of(bio, sent, kWrites);
+}
+
+int read_some(void* bio, char* into, int most) {
+  const ssize_t got = ::recv(fd_of(bio), into, most, MSG_DONTWAIT);
+  if (got == 0) openssl().BIO_set_flags(bio, kEnd);
+  return outcome_of(bio, got, kReads);
+}
+
+long control(void* bio, int what, long, void*) {
+  if (what == kIsOver) return openssl().BIO_test_flags(bio, kEnd) != 0;
+  return what == kFlush;
+}
+
 OpenSsl::OpenSsl() {
   void* library = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
@@ -106,7 +151,7 @@ OpenSsl::OpenSsl() {
   FIND(SSL_CTX_set_psk_server_callback);
   FIND(SSL_new);
   FIND(SSL_free);
-  FIND(SSL_set_fd);
+  FIND(SSL_set_bio);
   FIND(SSL_set_ex_data);
   FIND(SSL_get_ex_data);
   FIND(SSL_set_verify);
@@ -120,12 +165,30 @@ OpenSsl::OpenSsl() {
   FIND(SSL_has_pending);
   FIND(SSL_key_update);
   FIND(ERR_clear_error);
+  FIND(BIO_get_new_index);
+  FIND(BIO_meth_new);
+  FIND(BIO_meth_set_write);
+  FIND(BIO_meth_set_read);
+  FIND(BIO_meth_set_ctrl);
+  FIND(BIO_new);
+  FIND(BIO_set_init);
+  FIND(BIO_set_data);
+  FIND(BIO_get_data);
+  FIND(BIO_set_flags);
+  FIND(BIO_clear_flags);
+  FIND(BIO_test_flags);
 #undef FIND
   if (!missing.empty()) return;
   context = SSL_CTX_new(TLS_method());
   if (context == nullptr || SSL_CTX_ctrl(context, kSetMinimum, kTls13, nullptr) != 1 ||
       SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256") != 1) {
     missing = "libssl.so.3 has no TLS 1.3 with AES";
+    return;
+  }
+  socket = BIO_meth_new(BIO_get_new_index() | kSource, "adaptra");
+  if (socket == nullptr || BIO_meth_set_write(socket, write_some) != 1 ||
+      BIO_meth_set_read(socket, read_some) != 1 || BIO_meth_set_ctrl(socket, control) != 1) {
+    missing = "libssl.so.3 has no memory";
     return;
   }
   SSL_CTX_ctrl(context, kSetMode, kPartialWrites | kMovingBuffer, nullptr);
@@ -144,15 +207,15 @@ Tls::Tls(int fd, const std::string& key, bool first, double seconds) : key_(key)
   using Clock = std::chrono::steady_clock;
   const OpenSsl& lib = openssl();
   if (!lib.missing.empty()) throw std::runtime_error("no encryption: " + lib.missing);
-  const int flags = fcntl(fd, F_GETFL);
-  if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
-    throw std::runtime_error("no encryption: the socket cannot be set");
-  }
   ssl_ = lib.SSL_new(lib.context);
-  if (ssl_ == nullptr || lib.SSL_set_fd(ssl_, fd) != 1) {
+  void* bio = lib.BIO_new(lib.socket);
+  if (ssl_ == nullptr || bio == nullptr) {
     lib.SSL_free(ssl_);
     throw std::runtime_error("no encryption: OpenSSL has no memory");
   }
+  lib.BIO_set_data(bio, reinterpret_cast<void*>(static_cast<intptr_t>(fd)));
+  lib.BIO_set_init(bio, 1);
+  lib.SSL_set_bio(ssl_, bio, bio);  // which owns it from now on
   lib.SSL_set_ex_data(ssl_, 0, &key_);
   if (first) {
     lib.SSL_set_verify(ssl_, kVerifyPeer, nullptr);  // a certificate is no proof
@@ -233,7 +296,7 @@ ssize_t Tls::outcome(int result, size_t bytes) {
   if (error == kWantRead || error == kWantWrite) {
     errno = EAGAIN;
   } else if (error != kSystem) {
-    errno = EBADMSG;  // somebody has changed what was sent
+    errno = kDamaged;
   } else if (errno == 0) {
     return 0;
   }

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -18,9 +19,12 @@ class Tls {
   // Why there is none here, or empty.
   static std::string missing();
 
-  // Shake hands over `fd`, which does not block from then on, and stays the caller's. `key`: 32
-  // bytes, the same on both sides. `first`: one side is. Throws std::runtime_error after `seconds`,
-  // or if the other side has another key.
+  // What `errno` is where a record was changed on its way here, or the other side says that one was.
+  static constexpr int kDamaged = EBADMSG;
+
+  // Shake hands over `fd`, which stays the caller's. `key`: 32 bytes, the same on both sides.
+  // `first`: one side is. Throws std::runtime_error after `seconds`, or if the other side has another
+  // key.
   Tls(int fd, const std::string& key, bool first, double seconds);
   ~Tls();
 

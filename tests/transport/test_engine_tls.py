@@ -138,7 +138,7 @@ def test_who_changes_a_bit_ends_a_path_and_no_message(tmp_path: Path) -> None:
         exchange(ends, 10)
         assert len(changed) == 1
         whys = [event.why for end in ends for event in end.records.last if event.what == "lost"]
-        assert "Bad message" in whys
+        assert "what was encrypted has been changed on its way" in whys
 
 
 @pytest.mark.parametrize("encrypted", [(True, False), (False, True)])
