@@ -104,11 +104,11 @@ def test_a_path_that_is_lost_comes_back(
         assert records.count(("lost", side)) == CONNECTIONS  # and none that has come back
         if (what, rank) != ("stop", FAULTY):  # which may hear of a new path before all old ones
             assert records[CONNECTIONS:] == [("back", "there")]
-        assert exchange.results[rank]["again"] > 0
         written = [(row["what"], row["side"]) for row in exchange.written if row["of"] == rank]
         assert written[: len(records)] == records  # what is said was noted before the end
         said = [line for line in exchange.log if f"a connection to rank {1 - rank} is lost" in line]
         assert len(said) == 1
+    assert sum(result["again"] for result in exchange.results.values()) > 0
 
 
 @pytest.mark.timing
@@ -123,7 +123,7 @@ def test_a_way_that_is_none_for_a_while(what: str, shaper: str, tmp_path: Path) 
         whats = [what for what, _ in exchange.records(rank)]
         assert whats[:CONNECTIONS] == ["lost"] * CONNECTIONS
         assert "back" in whats
-        assert exchange.results[rank]["again"] > 0
+    assert sum(result["again"] for result in exchange.results.values()) > 0
 
 
 @pytest.mark.timing
