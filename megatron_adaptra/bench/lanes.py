@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.transport.engine.address import local_address
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.rails import Rail
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 from megatron_adaptra.transport.engine.wire import StoreBoard
 
@@ -73,14 +75,15 @@ class _GlooPending:
 
 
 class EngineLane:
-    """The engine over one kind of path, `name`: shm or tcp, from `rank` to `peer`.
+    """The engine over one kind of path, `name`: shm, tcp or verbs, from `rank` to `peer`.
 
-    It has an endpoint of its own.
+    It has an endpoint of its own. `ports`: of RDMA, for verbs.
     """
 
-    def __init__(self, name: str, rank: int, peer: int) -> None:
+    def __init__(self, name: str, rank: int, peer: int, ports: Sequence[Rail] = ()) -> None:
         self.name, self._peer = name, peer
-        self._endpoint = open_endpoint(name, rank, "here" if name == "shm" else f"of {rank}")
+        machine = "here" if name == "shm" else f"of {rank}"
+        self._endpoint = open_endpoint(name, rank, machine, ports)
         self._endpoint.connect([peer])
         self._transport = EngineTransport(self._endpoint, name, {peer: End(peer, f"rank {peer}")})
 
@@ -102,10 +105,11 @@ class EngineLane:
         self._endpoint.close()
 
 
-def open_endpoint(name: str, rank: int, machine: str) -> Endpoint:
+def open_endpoint(name: str, rank: int, machine: str, ports: Sequence[Rail] = ()) -> Endpoint:
     """That of `rank`, among those of this `name`.
 
-    Memory is shared between ranks of the same `machine`.
+    Memory is shared between ranks of the same `machine`. `ports`: of RDMA, which alone are used
+    then.
     """
-    board = StoreBoard(f"adaptra/bench/{name}")
-    return Endpoint(rank, local_address(), machine, board, TIMEOUT)
+    board, host = StoreBoard(f"adaptra/bench/{name}"), local_address()
+    return Endpoint(rank, host, machine, board, TIMEOUT, fallback=not ports, ports=ports)

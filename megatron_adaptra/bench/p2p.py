@@ -22,6 +22,7 @@ from megatron_adaptra.bench.clock import latest, start_together
 from megatron_adaptra.bench.lanes import TIMEOUT, EngineLane, GlooLane, Lane, Pending
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.transport.engine.rails import rails
 
 ONE_WAY, BOTH_WAYS = "one way", "both ways"
 UNDER_WAY = 4  # messages at most
@@ -33,8 +34,11 @@ _WARM = 3  # bursts before those that count: connections have to find their spee
 def rows(options: Options, rank: int) -> list[dict[str, Any]]:
     """What `rank` 0 or 1 measures: a row for each size, direction and transport."""
     peer = 1 - rank
-    kinds = ["tcp"] if options.link else ["shm", "tcp"]  # hosts of a laboratory share no memory
+    # Hosts of a laboratory share no memory, and RDMA would go around its links.
+    kinds = ["tcp"] if options.link else ["shm", "tcp"]
     engines = [EngineLane(kind, rank, peer) for kind in kinds]
+    if not options.link and (ports := rails()):
+        engines.append(EngineLane("verbs", rank, peer, ports))
     lanes: list[Lane] = [GlooLane(peer), *engines]
     try:
         found = []

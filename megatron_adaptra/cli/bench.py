@@ -16,10 +16,11 @@ from megatron_adaptra.view.axis import size
 
 _ABOUT = {
     P2P: (
-        "messages between two ranks: shm and tcp against gloo and a copy of memory",
+        "messages between two ranks: shm, tcp and verbs against gloo and a copy of memory",
         "Send messages between two processes, one way and both ways: over the engine's shared "
-        "memory and tcp, over gloo's send and recv, and as plain copies of memory. They take "
-        "turns; medians are shown.",
+        "memory and tcp, where there are RDMA ports over these (verbs; NCCL_IB_HCA names them), "
+        "over gloo's send and recv, and as plain copies of memory. They take turns; medians are "
+        "shown.",
     ),
     COLLECTIVE: (
         "sums of a few numbers: torch's all-reduce against our all-gathers",

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ECHO = """
 import os, socket, time
 index, master = int(os.environ["HOST_INDEX"]), os.environ["MASTER_ADDR"]
+assert os.environ["NCCL_IB_DISABLE"] == "1"  # RDMA ports are in all namespaces
 if index == 0:
     with socket.create_server((os.environ["HOST_IP"], 5000)) as server:
         for _ in range(int(os.environ["WORLD_SIZE"]) - 1):

@@ -16,7 +16,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ from megatron_adaptra.transport.engine.events import Events
 from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kind, Refused
 from megatron_adaptra.transport.engine.listener import Listener
 from megatron_adaptra.transport.engine.native import missing_tls, new_engine
-from megatron_adaptra.transport.engine.rails import rails
+from megatron_adaptra.transport.engine.rails import Rail, rails
 
 CONNECTIONS = 4  # to a peer on another machine: one alone does not fill a long link
 # Bytes. A window is what a long and fast link holds, 80 ms both ways at 13 GB/s; memory is taken
@@ -99,7 +99,8 @@ class Endpoint:
     `timeout`: seconds until a peer that has no path is lost. `log`: where events are written down.
     `fallback`: messages may go over the network where there are rails, too. `encrypted`: what
     crosses the network, which then is not over rails, the same for all ranks; AdaptraError where it
-    cannot be. `engine`: the C++ one. `records`: what has befallen paths, and strangers.
+    cannot be. `ports`: RDMA ports to use, else those that rails() finds. `engine`: the C++ one.
+    `records`: what has befallen paths, and strangers.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Endpoint:
         *,
         fallback: bool = True,
         encrypted: bool = False,
+        ports: Sequence[Rail] | None = None,
     ) -> None:
         if encrypted and (why := missing_tls()):
             raise AdaptraError(f"messages between hosts cannot be encrypted here: {why}")
@@ -120,7 +122,7 @@ class Endpoint:
         self._closed = threading.Event()
         self.engine = new_engine(WINDOW, PIECE)
         self._me = Identity(me, self._secret(), WINDOW, PIECE, encrypted)
-        self._rails = [] if encrypted else rails()
+        self._rails = [] if encrypted else rails() if ports is None else ports
         self.records = Events(me, log)
         self._peers: dict[int, _Peer] = {}
         self._changed = threading.Condition()
