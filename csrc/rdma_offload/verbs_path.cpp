@@ -17,10 +17,11 @@ constexpr uint64_t kPiece = 128 << 10;  // payload of a slot, at most
 constexpr uint32_t kHeaders = 16;       // of frames in a slot
 constexpr uint32_t kSlots = 64;
 constexpr uint32_t kWrites = 2 * kSlots;
-constexpr uint32_t kGifts = 8;          // writes that only give slots back
-constexpr uint32_t kGift = kSlots / 8;  // slots that are given back together
-constexpr uint32_t kSignals = 8;        // of so many writes one says that it is over
+constexpr uint32_t kGifts = 8;          // writes that only give slots back, at most
+constexpr uint32_t kGift = kSlots / 4;  // slots that are given back together
+constexpr uint32_t kSignals = 32;       // of so many writes one says that it is over
 constexpr uint32_t kInline = 128;
+constexpr Nanoseconds kSlow = 20000;    // more than a thread needs to wake up
 constexpr int kTurn = 64;               // completions before others have their turn
 constexpr int kAtOnce = 16;
 constexpr uint32_t kFrames = 1u << 31;  // in the word of a write: there are frames
@@ -89,37 +90,60 @@ uint64_t VerbsPath::waiting() const {
 }
 
 void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   if (!has_room()) return;  // its end is on the way to the peer
   Header* headers = this->headers();
   if (gathered_ == 0) --granted_;
   headers[gathered_++] = header;
   if (header.length == 0) {
-    if (gathered_ == kHeaders || header.kind == Kind::Bye) write_gathered();
+    if (gathered_ == kHeaders || header.kind == Kind::Bye) {
+      write_gathered();
+      hand_over(lock);
+    }
     return;
   }
   const uint32_t before = gathered_ * sizeof header;
   const bool inlined = before + header.length <= qp_.inlined();
-  ibv::Sge sges[3] = {{reinterpret_cast<uintptr_t>(headers), before, qp_.headers_key()}};
-  int count = 1;
+  Write next;
+  next.sges[0] = {reinterpret_cast<uintptr_t>(headers), before, qp_.headers_key()};
+  next.wr.sge_count = 1;
   try {
-    for (uint64_t done = 0, part; done < header.length; done += part, ++count) {
+    for (uint64_t done = 0, part; done < header.length; done += part) {
       part = header.length - done;
       const uint32_t key = inlined ? 0 : qp_.device->key(payload + done, &part);
-      sges[count] = {reinterpret_cast<uintptr_t>(payload + done), static_cast<uint32_t>(part), key};
+      next.sges[next.wr.sge_count++] = {reinterpret_cast<uintptr_t>(payload + done),
+                                        static_cast<uint32_t>(part), key};
     }
   } catch (const std::runtime_error& error) {
     return fail_soon(error.what());
   }
   written_.push_back({frames_, header.length, std::move(keep)});
   waiting_ += header.length;
-  write(sges, count, inlined);
+  write(next, inlined);
   full_ = full_ || !has_room();
+  hand_over(lock);
+}
+
+// Have the device get what was written. If that takes long (one of software sends within the call),
+// the loop's thread does it, and nobody who sends waits.
+void VerbsPath::hand_over(std::unique_lock<std::mutex>& lock) {
+  if (!slow_) return post(lock);
+  if (gathers_ || posts_ || posts_soon_) return;
+  posts_soon_ = true;
+  loop_.soon([self = weak_from_this()] {
+    auto path = self.lock();
+    if (!path) return;
+    std::unique_lock<std::mutex> lock(path->mutex_);
+    path->posts_soon_ = false;
+    path->post(lock);
+  });
 }
 
 void VerbsPath::flush() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!closed_ && !gathers_ && gathered_ > 0) write_gathered();
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (closed_ || gathers_ || gathered_ == 0) return;
+  write_gathered();
+  hand_over(lock);
 }
 
 // Where the headers of the next write stand until it is over.
@@ -128,17 +152,17 @@ Header* VerbsPath::headers() const { return reinterpret_cast<Header*>(qp_.header
 // Write the frames that were gathered, or nothing: slots go back with either.
 void VerbsPath::write_gathered() {
   const uint32_t bytes = gathered_ * sizeof(Header);
-  ibv::Sge sge{reinterpret_cast<uintptr_t>(headers()), bytes, qp_.headers_key()};
-  write(&sge, bytes > 0 ? 1 : 0, bytes <= qp_.inlined());
+  Write next;
+  next.sges[0] = {reinterpret_cast<uintptr_t>(headers()), bytes, qp_.headers_key()};
+  next.wr.sge_count = bytes > 0;
+  write(next, bytes <= qp_.inlined());
   full_ = full_ || !has_room();
 }
 
-void VerbsPath::write(ibv::Sge* sges, int count, bool inlined) {
+void VerbsPath::write(Write& next, bool inlined) {
   const bool frames = gathered_ > 0;
-  ibv::SendWr wr{};
+  ibv::SendWr& wr = next.wr;
   wr.id = posted_;
-  wr.sges = sges;
-  wr.sge_count = count;
   wr.opcode = ibv::kRdmaWriteWithImm;
   if (inlined) wr.flags |= ibv::kInline;
   if (posted_ % kSignals == 0 || (frames && headers()[gathered_ - 1].kind == Kind::Bye)) {
@@ -150,9 +174,30 @@ void VerbsPath::write(ibv::Sge* sges, int count, bool inlined) {
   wr.remote.rkey = qp_.theirs().key;
   free_ = gathered_ = 0;
   ++posted_;
-  const int error = qp_.post(wr);
-  if (error != 0) {
-    fail_soon(qp_.name() + " takes no more writes: " + std::strerror(error));
+  writes_.push_back(next);
+}
+
+// Give the device what was written, without the lock; one thread at a time does it.
+void VerbsPath::post(std::unique_lock<std::mutex>& lock) {
+  std::vector<Write> writes;
+  while (!writes_.empty() && !posts_) {
+    posts_ = true;
+    writes.clear();
+    writes.swap(writes_);
+    lock.unlock();
+    for (size_t n = 0; n < writes.size(); ++n) {
+      writes[n].wr.sges = writes[n].sges;
+      writes[n].wr.next = n + 1 < writes.size() ? &writes[n + 1].wr : nullptr;
+    }
+    const Nanoseconds begin = now();
+    const int error = qp_.post(writes[0].wr);
+    slow_ = now() - begin > kSlow;
+    lock.lock();
+    posts_ = false;
+    gave_.notify_all();
+    if (error != 0) {
+      fail_soon(qp_.name() + " takes no more writes: " + std::strerror(error));
+    }
   }
 }
 
@@ -181,20 +226,25 @@ void VerbsPath::ready() {
       break;
     }
   }
-  if (gather(false)) sink->roomy(*this);
+  if (room_again()) sink->roomy(*this);
+  gather(false);
 }
 
-// From now on frames without payload are gathered for one write, or they are written. Whether there
-// is room again, after there was none.
-bool VerbsPath::gather(bool yes) {
+bool VerbsPath::room_again() {
   std::lock_guard<std::mutex> lock(mutex_);
-  gathers_ = yes;
-  if (closed_) return false;
-  if (!yes && gathered_ > 0) write_gathered();
-  give();
   const bool room = full_ && has_room();
   if (room) full_ = false;
   return room;
+}
+
+// From now on frames without payload are gathered for one write, or they are written.
+void VerbsPath::gather(bool yes) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  gathers_ = yes;
+  if (closed_) return;
+  if (!yes && gathered_ > 0) write_gathered();
+  give();
+  post(lock);
 }
 
 bool VerbsPath::completed(Sink& sink, const ibv::Completion& completion) {
@@ -248,9 +298,11 @@ bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
     at += header.length;
     if (!sink.arrived(*this, header)) return end("a frame against the protocol"), false;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   ++free_;
-  if (!closed_) give();
+  if (closed_) return true;
+  give();
+  post(lock);
   return true;
 }
 
@@ -281,9 +333,11 @@ void VerbsPath::end(const std::string& why) {
 }
 
 void VerbsPath::close() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   if (closed_) return;
   closed_ = true;
+  gave_.wait(lock, [this] { return !posts_; });
+  post(lock);
   loop_.unwatch(qp_.fd());
   qp_.unwatch();
   drain();

@@ -6,10 +6,12 @@
 // at the other end, which says over it why it gives the path up.
 #pragma once
 
+#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "loop.h"
 #include "owned.h"
@@ -45,9 +47,14 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
     uint64_t frame, bytes;
     std::shared_ptr<void> keep;
   };
+  struct Write {
+    ibv::SendWr wr{};
+    ibv::Sge sges[3];
+  };
 
   void ready();
-  bool gather(bool yes);
+  bool room_again();
+  void gather(bool yes);
   bool completed(Sink& sink, const ibv::Completion& completion);
   bool received(Sink& sink, const ibv::Completion& completion);
   bool given_back(uint32_t slots);  // with mutex_ held, as for the next ones
@@ -55,7 +62,9 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   Header* headers() const;
   void write_gathered();
   void give();
-  void write(ibv::Sge* sges, int count, bool inlined);
+  void write(Write& next, bool inlined);
+  void hand_over(std::unique_lock<std::mutex>& lock);
+  void post(std::unique_lock<std::mutex>& lock);
   void fail_soon(std::string why);
   void drain();
   void end(const std::string& why);
@@ -78,6 +87,11 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   uint64_t signaled_ = 0;                 // of them, up to the last one whose end is heard
   std::deque<Written> written_;           // frames with payload that have not been read there
   uint64_t waiting_ = 0;
+  std::vector<Write> writes_;             // that the device has not got
+  bool posts_ = false;                    // a thread gives it some, without the lock
+  bool posts_soon_ = false;               // the loop's thread will
+  std::condition_variable gave_;
+  std::atomic<bool> slow_{false};         // it takes long to get them
   bool full_ = false, closed_ = false;
 };
 
