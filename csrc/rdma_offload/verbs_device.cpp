@@ -120,7 +120,9 @@ VerbsDevice::VerbsDevice(std::string name, std::shared_ptr<Arena> arena, Loop& l
 }
 
 VerbsDevice::~VerbsDevice() {
-  for (auto& [part, mr] : parts_) verbs.dereg_mr(mr);
+  for (auto& [part, mr] : parts_) {
+    if (mr != nullptr) verbs.dereg_mr(mr);  // it may have failed
+  }
   verbs.dealloc_pd(pd);
   verbs.close_device(context);
 }

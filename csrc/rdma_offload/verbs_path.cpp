@@ -280,6 +280,7 @@ bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
   if (!used) return end("more slots came back than were used"), false;
   if (!qp_.post_receive()) return end("a receive cannot be posted"), false;
   if (!(word & kFrames)) return true;
+  if (completion.bytes > slot_) return end("a write of more than a slot"), false;
   const uint8_t* at = qp_.slot(received_++);
   const uint8_t* end_of_frames = at + completion.bytes;
   while (at < end_of_frames) {

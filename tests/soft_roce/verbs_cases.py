@@ -274,6 +274,11 @@ def a_killed_process_is_named() -> str:
 BIG = 300_000  # bytes: three pieces
 
 
+def _first_record(seat: Seat) -> str:
+    until(lambda: bool(seat.endpoint.records.last), "the path fails")
+    return seat.endpoint.records.last[0].why
+
+
 def _host(seat: Seat) -> str:
     work, memory = seat.receive(7, BIG)
     over(work)
@@ -284,8 +289,7 @@ def _host(seat: Seat) -> str:
         over(one)
     counts = seat.engine.counts(seat.peer)
     assert counts.twice == 1, counts.twice
-    until(lambda: bool(seat.endpoint.records.last), "the path fails")
-    return seat.endpoint.records.last[0].why
+    return _first_record(seat)
 
 
 def _stranger(board: Any) -> str:
@@ -325,6 +329,22 @@ def whoever_follows_the_page_of_the_wire_is_a_peer() -> str:
         here, there = results(pair)
     assert here == there == "no frame begins here", (here, there)
     return here
+
+
+def _writes_too_much(board: Any) -> str:
+    from soft_roce.verbs_peer import ALIVE, DATA, LONGEST, Stranger, frame
+
+    me = Stranger(board, 1, 0, "rail0b")
+    data = frame(DATA, 1, bytes(LONGEST), total=LONGEST, tag=7)
+    me.write(*[frame(ALIVE, 0)] * 16, data)  # each is as it should be, and there is one too many
+    me.connection.settimeout(60)
+    return me.connection.recv(200).decode()
+
+
+@case
+def a_write_of_more_than_a_slot_ends_the_path() -> None:
+    with Pair(_first_record, rails=1, fallback=False, stranger=_writes_too_much) as pair:
+        assert set(results(pair)) == {"a write of more than a slot"}
 
 
 @case

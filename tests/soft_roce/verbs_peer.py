@@ -32,7 +32,7 @@ CARD = struct.Struct("<16sQIIIIHBB")
 OUTCOME = struct.Struct("<B63s")
 FRAME = struct.Struct("<HBBIQQQQQQQ")
 MAGIC, VERSION, KIND = 0xADA1, 1, 4
-DATA, HAVE = 1, 4
+DATA, HAVE, ALIVE = 1, 4, 5
 WINDOW, PIECE = 1 << 30, 1 << 20
 LONGEST = min(PIECE, 131072)
 SLOT = 1024 + LONGEST
@@ -109,7 +109,7 @@ class Stranger:
         self.cq = CQ(self.context, 256)
         rights = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE
         self.slots = MR(self.pd, SLOTS * SLOT, rights)
-        self.out = MR(self.pd, SLOT, e.IBV_ACCESS_LOCAL_WRITE)
+        self.out = MR(self.pd, 2 * SLOT, e.IBV_ACCESS_LOCAL_WRITE)
         cap = QPCap(max_send_wr=16, max_recv_wr=SLOTS + EXTRA, max_send_sge=1, max_recv_sge=1)
         init = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self.cq, rcq=self.cq, cap=cap)
         self.attributes = QPAttr(port_num=1)
