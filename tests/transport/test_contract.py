@@ -340,6 +340,7 @@ def waits_for_the_dead(seat):
         works[1].wait(PATIENCE)
         return None
     seat.transport.isend(full(1), 1, 0).wait(PATIENCE)
+    seat.say("ready")
     works = [seat.transport.irecv(full(0), 1, tag) for tag in range(3)]
     words = []
     for work in works:
@@ -357,7 +358,7 @@ def waits_for_the_dead(seat):
 @pytest.mark.parametrize("kind", PROCESSES)
 def test_killed_peer_is_lost_soon(kind):
     with Processes(waits_for_the_dead, kind=kind) as processes:
-        assert processes.heard(1) == "ready"
+        assert processes.heard(0) == processes.heard(1) == "ready"
         processes.kill(1)
         killed = time.monotonic()
         words, left = processes.result(0)

@@ -151,8 +151,8 @@ class _Send(_Work):
         self.handle = handle
 
     def done(self) -> bool:
-        """Whether all of it has arrived, which the other side says some time."""
-        return self.handle.done()
+        """Always: the engine has a copy."""
+        return True
 
     def wait(self, timeout: float) -> Stamps:
         """As for Work: until all of it has arrived."""
