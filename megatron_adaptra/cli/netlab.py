@@ -95,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
     status, measured = 0, []
     with Lab(hosts, rules, args.seed, args.shaper) as lab:
         why = f" (no netem: {lab.why})" if lab.why else ""
-        say(f"{hosts} hosts; {SHAPED_BY[lab.shaper]}{why}")
+        how = SHAPED_BY[lab.shaper] if rules or lab.shaper == "relay" else "joined by a bridge"
+        say(f"{hosts} hosts; {how}{why}")
         if rules and not args.no_measure:
             measured = lab.measure()
             console.print(_table(measured))

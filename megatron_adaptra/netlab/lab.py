@@ -58,7 +58,7 @@ class Lab:
         if os.geteuid() != 0:
             raise AdaptraError("the laboratory makes network namespaces: run it as root")
         caller()  # whose the command is; said here if that is not clear
-        self.shaper, self.why = choose(self.shaper)
+        self.shaper, self.why = choose(self.shaper, bool(self.rules))
         with contextlib.ExitStack() as undo:
             self._loop = Loop()
             undo.callback(self._loop.close)

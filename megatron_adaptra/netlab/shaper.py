@@ -14,8 +14,10 @@ from megatron_adaptra.netlab.relay import Relay
 SHAPERS = ("auto", "netem", "relay")
 
 
-def choose(shaper: str) -> tuple[str, str]:
+def choose(shaper: str, slow: bool = True) -> tuple[str, str]:
     """`netem` or `relay`, and why it is not netem, for a `shaper` of SHAPERS.
+
+    Where no link is to be `slow` the kernel needs no netem itself, and joins the hosts alone.
 
     Raises AdaptraError where it has to be netem, but cannot; BadInput for another shaper.
     """
@@ -24,7 +26,7 @@ def choose(shaper: str) -> tuple[str, str]:
     if shaper == "relay":
         return "relay", ""
     try:
-        netem.probe()
+        netem.probe(slow)
     except (AdaptraError, OSError) as error:
         if shaper == "netem":
             raise AdaptraError(

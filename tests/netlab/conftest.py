@@ -11,7 +11,8 @@ from labs import lab
 @lru_cache
 def refusal(shaper: str) -> str:
     """Why this machine has no such laboratory: root alone is not enough in a container, say."""
-    done = lab("run", "--shaper", shaper, "--hosts", "2", "--", "true")
+    words = ["--shaper", shaper, "--link", "0>1:1ms", "--no-measure"]
+    done = lab("run", "--hosts", "2", *words, "--", "true")
     return "" if done.returncode == 0 else done.stderr.strip() or f"status {done.returncode}"
 
 

@@ -161,6 +161,16 @@ def test_netem_that_is_not_there_is_named(monkeypatch):
         choose("wire")
 
 
+@pytest.mark.root
+def test_hosts_without_slow_links_need_no_netem():
+    if (found := choose("auto", slow=False))[0] != "netem":
+        pytest.skip(f"no bridge here: {found[1]}")
+    done = lab("run", "--hosts", "3", "--", sys.executable, "-c", ECHO)
+    assert done.returncode == 0, done.stderr
+    assert "3 hosts; joined by a bridge" in done.stderr
+    assert done.stdout.count("iteration ") == 6
+
+
 def test_links_do_what_was_asked(shaper):
     done = lab(
         "measure", "--shaper", shaper, "--link", "0-1:30ms", "--link", "1>2:10ms,jitter=3ms",
