@@ -25,8 +25,11 @@ def content(seed: int, number: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(rng.randbytes(size) or b"."), dtype=torch.uint8)[:size]
 
 
-def connections() -> list[int]:
-    """Descriptors of this process's connections to a peer's listener, or from there."""
+def connections(port: int | None = None) -> list[int]:
+    """Descriptors of this process's connections to a peer's listener, or from there.
+
+    `port`: the listener's, where the process has had others.
+    """
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -35,7 +38,9 @@ def connections() -> list[int]:
                 continue
             with socket.socket(fileno=os.dup(fd)) as one:
                 ours = one.family in (socket.AF_INET, socket.AF_UNIX)
-                if ours and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                if not ours or one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    continue
+                if port is None or ("127.0.0.1", port) in (one.getsockname(), one.getpeername()):
                     found.append(fd)
     return found
 

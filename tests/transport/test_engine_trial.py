@@ -81,7 +81,7 @@ def test_what_carries_small_packets_alone_stays_on_trial(pair: Pair) -> None:
     """All others go on without it, and it comes back when it carries what is large."""
     with listener_of(pair.ends[0]) as listener:
         dig(listener)
-        cut(connections()[:1])
+        cut(connections(pair.ends[0].listener.port)[:1])
         until(lambda: pair.lost() == 1, "a path is lost")
         while pair.lost() == 1:  # until those five seconds are over in which nothing is heard
             pair.exchange()

@@ -58,7 +58,7 @@ class Session:
         self.reruns: Reruns | None = None
         self.step_result: StepResultSync | None = None
         self._executor = Executor(context)
-        self._heap = FrozenHeap()
+        self._heap = self.guard.cover(FrozenHeap)
         self._stock = ""  # why Megatron runs the pipeline from now on
         self._steps = False  # an iteration's step is still to come, or under way
 
@@ -90,7 +90,7 @@ class Session:
         record = probe.pipeline_ends()
         self._steps = True
         self.guard.call(self._keep, record)
-        self.guard.call(self._heap.iteration_done)
+        self._heap.iteration_done()
         self.guard.later(self._report, run, record)
         self.iteration += 1
         # Now, not at the next call: the word that a receive is posted takes as long as a message.
