@@ -102,7 +102,6 @@ bool Peer::arrived(Path& path, const Header& header) {
   if (header.taken > spent_) return false;
   returned_ = std::max(returned_, header.taken);
   bool back = false;
-  auto out = out_.find(header.number);
   switch (header.kind) {
     case Kind::Data:
       if (!arrived_data(header)) return false;
@@ -125,12 +124,14 @@ bool Peer::arrived(Path& path, const Header& header) {
       }
       break;
     }
-    case Kind::Grant:
+    case Kind::Grant: {
+      auto out = out_.find(header.number);
       if (out != out_.end() && out->second.asks) {
         out->second.asks = false;
         queue(out->second);
       }
       break;
+    }
     case Kind::Have:
       for (auto at = out_.lower_bound(header.number);
            at != out_.end() && at->first - header.number < header.total; at = out_.erase(at)) {
