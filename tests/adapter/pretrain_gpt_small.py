@@ -13,6 +13,7 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
+import one_thread_gloo
 import torch
 from megatron.core import mpu
 from megatron.core.datasets import helpers_cpp  # noqa: F401  # else Megatron has to compile it
@@ -104,6 +105,7 @@ def print_modules() -> None:
 if __name__ == "__main__":
     if os.environ.get("ADAPTRA_TEST_MODULES"):
         atexit.register(print_modules)
+    one_thread_gloo.install()
     # Megatron runs `make` at start; a wheel has the compiled module, but not the Makefile.
     dataset_utils.compile_helpers = lambda: None
     common = {
