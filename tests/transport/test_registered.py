@@ -1,11 +1,19 @@
-"""Memory of the engine's own, which is sent without a copy."""
+"""Memory of messages: the engine's own, which is sent without a copy, and that of receives."""
 
 from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from patience import PATIENCE
 from transport.ranks import Seat, run
+
+from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.transport import End, EngineTransport
 
 SIZE = 3 << 20  # bytes: several pieces
 
@@ -35,3 +43,27 @@ def sends(seat: Seat) -> list[bool]:
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
 def test_a_send_of_registered_memory(kind: str) -> None:
     assert run(kind, sends) == [[True] * 3] * 2
+
+
+def test_memory_of_a_receive_stays_while_the_engine_may_write_there(tmp_path: Path) -> None:
+    ends = [Endpoint(rank, "127.0.0.1", "one", FolderBoard(tmp_path), PATIENCE) for rank in (0, 1)]
+    for rank in (1, 0):
+        ends[rank].connect([1 - rank])
+
+    def posts(end: Endpoint, peer: int) -> weakref.ref[torch.Tensor]:
+        buffer = torch.zeros(SIZE, dtype=torch.uint8)
+        EngineTransport(end, "forgotten", {peer: End(peer, f"rank {peer}")}).irecv(buffer, peer, 1)
+        return weakref.ref(buffer)
+
+    memory = posts(ends[0], 1)
+    gc.collect()
+    there = memory()
+    assert there is not None, "nobody has closed the transport"
+    other = EngineTransport(ends[1], "forgotten", {0: End(0, "rank 0")})
+    other.isend(torch.ones(SIZE, dtype=torch.uint8), 0, 1).wait(PATIENCE)
+    assert bool((there == 1).all())
+    del there
+    for end in ends:
+        end.close()
+    gc.collect()
+    assert memory() is None

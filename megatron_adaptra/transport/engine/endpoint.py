@@ -100,7 +100,8 @@ class Endpoint:
     `fallback`: messages may go over the network where there are rails, too. `encrypted`: what
     crosses the network, which then is not over rails, the same for all ranks; AdaptraError where it
     cannot be. `ports`: RDMA ports to use, else those that rails() finds. `engine`: the C++ one.
-    `records`: what has befallen paths, and strangers.
+    `records`: what has befallen paths, and strangers. `transports`: over it, that are not closed:
+    the engine writes into the memory of their receives, which so stays.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Endpoint:
         self._me = Identity(me, self._secret(), WINDOW, PIECE, encrypted)
         self._rails = [] if encrypted else rails() if ports is None else ports
         self.records = Events(me, log)
+        self.transports: set[object] = set()
         self._peers: dict[int, _Peer] = {}
         self._changed = threading.Condition()
         self._dialling: set[threading.Thread] = set()
@@ -159,6 +161,7 @@ class Endpoint:
             self._keeper.join(_DIAL)
             self.listener.close()
             self.engine.close("this side has closed its endpoint")
+            self.transports.clear()
             self.records.close()
             end = time.monotonic() + _DIAL
             for thread in self._dialling:

@@ -49,6 +49,8 @@ class EngineTransport:
         self._receives: set[_Receive] = set()  # that have not been waited for
         self._held: list[_HeldSend] = []  # by the emulator
         self._closed = False
+        self._open_ones = endpoint.transports
+        self._open_ones.add(self)
 
     def registered(self, nbytes: int) -> torch.Tensor:
         """`nbytes` of the engine's memory.
@@ -104,6 +106,7 @@ class EngineTransport:
         for receive in list(self._receives):
             receive.abort()
         self._held = []
+        self._open_ones.discard(self)
 
     def abort(self, end: End, handle: Work) -> None:
         """Give up a receive."""
