@@ -30,7 +30,7 @@ from megatron_adaptra.transport.engine.endpoint import Endpoint
 
 SIZE, TAGS = 1 << 20, 2
 MIDDLE = 60  # messages that have arrived when the fault begins
-PAUSE = 0.01  # seconds between those that follow: they are still to come when it has begun
+PAUSE = 0.01  # seconds between those that follow
 PATIENCE = 200  # seconds
 FLAPS, UP = 2, 1.5  # seconds of a flapping link between two failures: less than a trial
 _SET_FLAGS, _UP = 0x8914, 0x41
@@ -52,10 +52,12 @@ def address(memory: bytearray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def fault(what: str, seconds: float) -> None:
+def fault(board: FolderBoard, what: str, seconds: float) -> None:
     if what == "kill":
+        board.put("begun", "")
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop":  # somebody else has to let it go on
+        board.put("begun", "")
         script = f"sleep {seconds}; kill -CONT {os.getpid()}"
         subprocess.Popen(["sh", "-c", script], start_new_session=True)
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -63,6 +65,7 @@ def fault(what: str, seconds: float) -> None:
         change = {"loss": lose, "hole": pass_large}.get(what, set_link)
         for _ in range(FLAPS if what == "flap" else 1):
             change(False)
+            board.put("begun", "")
             threading.Event().wait(seconds)
             change(True)
             threading.Event().wait(UP)
@@ -79,6 +82,13 @@ def pass_large(yes: bool) -> None:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
             if one.family == socket.AF_INET:
                 fill(one) if yes else dig(one)
+
+
+def await_word(board: FolderBoard, key: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while board.get(key) is None:
+        assert time.monotonic() < end, f"nobody says {key!r}"
+        time.sleep(0.01)
 
 
 def main(job: dict[str, Any]) -> None:
@@ -101,8 +111,10 @@ def main(job: dict[str, Any]) -> None:
         sends.append(engine.send(peer, n % TAGS, address(content), SIZE))
         if n == MIDDLE and job["rank"] == me:
             receives[n].wait(PATIENCE)
-            job_of = (job["what"], job["seconds"])
+            job_of = (board, job["what"], job["seconds"])
             threading.Thread(target=fault, args=job_of, daemon=True).start()
+        if n == MIDDLE:  # what follows is in the middle of it, on both sides
+            await_word(board, "begun")
         if n > MIDDLE:
             time.sleep(PAUSE)
     error, end = "", time.monotonic() + PATIENCE
@@ -122,8 +134,8 @@ def main(job: dict[str, Any]) -> None:
     }  # fmt: skip
     print(json.dumps(result), flush=True)
     board.put(f"through/{me}", "")  # both have to be before one of them goes
-    while job["what"] != "kill" and board.get(f"through/{peer}") is None:
-        time.sleep(0.01)
+    if job["what"] != "kill":
+        await_word(board, f"through/{peer}")
     endpoint.close()
 
 

@@ -75,14 +75,16 @@ class Board(Protocol):
 
 @dataclass
 class _Peer:
-    """`paths`: line, by the number of the path, of those that work.
+    """`paths`: line, by the number of the path, of those that are there.
 
-    `lost`: numbers of those that failed before they were known.
+    `carries`: numbers of those that have carried something, and are not just on trial. `lost`:
+    numbers of those that failed before they were known.
     """
 
     rank: int
     address: Address | None = None
     paths: dict[int, int] = field(default_factory=dict)
+    carries: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     pauses: dict[int, float] = field(default_factory=dict)  # seconds, by line, before the next call
     failed: bool = False  # a path of it, ever
@@ -303,15 +305,15 @@ class Endpoint:
                 return
             peer.paths[path] = line
             if order < TRIAL:
-                self._works(peer, line)
+                self._carries(peer, path)
             self._changed.notify_all()
 
-    def _works(self, peer: _Peer, line: int | None) -> None:
-        """A path of the line, if that is known, has carried something."""
+    def _carries(self, peer: _Peer, path: int) -> None:
         if peer.since is not None:
             self.records.note("back", peer.rank)
         peer.since = None
-        if line is not None:
+        peer.carries.add(path)
+        if (line := peer.paths.get(path)) is not None:
             peer.pauses.pop(line, None)
 
     # The keeper's thread.
@@ -324,7 +326,7 @@ class Endpoint:
                     self._lose(peer, path, what)
                 else:
                     with self._changed:
-                        self._works(peer, peer.paths.get(path))
+                        self._carries(peer, path)
             for until, peer in self._hopeless():
                 if until <= time.monotonic():
                     peer.since = None
@@ -337,10 +339,10 @@ class Endpoint:
         return max(0.0, min(times, default=now + _IDLE) - now)
 
     def _hopeless(self) -> list[tuple[float, _Peer]]:
-        """Peers without a path, and when they are lost."""
+        """Peers without a path that carries anything, and when they are lost."""
         with self._changed:
             peers = self._peers.values()
-            return [(p.since + self._timeout, p) for p in peers if p.since and not p.paths]
+            return [(p.since + self._timeout, p) for p in peers if p.since]
 
     def _lose(self, peer: _Peer, path: int, why: str) -> None:
         fault = fault_here(self._address.host)
@@ -350,8 +352,9 @@ class Endpoint:
             line = peer.paths.pop(path, None)
             if line is None:
                 peer.lost.add(path)
+            peer.carries.discard(path)
             peer.failed, peer.why = True, why
-            if not peer.paths and peer.since is None:
+            if not peer.carries and peer.since is None:
                 peer.since = time.monotonic()
         line = _NETWORK if line is None else line
         peer.pauses[line] = min(2 * peer.pauses.get(line, _PAUSE), _LONGEST)
