@@ -1,8 +1,10 @@
 #include "arena.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -77,15 +79,21 @@ void Arena::give_back(uint8_t* at, uint64_t bytes) {
   free_[bytes].push_back(at);
 }
 
-View::View(int fd) {
+uint64_t sealed(int fd) {
   struct stat about{};
+  struct statfs kind{};
   const int seals = fcntl(fd, F_GET_SEALS);
-  if (fstat(fd, &about) != 0 || seals < 0) fail("the other side's memory");
-  if (!(seals & F_SEAL_SHRINK)) {  // else a read of what is gone would kill this process
-    errno = EINVAL;
-    fail("the other side's memory can shrink");
+  if (fstat(fd, &about) != 0 || fstatfs(fd, &kind) != 0 || seals < 0) {
+    fail("the other side's memory");
   }
-  size_ = about.st_size;
+  if (!(seals & F_SEAL_SHRINK) || kind.f_type != TMPFS_MAGIC) {
+    errno = EINVAL;
+    fail("the other side's memory may go");
+  }
+  return about.st_size;
+}
+
+View::View(int fd) : size_(sealed(fd)) {
   void* base = mmap(nullptr, size_, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (base == MAP_FAILED) fail("mmap");
   base_ = static_cast<const uint8_t*>(base);

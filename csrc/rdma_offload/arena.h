@@ -35,10 +35,14 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::map<uint64_t, std::vector<uint8_t*>> free_;   // by size
 };
 
+// Bytes of memory that another process has made. Throws for one that can shrink, or whose pages are
+// not there for certain (huge ones): to read what is gone would kill this process.
+uint64_t sealed(int fd);
+
 // Another process's arena, for reading.
 class View {
  public:
-  // Throws if `fd` is no memory of at least one page that keeps its size.
+  // Throws as `sealed` does.
   explicit View(int fd);
   ~View();
   const uint8_t* at(uint64_t offset, uint64_t bytes) const {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,12 +15,7 @@ namespace adaptra {
 namespace {
 
 void* mapped(int ring, size_t bytes) {
-  struct stat about{};
-  const int seals = fcntl(ring, F_GET_SEALS);
-  if (fstat(ring, &about) != 0 || seals < 0 || !(seals & F_SEAL_SHRINK) ||
-      static_cast<size_t>(about.st_size) != bytes) {
-    throw std::runtime_error("the ring is not one");
-  }
+  if (sealed(ring) != bytes) throw std::runtime_error("the ring is not one");
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, ring, 0);
   if (base == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
   return base;
