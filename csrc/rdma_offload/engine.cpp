@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 #include "tcp_path.h"
 
@@ -38,11 +39,11 @@ void Engine::add_peer(int rank, std::string name) {
 }
 
 // One that cannot be watched ends as any other does.
-template <typename P>
-int Engine::launch(int rank, const std::shared_ptr<P>& path) {
+template <typename P, typename... Args>
+int Engine::launch(int rank, const std::shared_ptr<P>& path, Args&&... args) {
   const int id = add(rank, path);
   try {
-    path->start();
+    path->start(std::forward<Args>(args)...);
   } catch (const std::system_error& error) {
     loop_.soon([path, why = std::string(error.what())] { path->fail(why); });
   }
@@ -75,9 +76,7 @@ std::shared_ptr<VerbsPath> Engine::open_verbs(int rank, const std::string& devic
 int Engine::add_verbs(int rank, const std::shared_ptr<VerbsPath>& path, Owned socket,
                       int order) {
   path->order = order;
-  const int id = add(rank, path);
-  path->start(std::move(socket));
-  return id;
+  return launch(rank, path, std::move(socket));
 }
 
 int Engine::add(int rank, const std::shared_ptr<Path>& path) {
@@ -140,7 +139,7 @@ WorkRef Engine::send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes,
     if (bytes == 0) to->filled(number, 0);
     return work;
   }
-  return to->send(tag, std::move(ours), bytes, sent, true);
+  return to->send(tag, std::move(ours), bytes, sent);
 }
 
 WorkRef Engine::receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {

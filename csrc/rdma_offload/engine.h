@@ -79,8 +79,8 @@ class Engine {
   std::shared_ptr<Peer> peer(int rank);
   std::unordered_map<int, std::shared_ptr<Peer>> peers();
   int add(int rank, const std::shared_ptr<Path>& path);
-  template <typename P>
-  int launch(int rank, const std::shared_ptr<P>& path);
+  template <typename P, typename... Args>
+  int launch(int rank, const std::shared_ptr<P>& path, Args&&... args);
   void tick();
   void note(Event event);
 

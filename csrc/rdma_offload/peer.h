@@ -38,13 +38,11 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
 
   // Send `bytes` at `memory`, which stays as it is until the work ends. `sent`: when the message was
   // ready; 0 for now.
-  // `soon`: its end is waited for, by whoever wants to use the memory again.
-  WorkRef send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent = 0, bool soon = false);
+  WorkRef send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent = 0);
 
   // The same for a message whose bytes are not there yet; `filled` says how many are, from the first
   // on, and `number` which message it is.
-  WorkRef begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, uint64_t* number,
-                bool soon = false);
+  WorkRef begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, uint64_t* number);
   void filled(uint64_t number, uint64_t bytes);
 
   // Receive into `memory`, which has the size of the message, or has room for it if not `exact`.

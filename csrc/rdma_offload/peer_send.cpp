@@ -5,15 +5,14 @@
 
 namespace adaptra {
 
-WorkRef Peer::send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, bool soon) {
+WorkRef Peer::send(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent) {
   uint64_t number = 0;
-  auto work = begin(tag, std::move(memory), bytes, sent, &number, soon);
+  auto work = begin(tag, std::move(memory), bytes, sent, &number);
   filled(number, bytes);
   return work;
 }
 
-WorkRef Peer::begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, uint64_t* number,
-                    bool soon) {
+WorkRef Peer::begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, uint64_t* number) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto work = std::make_shared<Work>([peer = weak_from_this(), number = last_ + 1] {
     if (auto self = peer.lock()) self->ask(number);
@@ -32,7 +31,6 @@ WorkRef Peer::begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, ui
   out.number = last_;
   out.total = bytes;
   out.tag = tag;
-  out.soon = soon;
   out.memory = std::move(memory);
   out.work = work;
   OfTag& of_tag = of_tag_[tag];

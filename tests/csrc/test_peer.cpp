@@ -123,7 +123,7 @@ struct Job {
         for (uint64_t n = 0; n < size; ++n) one.bytes.push_back(random());
         auto memory = std::shared_ptr<uint8_t>(new uint8_t[size + 1], std::default_delete<uint8_t[]>());
         std::copy(one.bytes.begin(), one.bytes.end(), memory.get());
-        one.work = peers[side]->send(tag, memory, size, 0, chance(20));
+        one.work = peers[side]->send(tag, memory, size);
         sizes[side][tag].push_back(size);
         sent[side][tag].push_back(std::move(one));
       }
