@@ -8,7 +8,6 @@ namespace adaptra {
 namespace {
 constexpr uint64_t kTellEvery = 8;  // credit is given back in parts of the window, at least so many
 constexpr uint64_t kHaves = 16;      // messages of which it is said at once that they are here
-constexpr uint64_t kHaveBytes = 1 << 20;  // or so many bytes, whose memory their sender keeps
 }
 
 WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {

@@ -144,7 +144,8 @@ void Peer::send_word(Path& path, Kind kind, uint64_t number) {
 void Peer::ask(uint64_t number) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto at = out_.find(number);
-  if (at == out_.end() || at->second.soon) return;
+  // What is large is answered at once in any case.
+  if (at == out_.end() || at->second.soon || at->second.total >= kHaveBytes) return;
   at->second.soon = true;
   say(Kind::Ask, number);
   pump();
