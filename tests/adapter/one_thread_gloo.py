@@ -8,6 +8,7 @@ coalesced gathers at a time, in one process with torch alone, abort within secon
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -17,9 +18,11 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 class _OneThread(ProcessGroupGloo):
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        options = ProcessGroupGloo._Options()
+        options, create = ProcessGroupGloo._Options(), ProcessGroupGloo.create_device
         options._threads, options._timeout = 1, timeout
-        options._devices = [ProcessGroupGloo.create_default_device()]
+        interfaces = filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))
+        options._devices = [create(interface=name) for name in interfaces]
+        options._devices = options._devices or [ProcessGroupGloo.create_default_device()]
         super().__init__(store, rank, size, options)
 
 
