@@ -16,6 +16,9 @@ from megatron_adaptra.transport.engine.native import missing
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 1500  # for all cases; nothing is measured with it
+# What measures takes a third of the machine's time: --full alone runs it.
+MEASURES = ("adaptra_bench_has_rows_of_verbs", "speed_beside_perftest")
+ALL = [pytest.param(name, marks=[pytest.mark.large] if name in MEASURES else []) for name in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.vm
 @pytest.mark.timeout(SECONDS + 1000)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL)
 def test_verbs(name: str, outcomes: Any) -> None:
     by_name, said = outcomes
     outcome = by_name[name]
