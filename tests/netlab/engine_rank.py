@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,10 @@ def pass_large(yes: bool) -> None:
                 fill(one) if yes else dig(one)
 
 
-def await_word(board: FolderBoard, key: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while board.get(key) is None:
-        assert time.monotonic() < end, f"nobody says {key!r}"
+def until(condition: Callable[[], bool], end: float, what: str) -> None:
+    """Wait for what has no event to wait for, up to a moment."""
+    while not condition():
+        assert time.monotonic() < end, what
         time.sleep(0.01)
 
 
@@ -114,7 +115,8 @@ def main(job: dict[str, Any]) -> None:
             job_of = (board, job["what"], job["seconds"])
             threading.Thread(target=fault, args=job_of, daemon=True).start()
         if n == MIDDLE:  # what follows is in the middle of it, on both sides
-            await_word(board, "begun")
+            begun = time.monotonic() + PATIENCE
+            until(lambda: board.get("begun") is not None, begun, "no fault has begun")
         if n > MIDDLE:
             time.sleep(PAUSE)
     error, end = "", time.monotonic() + PATIENCE
@@ -122,9 +124,8 @@ def main(job: dict[str, Any]) -> None:
         if not error:
             error = work.error() if work.wait(end - time.monotonic()) else "it hangs"
     records = endpoint.records.last
-    while records and not error and not any(event.what == "back" for event in records):
-        assert time.monotonic() < end, "nothing has come back"
-        time.sleep(0.01)
+    if records and not error:
+        until(lambda: any(event.what == "back" for event in records), end, "nothing has come back")
     result = {
         "rank": me, "error": error,
         "wrong": [n for n in range(count) if got[n] != block(peer, n)],
@@ -135,7 +136,10 @@ def main(job: dict[str, Any]) -> None:
     print(json.dumps(result), flush=True)
     board.put(f"through/{me}", "")  # both have to be before one of them goes
     if job["what"] != "kill":
-        await_word(board, f"through/{peer}")
+        through = time.monotonic() + PATIENCE
+        until(
+            lambda: board.get(f"through/{peer}") is not None, through, f"rank {peer} is not through"
+        )
     endpoint.close()
 
 
