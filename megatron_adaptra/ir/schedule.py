@@ -14,6 +14,7 @@ from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.user_files import parse_json
 
 Line = tuple[Op, ...]
+STOCK = "stock"  # the policy of a schedule that Megatron runs itself, over its own messages
 _HEAD = ("microbatches", "chunks", "policy", "why")  # all but the ops
 
 
@@ -31,6 +32,15 @@ class Schedule:
     def stages(self) -> int:
         """How many devices the pipeline has."""
         return len(self.order)
+
+    @property
+    def stock(self) -> bool:
+        """Whether Megatron runs it over messages of its own, and not over ours."""
+        return self.policy == STOCK
+
+    def same_as(self, other: Schedule) -> bool:
+        """Whether `other` means the same ops in the same order over the same messages."""
+        return self.stock == other.stock and self.order == other.order
 
     @property
     def warmup(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.schedule import Line, Schedule
+from megatron_adaptra.ir.schedule import STOCK, Line, Schedule
 from megatron_adaptra.plan.base import PLANNERS
 from megatron_adaptra.plan.baselines import first_schedule
 
@@ -29,6 +29,11 @@ def starting_schedule(
         conditions = Conditions(microbatches, even, even, even, chunks=chunks)
         schedule = PLANNERS[policy](conditions, "eager", None)
     return recomputed(schedule) if recompute else schedule
+
+
+def over_own_messages(schedule: Schedule) -> Schedule:
+    """The same order, left to Megatron with its own messages: what a healthy job on GPUs runs."""
+    return replace(schedule, policy=STOCK, why="Megatron's own schedule over its own messages")
 
 
 def recomputed(schedule: Schedule) -> Schedule:

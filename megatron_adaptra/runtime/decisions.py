@@ -158,8 +158,16 @@ def why_swap(
         + (f"before {1e3 * old:.3g} ms" if old else "from the start")
         for (a, b), old in before.items()
     )
-    what = "back to 1F1B" if back else "a deeper warmup hides it"
-    return f"link {links}: {what} ({warmups(current, plan)})"
+    if back:
+        return f"link {links}: {what_back(current, plan)}"
+    aside = "its messages leave the GPU's queue, and " if current.schedule.stock else ""
+    return f"link {links}: {aside}a deeper warmup hides it ({warmups(current, plan)})"
+
+
+def what_back(current: Plan, start: Plan) -> str:
+    """What going back to the first plan means, for people."""
+    what = "Megatron's own messages" if start.schedule.stock else "1F1B"
+    return f"back to {what} ({warmups(current, start)})"
 
 
 def warmups(current: Plan, plan: Plan) -> str:

@@ -30,7 +30,13 @@ from megatron_adaptra.runtime.agreement import (
 )
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import MOST_JOBS, Controller
-from megatron_adaptra.runtime.decisions import Decision, DecisionLog, sentence, warmups, why_swap
+from megatron_adaptra.runtime.decisions import (
+    Decision,
+    DecisionLog,
+    sentence,
+    what_back,
+    why_swap,
+)
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import WINDOW, Estimator
@@ -228,9 +234,10 @@ class Leader(Controller):
         self._keep_delays(iteration)
         ran = self._ran.pop(iteration - 1, None)
         if ran is not None and seconds is not None and iteration % LEARN == 0:
-            plain = self.estimator.conditions(corrected=False)
+            plain = self.estimator.conditions(corrected=False, native=ran.stock)
             predicted = self.rule.evaluate(ran, plain).predicted
-            self.estimator.learn(predicted, seconds)
+            if not ran.stock:  # how far the model of others' messages is off says nothing of ours
+                self.estimator.learn(predicted, seconds)
             self._refresh_prediction(iteration, ran, predicted)
         if self.rule.fixed:
             return
@@ -276,7 +283,7 @@ class Leader(Controller):
         now = {link: conditions.link(*link).delay for link in before}
         eased = any(now[link] < before[link] for link in before)
         self.estimator.accept()
-        current = self.rule.evaluate(self.ballot.schedule, conditions)
+        current = self._evaluate(self.ballot.schedule, conditions)
         plan = self._choose(conditions)
         if not self.rule.worth(plan, current, eased):
             return
@@ -288,35 +295,42 @@ class Leader(Controller):
     def _replan_for_memory(self, iteration: int) -> None:
         """What stages may hold has become known in microbatches: keep to it."""
         now, budgets = self.ballot.schedule, self.estimator.budgets
-        if now.chunks == 1:
+        if now.chunks == 1 and not self._start.stock:  # Megatron's own is what it is
             self._start = first_schedule(now.stages, now.microbatches, budgets)
         conditions = self.estimator.conditions()
-        current = self.rule.evaluate(now, conditions)
-        over = [s for s, most in enumerate(current.peak_in_flight) if most > budgets[s]]
+        current = self._evaluate(now, conditions)
+        held = [] if now.stock else current.peak_in_flight
+        over = [s for s, most in enumerate(held) if most > budgets[s]]
         self._over_budget = bool(over)  # until a plan that fits is in force
         if over:
-            held, may = current.peak_in_flight[over[0]], budgets[over[0]]
-            why = f"stage {over[0]} holds {held:g} microbatches, its memory is for {may:.4g}"
+            first, may = over[0], budgets[over[0]]
+            why = f"stage {first} holds {held[first]:g} microbatches, its memory is for {may:.4g}"
             self._propose(iteration, why, self._choose(conditions), current, conditions)
 
     def _reconsider(self, iteration: int) -> None:
         """Whether the plan in force is still needed: it was made from a few hasty samples."""
-        if self.ballot.schedule.order == self._start.order:
+        if self.ballot.schedule.same_as(self._start):
             return
         began = time.perf_counter()
         conditions = self.estimator.conditions()
-        current = self.rule.evaluate(self.ballot.schedule, conditions)
-        start = self.rule.evaluate(self._start, conditions)
+        current = self._evaluate(self.ballot.schedule, conditions)
+        start = self._evaluate(self._start, conditions)
         if self.rule.spares(start, current):
-            why = f"a deeper warmup gains too little now: back to 1F1B ({warmups(current, start)})"
+            why = f"a deeper warmup gains too little now: {what_back(current, start)}"
             seconds = time.perf_counter() - began
             self._propose(iteration, why, start, current, conditions, seconds)
 
     def _choose(self, conditions: Conditions) -> Plan:
         """The policy's plan where it is clearly faster, else the first: memory is precious."""
-        start = self.rule.evaluate(self._start, conditions)
+        start = self._evaluate(self._start, conditions)
         plan = self.rule.make_plan(conditions)
         return plan if self.rule.gains(plan, start) else start
+
+    def _evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
+        """What an iteration takes under `conditions`; what Megatron runs has links of its own."""
+        if schedule.stock:
+            conditions = self.estimator.conditions(native=True)
+        return self.rule.evaluate(schedule, conditions)
 
     def _propose(
         self,

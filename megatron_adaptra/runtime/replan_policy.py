@@ -25,7 +25,13 @@ class ReplanPolicy:
     ahead: int | None = None
 
     def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
-        """What an iteration of the schedule takes."""
+        """What an iteration of the schedule takes.
+
+        Of Megatron's own messages the delay is measured from when both sides were there, so that
+        the word between them is in it.
+        """
+        if schedule.stock:
+            return evaluate(schedule, conditions, "eager", 0)
         return evaluate(schedule, conditions, self.sends, self.ahead)
 
     def make_plan(self, conditions: Conditions) -> Plan:
@@ -37,10 +43,13 @@ class ReplanPolicy:
         return plan.predicted <= current.predicted * (1 - self.min_gain)
 
     def worth(self, plan: Plan, current: Plan, eased: bool) -> bool:
-        """Whether to swap: clearly faster, or a link is better (`eased`) and memory is freed."""
-        if plan.schedule.order == current.schedule.order:
+        """Whether to swap: clearly faster, or a link is better (`eased`) and memory is freed.
+
+        Back to Megatron's own messages always frees some.
+        """
+        if plan.schedule.same_as(current.schedule):
             return False
-        lighter = sum(plan.peak_in_flight) < sum(current.peak_in_flight)
+        lighter = sum(plan.peak_in_flight) < sum(current.peak_in_flight) or plan.schedule.stock
         much = current.predicted * (1 + self.min_gain)
         return self.gains(plan, current) or (eased and lighter and plan.predicted <= much)
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.telemetry.detect import DelayChart
+from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
 from megatron_adaptra.telemetry.step_sync import StepSyncModel
+from megatron_adaptra.telemetry.stock_messages import Excess, Link, is_stock, stock_links
 
-Link = tuple[int, int]
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
 WINDOW = 5  # iterations over which op seconds are taken
 USABLE = 0.9  # share of a device's free memory that a budget may take
@@ -81,6 +81,8 @@ class Estimator:
         self._shares: list[deque[Shares]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._step = StepSyncModel()
         self._ratios: deque[float] = deque(maxlen=WINDOW)
+        self._excesses = {link: Excess() for link in self.charts}
+        self._excess = dict.fromkeys(self.charts, 0.0)  # now, of Megatron's messages over ours
 
     def update(self, reports: Sequence[Mapping[str, Any]]) -> list[Link]:
         """Take one iteration's `reports`, one per stage; the links whose change is confirmed."""
@@ -93,15 +95,12 @@ class Estimator:
             self._shares[stage].append(shares)
             self._ops[stage].append(_op_seconds(seconds, scale * self.chunks, shares))
         # Where processes wait for a core, many a message does; a slow link delays all of them.
-        delays = _by_link(reports, "delay" if self.cores is None else "delay_p25")
-        transits = _by_link(reports, "transit")
-        ahead = _by_link(reports, "ahead")
+        delays = self._of_stock(reports) if is_stock(reports) else self._of_ours(reports)
         stage_seconds = self.stage_seconds()
         changed = [
             link
             for link, chart in self.charts.items()
-            if (delay := self._delay(link, delays, transits, ahead)) is not None
-            and chart.update(max(0.0, delay), stage_seconds)
+            if link in delays and chart.update(max(0.0, delays[link]), stage_seconds)
         ]
         for report in reports:
             if report["stage"] == 0 and report.get("step") is not None:
@@ -113,6 +112,45 @@ class Estimator:
         """Seconds per link, as far as the step's collectives see them."""
         return {link: c.estimate * self.everything for link, c in self.charts.items()}
 
+    def _of_ours(self, reports: Sequence[Mapping[str, Any]]) -> dict[Link, float]:
+        """Seconds per link, from the stamps of our messages.
+
+        What a link is worse for Megatron's messages is added where that was once measured.
+        """
+        delays = _by_link(reports, "delay" if self.cores is None else "delay_p25")
+        transits, ahead = _by_link(reports, "transit"), _by_link(reports, "ahead")
+        found = {}
+        for link in self.charts:
+            if (delay := self._delay(link, delays, transits, ahead)) is not None:
+                self._excess[link] = excess = self._excesses[link].believed()
+                found[link] = delay + max(0.0, excess)
+        return found
+
+    def _of_stock(self, reports: Sequence[Mapping[str, Any]]) -> dict[Link, float]:
+        """Seconds per link, the longer of those for our probes and for Megatron's messages."""
+        probed, (theirs, transits) = _by_link(reports, "probed"), stock_links(reports, self.chunks)
+        matters, found = ABSOLUTE * self.stage_seconds(), {}
+        for link in self.charts:
+            ours = self._either_way(link, probed, probed)
+            stock = self._either_way(link, theirs, transits)
+            if ours is not None and stock is not None:
+                self._excesses[link].measure(stock - ours, matters)
+                self._excess[link] = self._excesses[link].now
+            if known := [seconds for seconds in (ours, stock) if seconds is not None]:
+                found[link] = max(known)
+        return found
+
+    def _either_way(
+        self, link: Link, delays: Mapping[Link, float], transits: Mapping[Link, float]
+    ) -> float | None:
+        """Seconds on the way; between two machines, half of there and back. None if not known."""
+        source, target = link
+        if self.hosts[source] == self.hosts[target]:
+            return delays.get(link)
+        there, back = transits.get(link), transits.get((target, source))
+        # Stamps of two clocks cannot tell who was late, but their difference cancels.
+        return None if there is None or back is None else (there + back) / 2
+
     def _delay(
         self,
         link: Link,
@@ -122,13 +160,10 @@ class Estimator:
     ) -> float | None:
         """Seconds on the way; None where nothing is known."""
         source, target = link
-        reverse = target, source
-        if self.hosts[source] != self.hosts[target]:
-            # Stamps of two clocks cannot tell who was late, but their difference cancels.
-            there, back = transits.get(link), transits.get(reverse)
-            return None if there is None or back is None else (there + back) / 2
-        if link not in delays or reverse not in delays or not self.rendezvous:
-            return delays.get(link)
+        reverse, delay = (target, source), self._either_way(link, delays, transits)
+        known = link in delays and reverse in delays and self.hosts[source] == self.hosts[target]
+        if not known or not self.rendezvous:
+            return delay
         # The message also waited for the handshake of its receive, which crosses the link
         # the other way, unless it was posted long enough ahead.
         handshake = max(0.0, delays[reverse] - ahead[link])
@@ -178,7 +213,7 @@ class Estimator:
         return {f"{a}>{b}": chart.estimate for (a, b), chart in self.charts.items()}
 
     def conditions(self, corrected: bool = True, native: bool = False) -> Conditions:
-        """What to plan for. `corrected`: by `correction`. `native`: with stock's step."""
+        """What to plan for. `corrected`: by `correction`. `native`: stock's messages and step."""
         scale = self.correction if corrected else 1.0
         step_sync = (self._step.native if native else self._step.sync)(self._delays)
         ops = [OpSeconds(*(scale * s for s in _medians(window))) for window in self._ops]
@@ -187,7 +222,7 @@ class Estimator:
             forward=tuple(op.forward for op in ops),
             backward_input=tuple(op.backward_input for op in ops),
             backward_weight=tuple(op.backward_weight for op in ops),
-            links={link: LinkState(chart.estimate) for link, chart in self.charts.items()},
+            links={link: LinkState(self._link_delay(link, native)) for link in self.charts},
             message_bytes=float(self.message_bytes),
             activation_budget=self.budgets,
             step_seconds=self._step.work + sum(step_sync),
@@ -199,6 +234,12 @@ class Estimator:
             backward=tuple(op.backward for op in ops) if self.split else (),
             recomputation=tuple(op.recomputation for op in ops) if self.recompute else (),
         )
+
+    def _link_delay(self, link: Link, native: bool) -> float:
+        """Seconds, for our messages or (`native`) for Megatron's; charts have the longer ones."""
+        excess = self._excess[link]
+        shorter = max(0.0, -excess if native else excess)
+        return max(0.0, self.charts[link].estimate - shorter)
 
     def measure_budget(self, reports: Sequence[Mapping[str, Any]]) -> bool:
         """Take the bytes in `reports`; whether a budget in bytes now means other microbatches.

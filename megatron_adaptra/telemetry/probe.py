@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
 from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
+from megatron_adaptra.telemetry.clock import HOST, Clock, Mark
 from megatron_adaptra.transport.base import Stamps
+
+UNREAD = 32  # halves of iterations whose times may be unknown
 
 
 class OpTime(NamedTuple):
-    """Seconds on the monotonic clock, and of CPU in the thread that ran the op."""
+    """Seconds on the monotonic clock, and of CPU in the thread that ran the op.
+
+    `launched`: when the host had given the op's first work to the device, if there is one.
+    """
 
     op: Op
     start: float
     end: float
     cpu: float
+    launched: float = 0.0
 
 
 class Memory(NamedTuple):
@@ -54,7 +63,11 @@ class CollectiveSpan(NamedTuple):
 
 @dataclass
 class IterationRecord:
-    """`cpu` is what the whole process spent between the first op and the last one."""
+    """`cpu` is what the whole process spent between the first op and the last one.
+
+    `stock`: Megatron's own messages were used, so that `messages` has none. `probed`: stamps of
+    what was sent only to measure a link, with its source. `unusable`: why its times mean nothing.
+    """
 
     stage: int
     iteration: int
@@ -65,6 +78,9 @@ class IterationRecord:
     messages: list[tuple[int, Op, Stamps]] = field(default_factory=list)  # source, op, stamps
     memory: Memory | None = None
     collectives: Sequence[CollectiveSpan] = ()
+    stock: bool = False
+    probed: list[tuple[int, Stamps]] = field(default_factory=list)
+    unusable: str = ""
 
     def report(self) -> dict[str, Any]:
         """The small message to the leader: seconds, per source stage where there is one.
@@ -84,8 +100,23 @@ class IterationRecord:
             "transit": {source: self.transit(source) for source in sources},
             "ahead": {source: self.ahead(source) for source in sources},
             "waited": sum(stamps.exposed for _, _, stamps in self.messages),
+            "starved": self.starved,
             "memory": None if self.memory is None else self.memory._asdict(),
+            "probed": {source: stamps.delay for source, stamps in self.probed},
+            "ops": [(str(o.op), *o[1:3], o.launched) for o in self.ops] if self.stock else None,
         }
+
+    @property
+    def known(self) -> bool:
+        """Whether its ops' times are."""
+        return self.begin > 0
+
+    @property
+    def starved(self) -> float:
+        """Seconds that the device had nothing to do because the host was late to launch ops."""
+        pairs = zip(self.ops, self.ops[1:], strict=False)
+        gaps = (min(after.start, after.launched) - before.end for before, after in pairs)
+        return sum(gap for gap in gaps if gap > 0)
 
     def _seconds(self, clock: str) -> dict[str, float]:
         """By kind, of the kinds of ops that ran.
@@ -159,26 +190,36 @@ class IterationRecord:
 
 
 class Probe:
-    """Collects one IterationRecord of `stage` after another; cheap enough to be always on."""
+    """Collects one IterationRecord of `stage` after another; cheap enough to be always on.
 
-    def __init__(self, stage: int) -> None:
-        self.stage = stage
+    `clock`: of what runs the ops. A device has run them only later: `read` gives the records whose
+    times are known by now.
+    """
+
+    def __init__(self, stage: int, clock: Clock = HOST) -> None:
+        self.stage, self.clock = stage, clock
         self.record = IterationRecord(stage, -1)
-        self._op_start = self._op_cpu = self._process = 0.0
+        self._marks: list[tuple[Op, Mark, Mark, float]] = []
+        self._start = self._begin = clock.mark()
+        self._op_cpu = self._process = 0.0
+        self._over = self._begin.launched  # when the last op was launched
+        self._unread: deque[Callable[[], bool]] = deque()  # in the order of their marks
 
-    def begin(self, iteration: int) -> None:
-        """Start the record of `iteration`."""
-        self.record = IterationRecord(self.stage, iteration, time.monotonic())
+    def begin(self, iteration: int, stock: bool = False) -> None:
+        """Start the record of `iteration`; `stock`: over Megatron's own messages."""
+        self.record = IterationRecord(self.stage, iteration, stock=stock)
+        self._marks = []
         self._process = time.process_time()
+        self._begin = self.clock.mark()
 
     def op_begins(self) -> None:
         """An op starts."""
-        self._op_start, self._op_cpu = time.monotonic(), time.thread_time()
+        self._start, self._op_cpu = self.clock.mark(), time.thread_time()
 
     def op_ends(self, op: Op) -> None:
         """The op that has started is over, and was this one."""
         cpu = time.thread_time() - self._op_cpu
-        self.record.ops.append(OpTime(op, self._op_start, time.monotonic(), cpu))
+        self._marks.append((op, self._start, self.clock.mark(), cpu))
 
     def arrived(self, source: int, op: Op, stamps: Stamps) -> None:
         """A message from stage `source`, made by `op` there, was taken."""
@@ -188,15 +229,68 @@ class Probe:
         """What activations have taken in this iteration."""
         self.record.memory = memory
 
+    def spoilt(self, why: str) -> None:
+        """The record says nothing, because of `why`."""
+        self.record.unusable = self.record.unusable or why
+
     def pipeline_ends(self) -> IterationRecord:
         """The last op is over, and the step follows; the record, whose end is still to come."""
         self.record.cpu = time.process_time() - self._process
+        self._over = self._marks[-1][2].launched if self._marks else self._begin.launched
+        self._later(partial(_read_ops, self.record, self._begin, self._marks, self.clock.device))
         return self.record
 
     def iteration_ends(self, collectives: Sequence[CollectiveSpan] = ()) -> None:
         """The step is over; of `collectives` those after the last op belong to it."""
-        self.record.end = time.monotonic()
-        self.record.collectives = [c for c in collectives if c.start >= self.record.last_op_end]
+        self.record.collectives = [c for c in collectives if c.start >= self._over]
+        self._later(partial(_read_end, self.record, self.clock.mark()))
+
+    def read(self) -> None:
+        """Fill in what is known by now. On any one thread; nothing waits.
+
+        A record has its ops when it has a `begin`, and its step when it has an `end`.
+        """
+        while self._unread and self._unread[0]():
+            self._unread.popleft()
+
+    def _later(self, fill: Callable[[], bool]) -> None:
+        if len(self._unread) >= UNREAD:
+            raise RuntimeError(f"no times of ops are known for {UNREAD // 2} iterations")
+        self._unread.append(fill)
+        if not self.clock.device:
+            self.read()
+
+
+def _read_ops(
+    record: IterationRecord,
+    begin: Mark,
+    marks: Sequence[tuple[Op, Mark, Mark, float]],
+    device: bool,
+) -> bool:
+    """Fill in what happened from `begin` on, once all of it is known; then True."""
+    if marks and marks[-1][2].at() is None:
+        return False
+    at = begin.at()
+    times = [(start.at(), end.at()) for _, start, end, _ in marks]
+    known = [t for pair in ((at,), *times) for t in pair if t is not None]
+    if at is None or len(known) < 1 + 2 * len(times) or known != sorted(known):
+        record.unusable = record.unusable or "times of ops that are not known, or not in order"
+        record.ops = []
+    else:
+        record.ops = [
+            OpTime(op, a, b, cpu, start.launched if device else 0.0)
+            for (op, start, _, cpu), a, b in zip(marks, known[1::2], known[2::2], strict=True)
+        ]
+    record.begin = begin.launched if at is None else at
+    return True
+
+
+def _read_end(record: IterationRecord, end: Mark) -> bool:
+    at = end.at()
+    if at is None:
+        return False
+    record.end = at
+    return True
 
 
 def merge(records: Sequence[IterationRecord], name: str) -> Timeline:

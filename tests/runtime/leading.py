@@ -13,10 +13,11 @@ from typing import Any
 import torch.distributed as dist
 from patience import PATIENCE
 from runtime.pipeline import on_threads, schedule
-from telemetry.records import record
+from telemetry.records import job, record, stock, stock_records
 
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.baselines import stock_warmup
+from megatron_adaptra.plan.initial import over_own_messages
 from megatron_adaptra.runtime.agreement import Board, starting_ballot
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, Member
@@ -102,6 +103,7 @@ def drive(
     store: dist.Store | None = None,
     rule: ReplanPolicy = ReplanPolicy(),  # noqa: B008  # frozen
     memory: Memory | None = None,
+    theirs: Delays | None = None,
     **estimate: Any,
 ) -> Run:
     """`at(stage, iteration)` is called by every stage between the start and the report.
@@ -112,11 +114,15 @@ def drive(
     whatever the control threads do. `followers`: ranks beyond the pipeline that run its order;
     `resumed`: the plan of a checkpoint, made for links of 40 ms. `store`: torch's; one that works
     where none is given. `memory`: what every stage
-    measures from its second iteration on; `estimate`: more arguments of the Estimator.
+    measures from its second iteration on; `estimate`: more arguments of the Estimator. `theirs`:
+    the links for Megatron's own messages, with which the training begins then; `delays` are for
+    ours and for probes.
     """
     members = stages + followers
     network = control or LoopbackNetwork()
     start = schedule(stock_warmup(stages, count), count)
+    if theirs is not None:
+        start = over_own_messages(start)
     store = dist.HashStore() if store is None else store
     barrier = threading.Barrier(members)
     leaders: list[Leader] = []
@@ -155,6 +161,10 @@ def drive(
                 sources = {s: d for s, d in sources.items() if 0 <= s < stages}
                 costs = {"forward": FORWARD, "backward": BACKWARD, "count": count}
                 done = record(stage, iteration, sources, **costs)
+                if theirs is not None and ran[-1].stock:
+                    timeline = stock(job(theirs(iteration), stages, **costs))
+                    probed = {(s, stage): seconds for s, seconds in sources.items()}
+                    done = stock_records(timeline, iteration, probed=probed)[stage]
                 done.memory = memory if iteration else None
                 controller.report(done)
                 if not paced:

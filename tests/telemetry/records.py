@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from statistics import median
 
+from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.plan import make_plan
+from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.probe import IterationRecord, OpTime
 from megatron_adaptra.transport.base import Stamps
 
@@ -54,3 +60,49 @@ def noise(
             base * rng.lognormvariate(0.0, sigma) * (5.0 if rng.random() < spikes else 1.0)
             for _ in range(16)
         )
+
+
+def job(
+    delays: Mapping[tuple[int, int], float],
+    stages: int,
+    chunks: int = 1,
+    *,
+    count: int = 0,
+    forward: float = 0.01,
+    backward: float = 0.02,
+) -> Conditions:
+    """Equal stages; `count` microbatches, or two per stage."""
+    links = {link: LinkState(delay) for link, delay in delays.items()}
+    half = (backward / 2,) * stages
+    return Conditions(
+        count or 2 * stages, (forward,) * stages, half, half, links, chunks=chunks, split=False
+    )
+
+
+def stock(conditions: Conditions) -> Timeline:
+    """What Megatron's own schedule does over its own messages."""
+    policy = "interleaved" if conditions.chunks > 1 else "1f1b"
+    return simulate(lower(make_plan(conditions, policy).schedule, 0), conditions, "eager")
+
+
+def stock_records(
+    timeline: Timeline,
+    iteration: int = 0,
+    late: Mapping[int, float] | None = None,
+    probed: Mapping[tuple[int, int], float] | None = None,
+) -> list[IterationRecord]:
+    """What the stages see of it; on stage s each op is launched `late[s]` after the one before."""
+    out, begin = [], 1.0
+    for stage in range(timeline.stages):
+        record = IterationRecord(stage, iteration, begin, begin + timeline.makespan, stock=True)
+        spans = (s for s in timeline.spans if s.stage == stage and s.op.kind.computes)
+        before = 0.0
+        for s in sorted(spans, key=lambda s: s.start):
+            launched = begin + before + (late or {}).get(stage, -math.inf)
+            record.ops.append(OpTime(s.op, begin + s.start, begin + s.end, 0.0, launched))
+            before = s.end
+        for (source, target), seconds in (probed or {}).items():
+            if target == stage:
+                record.probed.append((source, Stamps(1.0, 0.5, 1.0 + seconds, eager=True)))
+        out.append(record)
+    return out

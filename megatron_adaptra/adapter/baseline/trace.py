@@ -19,10 +19,13 @@ from megatron_adaptra.telemetry.probe import Probe
 
 
 @contextlib.contextmanager
-def traced_ops(probe: Probe, line: Line) -> Iterator[None]:
+def traced_ops(
+    probe: Probe, line: Line, otherwise: Callable[[str], None] | None = None
+) -> Iterator[None]:
     """Record every forward_step and backward_step of Megatron's schedule in `probe`.
 
-    `line`: the forwards and backwards that it runs, in order; ScheduleError if it runs others.
+    `line`: the forwards and backwards that it runs, in order. If it runs others `otherwise` is told
+    what it was, or ScheduleError raised.
     """
 
     def recorded(kind: Kind, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,10 +35,14 @@ def traced_ops(probe: Probe, line: Line) -> Iterator[None]:
             op = next(ops, None)
             told = kwargs.get("current_microbatch"), kwargs.get("vp_stage") or 0
             if op is None or (told[0] is not None and told != op[1:3]):
-                raise ScheduleError(f"Megatron is about to run {kind.value} {told}, not {op}")
+                what = f"Megatron is about to run {kind.value} {told}, not {op}"
+                if otherwise is None:
+                    raise ScheduleError(what)
+                otherwise(what)
             probe.op_begins()
             result = function(*args, **kwargs)
-            probe.op_ends(op)
+            if op is not None:
+                probe.op_ends(op)
             return result
 
         return run

@@ -43,7 +43,8 @@ class Job:
 
     `stages`, `chunks`: of the pipeline, and of the model on each stage. `program`: it is Megatron's
     own training program, entered through our flags. `clips`: gradients are clipped. `demo`: stock
-    Megatron takes turns with the plugin, and is watched.
+    Megatron takes turns with the plugin, and is watched. `device`: the pipeline's messages are in
+    GPUs' memory.
     """
 
     config: AdaptraConfig
@@ -52,6 +53,7 @@ class Job:
     program: bool = False
     clips: bool = False
     demo: bool = False
+    device: bool = False
 
     @property
     def runs(self) -> bool:
@@ -96,7 +98,7 @@ def _program(job: Job) -> bool:
 
 
 def _collects(job: Job) -> bool:
-    return job.runs and job.config.small_collectives != "off"
+    return job.runs and job.config.small_collectives != "off" and not job.device
 
 
 def _interleaves(job: Job) -> bool:
@@ -108,7 +110,7 @@ def _executes(job: Job) -> bool:
 
 
 _WITH_FLAG = "with --adaptra"  # the wrappers are there without it, too, and only call on
-_COLLECTS = "several stages, unless --adaptra-small-collectives off"
+_COLLECTS = "several stages, on CPUs, unless --adaptra-small-collectives off"
 PATCHES: Mapping[str, Patch] = {
     "flags": Patch(
         _in("megatron.training.arguments", "parse_args"),
@@ -210,8 +212,8 @@ PATCHES: Mapping[str, Patch] = {
     "op-times": Patch(
         _in(_SCHEDULES, "forward_step", "backward_step"),
         "measures ops that Megatron's own schedule runs",
-        Lasts.ITERATION, "virtual pipeline stages; in the demo's stock arm",
-        lambda job: job.demo or _interleaves(job),
+        Lasts.ITERATION, "virtual pipeline stages; on GPUs; in the demo's stock arm",
+        lambda job: job.demo or _interleaves(job) or (job.runs and job.device),
     ),
     "message-names": Patch(
         _in("megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator", "_communicate"),
@@ -270,7 +272,7 @@ class Resolved:
 
     def without_missing(self, config: AdaptraConfig) -> AdaptraConfig:
         """The settings of this run, less what has to be off."""
-        if "small-collectives" in self.off:
+        if "small-collectives" not in self.on:
             config = replace(config, small_collectives="off")
         return replace(config, recompute=config.recompute and "recompute" not in self.off)
 

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from megatron_adaptra.adapter.compat.backend import messages_on_device
 from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES, Job, patch, resolve
 from megatron_adaptra.adapter.compat.profiles import misfit, profile, verify
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import UnsupportedBackend
 from megatron_adaptra.exits import at_exit
 from megatron_adaptra.log import log_line
 
@@ -61,9 +61,9 @@ def activate(
 
     stages = mpu.get_pipeline_model_parallel_world_size()
     chunks = mpu.get_virtual_pipeline_model_parallel_world_size() or 1
-    resolved = resolve(Job(config, stages, chunks, program=program, clips=clips, demo=demo))
-    original = _schedule()
-    _refuse_gpus()
+    device = messages_on_device()
+    job = Job(config, stages, chunks, program=program, clips=clips, demo=demo, device=device)
+    resolved, original = resolve(job), _schedule()
     from megatron_adaptra.adapter.pipeline.session import Session
 
     session = Session(resolved.without_missing(config), row, resolved)
@@ -103,16 +103,3 @@ def _schedule() -> Any:
         if other is not first:
             raise misfit(f"something else has replaced {target}")
     return first
-
-
-def _refuse_gpus() -> None:
-    """There is no transport between GPUs yet: receives posted ahead hang NCCL."""
-    import torch.distributed as dist
-    from megatron.core import parallel_state as mpu
-
-    backend = dist.get_backend(mpu.get_pipeline_model_parallel_group())
-    if backend != "gloo":
-        raise UnsupportedBackend(
-            f"the pipeline's messages go by {backend}, and only gloo is supported: on GPUs the "
-            "plugin does nothing yet"
-        )

@@ -214,6 +214,7 @@ def _job(args: Any, config: AdaptraConfig) -> Job:
         chunks=args.virtual_pipeline_model_parallel_size or 1,
         program=True,
         clips=args.clip_grad > 0,
+        device=args.distributed_backend != "gloo",
     )
 
 

@@ -48,6 +48,12 @@ def run_stock(context: RankContext, function: Any, arguments: ScheduleArgs) -> A
         return run_megatron(context, function, arguments)
 
 
+def run_measured(context: RankContext, run: Run, function: Any, arguments: ScheduleArgs) -> Any:
+    """Megatron's own schedule `function` over its own messages, of which we see when ops run."""
+    with traced_ops(context.probe, run.line, context.probe.spoilt):
+        return run_megatron(context, function, arguments)
+
+
 def run_native(context: RankContext, run: Run, function: Any, arguments: ScheduleArgs) -> Any:
     """Megatron's own schedule `function` over our messages, with the plan's warmup."""
     line, mailbox, profile = run.line, run.wiring.mailbox, context.profile

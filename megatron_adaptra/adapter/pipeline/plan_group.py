@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from megatron_adaptra.adapter.pipeline.everyone import from_everyone
 from megatron_adaptra.runtime.machines import Place, clocks, neighbours
 from megatron_adaptra.transport.descriptors import descriptors_left, room
 
@@ -49,8 +50,7 @@ class PlanGroup:
         global _serial
         key, stage = _group_key(), mpu.get_pipeline_model_parallel_rank()
         mine = (key, Place.here(), stage, resumed, limits, _serial, room())
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
+        everyone = from_everyone(mine)
         keys, places, stages, plans, all_limits, serials, rooms = zip(*everyone, strict=True)
         members = tuple(rank for rank, other in enumerate(keys) if other == key)
         known = {k: why for found in all_limits for k, why in found.items() if why}
@@ -77,15 +77,3 @@ def _group_key() -> int:
     if mpu.get_expert_model_parallel_world_size() > 1:
         return 0
     return int(mpu.get_data_parallel_rank())
-
-
-def reason_anywhere(reason: str, waited: bool = False) -> str:
-    """Why some rank cannot go on: its number and words; empty if all can. A collective of all.
-
-    `reason`: this rank's own, or an empty string. `waited`: it is that another rank did not come,
-    which is not the reason where there is another one.
-    """
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (waited, reason))
-    found = [(late, rank, why) for rank, (late, why) in enumerate(everyone) if why]
-    return "rank {1}: {2}".format(*min(found)) if found else ""

@@ -63,6 +63,10 @@ class Fits:
         try:
             schedule = Schedule.parse(state["schedule"])
             self._shape(schedule)
+            if schedule.order == self.start.order:
+                schedule = self.start  # whose messages are this job's, not the other's
+            elif schedule.stock:
+                raise Unfit("it leaves messages to Megatron, in another order than this job's")
             delays = _delays(state["delays"], schedule.stages)
             if not self.adapts and schedule.order != self.start.order:
                 raise Unfit(f"this job's policy is {self.start.policy}")

@@ -14,6 +14,7 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.transport.base import Stamps
 
 
 class Run:
@@ -43,6 +44,11 @@ class Run:
         """This stage's ops in the iteration to come."""
         return self.program.order[self._context.stage]
 
+    @property
+    def stock(self) -> bool:
+        """Whether Megatron runs the iteration to come over its own messages."""
+        return self._schedule.stock
+
     def begin(self, iteration: int, new_message: Callable[[], torch.Tensor]) -> None:
         """The boundary before `iteration`: its program, its first receives."""
         schedule = self._next(iteration)
@@ -50,13 +56,24 @@ class Run:
         if schedule is not self._schedule:
             self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
             self._schedule, self.program = schedule, lower(schedule, self._context.ahead)
-        for op in first_posts(self.program, self._context.stage):
-            self.wiring.mailbox.post(op)
+        if not self.stock:
+            for op in first_posts(self.program, self._context.stage):
+                self.wiring.mailbox.post(op)
+
+    def probe_links(self) -> None:
+        """Send what measures the links while Megatron's own messages are in use."""
+        if self.wiring.probes is not None:
+            self.wiring.probes.exchange()
+
+    def take_probes(self) -> list[tuple[int, Stamps]]:
+        """What has come of that."""
+        return [] if self.wiring.probes is None else self.wiring.probes.take() or []
 
     def abandon(self) -> None:
         """End the run although an iteration has begun, as all ranks do: another one follows."""
         self._context.guard.attempt(waits.END, self.controller.close)
-        self.wiring.mailbox.discard(unused_posts(self.program, self._context.stage))
+        if not self.stock:
+            self.wiring.mailbox.discard(unused_posts(self.program, self._context.stage))
         self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
 
     def close(self) -> None:

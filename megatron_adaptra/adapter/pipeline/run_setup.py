@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
 from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
-from megatron_adaptra.adapter.pipeline.plan_group import reason_anywhere
+from megatron_adaptra.adapter.pipeline.everyone import from_everyone, reason_anywhere
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
@@ -21,7 +21,7 @@ from megatron_adaptra.config import SPLITTING
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.initial import starting_schedule, trial
+from megatron_adaptra.plan.initial import over_own_messages, starting_schedule, trial
 from megatron_adaptra.runtime.agreement import Ballot, starting_ballot
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.leader import Leader
@@ -101,8 +101,7 @@ def _agreed(wiring: Wiring, digest: str, reason: str) -> str:
     """
     if why := reason_anywhere(reason):
         return why
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, (wiring.plan_group.members[0], digest))
+    everyone = from_everyone((wiring.plan_group.members[0], digest))
     for rank, (leader, other) in enumerate(everyone):
         if other != everyone[leader][1]:
             return f"rank {rank} would begin with another plan than rank {leader}"
@@ -122,7 +121,7 @@ def _prepare(
     config, group = context.config, wiring.plan_group
     start = _starting(context, wiring, means)
     resumed, delays = _resumed(context, wiring, means, start) if resumes else (None, {})
-    tries = means.searches and (means.split or means.recompute)
+    tries = means.searches and (means.split or means.recompute) and not start.stock
     first_trial = trial(start, means.split, means.recompute) if tries else None
     ballot = starting_ballot(start, resumed, first_trial, iteration)
     digest = f"{ballot.schedule.digest()} {ballot.lasting.digest()}"
@@ -152,10 +151,13 @@ def _prepare(
 
 def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:
     config = context.config
-    return starting_schedule(
-        config.policy, context.stages, means.microbatches, means.chunks,
-        config.budget.microbatches, means.recompute,
-    )  # fmt: skip
+    most = math.inf if context.on_device else config.budget.microbatches
+    start = starting_schedule(
+        config.policy, context.stages, means.microbatches, means.chunks, most, means.recompute
+    )
+    if context.on_device and config.policy not in SPLITTING:
+        return over_own_messages(start)
+    return start
 
 
 def _policy(context: RankContext, means: _Means) -> ReplanPolicy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Container, Iterator
 from typing import Any
 
@@ -11,7 +12,13 @@ from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of
 from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
-from megatron_adaptra.adapter.pipeline.engines import Executor, run_megatron, run_native, run_stock
+from megatron_adaptra.adapter.pipeline.engines import (
+    Executor,
+    run_measured,
+    run_megatron,
+    run_native,
+    run_stock,
+)
 from megatron_adaptra.adapter.pipeline.memory import with_free_memory
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
@@ -58,6 +65,7 @@ class Session:
         self.reruns: Reruns | None = None
         self.step_result: StepResultSync | None = None
         self._executor = Executor(context)
+        self._unreported: deque[tuple[Run, IterationRecord]] = deque()
         self._heap = self.guard.cover(FrozenHeap)
         self._stock = ""  # why Megatron runs the pipeline from now on
         self._steps = False  # an iteration's step is still to come, or under way
@@ -81,8 +89,11 @@ class Session:
         if run is None:
             return run_megatron(self.context, function, arguments)
         probe = self.context.probe
-        probe.begin(self.iteration)
-        if self._executor.runs(arguments):
+        probe.begin(self.iteration, run.stock)
+        if run.stock:
+            self.guard.later(run.probe_links)
+            result = run_measured(self.context, run, function, arguments)
+        elif self._executor.runs(arguments):
             result = self._executor.run(run, arguments)
         else:
             result = run_native(self.context, run, function, arguments)
@@ -91,7 +102,8 @@ class Session:
         self._steps = True
         self.guard.call(self._keep, record)
         self._heap.iteration_done()
-        self.guard.later(self._report, run, record)
+        self.guard.call(self._unreported.append, (run, record))
+        self.guard.later(self._report)
         self.iteration += 1
         # Now, not at the next call: the word that a receive is posted takes as long as a message.
         run.begin(self.iteration, message_of(arguments))
@@ -103,6 +115,8 @@ class Session:
         if collectives is not None and self._steps:
             self._steps = False
             self.context.probe.iteration_ends(collectives.take_spans())
+            if self.context.on_device:  # its ops are known by now
+                self.guard.later(self._report)
 
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
@@ -174,10 +188,20 @@ class Session:
             executes=self._executor.runs(arguments), announce=self.announce, resumes=resumes,
         )  # fmt: skip
 
-    def _report(self, run: Run, record: IterationRecord) -> None:
-        """On the guard's thread."""
-        record.memory = with_free_memory(record.memory)
-        run.controller.report(record)
+    def _report(self) -> None:
+        """Report the iterations that are known by now; on the guard's thread.
+
+        What has no usable times is left out: no plan is made from it.
+        """
+        self.context.probe.read()
+        while self._unreported and self._unreported[0][1].known:
+            run, record = self._unreported.popleft()
+            record.probed = run.take_probes() if record.stock else []
+            if record.unusable:
+                self.context.say(f"an iteration was not measured: {record.unusable}")
+                continue
+            record.memory = with_free_memory(record.memory)
+            run.controller.report(record)
 
     def _keep(self, record: IterationRecord) -> None:
         """What the demo shows of it."""

@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from megatron_adaptra.adapter.compat.backend import device_clock, messages_on_device
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
-from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup, reason_anywhere
+from megatron_adaptra.adapter.pipeline.everyone import reason_anywhere
+from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import BadInput, NoConnections, PeerLost, reason_of
 from megatron_adaptra.log import LogOnce, log_line
@@ -33,6 +35,8 @@ from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.telemetry.clock import HOST
+from megatron_adaptra.telemetry.link_probe import LinkProbes
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.descriptors import too_few
@@ -54,7 +58,8 @@ class RankContext:
 
     `ranks[i]` is the global rank of stage i of this rank's pipeline, `stage` its own. `emulator`
     is None where no link is emulated. `guard`: through which the training calls all that adapts it,
-    the `probe` included. `notices`: what is said once, at rank 0.
+    the `probe` included. `notices`: what is said once, at rank 0. `on_device`: messages are in a
+    GPU's memory, where a healthy pipeline is Megatron's own.
     """
 
     config: AdaptraConfig
@@ -68,14 +73,19 @@ class RankContext:
     guard: Guard
     probe: Probe
     notices: LogOnce
+    on_device: bool = False
 
     @classmethod
     def create(cls, config: AdaptraConfig, profile: Profile, patches: Resolved) -> RankContext:
-        """Look it up in Megatron's groups, which exist. Raises BadInput for an unusable rule."""
+        """Look it up in Megatron's groups, which exist.
+
+        Raises BadInput for an unusable rule, UnsupportedBackend where messages are out of reach.
+        """
         group = mpu.get_pipeline_model_parallel_group()
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
         rules = load_rules(config.emulate_link, len(ranks))
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
+        on_device = messages_on_device()
         failure_log: FailureLog = guard.call(SharedFailureLog) or FailureLog()
         return cls(
             config,
@@ -87,8 +97,9 @@ class RankContext:
             failure_log,
             Watchdog(stage, ranks, failure_log),
             guard,
-            guard.cover(Probe, stage),
+            guard.cover(Probe, stage, device_clock() if on_device else HOST),
             guard.cover(LogOnce, dist.get_rank() == 0),
+            on_device,
         )
 
     def say(self, text: str) -> None:
@@ -114,7 +125,8 @@ class Wiring:
     which are on `device`. `control`: between the leader of the plan group and its other members.
     `channels`: over that by member, of the leader to all others, of these to the leader. `board`:
     where decisions are when control is lost. `log`: of the leader's decisions. `patched`: torch's
-    functions, for which `small_collectives` stands in.
+    functions, for which `small_collectives` stands in. `probes`: of links, where Megatron's own
+    messages may be in use.
     """
 
     plan_group: PlanGroup
@@ -128,6 +140,7 @@ class Wiring:
     small_collectives: SmallCollectives
     patched: contextlib.ExitStack
     log: DecisionLog
+    probes: LinkProbes | None = None
 
     @property
     def rendezvous(self) -> bool:
@@ -140,6 +153,8 @@ class Wiring:
             stack.callback(self.wire.close)
             for transport in (self.control, *self.pipelines):
                 stack.callback(transport.close)
+            if self.probes is not None:
+                stack.callback(self.probes.close)
             stack.callback(self.small_collectives.close)
             stack.callback(self.patched.close)
 
@@ -162,7 +177,9 @@ def open_wiring(
         raise NoConnections(reason)
     name = f"{group.serial}/control"
     device = torch.device(torch.cuda.current_device())
-    wire, pipelines, control = _connect(context, group, device, len(models_of(arguments)), name)
+    chunks = len(models_of(arguments))
+    opened = _connect(context, group, device, chunks, name)
+    wire, pipelines, control, probed = opened
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
     context.guard.call(context.failure_log.connected, group.serial, group.neighbours)
@@ -189,8 +206,13 @@ def open_wiring(
         patched = patch("small-collectives", **stand_ins)
     log = context.guard.call(DecisionLog, _log_file(config) if group.leader else None)
     board = context.guard.call(lambda: Board(KeyValueStore("adaptra/")))
+    probes = None
+    if probed is not None:
+        neighbours = sorted({b for a, b in _links(context, chunks) if a == context.stage})
+        probes = context.guard.cover(LinkProbes, probed, neighbours)
     return Wiring(
-        group, wire, device, pipelines, control, channels, board, mailbox, collectives, patched, log
+        group, wire, device, pipelines, control, channels, board, mailbox, collectives, patched,
+        log, probes,
     )  # fmt: skip
 
 
@@ -205,8 +227,8 @@ def _relink(
 
 def _connect(
     context: RankContext, group: PlanGroup, device: torch.device, chunks: int, name: str
-) -> tuple[Wire, tuple[Transport, ...], Transport]:
-    """A wire, the pipeline's transports over it, and that of control, which is called `name`.
+) -> tuple[Wire, tuple[Transport, ...], Transport, Transport | None]:
+    """A wire, the pipeline's transports over it, control, which is called `name`, and probes.
 
     Collective: raises NoConnections on all ranks where some cannot connect.
     """
@@ -216,6 +238,8 @@ def _connect(
     if missing and (encrypt or asked == "engine"):
         field, value = ("encrypt", "on") if encrypt else ("transport", asked)
         raise BadInput(f"--adaptra-{field}", value, f"not here: {missing}")
+    if missing and context.on_device:
+        raise NoConnections(f"messages on GPUs need our engine: {missing}")
     if missing and asked == "auto":
         context.say(f"messages go over gloo, for there is no engine: {missing}")
     error: Exception | None = None
@@ -227,15 +251,21 @@ def _connect(
             for transport in _open_pipelines(context, wire, device, chunks, group.serial):
                 unless_open.callback(transport.close)
                 pipelines.append(transport)
-            control = wire.control(name, group.members)
+            control, probed = wire.control(name, group.members), None
             unless_open.callback(control.close)
+            if context.on_device:
+                links = _links(context, chunks)
+                probed = wire.transport(
+                    f"{group.serial}/probes", context.ranks, links, context.emulator
+                )
+                unless_open.callback(probed.close)
         except (PeerLost, OSError, RuntimeError) as raised:
             error = raised
         why = "" if error is None else reason_of(error)
         if reason := reason_anywhere(why, isinstance(error, PeerLost)):
             raise NoConnections(f"cannot connect: {reason}")
         unless_open.pop_all()
-        return wire, tuple(pipelines), control
+        return wire, tuple(pipelines), control, probed
 
 
 def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
@@ -255,13 +285,19 @@ def _open_pipelines(
 
     A ring of two stages has both kinds of messages on one link: each kind gets its transport.
     """
-    stages, ranks = context.stages, context.ranks
+    links = _links(context, chunks)
+    kinds = ["pipeline", "gradients"] if chunks > 1 and context.stages == 2 else ["pipeline"]
+    for kind in kinds:
+        yield wire.transport(f"{serial}/{kind}", context.ranks, links, context.emulator, device)
+
+
+def _links(context: RankContext, chunks: int) -> list[tuple[int, int]]:
+    """Both ways between neighbours; several chunks make a ring of the stages."""
+    stages = context.stages
     links = [link for s in range(stages - 1) for link in ((s, s + 1), (s + 1, s))]
     if chunks > 1 and stages > 2:
         links += [(stages - 1, 0), (0, stages - 1)]
-    kinds = ["pipeline", "gradients"] if chunks > 1 and stages == 2 else ["pipeline"]
-    for kind in kinds:
-        yield wire.transport(f"{serial}/{kind}", ranks, links, context.emulator, device)
+    return links
 
 
 def _log_file(config: AdaptraConfig) -> Path | None:

@@ -1,0 +1,39 @@
+"""What all ranks of the job tell each other when a run starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from megatron_adaptra.runtime.gathering import StoreGather
+from megatron_adaptra.transport.connect import store_connection
+
+_gather: StoreGather | None = None
+
+
+def from_everyone(mine: Any) -> list[Any]:
+    """What each rank has given as `mine`, by rank; a collective of all.
+
+    Over gloo it tells at once who has died. Anything else would put work on a device, where stock
+    Megatron has none, so torch's store carries it. Raises PeerLost for a rank that does not come.
+    """
+    global _gather
+    if dist.get_backend() == "gloo":
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        return everyone
+    if _gather is None:
+        _gather = StoreGather(store_connection(), dist.get_rank(), dist.get_world_size())
+    return _gather.gather(mine)
+
+
+def reason_anywhere(reason: str, waited: bool = False) -> str:
+    """Why some rank cannot go on: its number and words; empty if all can. A collective of all.
+
+    `reason`: this rank's own, or an empty string. `waited`: it is that another rank did not come,
+    which is not the reason where there is another one.
+    """
+    everyone = from_everyone((waited, reason))
+    found = [(late, rank, why) for rank, (late, why) in enumerate(everyone) if why]
+    return "rank {1}: {2}".format(*min(found)) if found else ""

@@ -1,0 +1,56 @@
+"""All ranks learn what each of them has to say, through torch's key-value store alone.
+
+A collective of torch's would use the backend, which on GPUs is work on the device.
+"""
+
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+from typing import Any
+
+from megatron_adaptra import waits
+from megatron_adaptra.errors import PeerLost
+
+_PREFIX = "adaptra/gather"
+
+
+class StoreGather:
+    """Of `rank`, one of `size` that share a `store` of torch's; all call `gather` equally often."""
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._number = 0
+
+    def gather(self, mine: Any) -> list[Any]:
+        """What each rank has given as `mine`, by rank. Raises PeerLost, naming who does not come.
+
+        Each rank's word goes to rank 0, which hands all of them out: of N ranks none reads more
+        than N keys.
+        """
+        number, self._number = self._number, self._number + 1
+        everything = f"{_PREFIX}/{number}/all"
+        if self._rank:
+            self._store.set(self._key(number, self._rank), pickle.dumps(mine))
+            self._wait(everything, "rank 0")
+            return list(pickle.loads(self._store.get(everything)))
+        said = [mine]
+        for rank in range(1, self._size):
+            key = self._key(number, rank)
+            self._wait(key, f"rank {rank}")
+            said.append(pickle.loads(self._store.get(key)))
+            self._store.delete_key(key)
+        self._store.set(everything, pickle.dumps(said))
+        if number > 1:  # all have been at the one after it, and so have read it
+            self._store.delete_key(f"{_PREFIX}/{number - 2}/all")
+        return said
+
+    def _wait(self, key: str, who: str) -> None:
+        try:
+            self._store.wait([key], timedelta(seconds=waits.CONNECT))
+        except Exception as error:  # torch has several types for it
+            raise PeerLost(f"{who} has said nothing in torch's store: {error}") from error
+
+    @staticmethod
+    def _key(number: int, rank: int) -> str:
+        return f"{_PREFIX}/{number}/{rank}"

@@ -1,0 +1,92 @@
+"""Links as Megatron's own messages see them, which carry no stamps.
+
+The stages' reports tell when every op ran. The message that an op waited for was sent when its
+producer was over, and had arrived when the op began. (On a device all of that is read from events
+around the ops.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from megatron_adaptra.ir.deps import ACTIVATION, remote_need
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.transport.base import Stamps
+
+Link = tuple[int, int]
+RECENT = 3  # iterations whose median counts
+FIRST_PATIENCE, MOST_PATIENCE = 64, 8192  # iterations
+
+
+def is_stock(reports: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an iteration, of which these are all `reports`, ran over Megatron's own messages."""
+    return all(report.get("ops") for report in reports)
+
+
+def stock_links(
+    reports: Sequence[Mapping[str, Any]], chunks: int
+) -> tuple[dict[Link, float], dict[Link, float]]:
+    """Delay and transit per link, as an IterationRecord has them, from all stages' `reports`.
+
+    `chunks`: per stage. Where the receiving device was late itself, or its host was late to launch
+    the op, only the rest counts. Raises ValueError for what is no op, KeyError for one that nobody
+    has run.
+    """
+    stages = len(reports)
+    times = [{Op.parse(text): row for text, *row in report["ops"]} for report in reports]
+    delays, transits = {}, {}
+    for stage, ops in enumerate(times):
+        record, before = IterationRecord(stage, 0), 0.0
+        for op, (start, end, launched) in ops.items():
+            token = remote_need(op, stage, stages, chunks)
+            if token is not None:
+                source, kind = token.position % stages, Kind.B
+                if token.kind == ACTIVATION:
+                    kind = Kind.F
+                made = Op(kind, token.microbatch, token.position // stages)
+                ready = max(before, launched)
+                stamps = Stamps(sent=times[source][made][1], posted=ready, completed=start)
+                record.messages.append((source, made, stamps))
+            before = end
+        for source in {source for source, _, _ in record.messages}:
+            delays[source, stage] = max(0.0, record.delay(source))
+            transits[source, stage] = record.transit(source)
+    return delays, transits
+
+
+class Excess:
+    """By how many seconds a link is slower for Megatron's messages than for ours.
+
+    That can be measured only while Megatron's are in use. Otherwise what was seen last is believed
+    for some iterations, twice as many each time that it turns out to be so still.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[float] = deque(maxlen=RECENT)
+        self._patience = FIRST_PATIENCE
+        self._unseen = 0  # iterations since it was measured
+
+    def measure(self, seconds: float, matters: float) -> None:
+        """Megatron's messages were in use, and slower by so many `seconds`.
+
+        `matters`: seconds from which on that means something.
+        """
+        if self._unseen > self._patience:  # it was tried again
+            still = seconds >= matters
+            self._patience = min(2 * self._patience, MOST_PATIENCE) if still else FIRST_PATIENCE
+        self._unseen = 0
+        self._seen.append(seconds)
+
+    def believed(self) -> float:
+        """Another iteration over our own messages: seconds."""
+        self._unseen += 1
+        return self.now if self._unseen <= self._patience else 0.0
+
+    @property
+    def now(self) -> float:
+        """Seconds, as last measured; negative where Megatron's messages are faster."""
+        return median(self._seen) if self._seen else 0.0
