@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Write docs/flags.md from the settings, and the table of docs/megatron.md from the patches.
+"""Write docs/flags.md from the settings, and the tables of docs/megatron.md from the patches and
+features.
 
-Their sources are megatron_adaptra/config.py and megatron_adaptra/adapter/compat/patches.py.
+Their sources are megatron_adaptra/config.py and megatron_adaptra/adapter/compat.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from megatron_adaptra.adapter.compat.features import FEATURES
 from megatron_adaptra.adapter.compat.patches import PATCHES, Lasts
 from megatron_adaptra.config import add_flags
 
@@ -29,9 +31,8 @@ over the file. A flag or a value that is misspelt ends the job with status 2, be
 """
 
 
-MARKS = (
-    "<!-- patches: written by scripts/write_docs.py -->\n", "<!-- end of patches -->\n"
-)  # fmt: skip
+def marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name}: written by scripts/write_docs.py -->\n", f"<!-- end of {name} -->\n"
 
 
 def flags_page() -> str:
@@ -57,9 +58,18 @@ def patches_table() -> str:
     return "".join(rows)
 
 
+def features_table() -> str:
+    rows = [f"| {f.of} | {f.effect.value} | {f.why} |\n" for f in FEATURES]
+    return "".join(["| of Megatron | what happens | why |\n", "|---|---|---|\n", *rows])
+
+
 def megatron_page() -> str:
-    before, rest = MEGATRON.read_text().split(MARKS[0])
-    return before + MARKS[0] + patches_table() + MARKS[1] + rest.split(MARKS[1])[1]
+    page = MEGATRON.read_text()
+    for name, table in (("patches", patches_table()), ("features", features_table())):
+        begin, end = marks(name)
+        before, rest = page.split(begin)
+        page = before + begin + table + end + rest.split(end)[1]
+    return page
 
 
 def pages() -> dict[Path, str]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import schedules
 
+from megatron_adaptra.adapter.compat.features import Effect, effect_of
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import (
     NEEDED_BY_EXECUTOR,
@@ -32,6 +35,8 @@ def not_ours(
     if arguments.get("forward_only"):
         return "evaluation"
     config = config_of(arguments)
+    if reason := effect_of(config, Effect.STOCK) or _not_our_ranks(arguments):
+        return reason
     if function is schedules.forward_backward_pipelining_with_interleaving:
         reason = patches.why_not("interleaved-messages") or _not_our_chunks(arguments, stages)
         if engine != "stock" and reason:
@@ -47,6 +52,18 @@ def not_ours(
     if arguments.get("adjust_tensor_shapes_fn") is not None:
         return "adjusted tensor shapes"
     return ""
+
+
+def _not_our_ranks(arguments: dict[str, Any]) -> str:
+    """Why a pipeline is not the one that Megatron's state has, or an empty string."""
+    group = getattr(arguments.get("pg_collection"), "pp", None)
+    if group is None:
+        return ""
+    theirs, ours = (
+        dist.get_process_group_ranks(one)
+        for one in (group, mpu.get_pipeline_model_parallel_group())
+    )
+    return "" if theirs == ours else f"a pipeline of ranks {theirs}, Megatron's state has {ours}"
 
 
 def _not_our_chunks(arguments: dict[str, Any], stages: int) -> str:

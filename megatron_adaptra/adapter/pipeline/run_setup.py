@@ -11,7 +11,13 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra import waits
-from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
+from megatron_adaptra.adapter.compat.features import Effect, effect_of
+from megatron_adaptra.adapter.compat.schedule_args import (
+    ScheduleArgs,
+    config_of,
+    message_of,
+    models_of,
+)
 from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
 from megatron_adaptra.adapter.pipeline.everyone import from_everyone, reason_anywhere
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
@@ -33,7 +39,10 @@ _LONGEST = 300  # characters of a reason
 
 @dataclass(frozen=True)
 class _Means:
-    """What plans of a run are made for. `searches`: plans may have any order of ops."""
+    """What plans of a run are made for.
+
+    `searches`: plans may have any order of ops. `pinned`: the order has to stay Megatron's.
+    """
 
     microbatches: int
     chunks: int
@@ -41,6 +50,7 @@ class _Means:
     split: bool
     recompute: bool
     searches: bool
+    pinned: bool
 
 
 def start_run(
@@ -65,6 +75,8 @@ def start_run(
     if config.policy in SPLITTING and SPLIT in limits:
         raise BadInput("policy", config.policy, f"not this model: {limits[SPLIT]}; use 1f1b")
     chunks = len(models_of(arguments))
+    if pinned := effect_of(config_of(arguments), Effect.PINNED):
+        context.say(f"warmup stays as it is: {pinned}")
     means = _Means(
         microbatches=arguments["num_microbatches"],
         chunks=chunks,
@@ -74,6 +86,7 @@ def start_run(
         recompute=config.recompute and RECOMPUTE not in limits,
         # Of chunks the order is Megatron's: dropout falls as it does there.
         searches=config.policy == "adaptive" and executes and chunks == 1,
+        pinned=bool(pinned),
     )
     new_message = message_of(arguments)
     controller, digest, reason = None, "", ""
@@ -161,9 +174,12 @@ def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:
 
 
 def _policy(context: RankContext, means: _Means) -> ReplanPolicy:
+    policy = "adaptive" if means.searches else "warmup"
+    if means.pinned:
+        policy = "interleaved" if means.chunks > 1 else "1f1b"
     return ReplanPolicy(
         context.config.min_gain,
-        policy="adaptive" if means.searches else "warmup",
+        policy=policy,
         fixed=context.config.policy != "adaptive",
         sends="rendezvous" if means.rendezvous else "eager",
         ahead=context.ahead,

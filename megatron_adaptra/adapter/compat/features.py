@@ -1,0 +1,121 @@
+"""What of Megatron goes with the plugin on GPUs, and what does not: one table.
+
+docs/megatron.md shows it, and what decides reads it. Megatron is not imported here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+class Effect(enum.Enum):
+    """What a feature means for a pipeline."""
+
+    WORKS = "works"
+    PINNED = "warmup stays Megatron's; messages may leave the GPU's queue"
+    STOCK = "Megatron's own, with one line"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """`of`: Megatron's flags or words. `why`: a sentence for people.
+
+    `used`: whether a model's config asks for it; None where nothing has to be decided.
+    """
+
+    of: str
+    effect: Effect
+    why: str
+    used: Callable[[Any], bool] | None = None
+
+
+def _scopes(config: Any) -> set[str]:
+    """What CUDA graphs hold; a release has one word, a list, or an enum for it."""
+    scope = getattr(config, "cuda_graph_scope", None) or ()
+    words = [scope] if isinstance(scope, str) else list(scope)
+    return {getattr(word, "name", str(word)) for word in words}
+
+
+def _graphs(config: Any) -> bool:
+    if getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False):
+        return True
+    return getattr(config, "cuda_graph_impl", None) not in (None, "none")
+
+
+def _whole_iteration(config: Any) -> bool:
+    if getattr(config, "cuda_graph_impl", None) == "full_iteration":
+        return True
+    return _graphs(config) and "full_iteration" in _scopes(config)
+
+
+def _single_layers(config: Any) -> bool:
+    return _graphs(config) and not _whole_iteration(config)
+
+
+FEATURES = (
+    Feature(
+        "CUDA graphs of whole iterations (`--cuda-graph-impl full_iteration`, or the scope of that "
+        "name)",
+        Effect.STOCK,
+        "a replay takes no part of the plugin along, and a wait of the host hangs a capture",
+        _whole_iteration,
+    ),
+    Feature(
+        "CUDA graphs of single layers (`--cuda-graph-impl local`, `transformer_engine`)",
+        Effect.PINNED,
+        "their memory is shared in the order in which they were recorded, which is that of "
+        "Megatron's warmup",
+        _single_layers,
+    ),
+    Feature(
+        "pipeline messages by UCC (`--pipeline-model-parallel-comm-backend ucc`)",
+        Effect.STOCK,
+        "nothing is known of how it orders messages on the GPU",
+        lambda config: getattr(config, "pipeline_model_parallel_comm_backend", None) == "ucc",
+    ),
+    Feature(
+        "groups given as `pg_collection`",
+        Effect.WORKS,
+        "where the pipeline's group has the ranks of Megatron's own; with any other it is "
+        "Megatron's own, with one line",
+    ),
+    Feature(
+        "`CUDA_DEVICE_MAX_CONNECTIONS=1`, or unset",
+        Effect.WORKS,
+        "nothing that the plugin puts on a GPU waits for another process, so one hardware queue "
+        "does as well as 32",
+    ),
+    Feature(
+        "`--tp-comm-overlap`",
+        Effect.WORKS,
+        "its kernels wait for ranks of the same stage alone, which run the same ops in the same "
+        "order",
+    ),
+    Feature(
+        "overlapped gradient reduction and parameter gather, distributed optimizer",
+        Effect.WORKS,
+        "they stay Megatron's and NCCL's",
+    ),
+    Feature(
+        "FP8",
+        Effect.WORKS,
+        "messages have the type that Megatron gives them; no forward is recomputed by the plan",
+    ),
+    Feature(
+        "evaluation, checkpoints (also asynchronous ones), timers that synchronise the device, "
+        "memory reports",
+        Effect.WORKS,
+        "between iterations nothing of the plugin's is outstanding on the GPU, and the peak of "
+        "allocated memory is never reset",
+    ),
+)
+
+
+def effect_of(config: Any, effect: Effect) -> str:
+    """What a model's `config` asks for that has this `effect`, and why; else an empty string."""
+    found = (f for f in FEATURES if f.used is not None and f.effect is effect and f.used(config))
+    feature = next(found, None)
+    return "" if feature is None else f"{feature.of.replace('`', '')}: {feature.why}"
