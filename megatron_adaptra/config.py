@@ -15,7 +15,7 @@ from megatron_adaptra.units import LONGEST, number, parse_bytes
 from megatron_adaptra.user_files import read_data
 
 POST_RECEIVES = ("ahead", "on-demand")
-SMALL_COLLECTIVES = ("auto", "on", "off")
+SMALL_COLLECTIVES = ("auto", "on", "fixed", "off")
 TRANSPORTS = ("auto", "engine", "gloo")
 ENGINES = ("native", "executor", "stock")
 POLICIES = ("adaptive", "1f1b", "zb-h1", "zb-h2", "interleaved")
@@ -111,7 +111,8 @@ class AdaptraConfig:
     small_collectives: str = _setting(
         "auto",
         "small collectives of an iteration's end that cross stages: exchanged directly, in one "
-        "delay, where that is faster (auto), always (on), or never (off)",
+        "delay, where that is faster (auto), always (on), or never (off); fixed is on, and where "
+        "the backend's order of a sum cannot be found, values are summed in the order of the ranks",
         choices=SMALL_COLLECTIVES,
     )
     post_receives: str = _setting(

@@ -118,7 +118,7 @@ def test_unknown_key_names_the_nearest(file, key, words):
         ("engine: fast", "engine: 'fast' is not allowed; one of native, executor, stock"),
         (
             "small_collectives: maybe",
-            "small_collectives: 'maybe' is not allowed; one of auto, on, off",
+            "small_collectives: 'maybe' is not allowed; one of auto, on, fixed, off",
         ),
         ("post_receives: late", "post_receives: 'late' is not allowed; one of ahead, on-demand"),
         ("timeout: 0", "timeout: 0 is not allowed; a number of at least 1"),

@@ -193,6 +193,7 @@ class _Demo:
                 losses = arm.forward_backward(self.stock)
                 arm.optimizer.step()
                 if probe is not None:
+                    probe.pipeline_ends()
                     probe.iteration_ends()
                     self.stock_records.append(probe.record)
         else:

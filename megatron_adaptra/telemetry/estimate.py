@@ -46,7 +46,8 @@ class Estimator:
     message waits until its sender has been told that the receive is posted.
     `everything`: whether slow links delay the step's collectives, too; emulated ones do not.
     `budget`: what a stage may hold, in bytes perhaps; what that is in microbatches is known once
-    memory has been measured. `chunks`, `split`, `recompute`: see Conditions.
+    memory has been measured, and until then `at_first`, what the job begins with. `chunks`,
+    `split`, `recompute`: see Conditions.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Estimator:
         chunks: int = 1,
         split: bool = False,
         recompute: bool = False,
+        at_first: Sequence[float] = (),
     ) -> None:
         self.microbatches, self.hosts, self.cores = microbatches, tuple(hosts), cores
         self.message_bytes, self.rendezvous = message_bytes, rendezvous
@@ -69,6 +71,8 @@ class Estimator:
         self.chunks, self.split, self.recompute = chunks, split, recompute
         stages = len(hosts)
         self.budgets = (budget.microbatches,) * stages  # microbatches in flight, per stage
+        if budget.in_bytes and at_first:
+            self.budgets = tuple(at_first)
         self.memory: dict[int, Mapping[str, Any]] = {}  # by stage, as last measured in bytes
         self._limits: dict[int, float] = {}  # bytes, once a budget in bytes can be kept to
         pairs = [(s, s + 1) for s in range(stages - 1)]

@@ -98,7 +98,7 @@ def _program(job: Job) -> bool:
 
 
 def _collects(job: Job) -> bool:
-    return job.runs and job.config.small_collectives != "off" and not job.device
+    return job.runs and job.config.small_collectives != "off"
 
 
 def _interleaves(job: Job) -> bool:
@@ -109,8 +109,12 @@ def _executes(job: Job) -> bool:
     return job.stages > 1 and job.config.engine == "executor"
 
 
+def _measures(job: Job) -> bool:
+    return job.device or job.config.budget.in_bytes
+
+
 _WITH_FLAG = "with --adaptra"  # the wrappers are there without it, too, and only call on
-_COLLECTS = "several stages, on CPUs, unless --adaptra-small-collectives off"
+_COLLECTS = "several stages, unless --adaptra-small-collectives off"
 PATCHES: Mapping[str, Patch] = {
     "flags": Patch(
         _in("megatron.training.arguments", "parse_args"),
@@ -212,8 +216,9 @@ PATCHES: Mapping[str, Patch] = {
     "op-times": Patch(
         _in(_SCHEDULES, "forward_step", "backward_step"),
         "measures ops that Megatron's own schedule runs",
-        Lasts.ITERATION, "virtual pipeline stages; on GPUs; in the demo's stock arm",
-        lambda job: job.demo or _interleaves(job) or (job.runs and job.device),
+        Lasts.ITERATION,
+        "virtual pipeline stages; budgets in bytes; on GPUs; in the demo's stock arm",
+        lambda job: job.demo or _interleaves(job) or (job.runs and _measures(job)),
     ),
     "message-names": Patch(
         _in("megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator", "_communicate"),

@@ -14,6 +14,7 @@ from megatron_adaptra.adapter.compat.schedule_args import (
     default_groups,
     models_of,
 )
+from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
 from megatron_adaptra.adapter.pipeline.compatibility import unsupported
 from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
 from megatron_adaptra.adapter.pipeline.native import AdaptraCommunicator
@@ -22,7 +23,6 @@ from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.split import SplitBackward
 from megatron_adaptra.adapter.pipeline.wiring import RankContext
 from megatron_adaptra.ir.op import Kind
-from megatron_adaptra.ir.program import Program
 
 
 def run_megatron(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
@@ -72,13 +72,14 @@ def run_native(context: RankContext, run: Run, function: Any, arguments: Schedul
 
 
 class Executor:
-    """Runs iterations op by op; keeps what outlives one of them."""
+    """Runs iterations op by op; keeps what outlives one of them.
 
-    def __init__(self, context: RankContext) -> None:
-        self._context = context
+    `counts`: when activations are measured.
+    """
+
+    def __init__(self, context: RankContext, counts: ByteCounts) -> None:
+        self._context, self._counts = context, counts
         self._splits: list[SplitBackward] = []  # by chunk, once a plan has halves of backwards
-        self._warm = False  # the first iteration, in which everything is allocated, is over
-        self._counted: Program | None = None  # whose activations have been counted in bytes
 
     def runs(self, arguments: ScheduleArgs) -> bool:
         """Whether the executor is wanted and can run this call of Megatron's schedule."""
@@ -95,17 +96,12 @@ class Executor:
         halves = any(op.kind is Kind.I for op in line)
         if halves and not self._splits:
             self._splits = [SplitBackward(model) for model in models]
-        count_bytes = self._warm and self._counted is not run.program
+        count_bytes = self._counts.due(run.program)
         stage = MegatronStage(
             line, run.wiring.mailbox, arguments, groups_of(context, arguments),
             context.guard, self._splits if halves else (), count_bytes,
         )  # fmt: skip
-        result = stage.run()
-        self._warm = True
-        if count_bytes:
-            self._counted = run.program
-        context.probe.holds(stage.meter.memory(len(models)))
-        return result
+        return stage.run()
 
 
 def groups_of(context: RankContext, arguments: ScheduleArgs) -> Any:

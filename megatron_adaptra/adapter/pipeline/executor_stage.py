@@ -106,7 +106,7 @@ class MegatronStage:
                     Kind.SEND_B: self.send_backward,
                 },
             )
-        self.meter.end()
+        self.mailbox.probe.holds(self.meter.end())
         self.sync.end()
         if finalize is not None:
             schedules.finish_embedding_wgrad_compute(config, embedding, last_stage, self.groups.tp)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,91 +19,75 @@ from megatron_adaptra.telemetry.probe import Memory
 
 WHOLE, HALF = 1.0, 1.0 - INPUT_HALF  # in units: a whole microbatch's activations
 Key = tuple[int, int]  # microbatch and chunk
+Tensors = Iterable[torch.Tensor | None]
 
 
-class ActivationMeter:
-    """One iteration of one stage with so many `chunks`.
-
-    `peak`: microbatches' activations; `peak_bytes` is None where bytes are not counted.
-    `count_bytes`: count them on a CPU; on a GPU they are always known. `ignored`: tensors that are
-    there anyway, such as parameters. A `key` is a microbatch and its chunk.
-    """
-
-    def __init__(self, chunks: int, count_bytes: bool, ignored: Iterable[torch.Tensor]) -> None:
-        self._share, self._count_bytes = 1.0 / chunks, count_bytes
-        self.peak = 0.0
-        self.peak_bytes: int | None = None
-        self.per_microbatch = 0  # bytes of one whole microbatch of one chunk, the most seen
-        self._units: dict[Key, float] = {}
-        self._storages: dict[Key, dict[int, int]] = {}  # address -> bytes
-        self._users: Counter[int] = Counter()
-        self._bytes = 0
-        self._ignored: set[int] = set()
-        self._on_gpu = torch.device(torch.cuda.current_device()).type == "cuda"
-        if self._on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-            self._before = self._at_start = torch.cuda.memory_allocated()
-            self.peak_bytes = 0
-        elif count_bytes:
-            self._ignored = {t.untyped_storage().data_ptr() for t in ignored}
-            self.peak_bytes = 0
+class Bytes(Protocol):
+    """What activations take. A `key` is a microbatch and its chunk."""
 
     def begins(self) -> None:
         """Before an op that makes activations."""
-        if self._on_gpu:
-            self._at_start = torch.cuda.memory_allocated()
+        ...
 
-    def hold_whole(self, key: Key, output: torch.Tensor, *others: torch.Tensor | None) -> None:
-        """A forward's activations are there: what a backward from `output` needs, and `others`."""
-        if self._count_bytes and not self._on_gpu:
-            self._hold_bytes(key, [*saved_tensors(output.grad_fn), *others])
-            size = sum(self._storages[key].values())
-            self.per_microbatch = max(self.per_microbatch, size)
-        elif self._on_gpu:
-            size = torch.cuda.memory_allocated() - self._at_start
-            self.per_microbatch = max(self.per_microbatch, size)
-        self._hold_units(key, WHOLE)
+    def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
+        """A forward's are there: what a backward from `output` needs, and `others`; its bytes."""
+        ...
 
-    def hold_light(self, key: Key, *kept: torch.Tensor | None) -> None:
-        """A forward has kept `kept` alone; it will be recomputed."""
-        self._hold_bytes(key, kept)
-        self._hold_units(key, LIGHT)
+    def keep(self, key: Key, kept: Tensors) -> None:
+        """Of those of `key` these alone are left."""
+        ...
 
-    def hold_half(self, key: Key, kept: Iterable[torch.Tensor]) -> None:
-        """The input half of a backward has left `kept` to the weight half."""
-        self._hold_bytes(key, kept)
-        self._hold_units(key, HALF)
+    @property
+    def peak(self) -> int | None:
+        """The most so far; None where it is not counted."""
+        ...
 
-    def release(self, key: Key) -> None:
-        """The backward is over."""
-        self._hold_bytes(key, ())
-        self._hold_units(key, 0.0)
+    @property
+    def free(self) -> int | None:
+        """What the device has left besides; None where it was not asked."""
+        ...
 
-    def end(self) -> None:
-        """The iteration is over. Raises RuntimeError if something is held still."""
-        if self._on_gpu:
-            self.peak_bytes = torch.cuda.max_memory_allocated() - self._before
-        if self._units:
-            raise RuntimeError(f"activations of (microbatch, chunk) {sorted(self._units)} are left")
 
-    def memory(self, chunks: int) -> Memory:
-        """For the report; all `chunks` of the stage are taken to need the same."""
-        free = None
-        if self._on_gpu:
-            free = torch.cuda.mem_get_info()[0]
-        return Memory(self.peak, self.peak_bytes, chunks * self.per_microbatch, free)
+class Uncounted:
+    """Nobody counts."""
 
-    def _hold_units(self, key: Key, units: float) -> None:
-        self._units[key] = units
-        if not units:
-            del self._units[key]
-        self.peak = max(self.peak, round(self._share * sum(self._units.values()), 9))
+    peak = free = None
 
-    def _hold_bytes(self, key: Key, tensors: Iterable[torch.Tensor | None]) -> None:
-        if not self._count_bytes or self._on_gpu:
-            return
+    def begins(self) -> None:
+        """As for Bytes."""
+
+    def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
+        """As for Bytes, with `key`, `output` and `others`."""
+        return 0
+
+    def keep(self, key: Key, kept: Tensors) -> None:
+        """As for Bytes, with `key` and `kept`."""
+
+
+class GraphBytes:
+    """On a CPU. `ignored`: tensors that are there anyway, such as parameters."""
+
+    free = None
+
+    def __init__(self, ignored: Iterable[torch.Tensor]) -> None:
+        self.peak: int | None = 0
+        self._storages: dict[Key, dict[int, int]] = {}  # address -> bytes
+        self._users: Counter[int] = Counter()
+        self._bytes = 0
+        self._ignored = {t.untyped_storage().data_ptr() for t in ignored}
+
+    def begins(self) -> None:
+        """As for Bytes."""
+
+    def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
+        """As for Bytes, with `key`, `output` and `others`."""
+        self.keep(key, [*saved_tensors(output.grad_fn), *others])
+        return sum(self._storages.get(key, {}).values())
+
+    def keep(self, key: Key, kept: Tensors) -> None:
+        """As for Bytes, with `key` and `kept`."""
         before, now = self._storages.pop(key, {}), {}
-        for tensor in tensors:
+        for tensor in kept:
             if tensor is not None:
                 storage = tensor.untyped_storage()
                 now[storage.data_ptr()] = storage.nbytes()
@@ -117,7 +101,103 @@ class ActivationMeter:
             self._bytes -= size if self._users[address] == 0 else 0
         if now:
             self._storages[key] = now
-        self.peak_bytes = max(self.peak_bytes or 0, self._bytes)
+        self.peak = max(self.peak or 0, self._bytes)
+
+
+class AllocatorBytes:
+    """On a GPU, from torch's allocator, whose own records of peaks are left alone."""
+
+    def __init__(self) -> None:
+        self._most = torch.cuda.max_memory_allocated()
+        self._before = self._at_start = torch.cuda.memory_allocated()
+        self._peak = 0
+
+    def begins(self) -> None:
+        """As for Bytes."""
+        self._at_start = torch.cuda.memory_allocated()
+
+    def whole(self, key: Key, output: torch.Tensor, others: Tensors) -> int:
+        """As for Bytes, with `key`, `output` and `others`: what was received was there before."""
+        received = {t.data_ptr(): t.nbytes for t in others if t is not None}
+        return int(self._look() - self._at_start + sum(received.values()))
+
+    def keep(self, key: Key, kept: Tensors) -> None:
+        """As for Bytes, with `key` and `kept`."""
+        self._look()
+
+    @property
+    def peak(self) -> int | None:
+        """As for Bytes; what an op takes in passing is seen where nothing before has taken more."""
+        most = torch.cuda.max_memory_allocated()
+        return most - self._before if most > self._most else self._peak
+
+    @property
+    def free(self) -> int | None:
+        """As for Bytes: of the device, and what the allocator holds in reserve."""
+        reserve = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return int(torch.cuda.mem_get_info()[0] + reserve)
+
+    def _look(self) -> int:
+        now = int(torch.cuda.memory_allocated())
+        self._peak = max(self._peak, now - self._before)
+        return now
+
+
+class ActivationMeter:
+    """One iteration of one stage with so many `chunks`.
+
+    `peak`: microbatches' activations. `counted`: what they take is, too. `ignored`: see GraphBytes.
+    A `key` is a microbatch and its chunk.
+    """
+
+    def __init__(self, chunks: int, counted: bool, ignored: Iterable[torch.Tensor]) -> None:
+        self._chunks, self.peak = chunks, 0.0
+        self._per_microbatch = 0  # bytes of one whole microbatch of one chunk, the most seen
+        self._units: dict[Key, float] = {}
+        self._bytes: Bytes = Uncounted()
+        if counted:
+            on_device = torch.device(torch.cuda.current_device()).type == "cuda"
+            self._bytes = AllocatorBytes() if on_device else GraphBytes(ignored)
+
+    def begins(self) -> None:
+        """Before an op that makes activations."""
+        self._bytes.begins()
+
+    def hold_whole(self, key: Key, output: torch.Tensor, *others: torch.Tensor | None) -> None:
+        """A forward's activations are there: what a backward from `output` needs, and `others`."""
+        self._per_microbatch = max(self._per_microbatch, self._bytes.whole(key, output, others))
+        self._hold_units(key, WHOLE)
+
+    def hold_light(self, key: Key, *kept: torch.Tensor | None) -> None:
+        """A forward has kept `kept` alone; it will be recomputed."""
+        self._bytes.keep(key, kept)
+        self._hold_units(key, LIGHT)
+
+    def hold_half(self, key: Key, kept: Iterable[torch.Tensor]) -> None:
+        """The input half of a backward has left `kept` to the weight half."""
+        self._bytes.keep(key, kept)
+        self._hold_units(key, HALF)
+
+    def release(self, key: Key) -> None:
+        """The backward is over."""
+        self._bytes.keep(key, ())
+        self._hold_units(key, 0.0)
+
+    def end(self) -> Memory:
+        """The iteration is over; for the report. Raises RuntimeError if something is held still.
+
+        All chunks of the stage are taken to need the same.
+        """
+        if self._units:
+            raise RuntimeError(f"activations of (microbatch, chunk) {sorted(self._units)} are left")
+        of_all = self._chunks * self._per_microbatch
+        return Memory(self.peak, self._bytes.peak, of_all, self._bytes.free)
+
+    def _hold_units(self, key: Key, units: float) -> None:
+        self._units[key] = units
+        if not units:
+            del self._units[key]
+        self.peak = max(self.peak, round(sum(self._units.values()) / self._chunks, 9))
 
 
 def with_free_memory(memory: Memory | None) -> Memory | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -144,7 +144,8 @@ def _prepare(
             ballot, wiring.channels, wiring.board, config.timeout, first=iteration, reports=reports
         )
         return member, digest
-    estimator = _estimator(context, wiring, means, new_message().nbytes)
+    peaks = ballot.lasting.peak_in_flight()
+    estimator = _estimator(context, wiring, means, new_message().nbytes, peaks)
     estimator.resume(delays)
     last = dist.get_world_size() - 1  # Megatron's own writers are there
     leader = Leader(
@@ -187,13 +188,18 @@ def _policy(context: RankContext, means: _Means) -> ReplanPolicy:
 
 
 def _estimator(
-    context: RankContext, wiring: Wiring, means: _Means, message_bytes: int
+    context: RankContext,
+    wiring: Wiring,
+    means: _Means,
+    message_bytes: int,
+    at_first: Sequence[float],
 ) -> Estimator:
+    """`at_first`: microbatches per stage that fit, for the job begins with as many."""
     hosts, cores = _hosts_and_cores(context, wiring)
     return Estimator(
-        means.microbatches, hosts, cores, message_bytes, context.config.budget, means.rendezvous,
+        means.microbatches, hosts, cores, message_bytes, context.budget, means.rendezvous,
         context.emulator is None, chunks=means.chunks, split=means.split,
-        recompute=means.recompute,
+        recompute=means.recompute, at_first=at_first,
     )  # fmt: skip
 
 
@@ -206,7 +212,7 @@ def _resumed(
         return None, {}
     halves = {Kind.I, Kind.W} if means.split else set()
     kinds = {Kind.F, Kind.B} | halves | ({Kind.R} if means.recompute else set())
-    fits = Fits(start, config.policy == "adaptive", kinds, means.searches, config.budget)
+    fits = Fits(start, config.policy == "adaptive", kinds, means.searches, context.budget)
     try:
         return fits.take(state)
     except Unfit as error:

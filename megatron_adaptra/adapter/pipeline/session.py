@@ -11,6 +11,7 @@ from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of
+from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
 from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
 from megatron_adaptra.adapter.pipeline.engines import (
     Executor,
@@ -64,7 +65,8 @@ class Session:
         self.defer_hooks: list[DeferHook] = []
         self.reruns: Reruns | None = None
         self.step_result: StepResultSync | None = None
-        self._executor = Executor(context)
+        self._counts = ByteCounts(context)
+        self._executor = Executor(context, self._counts)
         self._unreported: deque[tuple[Run, IterationRecord]] = deque()
         self._heap = self.guard.cover(FrozenHeap)
         self._stock = ""  # why Megatron runs the pipeline from now on
@@ -89,14 +91,17 @@ class Session:
         if run is None:
             return run_megatron(self.context, function, arguments)
         probe = self.context.probe
+        if self.context.on_device:  # while all is well, nothing of the iteration's end is ours
+            run.wiring.small_collectives.active = not run.stock
         probe.begin(self.iteration, run.stock)
-        if run.stock:
-            self.guard.later(run.probe_links)
-            result = run_measured(self.context, run, function, arguments)
-        elif self._executor.runs(arguments):
+        if not run.stock and self._executor.runs(arguments):
             result = self._executor.run(run, arguments)
         else:
-            result = run_native(self.context, run, function, arguments)
+            if run.stock:
+                self.guard.later(run.probe_links)
+            by_megatron = run_measured if run.stock else run_native
+            with self._counts.around(run.program, arguments):
+                result = by_megatron(self.context, run, function, arguments)
         run.wiring.mailbox.finish()
         record = probe.pipeline_ends()
         self._steps = True

@@ -18,7 +18,7 @@ from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
 from megatron_adaptra.adapter.pipeline.everyone import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
-from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
 from megatron_adaptra.errors import BadInput, NoConnections, PeerLost, reason_of
 from megatron_adaptra.log import LogOnce, log_line
 from megatron_adaptra.runtime.agreement import Board
@@ -35,7 +35,7 @@ from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
-from megatron_adaptra.telemetry.clock import HOST
+from megatron_adaptra.telemetry.clock import HOST, Clock
 from megatron_adaptra.telemetry.link_probe import LinkProbes
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Transport
@@ -59,7 +59,7 @@ class RankContext:
     `ranks[i]` is the global rank of stage i of this rank's pipeline, `stage` its own. `emulator`
     is None where no link is emulated. `guard`: through which the training calls all that adapts it,
     the `probe` included. `notices`: what is said once, at rank 0. `on_device`: messages are in a
-    GPU's memory, where a healthy pipeline is Megatron's own.
+    GPU's memory, where a healthy pipeline is Megatron's own. `clock`: of what runs the ops.
     """
 
     config: AdaptraConfig
@@ -74,6 +74,7 @@ class RankContext:
     probe: Probe
     notices: LogOnce
     on_device: bool = False
+    clock: Clock = HOST
 
     @classmethod
     def create(cls, config: AdaptraConfig, profile: Profile, patches: Resolved) -> RankContext:
@@ -86,6 +87,7 @@ class RankContext:
         rules = load_rules(config.emulate_link, len(ranks))
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
         on_device = messages_on_device()
+        clock = device_clock() if on_device else HOST
         failure_log: FailureLog = guard.call(SharedFailureLog) or FailureLog()
         return cls(
             config,
@@ -97,9 +99,10 @@ class RankContext:
             failure_log,
             Watchdog(stage, ranks, failure_log),
             guard,
-            guard.cover(Probe, stage, device_clock() if on_device else HOST),
+            guard.cover(Probe, stage, clock),
             guard.cover(LogOnce, dist.get_rank() == 0),
             on_device,
+            clock,
         )
 
     def say(self, text: str) -> None:
@@ -110,6 +113,12 @@ class RankContext:
     def stages(self) -> int:
         """The number of stages."""
         return len(self.ranks)
+
+    @property
+    def budget(self) -> Budget:
+        """Of activations; on a device, whose memory is scarce, there always is one."""
+        budget = self.config.budget
+        return Budget(auto=True) if self.on_device and budget == UNLIMITED else budget
 
     @property
     def ahead(self) -> int | None:
@@ -198,7 +207,9 @@ def open_wiring(
         group.stages, config.small_collectives, config.timeout, context.watchdog,
         lambda text: context.guard.later(log_line, text),
         wire=wire, job=str(group.serial), most=min(group.left) // GROUPS,
+        within=group.members if context.on_device else None, clock=context.clock,
     )  # fmt: skip
+    collectives.active = not context.on_device  # until a link is slow
     collectives.defer_hooks = defer_hooks
     patched = contextlib.ExitStack()
     if config.small_collectives != "off":

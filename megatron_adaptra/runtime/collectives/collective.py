@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.runtime.collectives.all_gather import AllGather
-from megatron_adaptra.runtime.collectives.reduction import Native, orders_of
+from megatron_adaptra.runtime.collectives.reduction import Native, Orders, orders_of
+from megatron_adaptra.telemetry.clock import HOST, Clock, Mark
 from megatron_adaptra.telemetry.step_sync import KEEP
 
 FIRST = 3  # calls after which an operation is taken for one of every iteration
@@ -31,8 +32,9 @@ class SmallCollective:
     `name`: of the function in torch.distributed; with `number` unique, and the same on all members.
     `members`: global ranks. `stages`: of the members. `op`: of a reduction; None: everybody gets
     what the member of index `source` has. `connect`: opens an AllGather, collectively. `auto`: use
-    whichever path is faster, backend or AllGather, as measured; else the AllGather. `say`: says a
-    sentence.
+    whichever path is faster, backend or AllGather, as measured; else the AllGather. `fixed`: sums
+    whose order in the backend is not known are summed in the order of the members. `say`: says a
+    sentence. `clock`: of what the backend runs on.
     """
 
     def __init__(
@@ -46,6 +48,9 @@ class SmallCollective:
         connect: Callable[[], AllGather],
         auto: bool,
         say: Callable[[str], None],
+        *,
+        fixed: bool = False,
+        clock: Clock = HOST,
     ) -> None:
         self.name, self.title = name, f"{name} {number}"
         self.members, self.stages = members, stages
@@ -54,7 +59,8 @@ class SmallCollective:
         # Values that were sent ahead with another operation, and their results.
         self.prefetched: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
         self._op, self._source, self._connect, self._auto = op, source, connect, auto
-        self._say = say
+        self._say, self._fixed, self._clock = say, fixed, clock
+        self._untimed: deque[tuple[Mark, Mark]] = deque(maxlen=2 * MEASURED)  # of the backend
         self._calls = 0
         self._measure_now = False  # not at the next retry
         self._pause, self._next_retry = FIRST_RETRY, FIRST_RETRY
@@ -122,12 +128,12 @@ class SmallCollective:
             self._pause = min(2 * self._pause, LAST_RETRY)
             self._next_retry = self._calls + self._pause
         self._measure_now = False
-        began = time.perf_counter()
+        self._read_times()
         if self._all_gather is None or self.direct == retry:
-            native(tensor)
-            self._native_costs.append(time.perf_counter() - began)
+            self._timed(native, tensor)
             return False
         sent = [(self, _copy_of(tensor)), *((other, _copy_of(value)) for other, value in prefetch)]
+        began = time.perf_counter()  # a device has made the values by now
         costs = torch.frombuffer(
             bytearray(COSTS.pack(self.native_cost, self.direct_cost)), dtype=torch.uint8
         )
@@ -156,6 +162,21 @@ class SmallCollective:
             at = end
         self._direct_costs.append(self._start_seconds + time.perf_counter() - began)
 
+    def _timed(self, native: Native, tensor: torch.Tensor) -> None:
+        """Go through the backend; on a device, what that takes is known later."""
+        begin = self._clock.mark()
+        native(tensor)
+        self._untimed.append((begin, self._clock.mark()))
+        self._read_times()
+
+    def _read_times(self) -> None:
+        while self._untimed:
+            begin, end = (mark.at() for mark in self._untimed[0])
+            if begin is None or end is None:
+                return
+            self._native_costs.append(end - begin)
+            self._untimed.popleft()
+
     def _choose(self, costs: Sequence[tuple[float, float]]) -> None:
         """The path from now on: all members see the same costs, and conclude the same."""
         if not self._auto:
@@ -171,6 +192,8 @@ class SmallCollective:
         found, size = b"fine", len(self.members)
         if (op := self._op) is not None:
             orders = orders_of(native, op, tensor, all_gather.me, size)
+            if orders is None and self._fixed:
+                orders = Orders(size, torch.zeros(tensor.numel(), dtype=torch.int16))
             found = b"none"
             if orders is not None:
                 found, reduce = orders.digest(), orders.reduce
@@ -180,10 +203,9 @@ class SmallCollective:
         if self.direct:
             self._all_gather = all_gather
             self._native_costs.clear()  # the first calls have made connections
+            self._untimed.clear()
             for _ in range(MEASURED if self._auto else 0):
-                copy, began = tensor.clone(), time.perf_counter()
-                native(copy)
-                self._native_costs.append(time.perf_counter() - began)
+                self._timed(native, tensor.clone())
         elif all_gather.me == 0:
             self._say(
                 f"{self.name} of {tensor.numel()} {tensor.dtype} over {size} ranks "

@@ -27,6 +27,7 @@ from megatron_adaptra.runtime.collectives.collective import COSTS, Prefetch, Sma
 from megatron_adaptra.runtime.collectives.hierarchical import Links, descriptors_of
 from megatron_adaptra.runtime.collectives.reduction import KNOWN, Native
 from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.telemetry.clock import HOST, Clock
 from megatron_adaptra.telemetry.probe import CollectiveSpan
 from megatron_adaptra.transport.wire import Wire
 
@@ -44,11 +45,14 @@ DeferHook = Callable[[SmallCollective, torch.Tensor], Callable[[], None] | None]
 class SmallCollectives:
     """Serves the small collectives of one rank.
 
-    `stage_of`: by global rank. `mode`: "on", or "auto" for whatever is faster, measured. `timeout`:
+    `stage_of`: by global rank. `mode`: "on", "auto" for whatever is faster, measured, or "fixed",
+    which is on, with an order of sums of our own where the backend's is not found. `timeout`:
     seconds that a call waits for each other member, and that connections take to be made; then
     PeerLost says who was waited for. `say`: says a sentence. `job`: what keeps its connections
     apart from those of other ones in this job, the same on all ranks. `wire`: makes them.
-    `most`: descriptors that the connections of one group may take, the same on all ranks.
+    `most`: descriptors that the connections of one group may take, the same on all ranks. `within`:
+    the global ranks that are `active` at the same time; None: all. `clock`: of the device whose
+    memory values are in, which is large enough for the backend to keep what is not small.
     """
 
     def __init__(
@@ -62,9 +66,12 @@ class SmallCollectives:
         wire: Wire,
         job: str = "",
         most: int = 1 << 30,
+        within: Collection[int] | None = None,
+        clock: Clock = HOST,
     ) -> None:
         self._stage_of, self._auto, self._timeout = tuple(stage_of), mode == "auto", timeout
-        self._watchdog, self._say = watchdog, say
+        self._watchdog, self._say, self._fixed = watchdog, say, mode == "fixed"
+        self._within, self._clock = None if within is None else frozenset(within), clock
         self._job, self._wire, self._most = job, wire, most
         self._process = os.getpid()
         self.active = True  # while False all goes to torch; the same on all ranks
@@ -258,7 +265,8 @@ class SmallCollectives:
             return None
         members = self.members(group)
         nbytes = tensor.numel() * tensor.element_size()
-        if not members or nbytes > (PAIR if len(members) == 2 else SMALL):
+        pair = len(members) == 2 and not self._clock.device
+        if not members or nbytes > (PAIR if pair else SMALL):
             return None
         key = (name, str(detail), members, tensor.dtype, tensor.numel())
         if key not in self._collectives:
@@ -279,6 +287,8 @@ class SmallCollectives:
                 connect,
                 self._auto,
                 self._say,
+                fixed=self._fixed,
+                clock=self._clock,
             )
         return self._collectives[key]
 
@@ -287,11 +297,12 @@ class SmallCollectives:
             return ()
         members = tuple(dist.get_process_group_ranks(group))
         stages = {self._stage_of[rank] for rank in members}
-        # What a GPU's backend takes cannot be timed from here.
-        timed = not self._auto or dist.get_backend(group) == "gloo"
+        # What a backend takes on a device of which there is no clock cannot be timed.
+        timed = not self._auto or self._clock.device or dist.get_backend(group) == "gloo"
+        together = self._within is None or self._within.issuperset(members)
         few = 1 < len(stages) <= MOST_STAGES and len(members) <= MOST_MEMBERS
         taken = descriptors_of([self._stage_of[rank] for rank in members])
-        return members if few and timed and taken <= self._most else ()
+        return members if few and timed and together and taken <= self._most else ()
 
     def _open(self, members: tuple[int, ...], nbytes: int) -> AllGather:
         """Made by its members alone, together."""

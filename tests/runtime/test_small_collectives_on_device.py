@@ -1,0 +1,112 @@
+"""Small collectives whose values are on a device: timed late, for some ranks at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from patience import PATIENCE
+from runtime.test_small_collectives import everywhere, install
+from torch.distributed import ReduceOp
+
+from megatron_adaptra.runtime.collectives.collective import FIRST
+from megatron_adaptra.runtime.collectives.small_collectives import SmallCollectives
+from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.transport.wire import GlooWire
+
+
+class Behind:
+    """A device's clock: a mark's time is known from the second look on."""
+
+    device = True
+
+    class Mark:
+        def __init__(self):
+            self.launched, self._looks = time.monotonic(), 0
+
+        def at(self):
+            self._looks += 1
+            return self.launched if self._looks > 1 else None
+
+    def mark(self):
+        return self.Mark()
+
+
+def timed_late(seat):
+    native = dist.all_reduce
+
+    def slow(*args, **kwargs):
+        threading.Event().wait(0.2)
+        return native(*args, **kwargs)
+
+    dist.all_reduce = slow
+    served = SmallCollectives(
+        range(2), "auto", PATIENCE, Watchdog(seat.rank, range(2)), wire=GlooWire(), clock=Behind()
+    )
+    patched = install(served)
+    for _ in range(FIRST + 6):
+        dist.all_reduce(torch.tensor([1.0]))
+    ((backend, ours, direct),) = served.costs().values()
+    patched.close()
+    dist.all_reduce = native
+    return backend, ours, direct
+
+
+def test_a_backend_on_a_device_is_timed_by_its_clock():
+    for backend, ours, direct in everywhere(timed_late, ranks=2):
+        assert direct
+        assert backend > 0.15 > ours
+
+
+def some_within(seat):
+    served = SmallCollectives(
+        range(4), "on", PATIENCE, Watchdog(seat.rank, range(4)), wire=GlooWire(),
+        within=[0, 1] if seat.rank < 2 else [2, 3],
+    )  # fmt: skip
+    patched = install(served)
+    pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][seat.rank // 2]
+    for _ in range(FIRST + 1):
+        dist.all_reduce(torch.zeros(1), group=pair)
+        dist.all_reduce(torch.zeros(1))  # with members that may not be active now
+    used = [one.members for one in served._all()]
+    patched.close()
+    return used
+
+
+def test_what_not_all_serve_at_the_same_time_goes_to_torch():
+    assert everywhere(some_within, ranks=4) == [[(0, 1)]] * 2 + [[(2, 3)]] * 2
+
+
+def unexplained(seat, mode):
+    """A backend whose sums have an order of no candidate."""
+    native = dist.all_reduce
+
+    def odd(tensor, op=ReduceOp.SUM, group=None, async_op=False):
+        everyone = [torch.zeros_like(tensor) for _ in range(4)]
+        dist.all_gather(everyone, tensor)
+        a, b, c, d = everyone
+        tensor.copy_((a + c) + (b + d))
+
+    dist.all_reduce = odd
+    served = SmallCollectives(
+        range(4), mode, PATIENCE, Watchdog(seat.rank, range(4)), wire=GlooWire()
+    )
+    patched = install(served)
+    rows = torch.tensor([1e8, 1.0, -1e8, 1.0]) if mode == "fixed" else torch.ones(4)
+    for _ in range(FIRST + 2):
+        value = rows[seat.rank : seat.rank + 1].clone()
+        dist.all_reduce(value)
+    ((_, _, direct),) = served.costs().values()
+    patched.close()
+    dist.all_reduce = native
+    return value.item(), direct
+
+
+def test_sums_in_an_order_that_is_not_known_are_the_backends_or_if_asked_in_that_of_the_ranks():
+    assert everywhere(unexplained, "on", ranks=4) == [(4.0, False)] * 4
+    rows = torch.tensor([1e8, 1.0, -1e8, 1.0])
+    in_turn = ((rows[0] + rows[1]) + rows[2]) + rows[3]
+    assert in_turn != (rows[0] + rows[2]) + (rows[1] + rows[3])
+    assert everywhere(unexplained, "fixed", ranks=4) == [(in_turn.item(), True)] * 4
