@@ -79,7 +79,10 @@ def forward_step(batches: Any, part: Any, *_: Any) -> Any:
     batch = dict.fromkeys(KEYS)
     if any(get_attr_wrapped_model(part, end) for end in ("pre_process", "post_process")):
         batch = next(batches)
-    tokens, positions, mask, labels, weights = (batch.get(key) for key in KEYS)
+    device = next(part.parameters()).device
+    given = (batch.get(key) for key in KEYS)
+    moved = (x if x is None else x.to(device, non_blocking=True) for x in given)
+    tokens, positions, mask, labels, weights = moved
     output = part(tokens, positions, mask, labels=labels)
     now = f"{mpu.get_pipeline_model_parallel_rank()}:{get_args().curr_iteration + 1}"
     if now in get_args().user_overflow.split(",") and output.requires_grad:

@@ -1,0 +1,167 @@
+// The driver API: streams, events, kernels and functions of the host. Handles are the runtime's own.
+#include "accounts.hpp"
+#include "attributes.hpp"
+#include "context.hpp"
+#include "driver_types.hpp"
+#include "events.hpp"
+#include "trace.hpp"
+
+using namespace fake_cuda;
+
+namespace {
+
+Stream* find(CUstream handle) {  // null: no such stream, or no context for the default one
+  if ((uintptr_t)handle > 2) return stream_of(handle, 0);
+  return current_context() ? stream_of(handle, current_context()->device) : nullptr;
+}
+
+CUresult kernel(const char* call, CUstream handle) {
+  Stream* s = find(handle);
+  if (!s) return CUDA_ERROR_INVALID_HANDLE;
+  trace(call, s->ordinal);
+  account(Count::kernels, 1);
+  launch(s, {Kind::kernel, "kernel", options().kernel_seconds});
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int priority) {
+  if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
+  Stream* made = create_stream(current_context()->device, flags, priority);
+  *stream = made;
+  trace("cuStreamCreateWithPriority", made->ordinal);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
+
+CUresult cuStreamDestroy_v2(CUstream handle) {
+  Stream* s = (uintptr_t)handle > 2 ? find(handle) : nullptr;
+  if (!s) return CUDA_ERROR_INVALID_HANDLE;
+  trace("cuStreamDestroy", s->ordinal);
+  destroy_stream(s);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream handle) {
+  Stream* s = find(handle);
+  if (!s) return CUDA_ERROR_INVALID_HANDLE;
+  trace("cuStreamQuery", s->ordinal);
+  return passed(s) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuStreamSynchronize(CUstream handle) {
+  Stream* s = find(handle);
+  if (!s) return CUDA_ERROR_INVALID_HANDLE;
+  trace("cuStreamSynchronize", s->ordinal);
+  wait_stream(s, "cuStreamSynchronize");
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
+  Stream* s = find(handle);
+  Event* e = event_of(event);
+  if (!s || !e) return CUDA_ERROR_INVALID_HANDLE;
+  trace("cuStreamWaitEvent", s->ordinal);
+  wait_event(s, e);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetPriority(CUstream handle, int* priority) {
+  Stream* s = find(handle);
+  if (!s) return CUDA_ERROR_INVALID_HANDLE;
+  *priority = s->priority;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
+  Stream* s = find(handle);
+  if (!s) return CUDA_ERROR_INVALID_HANDLE;
+  *id = (unsigned long long)s->ordinal;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamIsCapturing(CUstream handle, int* status) {
+  if (!find(handle)) return CUDA_ERROR_INVALID_HANDLE;
+  *status = 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventCreate(CUevent* event, unsigned flags) {
+  if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
+  trace("cuEventCreate");
+  *event = create_event(flags);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy_v2(CUevent event) {
+  Event* e = event_of(event);
+  if (!e) return CUDA_ERROR_INVALID_HANDLE;
+  trace("cuEventDestroy");
+  destroy_event(e);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream handle) {
+  Stream* s = find(handle);
+  Event* e = event_of(event);
+  if (!s || !e) return CUDA_ERROR_INVALID_HANDLE;
+  trace("cuEventRecord", s->ordinal);
+  record(e, s);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned) { return cuEventRecord(event, handle); }
+
+CUresult cuEventQuery(CUevent event) {
+  Event* e = event_of(event);
+  if (!e) return CUDA_ERROR_INVALID_HANDLE;
+  trace("cuEventQuery");
+  return passed(last_record(e)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+  Event* e = event_of(event);
+  if (!e) return CUDA_ERROR_INVALID_HANDLE;
+  trace("cuEventSynchronize");
+  wait_passing(last_record(e), "cuEventSynchronize");
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent begin, CUevent end) {
+  Event *from = event_of(begin), *to = event_of(end);
+  if (!from || !to) return CUDA_ERROR_INVALID_HANDLE;
+  trace("cuEventElapsedTime");
+  switch (elapsed(from, to, milliseconds)) {
+    case Elapsed::done: return CUDA_SUCCESS;
+    case Elapsed::not_ready: return CUDA_ERROR_NOT_READY;
+    default: return CUDA_ERROR_INVALID_HANDLE;
+  }
+}
+
+CUresult cuEventElapsedTime(float* milliseconds, CUevent begin, CUevent end) {
+  return cuEventElapsedTime_v2(milliseconds, begin, end);
+}
+
+CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void* argument) {
+  Stream* s = find(handle);
+  if (!s) return CUDA_ERROR_INVALID_HANDLE;
+  trace("cuLaunchHostFunc", s->ordinal);
+  launch(s, {Kind::host_function, "a function of the host", 0, [=] { function(argument); }});
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream stream,
+                        void**, void**) {
+  return kernel("cuLaunchKernel", stream);
+}
+
+CUresult cuLaunchCooperativeKernel(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                   CUstream stream, void**) {
+  return kernel("cuLaunchCooperativeKernel", stream);
+}
+
+}  // extern "C"

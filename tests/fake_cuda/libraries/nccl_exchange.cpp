@@ -1,0 +1,189 @@
+// Messages over a communicator's sockets: frames of a head and, for data, its bytes.
+//
+// A receiver gives a credit for each receive that it has posted; data is sent for a credit only. So a send waits for
+// its receive, as NCCL allows itself to, and no data comes that nobody waits for.
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "device.hpp"
+#include "nccl_links.hpp"
+#include "nccl_wire.hpp"
+#include "options.hpp"
+
+namespace fake_cuda {
+namespace {
+
+constexpr uint32_t credit = 0x43524544;  // a frame's kind; others are those of messages
+
+struct Head {
+  uint32_t magic, kind;
+  uint64_t bytes;
+  double sent;
+};
+constexpr uint32_t magic = 0xFA5EC0DE;
+
+struct Outgoing {
+  Head head;
+  const char* data;
+  size_t moved = 0;
+};
+
+struct Incoming {
+  Message message;
+  double due = 0;     // once it is all there
+  size_t moved = 0;
+};
+
+struct Side {
+  std::deque<Outgoing> out;       // on its way into the socket
+  std::deque<Message> sends;      // waiting for credits
+  std::deque<Incoming> receives;
+  size_t arriving = 0;            // of the receives, those that are all there
+};
+
+enum class Step { moved, blocked, broken };
+
+Step put(int fd, Outgoing& o) {
+  const bool head = o.moved < sizeof(Head);
+  const char* at = head ? (const char*)&o.head + o.moved : o.data + (o.moved - sizeof(Head));
+  const size_t left = head ? sizeof(Head) - o.moved : o.head.bytes - (o.moved - sizeof(Head));
+  const ssize_t size = send(fd, at, left, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (size <= 0) return errno == EAGAIN || errno == EINTR ? Step::blocked : Step::broken;
+  o.moved += (size_t)size;
+  return Step::moved;
+}
+
+size_t frame(const Outgoing& o) { return sizeof(Head) + (o.data ? o.head.bytes : 0); }
+
+}  // namespace
+
+bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives) {
+  std::vector<Side> sides((size_t)size);
+  for (Message& m : receives)
+    if (m.peer != rank) {
+      sides[(size_t)m.peer].receives.push_back({m});
+      sides[(size_t)m.peer].out.push_back({{magic, credit, m.bytes, now()}, nullptr});
+    }
+  for (Message& m : sends) {
+    if (m.peer != rank) {
+      sides[(size_t)m.peer].sends.push_back(m);
+      continue;
+    }
+    auto own = std::find_if(receives.begin(), receives.end(), [&](Message& r) { return r.peer == rank && r.at; });
+    if (own == receives.end()) {
+      say("NCCL: rank %d sends to itself and has not posted the receive", rank);
+      misused = true;
+      continue;
+    }
+    memmove(own->at, m.at, std::min(m.bytes, own->bytes));
+    own->at = nullptr;
+  }
+  Head head{};
+  size_t head_moved = 0;
+  std::vector<Head> heads((size_t)size, head);
+  std::vector<size_t> heads_moved((size_t)size, head_moved);
+
+  // Reads frames of one peer. False when there is nothing more for now.
+  auto read_some = [&](int p) {
+    Peer& peer = peers[(size_t)p];
+    Side& side = sides[(size_t)p];
+    Head& h = heads[(size_t)p];
+    size_t& got = heads_moved[(size_t)p];
+    auto take = [&](void* at, size_t bytes) -> ssize_t {
+      const ssize_t found = recv(peer.data, at, bytes, MSG_DONTWAIT);
+      if (found == 0 || (found < 0 && errno != EAGAIN && errno != EINTR)) lost = true;
+      if (found > 0) progress();
+      return found;
+    };
+    if (got < sizeof(Head)) {
+      const ssize_t found = take((char*)&h + got, sizeof(Head) - got);
+      if (found <= 0) return false;
+      got += (size_t)found;
+      if (got < sizeof(Head)) return true;
+      if (h.kind == credit) {
+        peer.credits++;
+        got = 0;
+        return true;
+      }
+      const Message& m = side.receives[side.arriving].message;
+      if (h.magic != magic || h.kind != m.kind || h.bytes != m.bytes) {
+        say("NCCL: rank %d has posted a receive of kind %u with %zu bytes from rank %d, which sends kind %u with %zu bytes",
+            rank, m.kind, m.bytes, p, h.kind, (size_t)h.bytes);
+        misused = true;
+        return false;
+      }
+    }
+    Incoming& in = side.receives[side.arriving];
+    if (in.moved < in.message.bytes) {
+      const ssize_t found = take(in.message.at + in.moved, in.message.bytes - in.moved);
+      if (found <= 0) return false;
+      in.moved += (size_t)found;
+    }
+    if (in.moved == in.message.bytes) {
+      in.due = arrival(peer.device, device, h.sent, in.message.bytes);
+      side.arriving++;
+      got = 0;
+    }
+    return true;
+  };
+
+  for (;;) {
+    if (aborted) return false;
+    bool all_done = true, again = false;
+    double nearest = now() + 0.1;
+    std::vector<pollfd> polled = {{wake_, POLLIN, 0}};
+    std::string waits;
+    for (int p = 0; p < size; p++) {
+      if (p == rank) continue;
+      Side& side = sides[(size_t)p];
+      Peer& peer = peers[(size_t)p];
+      // A frame that has begun is read to its end, so that the next exchange starts with a head.
+      auto reads = [&] { return side.arriving < side.receives.size() || (!side.sends.empty() && !peer.credits) || heads_moved[(size_t)p]; };
+      while (!lost && !misused && reads() && read_some(p)) again = true;
+      while (!side.sends.empty() && peer.credits) {
+        const Message m = side.sends.front();
+        side.sends.pop_front();
+        peer.credits--;
+        side.out.push_back({{magic, m.kind, m.bytes, now()}, m.at});
+      }
+      while (!side.out.empty()) {
+        const Step step = put(peer.data, side.out.front());
+        if (step == Step::broken) lost = true;
+        if (step != Step::moved) break;
+        progress();
+        if (side.out.front().moved == frame(side.out.front())) side.out.pop_front();
+      }
+      while (!side.receives.empty() && side.arriving && side.receives.front().due <= now()) {
+        side.receives.pop_front();
+        side.arriving--;
+      }
+      if (!side.receives.empty() && side.arriving) {
+        nearest = std::min(nearest, side.receives.front().due);
+        progress();  // late, as was asked for
+      }
+      const bool sending = !side.sends.empty() || !side.out.empty(), receiving = !side.receives.empty();
+      if (!sending && !receiving && !heads_moved[(size_t)p]) continue;
+      all_done = false;
+      waits += std::string(waits.empty() ? "" : "; ") + (receiving ? "receives from" : "") + (sending && receiving ? " and " : "") +
+               (sending ? "sends to" : "") + " rank " + std::to_string(p) + " (device " + std::to_string(peer.device) + ")";
+      polled.push_back({peer.data, (short)((reads() ? POLLIN : 0) | (side.out.empty() ? 0 : POLLOUT)), 0});
+    }
+    if (all_done) return true;
+    if (again && !lost && !misused) continue;
+    {
+      std::lock_guard<std::mutex> lock(doing_mutex_);
+      doing_ = waits;
+    }
+    if (lost || misused) polled.resize(1);  // as a kernel whose peer is gone: until somebody aborts
+    const double left = std::max(0.0, nearest - now());
+    timespec span{(time_t)left, (long)(1e9 * (left - std::floor(left)))};
+    ppoll(polled.data(), polled.size(), &span, nullptr);
+  }
+}
+
+}  // namespace fake_cuda

@@ -1,0 +1,56 @@
+// Sockets between the ranks of a communicator, and moving messages over them.
+//
+// Names of sockets are abstract and made of the communicator's random id, so runs do not meet and nothing is left.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace fake_cuda {
+
+struct Note {  // between the hosts, beside the data
+  int32_t kind, a, b, c;
+};
+
+struct Peer {
+  int data = -1, control = -1, device = -1;
+  int credits = 0;             // receives of the peer's that nothing has been sent for
+  std::deque<Note> notes = {}; // come, and not yet waited for
+};
+
+struct Message {
+  int peer;
+  char* at;
+  size_t bytes;
+  uint32_t kind;
+};
+
+class Wire {
+ public:
+  // Connects to all others. Empty if all came within the seconds; else what went wrong.
+  std::string open(const std::string& id, int rank, int size, int device, double seconds);
+
+  // Moves all messages, those from and to one peer in order. A message leaves when its receive stands posted, and
+  // arrives when its link lets it. Blocks. False if aborted.
+  bool exchange(std::vector<Message> sends, std::vector<Message> receives);
+
+  void abort();
+  void close();
+  bool tell(int peer, Note);
+  bool hear(int peer, int kind, Note*);  // blocks for a note of that kind. False if aborted or the peer is gone
+  std::string doing();                   // what `exchange` waits for
+
+  std::atomic<bool> aborted{false}, lost{false}, misused{false};
+  std::vector<Peer> peers;
+  int rank = 0, size = 0, device = 0;
+
+ private:
+  int wake_ = -1;  // an eventfd: aborted
+  std::mutex doing_mutex_, notes_mutex_;
+  std::string doing_;
+};
+
+}  // namespace fake_cuda
