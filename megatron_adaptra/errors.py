@@ -107,6 +107,10 @@ class PeerLost(AdaptraError):
     """A rank did not deliver: it died, its connection closed, or its time ran out."""
 
 
+class DeviceFailed(AdaptraError):
+    """There is no GPU to be had, or a call into its driver failed."""
+
+
 class BadMessage(AdaptraError):
     """What another rank said on a control lane is no message, or is none that can be."""
 

@@ -79,6 +79,23 @@ void Arena::give_back(uint8_t* at, uint64_t bytes) {
   free_[bytes].push_back(at);
 }
 
+bool Arena::vacate(uint8_t* at, uint64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);  // until the pages have gone no device learns of them
+  if (keeps_pages_) return false;
+  const int what = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+  return fallocate(fd_, what, offset(at), bytes / kLeast * kLeast) == 0;
+}
+
+void Arena::keep_pages() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  keeps_pages_ = true;
+}
+
+bool Arena::keeps_pages() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return keeps_pages_;
+}
+
 uint64_t sealed(int fd) {
   struct stat about{};
   struct statfs kind{};

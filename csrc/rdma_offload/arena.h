@@ -18,6 +18,12 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // At least `bytes`, given back when nobody holds it; nullptr when there are not so many left.
   std::shared_ptr<uint8_t> take(uint64_t bytes);
 
+  // Give the pages of memory that was taken back to the system; false where a device may read them
+  // for as long as it is open.
+  bool vacate(uint8_t* at, uint64_t bytes);
+  void keep_pages();
+  bool keeps_pages();
+
   bool holds(const uint8_t* at) const { return base_ <= at && at < base_ + most_; }
   uint64_t offset(const uint8_t* at) const { return at - base_; }
   int fd() const { return fd_; }
@@ -31,6 +37,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   uint8_t* const base_;
   const uint64_t most_;
   std::mutex mutex_;
+  bool keeps_pages_ = false;
   uint64_t used_ = 0;                                // from here on nothing was ever taken
   std::map<uint64_t, std::vector<uint8_t*>> free_;   // by size
 };

@@ -1,16 +1,17 @@
 // The engine for Python: memory by address and length; no wait holds the GIL.
-#include <pybind11/pybind11.h>
+#include "bindings.h"
+
 #include "engine.h"
 
-namespace py = pybind11;
 using namespace adaptra;
 
 namespace {
 
-constexpr double kNano = 1e-9;
 constexpr double kPart = 0.1;  // seconds
 
 const uint8_t* address(uintptr_t at) { return reinterpret_cast<const uint8_t*>(at); }
+
+}  // namespace
 
 // Between its parts Python looks for signals: Ctrl-C ends a wait.
 bool wait(Work& work, double seconds) {
@@ -26,6 +27,13 @@ bool wait(Work& work, double seconds) {
   }
 }
 
+py::tuple stamps(const Work& work) {
+  const Stamps& s = work.stamps;
+  return py::make_tuple(s.sent * kNano, s.left * kNano, s.posted * kNano, s.completed * kNano);
+}
+
+namespace {
+
 struct Block {  // memory of the engine, which sends it without a copy
   std::shared_ptr<uint8_t> memory;
   uint64_t bytes;
@@ -40,11 +48,7 @@ PYBIND11_MODULE(_native, m) {
       .def("wait", &wait, py::arg("seconds"))
       .def("done", &Work::done)
       .def("error", &Work::error)
-      .def("stamps", [](const Work& work) {
-        const Stamps& s = work.stamps;
-        return py::make_tuple(s.sent * kNano, s.left * kNano, s.posted * kNano,
-                              s.completed * kNano);
-      });
+      .def("stamps", &stamps);
 
   py::class_<Block>(m, "Block", py::buffer_protocol())
       .def_property_readonly(
@@ -146,4 +150,5 @@ PYBIND11_MODULE(_native, m) {
     return ports;
   });
   m.def("no_tls", &Tls::missing);
+  bind_device(m);
 }

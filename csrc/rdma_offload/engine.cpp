@@ -142,6 +142,11 @@ WorkRef Engine::send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes,
   return to->send(tag, std::move(ours), bytes, sent);
 }
 
+WorkRef Engine::send(int rank, Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent) {
+  if (!arena_->holds(memory.get())) return send(rank, tag, memory.get(), bytes, sent);
+  return peer(rank)->send(tag, std::move(memory), bytes, sent);
+}
+
 WorkRef Engine::receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {
   return peer(rank)->receive(tag, memory, bytes, exact);
 }

@@ -66,10 +66,13 @@ class Engine {
 
   // Send a copy of `bytes` at `memory`; nothing is copied where that is of this engine's `take`.
   WorkRef send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes, Nanoseconds sent = 0);
+  // The same of what stays as it is until nobody holds `memory`: nothing of the arena is copied.
+  WorkRef send(int rank, Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent = 0);
   WorkRef receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes, bool exact = true);
   void abort(int rank, const WorkRef& work);
 
   std::shared_ptr<uint8_t> take(uint64_t bytes);
+  const std::shared_ptr<Arena>& arena() const { return arena_; }
   int arena_fd() const { return arena_->fd(); }
   Peer::Counts counts(int rank);
 

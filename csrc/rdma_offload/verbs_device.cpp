@@ -147,6 +147,7 @@ uint32_t VerbsDevice::key(const uint8_t* at, uint64_t* bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   ibv::Mr*& mr = parts_[part];
   if (mr == nullptr) {
+    arena_->keep_pages();  // the device knows pages, not addresses
     auto* begin = const_cast<uint8_t*>(at) - offset % kPart;
     mr = verbs.reg_mr(pd, begin, std::min(kPart, arena_->size() - part * kPart), 0);
   }

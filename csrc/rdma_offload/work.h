@@ -55,13 +55,27 @@ class Work {
     return error_;
   }
 
+  // Whether it has not ended; then `ended` is called when it does, by whoever ends it, under locks
+  // of theirs: it may do no more than hand on the word.
+  bool then(std::function<void()> ended) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (over_) return false;
+    then_ = std::move(ended);
+    return true;
+  }
+
   // The first end stays. An empty `error`: it went well.
   void end(const std::string& error = "") {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (over_) return;
-    error_ = error;
-    over_ = true;
-    ended_.notify_all();
+    std::function<void()> then;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (over_) return;
+      error_ = error;
+      over_ = true;
+      ended_.notify_all();
+      then.swap(then_);
+    }
+    if (then) then();
   }
 
   Stamps stamps;  // all are there at the end
@@ -72,6 +86,7 @@ class Work {
   std::atomic<bool> over_{false};
   std::atomic<bool> waited_{false};
   const std::function<void()> awaited_;
+  std::function<void()> then_;
   std::string error_;
 };
 

@@ -26,6 +26,11 @@ class End:
     name: str
 
 
+def lane_of(name: str) -> int:
+    """What stands before the tags of a transport's messages. `name`: see EngineTransport."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") << 32
+
+
 class EngineTransport:
     """Transport over a process's `endpoint`, which it shares with others.
 
@@ -44,8 +49,7 @@ class EngineTransport:
         emulator: LinkEmulator | None = None,
     ) -> None:
         self._engine, self._peers, self._emulator = endpoint.engine, dict(peers), emulator
-        digest = hashlib.sha256(name.encode()).digest()
-        self._lane = int.from_bytes(digest[:4], "little") << 32
+        self._lane = lane_of(name)
         self._receives: set[_Receive] = set()  # that have not been waited for
         self._held: list[_HeldSend] = []  # by the emulator
         self._closed = False

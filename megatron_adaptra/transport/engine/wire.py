@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -11,11 +11,14 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra import waits
+from megatron_adaptra.device.cuda import cuda_device
+from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.base import Work
 from megatron_adaptra.transport.connect import store_connection
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.on_device import DeviceTransport
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 from megatron_adaptra.transport.wire import Links, Wire
 
@@ -44,12 +47,17 @@ class StoreBoard:
 
 
 class EngineWire(Wire):
-    """Over `endpoint`, which it owns, of global rank `me`. `name`, `ranks`: as for Wire."""
+    """Over `endpoint`, which it owns, of global rank `me`. `name`, `ranks`: as for Wire.
+
+    `copies`: what GPUs send is written to again (see DeviceTransport).
+    """
 
     name = "engine"
+    copies = False
 
     def __init__(self, endpoint: Endpoint, me: int) -> None:
         self._endpoint, self._me = endpoint, me
+        self._staging: dict[int, Staging] = {}  # by GPU
 
     def transport(
         self,
@@ -58,39 +66,47 @@ class EngineWire(Wire):
         links: Links,
         emulator: LinkEmulator | None = None,
         device: torch.device | None = None,
-    ) -> EngineTransport:
-        """As for Wire."""
+    ) -> EngineTransport | DeviceTransport:
+        """As for Wire. Raises DeviceFailed where the GPU of `device` cannot be used."""
         mine = [{source, target} for source, target in links]
         peers = {i for link in mine for i in link if self._me in {ranks[j] for j in link}}
-        return self._open(name, ranks, peers, "stage", emulator)
+        ends = self._connect(ranks, peers, "stage")
+        if device is None or device.type == "cpu":
+            return EngineTransport(self._endpoint, name, ends, emulator)
+        return DeviceTransport(
+            self._endpoint, name, ends, self.staging(device), self._me, emulator, self.copies
+        )
+
+    def staging(self, device: torch.device) -> Staging:
+        """The host's memory that messages of the GPU `device` go through. Raises DeviceFailed."""
+        gpu = cuda_device(device)
+        if gpu.ordinal not in self._staging:
+            self._staging[gpu.ordinal] = Staging(gpu, self._endpoint.engine)
+        return self._staging[gpu.ordinal]
 
     def control(self, name: str, ranks: Sequence[int]) -> EngineTransport:
         """As for Wire."""
         peers = range(1, len(ranks)) if ranks[0] == self._me else [0]
-        return self._open(name, ranks, peers, "member")
+        return EngineTransport(self._endpoint, name, self._connect(ranks, peers, "member"))
 
     def group(self, name: str, ranks: Sequence[int]) -> EngineGroup:
         """As for Wire."""
-        transport = self._open(name, ranks, range(len(ranks)), "member")
+        ends = self._connect(ranks, range(len(ranks)), "member")
+        transport = EngineTransport(self._endpoint, name, ends)
         return EngineGroup(transport, ranks.index(self._me))
 
     def close(self) -> None:
         """As for Wire."""
+        for staging in self._staging.values():
+            staging.close()
         self._endpoint.close()
 
-    def _open(
-        self,
-        name: str,
-        ranks: Sequence[int],
-        peers: Any,
-        who: str,
-        emulator: LinkEmulator | None = None,
-    ) -> EngineTransport:
+    def _connect(self, ranks: Sequence[int], peers: Iterable[int], who: str) -> dict[int, End]:
         ends = {
             i: End(ranks[i], f"{who} {i} (rank {ranks[i]})") for i in peers if ranks[i] != self._me
         }
         self._endpoint.connect([end.rank for end in ends.values()], waits.START)
-        return EngineTransport(self._endpoint, name, ends, emulator)
+        return ends
 
 
 class EngineGroup:

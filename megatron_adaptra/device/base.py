@@ -1,0 +1,87 @@
+"""What measures and copies on a GPU, and its stand-in where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Mark(Protocol):
+    """A moment of a stream: when all that was launched before has run.
+
+    `recorded`: when it was asked for, in seconds of the host's monotonic clock.
+    """
+
+    recorded: float
+
+    def at(self) -> float | None:
+        """When the stream passed it, on the same clock; None while it has not.
+
+        Never waits. None for ever where `fault` says why.
+        """
+        ...
+
+    @property
+    def fault(self) -> str:
+        """Why there is no moment, and never will be; else empty."""
+        ...
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the host that copies take.
+
+    `held`: pinned now; `used`: of these, by messages under way; `peak`: most held since the last
+    `new_peak`; `over`: most above the limit since then. `copied`: why what was pinned is copied
+    once more; empty where it is not.
+    """
+
+    held: int = 0
+    used: int = 0
+    peak: int = 0
+    over: int = 0
+    copied: str = ""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Of one direction: how many, their bytes, and the seconds that the GPU copied."""
+
+    count: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls into the driver: for messages, for marks (anchors are of these), for anything else.
+
+    `marks`: how many there were.
+    """
+
+    messages: int = 0
+    for_marks: int = 0
+    others: int = 0
+    marks: int = 0
+
+
+class Device(Protocol):
+    """Where compute runs."""
+
+    name: str
+
+    def mark(self) -> Mark:
+        """Mark what was launched on the calling thread's current stream; takes microseconds."""
+        ...
+
+    def anchor(self) -> None:
+        """Tie the GPU's clock to the host's, now; once per iteration."""
+        ...
+
+    def calls(self) -> Calls:
+        """What was asked of the driver."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; may be called twice."""
+        ...

@@ -1,0 +1,93 @@
+"""A GPU: marks on its streams, and what messages need of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from megatron_adaptra import waits
+from megatron_adaptra.device import native
+from megatron_adaptra.device.base import Calls, Device, Mark
+from megatron_adaptra.device.host import HostDevice
+from megatron_adaptra.errors import DeviceFailed
+from megatron_adaptra.exits import at_exit
+from megatron_adaptra.log import log_line
+
+_opened: dict[tuple[int, int], CudaDevice] = {}  # by process and GPU
+
+
+class Closing(Protocol):
+    """What uses a GPU."""
+
+    def close(self) -> None:
+        """Release it."""
+        ...
+
+
+class CudaDevice:
+    """GPU `ordinal` of this process. Raises DeviceFailed where there is none.
+
+    `stream`: the address of the calling thread's current stream; torch's, if nothing else is given.
+    `users`: are closed before it.
+    """
+
+    def __init__(self, ordinal: int, stream: Callable[[], int] | None = None) -> None:
+        self.ordinal, self.name = ordinal, f"cuda:{ordinal}"
+        self.handle = native.open_device(ordinal)
+        self.stream = stream or (lambda: int(torch.cuda.current_stream(ordinal).cuda_stream))
+        self.users: set[Closing] = set()
+        self._closed = False
+        at_exit(self, CudaDevice.close)
+
+    @property
+    def pci(self) -> str:
+        """Its address on the bus, as sysfs writes it: `0000:1b:00.0`."""
+        domain, _, rest = self.handle.pci().lower().partition(":")
+        return f"{domain[-4:].zfill(4)}:{rest}"
+
+    def mark(self) -> Mark:
+        """As for Device. Raises DeviceFailed if the driver refuses."""
+        try:
+            return self.handle.mark(self.stream())
+        except RuntimeError as error:
+            raise DeviceFailed(str(error)) from error
+
+    def anchor(self) -> None:
+        """As for Device. Raises DeviceFailed if the driver refuses."""
+        try:
+            self.handle.anchor(self.stream())
+        except RuntimeError as error:
+            raise DeviceFailed(str(error)) from error
+
+    def calls(self) -> Calls:
+        """As for Device."""
+        return Calls(*self.handle.calls(), marks=self.handle.marks())
+
+    def close(self) -> None:
+        """As for Device; waits for copies that are under way, for a while."""
+        if self._closed:
+            return
+        self._closed = True
+        for user in list(self.users):
+            user.close()
+        if left := self.handle.close(waits.GOODBYE):
+            log_line(left)
+        _opened.pop((os.getpid(), self.ordinal), None)
+
+
+def device_of(device: Any) -> Device:
+    """The Device of a torch `device`, the same one in a process. Raises DeviceFailed."""
+    device = torch.device(device)
+    return cuda_device(device) if device.type == "cuda" else HostDevice()
+
+
+def cuda_device(device: torch.device) -> CudaDevice:
+    """That of a torch `device` of type cuda. Raises DeviceFailed where it cannot be opened."""
+    ordinal = torch.cuda.current_device() if device.index is None else device.index
+    key = os.getpid(), ordinal
+    if key not in _opened:
+        _opened[key] = CudaDevice(ordinal)
+    return _opened[key]

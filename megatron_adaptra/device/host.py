@@ -1,0 +1,44 @@
+"""Where there is no GPU: the host computes, so that a mark is passed when it is made."""
+
+from __future__ import annotations
+
+import time
+
+from megatron_adaptra.device.base import Calls
+
+
+class HostMark:
+    """As Mark: the moment of the call."""
+
+    fault = ""
+
+    def __init__(self) -> None:
+        self.recorded = time.monotonic()
+
+    def at(self) -> float:
+        """As for Mark."""
+        return self.recorded
+
+
+class HostDevice:
+    """As Device."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._marks = 0
+
+    def mark(self) -> HostMark:
+        """As for Device."""
+        self._marks += 1
+        return HostMark()
+
+    def anchor(self) -> None:
+        """Nothing: there is one clock."""
+
+    def calls(self) -> Calls:
+        """As for Device."""
+        return Calls(marks=self._marks)
+
+    def close(self) -> None:
+        """Nothing."""

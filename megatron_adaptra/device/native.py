@@ -1,0 +1,199 @@
+"""The C++ half of the layer, as Python sees it; it is there if the engine was built.
+
+It is part of the engine's module, whose memory it pins. Memory and streams are given by address.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from megatron_adaptra.errors import DeviceFailed
+
+_MODULE = "megatron_adaptra.transport.engine._native"
+
+# By direction, from the GPU and to it: how many, bytes, seconds.
+Copied = tuple[tuple[int, int, float], tuple[int, int, float]]
+
+
+class Mark(Protocol):
+    """A moment of a stream; see device/base.py."""
+
+    recorded: float
+    fault: str
+
+    def at(self) -> float | None:
+        """When the stream passed it."""
+        ...
+
+
+class Device(Protocol):
+    """A GPU of this process. `stream`: its address, 0 for the default one."""
+
+    def close(self, seconds: float) -> str:
+        """Give everything back; what is left after `seconds`, in words."""
+        ...
+
+    def pci(self) -> str:
+        """Its address on the bus."""
+        ...
+
+    def mark(self, stream: int) -> Mark:
+        """Mark a `stream`."""
+        ...
+
+    def anchor(self, stream: int) -> None:
+        """Tie its clock to the host's where `stream` is."""
+        ...
+
+    def anchors(self) -> int:
+        """How many the clock has."""
+        ...
+
+    def marks(self) -> int:
+        """How many there were."""
+        ...
+
+    def calls(self) -> tuple[int, int, int]:
+        """Into the driver: for messages, marks, others."""
+        ...
+
+    def fault(self) -> str:
+        """What failed beside messages; empty if nothing did."""
+        ...
+
+
+class Pinned(Protocol):
+    """Pinned memory of a GPU and an engine."""
+
+    def trim(self, device: Device, all: bool) -> None:
+        """Have `device` give back `all` that is idle, or what was idle since the last call."""
+        ...
+
+    def close(self, device: Device) -> None:
+        """Have `device` give all back."""
+        ...
+
+    def bytes(self) -> tuple[int, int, int, int]:
+        """Held, used, peak, over the limit."""
+        ...
+
+    def new_peak(self) -> None:
+        """Count the peak anew."""
+        ...
+
+    def set_limit(self, nbytes: int) -> None:
+        """Give back what is idle above so many `nbytes`."""
+        ...
+
+    def copied(self) -> str:
+        """Why the engine's memory could not be pinned; else empty."""
+        ...
+
+
+class Transfer(Protocol):
+    """A message under way from or to the GPU."""
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ended within `seconds`."""
+        ...
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def error(self) -> str:
+        """Why it failed; empty for one that went well."""
+        ...
+
+    def stamps(self) -> tuple[float, float, float, float]:
+        """When its producer ended, it could leave, was posted, was there; 0 for never."""
+        ...
+
+    def over(self) -> bool:
+        """Whether the GPU does not touch its memory any more."""
+        ...
+
+
+Held = Callable[[Transfer], None]
+
+
+class Messages(Protocol):
+    """Messages between a GPU and peers' ones.
+
+    `at`, `nbytes`: the GPU's memory. `stream`: on which that was produced, or had its last owner.
+    """
+
+    def send(
+        self, rank: int, tag: int, at: int, nbytes: int, stream: int, held: Held | None
+    ) -> Transfer:
+        """Send to `rank` with `tag`; with `held` it stays here until `release`.
+
+        `held` is called with it when it could leave, on the device's thread.
+        """
+        ...
+
+    def receive(self, rank: int, tag: int, at: int, nbytes: int, stream: int) -> Transfer:
+        """Receive from `rank` with `tag`."""
+        ...
+
+    def release(self, transfer: Transfer) -> None:
+        """Send what was held back."""
+        ...
+
+    def join(self, transfer: Transfer, stream: int) -> None:
+        """What comes later on `stream` sees what was received."""
+        ...
+
+    def abort(self, transfer: Transfer, seconds: float) -> bool:
+        """Give it up; whether its memory was free after `seconds`."""
+        ...
+
+    def close(self, seconds: float) -> bool:
+        """Give all up, as `abort` with `seconds`."""
+        ...
+
+    def copies(self) -> Copied:
+        """What was copied."""
+        ...
+
+
+def _module() -> Any:
+    return importlib.import_module(_MODULE)
+
+
+def missing() -> str:
+    """Why there is no GPU for messages and marks here, or an empty string."""
+    try:
+        return str(_module().cuda_missing())
+    except ImportError as error:
+        return (
+            f"the engine was not built ({error}); install a C++ compiler and megatron-adaptra again"
+        )
+
+
+def open_device(ordinal: int) -> Device:
+    """The GPU `ordinal`, as torch counts; the same object in one process. Raises DeviceFailed."""
+    if why := missing():
+        raise DeviceFailed(why)
+    try:
+        return cast(Device, _module().Device.open(ordinal))
+    except RuntimeError as error:
+        raise DeviceFailed(str(error)) from error
+
+
+def new_pinned(device: Device, engine: object, limit: int) -> Pinned:
+    """Pinned memory; of an `engine` of C++. `limit`: bytes."""
+    return cast(Pinned, _module().Pinned(device, engine, limit))
+
+
+def open_messages(
+    engine: object, device: Device, pinned: Pinned, lane: int, peers: Sequence[int], name: str
+) -> Messages:
+    """Messages over an `engine` of C++ with the ranks `peers`.
+
+    `lane`: is put before tags. `name`: of this side, for errors over there.
+    """
+    new = _module().DeviceMessages
+    return cast(Messages, new(engine, device, pinned, lane, list(peers), name))

@@ -1,0 +1,46 @@
+"""The host's memory through which a GPU's messages go, counted and given back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron_adaptra.device import native
+from megatron_adaptra.device.base import Memory
+from megatron_adaptra.device.cuda import CudaDevice
+
+NO_LIMIT = 1 << 62
+
+
+class Staging:
+    """Pinned memory of `device`, in the memory of an `engine` where the driver allows.
+
+    `limit`: bytes. What is idle above is given back at once. Messages under way go on beyond it,
+    for to wait for memory would be to wait for each other: how many there are is the plan's.
+    """
+
+    def __init__(self, device: CudaDevice, engine: Any, limit: int = NO_LIMIT) -> None:
+        self.device = device
+        self.pinned = native.new_pinned(device.handle, engine, limit)
+
+    def memory(self) -> Memory:
+        """What it takes."""
+        return Memory(*self.pinned.bytes(), copied=self.pinned.copied())
+
+    def new_peak(self) -> None:
+        """Count the peak from here on."""
+        self.pinned.new_peak()
+
+    def set_limit(self, nbytes: int) -> None:
+        """Have `nbytes` at most, but for messages under way."""
+        self.pinned.set_limit(nbytes)
+
+    def trim(self, all: bool = False) -> None:
+        """At an iteration's end: give back what it has not used; `all` that is idle.
+
+        Returns at once. What RDMA devices know is given back when the endpoint closes.
+        """
+        self.pinned.trim(self.device.handle, all)
+
+    def close(self) -> None:
+        """Give back all, and what is under way when that has ended."""
+        self.pinned.close(self.device.handle)

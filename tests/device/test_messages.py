@@ -1,0 +1,188 @@
+"""Messages from one GPU's memory to another's: order, memory, errors, and what is left."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from device.gpu import Driver, run, two, until
+from patience import PATIENCE
+
+from megatron_adaptra.errors import PeerLost
+
+SIZE = 300_000  # bytes
+SHORT = 0.05  # seconds
+every_path = pytest.mark.parametrize("kind", ["shm", "tcp"])
+
+
+def memory(value: int, size: int = SIZE) -> torch.Tensor:
+    return torch.full((size,), value, dtype=torch.uint8)
+
+
+def is_all(tensor: torch.Tensor, value: int) -> bool:
+    return bool((tensor == value).all())
+
+
+def both_ways(driver: Driver, kind: str) -> None:
+    with two(driver, kind) as sides:
+        lanes = [side.open() for side in sides]
+        for tag in range(20):
+            got = [memory(0) for _ in sides]
+            receives = [lanes[i].irecv(got[i], 1 - i, tag) for i in (0, 1)]
+            sent = [memory(0) for _ in sides]
+            for i, side in enumerate(sides):
+                driver.fill(side.compute, sent[i], 10 * tag + i)
+            sends = [lanes[i].isend(sent[i], 1 - i, tag) for i in (0, 1)]
+            for i, side in enumerate(sides):
+                seen = memory(0)
+                receives[i].wait(PATIENCE)
+                driver.copy(side.compute, seen, got[i])  # as a kernel that reads it
+                driver.finish(side.compute)
+                assert is_all(seen, 10 * tag + 1 - i)
+            for send in sends:
+                stamps = send.wait(PATIENCE)
+                assert 0 < stamps.sent <= stamps.completed
+        for lane in lanes:
+            until(lambda lane=lane: lane.copies()[1].count == 20, "all copies are counted")
+            out, back = lane.copies()
+            assert (out.count, out.bytes) == (back.count, back.bytes) == (20, 20 * SIZE)
+            lane.close()
+            lane.close()
+
+
+@every_path
+def test_messages_both_ways(kind: str) -> None:
+    run(both_ways, kind)
+
+
+def nothing_waits(driver: Driver) -> None:
+    """A receive that never comes is not on any stream: the device can always be finished."""
+    with two(driver) as sides:
+        lanes = [side.open() for side in sides]
+        work = lanes[0].irecv(memory(0), 1, 5)
+        with pytest.raises(PeerLost, match=r"waited 0.05 s for message 5 from stage 1"):
+            work.wait(SHORT)
+        driver.finish(sides[0].compute)
+        assert driver.calls("cuStreamWaitEvent") == 0
+        for lane in lanes:
+            lane.close()
+        with pytest.raises(PeerLost, match="closed"):
+            work.wait(PATIENCE)
+        with pytest.raises(PeerLost, match="closed"):
+            lanes[0].isend(memory(0), 1, 5)
+
+
+def test_a_posted_receive_is_on_no_stream() -> None:
+    run(nothing_waits)
+
+
+def late_producer(driver: Driver) -> None:
+    """A send returns at once, and leaves when its producer has ended: that is `sent`."""
+    with two(driver) as (a, b):
+        there, here = a.open(), b.open()
+        sent, got, seen = memory(0), memory(0), memory(0)
+        work = here.irecv(got, 0, 1)
+        go = driver.stop(a.compute)
+        driver.fill(a.compute, sent, 7)
+        send = there.isend(sent, 1, 1)
+        assert not send.done()
+        with pytest.raises(PeerLost, match="waited"):
+            work.wait(SHORT)
+        gone = time.monotonic()
+        go()
+        stamps = work.wait(PATIENCE)
+        driver.copy(b.compute, seen, got)
+        driver.finish(b.compute)
+        assert is_all(seen, 7)
+        assert gone < stamps.sent <= stamps.completed
+        assert stamps.posted < gone
+        assert stamps.delay < stamps.completed - stamps.posted - SHORT / 2
+        assert gone < send.wait(PATIENCE).sent <= stamps.sent
+        there.close()
+        here.close()
+
+
+def test_a_message_leaves_when_its_producer_has_ended() -> None:
+    run(late_producer)
+
+
+def busy_consumer(driver: Driver) -> None:
+    """What had the target's memory before comes first, and does not hold up the host."""
+    with two(driver) as (a, b):
+        there, here = a.open(), b.open()
+        got, seen, before = memory(1), memory(0), memory(0)
+        go = driver.stop(b.compute)
+        driver.copy(b.compute, before, got)  # still reads what was there
+        work = here.irecv(got, 0, 1)
+        there.isend(memory(7), 1, 1)
+        work.wait(PATIENCE)  # although the copy cannot run yet
+        driver.copy(b.compute, seen, got)
+        assert is_all(got, 1)
+        go()
+        driver.finish(b.compute)
+        assert is_all(before, 1)
+        assert is_all(seen, 7)
+        there.close()
+        here.close()
+
+
+def test_the_copy_comes_after_the_last_owner_of_its_target() -> None:
+    run(busy_consumer)
+
+
+def kept_memory(driver: Driver) -> None:
+    """A tensor that was sent may be emptied, as Megatron does: its memory stays until it is copied."""
+    with two(driver) as (a, b):
+        there, here = a.open(), b.open()
+        got = memory(0)
+        work = here.irecv(got, 0, 1)
+        go = driver.stop(a.compute)
+        sent = memory(7)
+        address = sent.data_ptr()
+        there.isend(sent, 1, 1)
+        sent.data = torch.empty(1, dtype=torch.uint8)
+        held = [tensor for _, tensor in there._under_way]
+        assert [tensor.data_ptr() for tensor in held] == [address]
+        go()
+        work.wait(PATIENCE)
+        driver.finish(b.compute)
+        assert is_all(got, 7)
+        there.sweep()
+        assert there._under_way == []
+        there.close()
+        here.close()
+
+
+def test_memory_of_a_send_stays_until_it_is_copied() -> None:
+    run(kept_memory)
+
+
+def odd_sizes(driver: Driver, kind: str) -> None:
+    with two(driver, kind) as (a, b):
+        there, here = a.open(), b.open()
+        tensors = [
+            torch.empty(0), torch.ones(()), torch.randn(3, 5).t(), torch.randn(70_001),
+            torch.randn(6, 6)[:, ::2], torch.arange(4096, dtype=torch.uint8),
+        ]  # fmt: skip
+        got = [torch.zeros(t.shape, dtype=t.dtype) for t in tensors]
+        works = [here.irecv(buffer, 0, tag) for tag, buffer in enumerate(got)]
+        for tag in reversed(range(len(tensors))):
+            there.isend(tensors[tag], 1, tag)
+        for work in works:
+            work.wait(PATIENCE)
+        driver.finish(b.compute)
+        assert all(map(torch.equal, got, tensors))
+        with pytest.raises(ValueError, match="contiguous"):
+            here.irecv(torch.zeros(4, 4).t(), 0, 1)
+        short = here.irecv(memory(0, 8), 0, 99)
+        there.isend(memory(0, 9), 1, 99)
+        with pytest.raises(PeerLost, match=r"awaited a message of 8 bytes, and one of 9 came"):
+            short.wait(PATIENCE)
+        there.close()
+        here.close()
+
+
+@every_path
+def test_messages_of_any_size(kind: str) -> None:
+    run(odd_sizes, kind)
