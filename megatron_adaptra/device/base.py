@@ -66,9 +66,10 @@ class Calls:
 
 
 class Device(Protocol):
-    """Where compute runs."""
+    """Where compute runs. `behind`: later than the host launches it: marks are read later."""
 
     name: str
+    behind: bool
 
     def mark(self) -> Mark:
         """Mark what was launched on the calling thread's current stream; takes microseconds."""

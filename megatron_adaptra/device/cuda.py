@@ -34,6 +34,8 @@ class CudaDevice:
     `users`: are closed before it.
     """
 
+    behind = True
+
     def __init__(self, ordinal: int, stream: Callable[[], int] | None = None) -> None:
         self.ordinal, self.name = ordinal, f"cuda:{ordinal}"
         self.handle = native.open_device(ordinal)

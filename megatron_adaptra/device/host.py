@@ -10,6 +10,7 @@ from megatron_adaptra.device.base import Calls
 class HostMark:
     """As Mark: the moment of the call."""
 
+    __slots__ = ("recorded",)
     fault = ""
 
     def __init__(self) -> None:
@@ -23,7 +24,7 @@ class HostMark:
 class HostDevice:
     """As Device."""
 
-    name = "cpu"
+    name, behind = "cpu", False
 
     def __init__(self) -> None:
         self._marks = 0
@@ -42,3 +43,6 @@ class HostDevice:
 
     def close(self) -> None:
         """Nothing."""
+
+
+HOST = HostDevice()

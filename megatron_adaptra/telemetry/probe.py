@@ -10,25 +10,30 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
+from megatron_adaptra.device.base import Device, Mark
+from megatron_adaptra.device.host import HOST
 from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.telemetry.clock import HOST, Clock, Mark
 from megatron_adaptra.transport.base import Stamps
 
 UNREAD = 32  # halves of iterations whose times may be unknown
+# An op, its start and its end, and what is known of it at once: CPU seconds, asked, lag.
+_Marks = tuple[Op, Mark, Mark, float, float, float]
 
 
 class OpTime(NamedTuple):
     """Seconds on the monotonic clock, and of CPU in the thread that ran the op.
 
-    `launched`: when the host had given the op's first work to the device, if there is one.
+    Of an op that Megatron's own messages came before: `asked`, when the host called for them, and
+    `lag`, the seconds from when it had been answered until it launched the op.
     """
 
     op: Op
     start: float
     end: float
     cpu: float
-    launched: float = 0.0
+    asked: float = 0.0
+    lag: float = 0.0
 
 
 class Memory(NamedTuple):
@@ -103,7 +108,7 @@ class IterationRecord:
             "starved": self.starved,
             "memory": None if self.memory is None else self.memory._asdict(),
             "probed": {source: stamps.delay for source, stamps in self.probed},
-            "ops": [(str(o.op), *o[1:3], o.launched) for o in self.ops] if self.stock else None,
+            "ops": [(str(o.op), *o[1:3], *o[4:]) for o in self.ops] if self.stock else None,
         }
 
     @property
@@ -113,10 +118,12 @@ class IterationRecord:
 
     @property
     def starved(self) -> float:
-        """Seconds that the device had nothing to do because the host was late to launch ops."""
-        pairs = zip(self.ops, self.ops[1:], strict=False)
-        gaps = (min(after.start, after.launched) - before.end for before, after in pairs)
-        return sum(gap for gap in gaps if gap > 0)
+        """Seconds that a device had nothing to do, between ops, because the host was late."""
+        late = 0.0
+        for before, after in zip(self.ops, self.ops[1:], strict=False):
+            gap, asking = after.start - before.end, after.asked - before.end
+            late += min(max(0.0, gap), max(0.0, asking) + max(0.0, after.lag))
+        return late
 
     def _seconds(self, clock: str) -> dict[str, float]:
         """By kind, of the kinds of ops that ran.
@@ -196,13 +203,14 @@ class Probe:
     times are known by now.
     """
 
-    def __init__(self, stage: int, clock: Clock = HOST) -> None:
+    def __init__(self, stage: int, clock: Device = HOST) -> None:
         self.stage, self.clock = stage, clock
         self.record = IterationRecord(stage, -1)
-        self._marks: list[tuple[Op, Mark, Mark, float]] = []
+        self._marks: list[_Marks] = []
+        self._asked = self._answered = 0.0
         self._start = self._begin = clock.mark()
         self._op_cpu = self._process = 0.0
-        self._over = self._begin.launched  # when the last op was launched
+        self._over = self._begin.recorded  # when the last op was launched
         self._unread: deque[Callable[[], bool]] = deque()  # in the order of their marks
 
     def begin(self, iteration: int, stock: bool = False) -> None:
@@ -210,6 +218,7 @@ class Probe:
         self.record = IterationRecord(self.stage, iteration, stock=stock)
         self._marks = []
         self._process = time.process_time()
+        self.clock.anchor()
         self._begin = self.clock.mark()
 
     def op_begins(self) -> None:
@@ -219,7 +228,17 @@ class Probe:
     def op_ends(self, op: Op) -> None:
         """The op that has started is over, and was this one."""
         cpu = time.thread_time() - self._op_cpu
-        self._marks.append((op, self._start, self.clock.mark(), cpu))
+        lag = self._start.recorded - self._answered if self._asked else 0.0
+        self._marks.append((op, self._start, self.clock.mark(), cpu, self._asked, lag))
+        self._asked = 0.0
+
+    def asks(self) -> None:
+        """Megatron calls for messages, with which it waits for others."""
+        self._asked = self._asked or time.monotonic()
+
+    def answered(self) -> None:
+        """It has them, or has told a device to wait for them."""
+        self._answered = time.monotonic()
 
     def arrived(self, source: int, op: Op, stamps: Stamps) -> None:
         """A message from stage `source`, made by `op` there, was taken."""
@@ -236,8 +255,8 @@ class Probe:
     def pipeline_ends(self) -> IterationRecord:
         """The last op is over, and the step follows; the record, whose end is still to come."""
         self.record.cpu = time.process_time() - self._process
-        self._over = self._marks[-1][2].launched if self._marks else self._begin.launched
-        self._later(partial(_read_ops, self.record, self._begin, self._marks, self.clock.device))
+        self._over = self._marks[-1][2].recorded if self._marks else self._begin.recorded
+        self._later(partial(_read_ops, self.record, self._begin, self._marks))
         return self.record
 
     def iteration_ends(self, collectives: Sequence[CollectiveSpan] = ()) -> None:
@@ -257,31 +276,30 @@ class Probe:
         if len(self._unread) >= UNREAD:
             raise RuntimeError(f"no times of ops are known for {UNREAD // 2} iterations")
         self._unread.append(fill)
-        if not self.clock.device:
+        if not self.clock.behind:
             self.read()
 
 
 def _read_ops(
     record: IterationRecord,
     begin: Mark,
-    marks: Sequence[tuple[Op, Mark, Mark, float]],
-    device: bool,
+    marks: Sequence[_Marks],
 ) -> bool:
     """Fill in what happened from `begin` on, once all of it is known; then True."""
     if marks and marks[-1][2].at() is None:
         return False
     at = begin.at()
-    times = [(start.at(), end.at()) for _, start, end, _ in marks]
+    times = [(start.at(), end.at()) for _, start, end, *_ in marks]
     known = [t for pair in ((at,), *times) for t in pair if t is not None]
     if at is None or len(known) < 1 + 2 * len(times) or known != sorted(known):
         record.unusable = record.unusable or "times of ops that are not known, or not in order"
         record.ops = []
     else:
         record.ops = [
-            OpTime(op, a, b, cpu, start.launched if device else 0.0)
-            for (op, start, _, cpu), a, b in zip(marks, known[1::2], known[2::2], strict=True)
+            OpTime(op, a, b, *rest)
+            for (op, _, _, *rest), a, b in zip(marks, known[1::2], known[2::2], strict=True)
         ]
-    record.begin = begin.launched if at is None else at
+    record.begin = begin.recorded if at is None else at
     return True
 
 

@@ -32,24 +32,24 @@ def stock_links(
 ) -> tuple[dict[Link, float], dict[Link, float]]:
     """Delay and transit per link, as an IterationRecord has them, from all stages' `reports`.
 
-    `chunks`: per stage. Where the receiving device was late itself, or its host was late to launch
-    the op, only the rest counts. Raises ValueError for what is no op, KeyError for one that nobody
-    has run.
+    `chunks`: per stage. Where the receiving device was late itself, or its host was late to call
+    for the message or to launch the op, only the rest counts. Raises ValueError for what is no op,
+    KeyError for one that nobody has run.
     """
     stages = len(reports)
     times = [{Op.parse(text): row for text, *row in report["ops"]} for report in reports]
     delays, transits = {}, {}
     for stage, ops in enumerate(times):
         record, before = IterationRecord(stage, 0), 0.0
-        for op, (start, end, launched) in ops.items():
+        for op, (start, end, asked, lag) in ops.items():
             token = remote_need(op, stage, stages, chunks)
             if token is not None:
                 source, kind = token.position % stages, Kind.B
                 if token.kind == ACTIVATION:
                     kind = Kind.F
                 made = Op(kind, token.microbatch, token.position // stages)
-                ready = max(before, launched)
-                stamps = Stamps(sent=times[source][made][1], posted=ready, completed=start)
+                sent, ready = times[source][made][1], max(before, asked)
+                stamps = Stamps(sent, posted=ready, completed=max(sent, start - max(0.0, lag)))
                 record.messages.append((source, made, stamps))
             before = end
         for source in {source for source, _, _ in record.messages}:

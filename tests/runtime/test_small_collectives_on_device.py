@@ -20,15 +20,15 @@ from megatron_adaptra.transport.wire import GlooWire
 class Behind:
     """A device's clock: a mark's time is known from the second look on."""
 
-    device = True
+    behind = True
 
     class Mark:
         def __init__(self):
-            self.launched, self._looks = time.monotonic(), 0
+            self.recorded, self._looks = time.monotonic(), 0
 
         def at(self):
             self._looks += 1
-            return self.launched if self._looks > 1 else None
+            return self.recorded if self._looks > 1 else None
 
     def mark(self):
         return self.Mark()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Mapping
 from statistics import median
@@ -91,15 +90,15 @@ def stock_records(
     late: Mapping[int, float] | None = None,
     probed: Mapping[tuple[int, int], float] | None = None,
 ) -> list[IterationRecord]:
-    """What the stages see of it; on stage s each op is launched `late[s]` after the one before."""
+    """What the stages see of it; on stage s the host calls `late[s]` after the op before."""
     out, begin = [], 1.0
     for stage in range(timeline.stages):
         record = IterationRecord(stage, iteration, begin, begin + timeline.makespan, stock=True)
         spans = (s for s in timeline.spans if s.stage == stage and s.op.kind.computes)
         before = 0.0
         for s in sorted(spans, key=lambda s: s.start):
-            launched = begin + before + (late or {}).get(stage, -math.inf)
-            record.ops.append(OpTime(s.op, begin + s.start, begin + s.end, 0.0, launched))
+            asked = begin + before + (late or {}).get(stage, 0.0)
+            record.ops.append(OpTime(s.op, begin + s.start, begin + s.end, 0.0, asked))
             before = s.end
         for (source, target), seconds in (probed or {}).items():
             if target == stage:

@@ -56,6 +56,24 @@ def traced_ops(
 
 
 @contextlib.contextmanager
+def timed_messages(probe: Probe) -> Iterator[None]:
+    """Tell `probe` when the host calls for Megatron's own messages, for one iteration.
+
+    With its usual settings Megatron makes the host wait there for the whole device.
+    """
+    original = P2PCommunicator._communicate
+
+    def communicate(*args: Any, **kwargs: Any) -> Any:
+        probe.asks()
+        result = original(*args, **kwargs)
+        probe.answered()
+        return result
+
+    with patch("message-names", _communicate=communicate):
+        yield
+
+
+@contextlib.contextmanager
 def watched_messages(watchdog: Watchdog) -> Iterator[None]:
     """Tell the watchdog which message Megatron's own communicator waits for, for one iteration.
 

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from megatron_adaptra.errors import UnsupportedBackend
-from megatron_adaptra.telemetry.clock import HOST as HOST_CLOCK
-from megatron_adaptra.telemetry.clock import Clock
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
 
-HOST = "gloo"
+from megatron_adaptra.device.base import Device
+from megatron_adaptra.device.cuda import device_of
+from megatron_adaptra.errors import DeviceFailed, UnsupportedBackend
+
+HOST, DEVICE = "gloo", "nccl"
 
 
-def messages_on_device() -> bool:
-    """Whether they are in a GPU's memory, and not in the host's; Megatron's groups exist.
+def messages_on() -> Device:
+    """What has them in its memory, and runs the ops; Megatron's groups exist.
 
     Raises UnsupportedBackend where they go by a backend that we know nothing of, or are on a GPU
     that we cannot use.
     """
-    import torch.distributed as dist
-    from megatron.core import parallel_state as mpu
-
     backend: str = dist.get_backend(mpu.get_pipeline_model_parallel_group())
-    if backend != HOST:
+    if backend not in (HOST, DEVICE):
         raise UnsupportedBackend(
-            f"the pipeline's messages go by {backend}, and only gloo is supported: on GPUs the "
-            "plugin does nothing yet"
+            f"the pipeline's messages go by {backend}; {HOST} and {DEVICE} are supported"
         )
-    return False
-
-
-def device_clock() -> Clock:
-    """Of the device that runs this rank's ops."""
-    return HOST_CLOCK
+    try:
+        return device_of(torch.device(torch.cuda.current_device()))
+    except DeviceFailed as error:
+        raise UnsupportedBackend(f"messages on this GPU are out of reach: {error}") from error

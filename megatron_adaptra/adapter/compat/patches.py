@@ -222,8 +222,9 @@ PATCHES: Mapping[str, Patch] = {
     ),
     "message-names": Patch(
         _in("megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator", "_communicate"),
-        "names the message that a lost rank was waited for with",
-        Lasts.ITERATION, "in the demo's stock arm", lambda job: job.demo,
+        "names the message that a lost rank was waited for with, or times it",
+        Lasts.ITERATION, "on GPUs; in the demo's stock arm",
+        lambda job: job.demo or (job.runs and job.device),
     ),
     "emulated-sends": Patch(
         _in("torch.distributed", "batch_isend_irecv"),

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from megatron_adaptra.adapter.compat.backend import messages_on_device
 from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES, Job, patch, resolve
 from megatron_adaptra.adapter.compat.profiles import misfit, profile, verify
@@ -59,14 +58,16 @@ def activate(
     verify(row)
     from megatron.core import parallel_state as mpu
 
+    from megatron_adaptra.adapter.compat.backend import messages_on
+
     stages = mpu.get_pipeline_model_parallel_world_size()
     chunks = mpu.get_virtual_pipeline_model_parallel_world_size() or 1
-    device = messages_on_device()
-    job = Job(config, stages, chunks, program=program, clips=clips, demo=demo, device=device)
+    device = messages_on()
+    job = Job(config, stages, chunks, program=program, clips=clips, demo=demo, device=device.behind)
     resolved, original = resolve(job), _schedule()
     from megatron_adaptra.adapter.pipeline.session import Session
 
-    session = Session(resolved.without_missing(config), row, resolved)
+    session = Session(resolved.without_missing(config), row, resolved, device)
     for line in resolved.said():
         session.context.say(line)
 

@@ -7,7 +7,7 @@ from typing import Any
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.baseline import stock
-from megatron_adaptra.adapter.baseline.trace import traced_ops
+from megatron_adaptra.adapter.baseline.trace import timed_messages, traced_ops
 from megatron_adaptra.adapter.compat.schedule_args import (
     ScheduleArgs,
     config_of,
@@ -50,7 +50,8 @@ def run_stock(context: RankContext, function: Any, arguments: ScheduleArgs) -> A
 
 def run_measured(context: RankContext, run: Run, function: Any, arguments: ScheduleArgs) -> Any:
     """Megatron's own schedule `function` over its own messages, of which we see when ops run."""
-    with traced_ops(context.probe, run.line, context.probe.spoilt):
+    probe = context.probe
+    with timed_messages(probe), traced_ops(probe, run.line, probe.spoilt):
         return run_megatron(context, function, arguments)
 
 

@@ -56,6 +56,8 @@ class Run:
         if schedule is not self._schedule:
             self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
             self._schedule, self.program = schedule, lower(schedule, self._context.ahead)
+        if (staging := self.wiring.staging) is not None:
+            self._context.guard.call(staging.trim, self.stock)
         if not self.stock:
             for op in first_posts(self.program, self._context.stage):
                 self.wiring.mailbox.post(op)

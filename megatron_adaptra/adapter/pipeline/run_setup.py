@@ -165,11 +165,11 @@ def _prepare(
 
 def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:
     config = context.config
-    most = math.inf if context.on_device else config.budget.microbatches
+    most = math.inf if context.device.behind else config.budget.microbatches
     start = starting_schedule(
         config.policy, context.stages, means.microbatches, means.chunks, most, means.recompute
     )
-    if context.on_device and config.policy not in SPLITTING:
+    if context.device.behind and config.policy not in SPLITTING:
         return over_own_messages(start)
     return start
 

@@ -27,6 +27,8 @@ from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_w
 from megatron_adaptra.adapter.step.reruns import Reruns
 from megatron_adaptra.adapter.step.step_result import StepResultSync
 from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.device.base import Device
+from megatron_adaptra.device.host import HOST
 from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.runtime.heap import FrozenHeap
@@ -38,20 +40,24 @@ KEPT = 1000  # records of iterations at most, the last ones
 class Session:
     """Stands in for Megatron's forward_backward function.
 
-    Built when Megatron's groups exist. `run` is None until the first training iteration, which
-    tells the number of microbatches and the size of a message; another one takes its place when
-    that number changes. `patches`: what this job may patch. `iteration`: the one to come. Of
-    iterations in `keep_records`, `records` has what was measured. `counted`: iterations whose bytes
-    were counted. `resumed`: what a checkpoint's file holds, see Fits. `announce`:
-    decisions are said aloud. `defer_hooks`: see SmallCollectives; it, `reruns` and `step_result`
-    are there where `attach` has put them.
+    Built when Megatron's groups exist. `device`: what runs the ops. `run` is None until the first
+    training iteration, which tells the number of microbatches and the size of a message; another
+    one takes its place when that number changes. `patches`: what this job may patch. `iteration`:
+    the one to come. Of iterations in `keep_records`, `records` has what was measured. `counted`:
+    iterations whose bytes were counted. `resumed`: what a checkpoint's file holds, see Fits.
+    `announce`: decisions are said aloud. `defer_hooks`: see SmallCollectives; it, `reruns` and
+    `step_result` are there where `attach` has put them.
     """
 
     def __init__(
-        self, config: AdaptraConfig, profile: Profile, patches: Resolved | None = None
+        self,
+        config: AdaptraConfig,
+        profile: Profile,
+        patches: Resolved | None = None,
+        device: Device = HOST,
     ) -> None:
         patches = Resolved() if patches is None else patches
-        self.context = context = RankContext.create(config, profile, patches)
+        self.context = context = RankContext.create(config, profile, patches, device)
         self.patches = patches
         self.config, self.watchdog, self.guard = config, context.watchdog, context.guard
         self.stage, self.stages, self.ranks = context.stage, context.stages, context.ranks
@@ -91,7 +97,7 @@ class Session:
         if run is None:
             return run_megatron(self.context, function, arguments)
         probe = self.context.probe
-        if self.context.on_device:  # while all is well, nothing of the iteration's end is ours
+        if self.context.device.behind:  # while all is well, nothing of the iteration's end is ours
             run.wiring.small_collectives.active = not run.stock
         probe.begin(self.iteration, run.stock)
         if not run.stock and self._executor.runs(arguments):
@@ -120,7 +126,7 @@ class Session:
         if collectives is not None and self._steps:
             self._steps = False
             self.context.probe.iteration_ends(collectives.take_spans())
-            if self.context.on_device:  # its ops are known by now
+            if self.context.device.behind:  # its ops are known by now
                 self.guard.later(self._report)
 
     @contextlib.contextmanager

@@ -12,14 +12,15 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.adapter.compat.backend import device_clock, messages_on_device
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
 from megatron_adaptra.adapter.pipeline.everyone import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
-from megatron_adaptra.errors import BadInput, NoConnections, PeerLost, reason_of
+from megatron_adaptra.device.base import Device
+from megatron_adaptra.device.staging import Staging
+from megatron_adaptra.errors import BadInput, DeviceFailed, NoConnections, PeerLost, reason_of
 from megatron_adaptra.log import LogOnce, log_line
 from megatron_adaptra.runtime.agreement import Board
 from megatron_adaptra.runtime.channel import Channel
@@ -35,7 +36,6 @@ from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
-from megatron_adaptra.telemetry.clock import HOST, Clock
 from megatron_adaptra.telemetry.link_probe import LinkProbes
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Transport
@@ -58,8 +58,8 @@ class RankContext:
 
     `ranks[i]` is the global rank of stage i of this rank's pipeline, `stage` its own. `emulator`
     is None where no link is emulated. `guard`: through which the training calls all that adapts it,
-    the `probe` included. `notices`: what is said once, at rank 0. `on_device`: messages are in a
-    GPU's memory, where a healthy pipeline is Megatron's own. `clock`: of what runs the ops.
+    the `probe` included. `notices`: what is said once, at rank 0. `device`: what runs the ops;
+    messages are in its memory. On a GPU a healthy pipeline is Megatron's own.
     """
 
     config: AdaptraConfig
@@ -73,21 +73,17 @@ class RankContext:
     guard: Guard
     probe: Probe
     notices: LogOnce
-    on_device: bool = False
-    clock: Clock = HOST
+    device: Device
 
     @classmethod
-    def create(cls, config: AdaptraConfig, profile: Profile, patches: Resolved) -> RankContext:
-        """Look it up in Megatron's groups, which exist.
-
-        Raises BadInput for an unusable rule, UnsupportedBackend where messages are out of reach.
-        """
+    def create(
+        cls, config: AdaptraConfig, profile: Profile, patches: Resolved, device: Device
+    ) -> RankContext:
+        """Look it up in Megatron's groups, which exist. Raises BadInput for an unusable rule."""
         group = mpu.get_pipeline_model_parallel_group()
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
         rules = load_rules(config.emulate_link, len(ranks))
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
-        on_device = messages_on_device()
-        clock = device_clock() if on_device else HOST
         failure_log: FailureLog = guard.call(SharedFailureLog) or FailureLog()
         return cls(
             config,
@@ -99,10 +95,9 @@ class RankContext:
             failure_log,
             Watchdog(stage, ranks, failure_log),
             guard,
-            guard.cover(Probe, stage, clock),
+            guard.cover(Probe, stage, device),
             guard.cover(LogOnce, dist.get_rank() == 0),
-            on_device,
-            clock,
+            device,
         )
 
     def say(self, text: str) -> None:
@@ -118,7 +113,7 @@ class RankContext:
     def budget(self) -> Budget:
         """Of activations; on a device, whose memory is scarce, there always is one."""
         budget = self.config.budget
-        return Budget(auto=True) if self.on_device and budget == UNLIMITED else budget
+        return Budget(auto=True) if self.device.behind and budget == UNLIMITED else budget
 
     @property
     def ahead(self) -> int | None:
@@ -155,6 +150,13 @@ class Wiring:
     def rendezvous(self) -> bool:
         """Whether a message waits at its sender until its receive is posted."""
         return self.pipelines[0].traits.rendezvous
+
+    @property
+    def staging(self) -> Staging | None:
+        """The host's memory that messages of a GPU go through, if they are on one."""
+        if self.device.type != "cuda" or not isinstance(self.wire, EngineWire):
+            return None
+        return self.wire.staging(self.device)
 
     def close(self) -> None:
         """Put torch's collectives back and close all connections."""
@@ -207,9 +209,9 @@ def open_wiring(
         group.stages, config.small_collectives, config.timeout, context.watchdog,
         lambda text: context.guard.later(log_line, text),
         wire=wire, job=str(group.serial), most=min(group.left) // GROUPS,
-        within=group.members if context.on_device else None, clock=context.clock,
+        within=group.members if context.device.behind else None, clock=context.device,
     )  # fmt: skip
-    collectives.active = not context.on_device  # until a link is slow
+    collectives.active = not context.device.behind  # until a link is slow
     collectives.defer_hooks = defer_hooks
     patched = contextlib.ExitStack()
     if config.small_collectives != "off":
@@ -249,7 +251,7 @@ def _connect(
     if missing and (encrypt or asked == "engine"):
         field, value = ("encrypt", "on") if encrypt else ("transport", asked)
         raise BadInput(f"--adaptra-{field}", value, f"not here: {missing}")
-    if missing and context.on_device:
+    if missing and context.device.behind:
         raise NoConnections(f"messages on GPUs need our engine: {missing}")
     if missing and asked == "auto":
         context.say(f"messages go over gloo, for there is no engine: {missing}")
@@ -264,13 +266,13 @@ def _connect(
                 pipelines.append(transport)
             control, probed = wire.control(name, group.members), None
             unless_open.callback(control.close)
-            if context.on_device:
+            if context.device.behind:
                 links = _links(context, chunks)
                 probed = wire.transport(
                     f"{group.serial}/probes", context.ranks, links, context.emulator
                 )
                 unless_open.callback(probed.close)
-        except (PeerLost, OSError, RuntimeError) as raised:
+        except (PeerLost, DeviceFailed, OSError, RuntimeError) as raised:
             error = raised
         why = "" if error is None else reason_of(error)
         if reason := reason_anywhere(why, isinstance(error, PeerLost)):

@@ -11,10 +11,11 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra.device.base import Device, Mark
+from megatron_adaptra.device.host import HOST
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.runtime.collectives.all_gather import AllGather
 from megatron_adaptra.runtime.collectives.reduction import Native, Orders, orders_of
-from megatron_adaptra.telemetry.clock import HOST, Clock, Mark
 from megatron_adaptra.telemetry.step_sync import KEEP
 
 FIRST = 3  # calls after which an operation is taken for one of every iteration
@@ -50,7 +51,7 @@ class SmallCollective:
         say: Callable[[str], None],
         *,
         fixed: bool = False,
-        clock: Clock = HOST,
+        clock: Device = HOST,
     ) -> None:
         self.name, self.title = name, f"{name} {number}"
         self.members, self.stages = members, stages

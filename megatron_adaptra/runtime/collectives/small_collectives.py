@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_adaptra.device.base import Device
+from megatron_adaptra.device.host import HOST
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.collectives.all_gather import AllGather
@@ -27,7 +29,6 @@ from megatron_adaptra.runtime.collectives.collective import COSTS, Prefetch, Sma
 from megatron_adaptra.runtime.collectives.hierarchical import Links, descriptors_of
 from megatron_adaptra.runtime.collectives.reduction import KNOWN, Native
 from megatron_adaptra.runtime.watchdog import Watchdog
-from megatron_adaptra.telemetry.clock import HOST, Clock
 from megatron_adaptra.telemetry.probe import CollectiveSpan
 from megatron_adaptra.transport.wire import Wire
 
@@ -67,7 +68,7 @@ class SmallCollectives:
         job: str = "",
         most: int = 1 << 30,
         within: Collection[int] | None = None,
-        clock: Clock = HOST,
+        clock: Device = HOST,
     ) -> None:
         self._stage_of, self._auto, self._timeout = tuple(stage_of), mode == "auto", timeout
         self._watchdog, self._say, self._fixed = watchdog, say, mode == "fixed"
@@ -265,7 +266,7 @@ class SmallCollectives:
             return None
         members = self.members(group)
         nbytes = tensor.numel() * tensor.element_size()
-        pair = len(members) == 2 and not self._clock.device
+        pair = len(members) == 2 and not self._clock.behind
         if not members or nbytes > (PAIR if pair else SMALL):
             return None
         key = (name, str(detail), members, tensor.dtype, tensor.numel())
@@ -298,7 +299,7 @@ class SmallCollectives:
         members = tuple(dist.get_process_group_ranks(group))
         stages = {self._stage_of[rank] for rank in members}
         # What a backend takes on a device of which there is no clock cannot be timed.
-        timed = not self._auto or self._clock.device or dist.get_backend(group) == "gloo"
+        timed = not self._auto or self._clock.behind or dist.get_backend(group) == "gloo"
         together = self._within is None or self._within.issuperset(members)
         few = 1 < len(stages) <= MOST_STAGES and len(members) <= MOST_MEMBERS
         taken = descriptors_of([self._stage_of[rank] for rank in members])
