@@ -29,18 +29,20 @@ Held for_threads(const py::object& call) {
   };
 }
 
-// What closes before it goes, and without the GIL: the device's thread may be waiting for that.
-std::shared_ptr<DeviceMessages> opened(Engine& engine, const std::shared_ptr<Device>& device,
-                                       const std::shared_ptr<Pinned>& pinned, Tag lane,
-                                       const std::vector<int>& peers, const std::string& name) {
-  constexpr double kPatience = 10;  // seconds
-  auto messages = DeviceMessages::open(engine, device, pinned, lane, peers, name);
-  return {messages.get(), [messages](DeviceMessages*) mutable {
-            py::gil_scoped_release release;
-            messages->close(kPatience);
-            messages.reset();
-          }};
-}
+// Closes before it goes, and without the GIL: the device's thread may be waiting for that.
+struct Messages {
+  Messages(Engine& engine, const std::shared_ptr<Device>& device,
+           const std::shared_ptr<Pinned>& pinned, Tag lane, const std::vector<int>& peers,
+           const std::string& name)
+      : they(DeviceMessages::open(engine, device, pinned, lane, peers, name)) {}
+  ~Messages() {
+    py::gil_scoped_release release;
+    they->close(kPatience);
+    they.reset();
+  }
+  static constexpr double kPatience = 10;  // seconds
+  std::shared_ptr<DeviceMessages> they;
+};
 
 py::tuple copies(const DeviceMessages::Copies& copies) {
   return py::make_tuple(copies.count.load(), copies.bytes.load(), copies.nanoseconds * kNano);
@@ -108,27 +110,39 @@ void bind_device(py::module_& m) {
       .def("stamps", [](Transfer& transfer) { return stamps(*transfer.work); })
       .def("over", [](Transfer& transfer) { return transfer.over.load(); });
 
-  py::class_<DeviceMessages, std::shared_ptr<DeviceMessages>>(m, "DeviceMessages")
-      .def(py::init(&opened), py::keep_alive<1, 2>())
+  py::class_<Messages>(m, "DeviceMessages")
+      .def(py::init<Engine&, const std::shared_ptr<Device>&, const std::shared_ptr<Pinned>&, Tag,
+                    const std::vector<int>&, const std::string&>(),
+           py::keep_alive<1, 2>())
       .def("send",
-           [](DeviceMessages& messages, int rank, Tag tag, cuda::Address at, uint64_t bytes,
+           [](Messages& messages, int rank, Tag tag, cuda::Address at, uint64_t bytes,
               uintptr_t on, const py::object& held) {
              auto call = for_threads(held);
              py::gil_scoped_release release;
-             return messages.send(rank, tag, at, bytes, stream(on), std::move(call));
+             return messages.they->send(rank, tag, at, bytes, stream(on), std::move(call));
            })
       .def("receive",
-           [](DeviceMessages& messages, int rank, Tag tag, cuda::Address at, uint64_t bytes,
-              uintptr_t on) { return messages.receive(rank, tag, at, bytes, stream(on)); },
+           [](Messages& messages, int rank, Tag tag, cuda::Address at, uint64_t bytes,
+              uintptr_t on) {
+             return messages.they->receive(rank, tag, at, bytes, stream(on));
+           },
            NoGil())
-      .def("release", &DeviceMessages::release, NoGil())
+      .def("release",
+           [](Messages& messages, const TransferRef& one) { messages.they->release(one); },
+           NoGil())
       .def("join",
-           [](DeviceMessages& messages, const TransferRef& transfer, uintptr_t on) {
-             messages.join(transfer, stream(on));
+           [](Messages& messages, const TransferRef& one, uintptr_t on) {
+             messages.they->join(one, stream(on));
            })
-      .def("abort", &DeviceMessages::abort, NoGil())
-      .def("close", &DeviceMessages::close, NoGil())
-      .def("copies", [](const DeviceMessages& messages) {
-        return py::make_tuple(copies(messages.copies[0]), copies(messages.copies[1]));
+      .def("abort",
+           [](Messages& messages, const TransferRef& one, double seconds) {
+             return messages.they->abort(one, seconds);
+           },
+           NoGil())
+      .def("close",
+           [](Messages& messages, double seconds) { return messages.they->close(seconds); },
+           NoGil())
+      .def("copies", [](const Messages& messages) {
+        return py::make_tuple(copies(messages.they->copies[0]), copies(messages.they->copies[1]));
       });
 }

@@ -29,39 +29,29 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
       *why = cuda_.event_create(&event, flags_);
       if (*why != cuda::kSuccess) return nullptr;
       std::lock_guard<std::mutex> lock(mutex_);
-      ++made_;
+      made_.push_back(event);
     }
     return {event, [self = shared_from_this()](cuda::Event event) { self->give_back(event); }};
   }
 
-  // Destroy those that are idle, and from now on each that comes back.
+  // Destroy all; nobody may use one after this.
   void close() {
     std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
-    for (auto event : idle_) cuda_.event_destroy(event);
-    made_ -= idle_.size();
+    for (auto event : made_) cuda_.event_destroy(event);
+    made_.clear();
     idle_.clear();
-  }
-
-  size_t made() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return made_;
   }
 
  private:
   void give_back(cuda::Event event) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!closed_) return idle_.push_back(event);
-    cuda_.event_destroy(event);
-    --made_;
+    if (!made_.empty()) idle_.push_back(event);
   }
 
   const CudaLibrary& cuda_;
   const unsigned flags_;
-  mutable std::mutex mutex_;
-  std::vector<cuda::Event> idle_;
-  size_t made_ = 0;
-  bool closed_ = false;
+  std::mutex mutex_;
+  std::vector<cuda::Event> made_, idle_;
 };
 
 }  // namespace adaptra

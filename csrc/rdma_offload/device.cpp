@@ -122,6 +122,7 @@ std::string Device::close(double seconds) {
   }
   clock.clear();
   enter();
+  closed_ = true;
   timed_->close();
   plain_->close();
   for (auto& stream : streams_) cuda.stream_destroy(stream);
@@ -149,6 +150,7 @@ void Device::count() const { ++calls_[static_cast<size_t>(t_use)]; }
 
 // A stream of nullptr is that of the thread's context.
 void Device::enter() const {
+  if (closed_) throw CudaError("a call", cuda::kDeinitialized, "this side has closed the GPU");
   if (t_entered == number_) return;
   if (getpid() != process_) {
     throw CudaError("a call", cuda::kNotInitialized,

@@ -114,6 +114,7 @@ class Device : public std::enable_shared_from_this<Device> {
   std::string fault_;
   bool stopping_ = false, stopped_ = false;
   Nanoseconds until_ = 0;
+  std::atomic<bool> closed_{false};
   std::mutex closing_;
   std::thread thread_;
 };

@@ -146,10 +146,11 @@ def two(driver: Driver, kind: str = "shm") -> Iterator[tuple[Side, Side]]:
         yield sides[0], sides[1]
         for side in sides:
             side.staging.close()
+            side.endpoint.close()  # what it has still to send goes back
             side.device.close()
-            side.endpoint.close()
         del sides, side
-    assert driver.left() == before
+    left = driver.left()
+    assert left == before, left
     assert [t.name for t in threading.enumerate() if t.name.startswith("adaptra-")] == []
     assert "adaptra-device" not in native_threads()
 

@@ -16,8 +16,9 @@
 namespace {
 
 using Lock = std::unique_lock<std::mutex>;
-std::mutex g_mutex;
-std::condition_variable g_changed;
+// Threads of streams wait here also while the process ends.
+std::mutex& g_mutex = *new std::mutex;
+std::condition_variable& g_changed = *new std::condition_variable;
 double g_offset = 1e6, g_rate = 1;  // of the device's clock
 int g_version = 13000, g_devices = 4, g_sticky = 0;
 std::map<std::string, std::pair<int, int>> g_failing;  // by call: after how many, with which code

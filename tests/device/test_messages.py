@@ -132,7 +132,7 @@ def test_the_copy_comes_after_the_last_owner_of_its_target() -> None:
 
 
 def kept_memory(driver: Driver) -> None:
-    """A tensor that was sent may be emptied, as Megatron does: its memory stays until it is copied."""
+    """A tensor that was sent may be emptied, as Megatron does: its memory stays."""
     with two(driver) as (a, b):
         there, here = a.open(), b.open()
         got = memory(0)

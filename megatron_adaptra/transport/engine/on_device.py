@@ -84,7 +84,7 @@ class DeviceTransport:
         return work
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> _Receive:
-        """As for Transport, with `tag`; what the current stream has to do with `buffer` comes first.
+        """As for Transport, with `tag`; what the current stream does with `buffer` comes first.
 
         Raises PeerLost if this side is closed, ValueError for memory that is not contiguous,
         DeviceFailed if the driver refuses.
@@ -232,7 +232,7 @@ class _Receive(_Work):
         """As for Work; what the current stream does later sees the message.
 
         `sent` is when the sender's GPU had copied it, `completed` when it was in the host's memory:
-        the copies are no part of the delay. Raises PeerLost, and DeviceFailed if the driver refuses.
+        the copies are no part of the delay. Raises PeerLost, DeviceFailed if the driver refuses.
         """
         if not self.stamps.wanted:
             self.stamps.wanted = time.monotonic()

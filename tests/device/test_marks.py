@@ -1,0 +1,155 @@
+"""Moments of streams on the host's clock."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from device.gpu import Driver, run, until
+
+from megatron_adaptra.device.cuda import CudaDevice
+from megatron_adaptra.device.host import HostDevice
+from megatron_adaptra.errors import DeviceFailed
+
+STEP = 0.02  # seconds between moments, at least
+LATE = 0.01  # seconds that a busy machine may see an anchor late
+
+
+def opened(driver: Driver) -> tuple[CudaDevice, int]:
+    stream = driver.stream()
+    device = CudaDevice(0, lambda: stream)
+    until(lambda: device.handle.anchors() == 1, "the first anchor is there")
+    return device, stream
+
+
+def late_stream(driver: Driver, offset: float, rate: float) -> None:
+    """What the stream passes late is read late, and has the moment when it was passed."""
+    driver.clock(offset, rate)
+    device, stream = opened(driver)
+    for _ in range(5):
+        go = driver.stop(stream)
+        called = time.monotonic()
+        mark = device.mark()
+        assert mark.at() is None
+        time.sleep(STEP)
+        went = time.monotonic()
+        go()
+        driver.finish(stream)
+        over = time.monotonic()
+        moment = mark.at()
+        assert called <= mark.recorded <= called + STEP
+        assert moment is not None
+        assert went <= moment <= over + LATE, (moment - went, over - moment)
+        assert mark.at() == moment
+        device.anchor()
+    assert driver.left()["events"] < 10  # they are used again
+    device.close()
+    assert driver.left() == {"pinned": 0, "streams": 0, "events": 0, "contexts": 0}
+
+
+@pytest.mark.parametrize(("offset", "rate"), [(0.0, 1.0), (-1e6, 1.00005), (1e9, 0.99995)])
+def test_a_mark_is_read_late_and_says_when(offset: float, rate: float) -> None:
+    run(late_stream, offset, rate)
+
+
+def in_order(driver: Driver, seed: int) -> None:
+    rng = random.Random(seed)
+    device, stream = opened(driver)
+    marks, moments = [], []
+    for _ in range(300):
+        if rng.random() < 0.2:
+            device.anchor()
+        marks.append(device.mark())
+        if rng.random() < 0.1:
+            driver.finish(stream)
+        while rng.random() < 0.9 and len(moments) < len(marks):  # else they get too old
+            if (moment := marks[len(moments)].at()) is None:
+                break
+            moments.append(moment)
+    driver.finish(stream)
+    moments += [mark.at() for mark in marks[len(moments) :]]
+    assert None not in moments, f"seed {seed}"
+    assert moments == sorted(moments), f"seed {seed}"
+    assert all(m.recorded - 1e-5 <= at for m, at in zip(marks, moments, strict=True)), seed
+    calls = device.calls()
+    assert calls.marks == len(marks)
+    anchors = calls.for_marks - 4 * calls.marks
+    assert anchors < 4 * calls.marks, "two calls to make a mark, and few to read it"
+    device.close()
+
+
+def test_moments_keep_the_order_of_their_stream() -> None:
+    run(in_order, random.randrange(1 << 30))
+
+
+def never_a_number(driver: Driver) -> None:
+    device, stream = opened(driver)
+    driver.capture(stream, True)
+    mark = device.mark()
+    driver.capture(stream, False)
+    assert mark.at() is None
+    assert "captured into a graph" in mark.fault
+    driver.clock(2e6, 1.0)  # backwards: the next events seem to have passed long before
+    driver.clock(-1e6, 1.0)
+    mark = device.mark()
+    driver.finish(stream)
+    assert mark.at() is None
+    assert "older than every anchor" in mark.fault
+    driver.fail("cuEventRecord", code=2)
+    with pytest.raises(DeviceFailed, match=r"cuEventRecord failed: CUDA_ERROR_OUT_OF_MEMORY \(2, "):
+        device.mark()
+    mark = device.mark()
+    driver.fail("cuEventQuery")
+    driver.finish(stream)
+    assert mark.at() is None
+    assert "cuEventQuery failed: CUDA_ERROR_ILLEGAL_ADDRESS (700, an illegal" in mark.fault
+    device.close()
+
+
+def test_what_cannot_be_is_no_number() -> None:
+    run(never_a_number)
+
+
+def closed(driver: Driver) -> None:
+    device, stream = opened(driver)
+    mark = device.mark()
+    driver.finish(stream)
+    device.close()
+    device.close()
+    assert mark.at() is None
+    assert "closed" in mark.fault
+    with pytest.raises(DeviceFailed, match="closed"):
+        device.mark()
+    again, _ = opened(driver)
+    again.close()
+    assert driver.left() == {"pinned": 0, "streams": 0, "events": 0, "contexts": 0}
+
+
+def test_a_device_closes_and_opens_again() -> None:
+    run(closed)
+
+
+def too_old(driver: Driver, version: int, devices: int) -> str:
+    driver.version(version, devices)
+    with pytest.raises(DeviceFailed) as error:
+        CudaDevice(0)
+    return str(error.value)
+
+
+def test_no_driver_to_use_is_one_reason() -> None:
+    words = run(too_old, 11020, 1)
+    assert words == "the CUDA driver is of version 11.2; 11.4 or later is needed"
+    assert run(too_old, 13000, 0).startswith("the CUDA driver sees no GPU; ")
+
+
+def test_the_hosts_clock_has_the_same_interface() -> None:
+    device = HostDevice()
+    before = time.monotonic()
+    mark = device.mark()
+    device.anchor()
+    assert before <= mark.recorded <= time.monotonic()
+    assert mark.at() == mark.recorded
+    assert mark.fault == ""
+    assert device.calls().marks == 1
+    device.close()
