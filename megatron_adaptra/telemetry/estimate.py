@@ -138,8 +138,7 @@ class Estimator:
             ours = self._either_way(link, probed, probed)
             stock = self._either_way(link, theirs, transits)
             if ours is not None and stock is not None:
-                self._excesses[link].measure(stock - ours, matters)
-                self._excess[link] = self._excesses[link].now
+                self._excess[link] = self._excesses[link].measure(stock, ours, matters)
             if known := [seconds for seconds in (ours, stock) if seconds is not None]:
                 found[link] = max(known)
         return found

@@ -61,32 +61,40 @@ def stock_links(
 class Excess:
     """By how many seconds a link is slower for Megatron's messages than for ours.
 
-    That can be measured only while Megatron's are in use. Otherwise what was seen last is believed
-    for some iterations, twice as many each time that it turns out to be so still.
+    That can be measured only while Megatron's are in use. Otherwise a difference that is not just
+    one of degree is believed for some iterations, twice as many each time that it is still there.
     """
 
     def __init__(self) -> None:
-        self._seen: deque[float] = deque(maxlen=RECENT)
+        self._seen: deque[tuple[float, float]] = deque(maxlen=RECENT)  # theirs, ours
+        self._matters = 0.0
         self._patience = FIRST_PATIENCE
         self._unseen = 0  # iterations since it was measured
 
-    def measure(self, seconds: float, matters: float) -> None:
-        """Megatron's messages were in use, and slower by so many `seconds`.
+    def measure(self, theirs: float, ours: float, matters: float) -> float:
+        """Megatron's messages were in use: the excess, negative if theirs are faster.
 
-        `matters`: seconds from which on that means something.
+        `theirs`, `ours`: seconds. `matters`: seconds from which on a difference means something.
         """
+        self._seen.append((theirs, ours))
+        self._matters = matters
         if self._unseen > self._patience:  # it was tried again
-            still = seconds >= matters
+            still = self._of_kind and self._now > 0
             self._patience = min(2 * self._patience, MOST_PATIENCE) if still else FIRST_PATIENCE
         self._unseen = 0
-        self._seen.append(seconds)
+        return self._now
 
     def believed(self) -> float:
-        """Another iteration over our own messages: seconds."""
+        """Another iteration over our own messages: the excess in seconds."""
         self._unseen += 1
-        return self.now if self._unseen <= self._patience else 0.0
+        return self._now if self._of_kind and self._unseen <= self._patience else 0.0
 
     @property
-    def now(self) -> float:
-        """Seconds, as last measured; negative where Megatron's messages are faster."""
-        return median(self._seen) if self._seen else 0.0
+    def _now(self) -> float:
+        return median(theirs - ours for theirs, ours in self._seen) if self._seen else 0.0
+
+    @property
+    def _of_kind(self) -> bool:
+        """Whether one of both is slow and the other one is not."""
+        least = median(min(both) for both in self._seen) if self._seen else 0.0
+        return abs(self._now) >= max(self._matters, least)

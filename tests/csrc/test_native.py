@@ -87,7 +87,9 @@ def test_clean(
     pytestconfig: pytest.Config,
     tmp_path: Path,
 ) -> None:
-    sources = [path for path in ENGINE.glob("*.cpp") if path.stem not in ("bindings", "bindings_device")]
+    sources = [
+        path for path in ENGINE.glob("*.cpp") if path.stem not in ("bindings", "bindings_device")
+    ]
     with ThreadPoolExecutor(2) as pool:
         objects = pool.map(
             functools.partial(compiled, sanitizer), [*sources, TESTS / f"{program}.cpp"]

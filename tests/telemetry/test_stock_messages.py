@@ -93,20 +93,29 @@ def test_a_link_may_be_slow_for_ours_and_not_for_theirs(hosts):
     assert theirs.link(1, 2).delay < 10 * MS
 
 
-def test_what_was_measured_once_is_believed_for_a_while_and_longer_if_it_stays_so():
-    excess = Excess()
-    excess.measure(0.3, matters=0.01)
-    waited = []
-    for _ in range(4):
-        count = 0
-        while excess.believed():
-            count += 1
-        waited.append(count)
-        excess.measure(0.3, matters=0.01)  # tried again: as slow as ever
-    assert waited == [FIRST_PATIENCE, 2 * FIRST_PATIENCE, 4 * FIRST_PATIENCE, 8 * FIRST_PATIENCE]
+def believed(excess: Excess) -> int:
+    """For how many iterations."""
+    count = 0
     while excess.believed():
-        pass
-    excess.measure(0.0, matters=0.01)
-    assert excess.now == 0.3  # of three, one is no news
-    excess.measure(0.0, matters=0.01)
-    assert excess.now == 0.0
+        count += 1
+    return count
+
+
+def test_what_was_measured_once_is_believed_for_a_while_and_longer_if_it_stays_so():
+    excess, waited = Excess(), []
+    for _ in range(4):  # tried again each time, and as slow as ever
+        assert excess.measure(0.301, 0.001, matters=0.01) == pytest.approx(0.3)
+        waited.append(believed(excess))
+    assert waited == [FIRST_PATIENCE, 2 * FIRST_PATIENCE, 4 * FIRST_PATIENCE, 8 * FIRST_PATIENCE]
+    excess.measure(0.001, 0.001, matters=0.01)  # of three, one is no news
+    assert believed(excess)
+    for _ in range(2):
+        assert abs(excess.measure(0.001, 0.001, matters=0.01)) in (0.0, 0.3)
+    assert not believed(excess)
+
+
+def test_a_difference_of_degree_is_not_believed_once_it_cannot_be_seen():
+    """A link that is slow for both is a little slower for one of them."""
+    excess = Excess()
+    assert excess.measure(0.045, 0.040, matters=0.002) == pytest.approx(0.005)
+    assert not believed(excess)
