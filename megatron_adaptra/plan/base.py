@@ -20,18 +20,22 @@ from megatron_adaptra.sim.clock import simulate
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule, what it should take, and how far from the best possible that is."""
+    """A schedule, what it should take, and how far from the best possible that is.
+
+    `extra`: seconds that it takes beyond its timeline, as measured.
+    """
 
     schedule: Schedule
     program: Program
     timeline: Timeline
     lower_bound: float
     peak_in_flight: tuple[float, ...]
+    extra: float = 0.0
 
     @property
     def predicted(self) -> float:
         """Seconds of an iteration, the optimizer step included."""
-        return self.timeline.makespan
+        return self.timeline.makespan + self.extra
 
     @property
     def gap(self) -> float:

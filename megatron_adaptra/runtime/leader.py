@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron_adaptra import waits
@@ -233,11 +233,11 @@ class Leader(Controller):
         self._over_budget |= self.estimator.measure_budget(reports)
         self._keep_delays(iteration)
         ran = self._ran.pop(iteration - 1, None)
-        if ran is not None and seconds is not None and iteration % LEARN == 0:
+        if ran is not None and seconds is not None and (ran.stock or iteration % LEARN == 0):
             plain = self.estimator.conditions(corrected=False, native=ran.stock)
             predicted = self.rule.evaluate(ran, plain).predicted
-            if not ran.stock:  # how far the model of others' messages is off says nothing of ours
-                self.estimator.learn(predicted, seconds)
+            learn = self.estimator.learn_stock if ran.stock else self.estimator.learn
+            learn(predicted, seconds)
             self._refresh_prediction(iteration, ran, predicted)
         if self.rule.fixed:
             return
@@ -309,16 +309,26 @@ class Leader(Controller):
 
     def _reconsider(self, iteration: int) -> None:
         """Whether the plan in force is still needed: it was made from a few hasty samples."""
-        if self.ballot.schedule.same_as(self._start):
-            return
         began = time.perf_counter()
         conditions = self.estimator.conditions()
         current = self._evaluate(self.ballot.schedule, conditions)
+        if self.ballot.schedule.same_as(self._start):
+            if current.extra:  # has it turned out how much Megatron's messages cost?
+                self._replan_from_stock(iteration, conditions, current)
+            return
         start = self._evaluate(self._start, conditions)
         if self.rule.spares(start, current):
             why = f"a deeper warmup gains too little now: {what_back(current, start)}"
             seconds = time.perf_counter() - began
             self._propose(iteration, why, start, current, conditions, seconds)
+
+    def _replan_from_stock(self, iteration: int, conditions: Conditions, current: Plan) -> None:
+        plan = self._choose(conditions)
+        if self.rule.worth(plan, current, eased=False):
+            worst = max(conditions.links, key=lambda link: conditions.link(*link).delay)
+            now = {worst: conditions.link(*worst).delay}
+            why = why_swap({worst: 0.0}, now, current, plan, back=False)
+            self._propose(iteration, why, plan, current, conditions)
 
     def _choose(self, conditions: Conditions) -> Plan:
         """The policy's plan where it is clearly faster, else the first: memory is precious."""
@@ -328,9 +338,10 @@ class Leader(Controller):
 
     def _evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
         """What an iteration takes under `conditions`; what Megatron runs has links of its own."""
-        if schedule.stock:
-            conditions = self.estimator.conditions(native=True)
-        return self.rule.evaluate(schedule, conditions)
+        if not schedule.stock:
+            return self.rule.evaluate(schedule, conditions)
+        plan = self.rule.evaluate(schedule, self.estimator.conditions(native=True))
+        return replace(plan, extra=self.estimator.stock_extra)
 
     def _propose(
         self,

@@ -11,7 +11,13 @@ from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
 from megatron_adaptra.telemetry.step_sync import StepSyncModel
-from megatron_adaptra.telemetry.stock_messages import Excess, Link, is_stock, stock_links
+from megatron_adaptra.telemetry.stock_messages import (
+    RECENT,
+    Excess,
+    Link,
+    is_stock,
+    stock_links,
+)
 
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
 WINDOW = 5  # iterations over which op seconds are taken
@@ -85,6 +91,7 @@ class Estimator:
         self._shares: list[deque[Shares]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._step = StepSyncModel()
         self._ratios: deque[float] = deque(maxlen=WINDOW)
+        self._waits: deque[float] = deque(maxlen=RECENT)  # unexplained, per second of delay
         self._excesses = {link: Excess() for link in self.charts}
         self._excess = dict.fromkeys(self.charts, 0.0)  # now, of Megatron's messages over ours
 
@@ -205,6 +212,25 @@ class Estimator:
         """Take note of an iteration's `predicted` (uncorrected) and `measured` seconds."""
         if predicted > 0:
             self._ratios.append(measured / predicted)
+
+    def learn_stock(self, predicted: float, measured: float) -> None:
+        """Take note of an iteration over Megatron's own messages, as `learn` does.
+
+        Its stages wait for each other in ways that are not modelled, the longer the slower the
+        links are.
+        """
+        delay = self._stock_delay
+        if delay >= ABSOLUTE * self.stage_seconds():
+            self._waits.append(max(0.0, measured - predicted) / delay)
+
+    @property
+    def stock_extra(self) -> float:
+        """Seconds of an iteration over Megatron's own messages beyond what the model says."""
+        return median(self._waits) * self._stock_delay if self._waits else 0.0
+
+    @property
+    def _stock_delay(self) -> float:
+        return sum(self._link_delay(link, True) for link in self.charts)
 
     @property
     def correction(self) -> float:
