@@ -1,6 +1,6 @@
 // GPUs for Python: memory and streams by their addresses; no wait holds the GIL.
-#include <pybind11/functional.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include "bindings.h"
 #include "device_messages.h"
@@ -36,11 +36,16 @@ struct Messages {
            const std::string& name)
       : they(DeviceMessages::open(engine, device, pinned, lane, peers, name)) {}
   ~Messages() {
+    if (getpid() != process) {  // a forked child has them without their thread
+      new std::shared_ptr<DeviceMessages>(they);
+      return;
+    }
     py::gil_scoped_release release;
     they->close(kPatience);
     they.reset();
   }
   static constexpr double kPatience = 10;  // seconds
+  const pid_t process = getpid();
   std::shared_ptr<DeviceMessages> they;
 };
 

@@ -26,6 +26,9 @@ std::map<int, std::shared_ptr<Device>>& devices() {
 thread_local Use t_use = Use::Others;
 thread_local uint64_t t_entered = 0;  // number of the device whose context this thread has
 std::atomic<uint64_t> g_opened{0};
+// This process, also after a fork: to ask the kernel takes as long as a call into the driver.
+std::atomic<pid_t> g_process{getpid()};
+const int g_forks = pthread_atfork(nullptr, nullptr, [] { g_process = getpid(); });
 
 std::string advice(cuda::Result code) {
   switch (code) {
@@ -51,7 +54,7 @@ std::shared_ptr<Device> Device::open(int ordinal) {
   if (cuda_library() == nullptr) throw std::runtime_error(cuda_missing());
   std::lock_guard<std::mutex> lock(g_opening);
   auto& known = devices()[ordinal];
-  if (!known || known->process_ != getpid()) {
+  if (!known || known->process_ != g_process) {
     auto device = std::shared_ptr<Device>(new Device(ordinal));
     if (known) new std::shared_ptr<Device>(known);  // of a parent process: left alone
     known = device;
@@ -67,7 +70,7 @@ std::shared_ptr<Device> Device::open(int ordinal) {
 }
 
 Device::Device(int ordinal)
-    : cuda(*cuda_library()), ordinal(ordinal), process_(getpid()), number_(++g_opened) {
+    : cuda(*cuda_library()), ordinal(ordinal), process_(g_process), number_(++g_opened) {
   timed_ = std::make_shared<EventPool>(cuda, cuda::kEventTiming);
   plain_ = std::make_shared<EventPool>(cuda, cuda::kEventNoTiming);
   int devices = 0;
@@ -101,7 +104,7 @@ Device::Device(int ordinal)
 Device::~Device() { close(0); }
 
 std::string Device::close(double seconds) {
-  if (getpid() != process_) return "";
+  if (g_process != process_) return "";
   std::lock_guard<std::mutex> closing(closing_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -151,13 +154,13 @@ void Device::count() const { ++calls_[static_cast<size_t>(t_use)]; }
 // A stream of nullptr is that of the thread's context.
 void Device::enter() const {
   if (closed_) throw CudaError("a call", cuda::kDeinitialized, "this side has closed the GPU");
-  if (t_entered == number_) return;
-  if (getpid() != process_) {
+  if (g_process != process_) {
     throw CudaError("a call", cuda::kNotInitialized,
                     "this GPU is of process " + std::to_string(process_) + ", and " +
-                        std::to_string(getpid()) + " is a child of it; " +
+                        std::to_string(g_process) + " is a child of it; " +
                         advice(cuda::kNotInitialized));
   }
+  if (t_entered == number_) return;
   cuda::Context context = nullptr;
   cuda.context_get(&context);
   if (context != context_) check(cuda.context_set(context_), "cuCtxSetCurrent");
@@ -220,7 +223,7 @@ void Device::anchor(cuda::Stream stream) {
 }
 
 bool Device::soon(std::function<void()> job) {
-  if (getpid() != process_) return false;
+  if (g_process != process_) return false;
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopped_) return false;
   jobs_.push_back(std::move(job));

@@ -21,10 +21,7 @@ void Pinned::close() {
     std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
   }
-  try {
-    trim(true);
-  } catch (const CudaError&) {  // the driver has ended, and its pins with it
-  }
+  trim(true);
 }
 
 std::shared_ptr<uint8_t> Pinned::take(uint64_t bytes) {
@@ -116,7 +113,12 @@ void Pinned::trim(bool all) {
       }
     }
   }
-  for (auto& block : over) unpin(std::move(block));
+  for (auto& block : over) {
+    try {
+      unpin(std::move(block));
+    } catch (const CudaError&) {  // the driver has ended or failed, and its pins with it
+    }
+  }
 }
 
 Pinned::Bytes Pinned::bytes() const {

@@ -123,6 +123,7 @@ class Side:
         self.compute = driver.stream()
         self.device = CudaDevice(rank, lambda: self.compute)
         self.staging = Staging(self.device, endpoint.engine)
+        until(lambda: self.device.handle.anchors() == 1, "the first anchor is there")
 
     def open(self, name: str = "lane", **options: Any) -> DeviceTransport:
         peer = 1 - self.rank
