@@ -40,8 +40,8 @@ Counter* open_counters() {
 }
 
 Counter* counters() {
-  static Counter* found = open_counters();
-  return found;
+  static PerProcess<Counter> found(open_counters);
+  return found.get();
 }
 
 }  // namespace

@@ -12,39 +12,35 @@ struct Ring {
   size_t n = (size_t)wire.size, rank = (size_t)wire.rank, unit = width(item.type);
   uint32_t kind = (uint32_t)item.call;
 
-  size_t chunk(size_t i) const { return (i + 2 * n) % n; }
+  size_t chunk(size_t i) const { return i % n; }
   int next() const { return (int)((rank + 1) % n); }
   int previous() const { return (int)((rank + n - 1) % n); }
 
-  bool pass(char* out, size_t out_bytes, char* in, size_t in_bytes) {
-    return wire.exchange({{next(), out, out_bytes, kind}}, {{previous(), in, in_bytes, kind}});
-  }
   bool send_on(char* out, size_t bytes) { return wire.exchange({{next(), out, bytes, kind}}, {}); }
   bool receive(char* in, size_t bytes) { return wire.exchange({}, {{previous(), in, bytes, kind}}); }
 
-  // Chunk i goes from rank to rank and gathers their values; it ends, in total, on rank i + last.
-  template <class Begin>
-  bool reduce_chunks(char* values, Begin begin, size_t last) {
-    std::vector<char> come;
-    for (size_t step = 0; step + 1 < n; step++) {
-      const size_t out = chunk(rank + n - last - 1 - step), in = chunk(out + n - 1);
-      const size_t in_count = begin(in + 1) - begin(in);
-      come.resize(in_count * unit);
-      if (!pass(values + begin(out) * unit, (begin(out + 1) - begin(out)) * unit, come.data(), come.size())) return false;
-      reduce_into(values + begin(in) * unit, come.data(), in_count, item.type, item.reduction);
+  // Chunks of `values` go round, each rank passing on what it got last. Those of the first `adding` steps are added to
+  // the rank's own, those of the others replace them. All receives stand posted from the start, so a slow link delays a
+  // chunk each time that it crosses, and not each step.
+  template <class Begin, class Between>
+  bool go_round(char* values, Begin begin, size_t first, size_t adding, size_t steps, Between between) {
+    auto at = [&](size_t i) { return values + begin(i) * unit; };
+    auto count = [&](size_t i) { return begin(i + 1) - begin(i); };
+    auto out = [&](size_t step) { return chunk(first + 2 * n - step); };
+    std::vector<std::vector<char>> come(adding);
+    std::vector<Message> receives;
+    for (size_t step = 0; step < steps; step++) {
+      const size_t in = out(step + 1);
+      if (step < adding) come[step].resize(count(in) * unit);
+      receives.push_back({previous(), step < adding ? come[step].data() : at(in), count(in) * unit, kind});
     }
-    return true;
-  }
-
-  template <class Begin>
-  bool gather_chunks(char* values, Begin begin, size_t own) {
-    for (size_t step = 0; step + 1 < n; step++) {
-      const size_t out = chunk(own + n - step), in = chunk(out + n - 1);
-      if (!pass(values + begin(out) * unit, (begin(out + 1) - begin(out)) * unit, values + begin(in) * unit,
-                (begin(in + 1) - begin(in)) * unit))
-        return false;
-    }
-    return true;
+    auto message = [&](size_t step) { return Message{next(), at(out(step)), count(out(step)) * unit, kind}; };
+    return wire.exchange({message(0)}, std::move(receives), [&](size_t step) -> std::vector<Message> {
+      const size_t in = out(step + 1);
+      if (step < adding) reduce_into(at(in), come[step].data(), count(in), item.type, item.reduction);
+      if (step + 1 == adding) between(at(in), count(in));
+      return step + 1 < steps ? std::vector<Message>{message(step + 1)} : std::vector<Message>{};
+    });
   }
 
   double last_factor() const { return item.reduction.op == ncclAvg ? 1.0 / (double)n : 1.0; }
@@ -54,20 +50,17 @@ struct Ring {
     if (item.in != item.out) memmove(values, item.in, item.count * unit);
     scale(values, item.count, item.type, item.reduction.factor);
     auto begin = [&](size_t i) { return item.count * i / n; };
-    if (!reduce_chunks(values, begin, n - 1)) return false;
-    const size_t own = chunk(rank + 1);
-    scale(values + begin(own) * unit, begin(own + 1) - begin(own), item.type, last_factor());
-    return gather_chunks(values, begin, own);
+    auto total = [&](char* at, size_t count) { scale(at, count, item.type, last_factor()); };
+    return n == 1 || go_round(values, begin, rank, n - 1, 2 * (n - 1), total);
   }
 
   bool reduce_scatter() {
     std::vector<char> values((const char*)item.in, (const char*)item.in + n * item.count * unit);
     scale(values.data(), n * item.count, item.type, item.reduction.factor);
     auto begin = [&](size_t i) { return item.count * i; };
-    if (!reduce_chunks(values.data(), begin, 0)) return false;
-    char* own = values.data() + begin(rank) * unit;
-    scale(own, item.count, item.type, last_factor());
-    memcpy(item.out, own, item.count * unit);
+    auto total = [&](char* at, size_t count) { scale(at, count, item.type, last_factor()); };
+    if (n > 1 && !go_round(values.data(), begin, rank + n - 1, n - 1, n - 1, total)) return false;
+    memcpy(item.out, values.data() + begin(rank) * unit, item.count * unit);
     return true;
   }
 
@@ -75,7 +68,8 @@ struct Ring {
     auto* values = (char*)item.out;
     const size_t bytes = item.count * unit;
     if (item.in != values + rank * bytes) memmove(values + rank * bytes, item.in, bytes);
-    return gather_chunks(values, [&](size_t i) { return item.count * i; }, rank);
+    auto begin = [&](size_t i) { return item.count * i; };
+    return n == 1 || go_round(values, begin, rank, 0, n - 1, [](char*, size_t) {});
   }
 
   bool broadcast() {

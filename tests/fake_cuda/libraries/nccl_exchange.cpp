@@ -44,6 +44,7 @@ struct Side {
   std::deque<Message> sends;      // waiting for credits
   std::deque<Incoming> receives;
   size_t arriving = 0;            // of the receives, those that are all there
+  size_t arrived = 0;             // receives that are over
 };
 
 enum class Step { moved, blocked, broken };
@@ -62,7 +63,7 @@ size_t frame(const Outgoing& o) { return sizeof(Head) + (o.data ? o.head.bytes :
 
 }  // namespace
 
-bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives) {
+bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, const Arrived& arrived) {
   std::vector<Side> sides((size_t)size);
   for (Message& m : receives)
     if (m.peer != rank) {
@@ -161,6 +162,9 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives) {
       while (!side.receives.empty() && side.arriving && side.receives.front().due <= now()) {
         side.receives.pop_front();
         side.arriving--;
+        if (arrived)
+          for (Message& m : arrived(side.arrived++)) sides[(size_t)m.peer].sends.push_back(m);
+        again = true;
       }
       if (!side.receives.empty() && side.arriving) {
         nearest = std::min(nearest, side.receives.front().due);
@@ -173,7 +177,7 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives) {
                (sending ? "sends to" : "") + " rank " + std::to_string(p) + " (device " + std::to_string(peer.device) + ")";
       polled.push_back({peer.data, (short)((reads() ? POLLIN : 0) | (side.out.empty() ? 0 : POLLOUT)), 0});
     }
-    if (all_done) return true;
+    if (all_done && !again) return true;
     if (again && !lost && !misused) continue;
     {
       std::lock_guard<std::mutex> lock(doing_mutex_);

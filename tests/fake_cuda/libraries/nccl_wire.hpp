@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -34,8 +35,10 @@ class Wire {
   std::string open(const std::string& id, int rank, int size, int device, double seconds);
 
   // Moves all messages, those from and to one peer in order. A message leaves when its receive stands posted, and
-  // arrives when its link lets it. Blocks. False if aborted.
-  bool exchange(std::vector<Message> sends, std::vector<Message> receives);
+  // arrives when its link lets it; `arrived` is then called with its place among the receives of its peer, and says
+  // what is to be sent because of it. Blocks. False if aborted.
+  using Arrived = std::function<std::vector<Message>(size_t)>;
+  bool exchange(std::vector<Message> sends, std::vector<Message> receives, const Arrived& arrived = {});
 
   void abort();
   void close();

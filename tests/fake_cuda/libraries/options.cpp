@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <pthread.h>
 #include <string>
 #include <unistd.h>
 
@@ -52,9 +53,13 @@ Options* read() {
 
 }  // namespace
 
+std::atomic<int> forks{0};
+
 const Options& options() {
-  static const Options* found = read();  // never destroyed: threads outlive main
-  return *found;
+  static PerProcess<Options> found(read);
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { forks++; });
+  (void)registered;
+  return *found.get();
 }
 
 std::string rank_name() {

@@ -1,6 +1,8 @@
 // What the fake was asked for: variables of the environment, set by tests/fake_cuda/machine.py.
 #pragma once
+#include <atomic>
 #include <cstddef>
+#include <mutex>
 #include <string>
 
 namespace fake_cuda {
@@ -29,5 +31,33 @@ const Options& options();
 std::string rank_name();                                                  // $RANK, else the process
 void say(const char* format, ...) __attribute__((format(printf, 1, 2)));  // one line on stderr
 double now();                                                             // seconds of CLOCK_MONOTONIC
+
+// Something that a process makes once, and a fork of it (of a zygote of the tests) again: its environment is another.
+extern std::atomic<int> forks;
+
+template <class T>
+class PerProcess {
+ public:
+  explicit PerProcess(T* (*make)()) : make_(make) {}
+
+  T* get() {
+    if (made_in_ != forks) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (made_in_ != forks) {
+        found_ = make_();  // never freed: threads outlive main
+        made_in_ = forks.load();
+      }
+    }
+    return found_;
+  }
+
+  T* if_made() { return made_in_ == forks ? found_ : nullptr; }
+
+ private:
+  T* (*make_)();
+  T* found_ = nullptr;
+  std::atomic<int> made_in_{-1};
+  std::mutex mutex_;
+};
 
 }  // namespace fake_cuda

@@ -40,10 +40,12 @@ Trace* open_trace() {
   return t;
 }
 
-Trace* the_trace() {
-  static Trace* found = open_trace();
+PerProcess<Trace>& trace_of_process() {
+  static PerProcess<Trace> found(open_trace);
   return found;
 }
+
+Trace* the_trace() { return trace_of_process().get(); }
 
 void write_out(Trace& t) {  // locked
   for (size_t at = 0; at < t.lines.size();) {
@@ -104,7 +106,7 @@ void trace_kernel(const char* call, long long stream, const char* mangled, unsig
 }
 
 void flush_trace() {
-  Trace* t = the_trace();
+  Trace* t = trace_of_process().if_made();
   if (!t) return;
   std::lock_guard<std::mutex> lock(t->mutex);
   write_out(*t);

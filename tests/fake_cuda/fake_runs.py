@@ -1,0 +1,69 @@
+"""Running scripts over the fake machine: each rank a process, each printing one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import machine
+
+from megatron_adaptra.processes import die_with_parent
+
+HERE = Path(__file__).parent
+Ranks = list[subprocess.Popen[str]]
+
+
+def _start(words: list[str], rank: int, options: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**machine.environment(options), "RANK": str(rank)}, preexec_fn=die_with_parent,
+    )  # fmt: skip
+
+
+def _begin(script: str, words: tuple[str, ...], ranks: int, options: Mapping[str, Any]) -> Ranks:
+    given = {key.replace("_", "-"): str(value) for key, value in options.items()}
+    command = [sys.executable, str(HERE / script), uuid.uuid4().hex, str(ranks), *words]
+    return [_start(command, rank, given) for rank in range(ranks)]
+
+
+def _end(ranks: Ranks) -> None:
+    for process in ranks:
+        process.kill()
+        process.communicate()
+
+
+def run_script(
+    script: str, *words: str, ranks: int = 1, timeout: float = 120, **options: Any
+) -> list[Any]:
+    """What each rank of a script of this folder printed; options of the machine with `_` for `-`.
+
+    A script gets a name for its communicators and the number of ranks, then `words`. All ranks
+    have to end.
+    """
+    running = _begin(script, words, ranks, options)
+    found = []
+    try:
+        for process in running:
+            text, error = process.communicate(timeout=timeout)
+            assert process.returncode == 0, f"rank {len(found)}: {error[-4000:]}"
+            found.append(json.loads(text.splitlines()[-1]))
+    finally:
+        _end(running)
+    return found
+
+
+def first_report(script: str, *words: str, ranks: int, **options: Any) -> str:
+    """What rank 0 of a script that hangs says about it. The ranks are killed then."""
+    running = _begin(script, words, ranks, options)
+    try:
+        said = running[0].stderr
+        assert said is not None
+        lines = list(iter(said.readline, "\n"))  # a report ends with an empty line
+    finally:
+        _end(running)
+    return "".join(lines)

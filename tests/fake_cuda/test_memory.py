@@ -1,0 +1,53 @@
+"""Memory and copies of the fake, by the driver alone and beside the runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fake_runs import run_script
+
+MIB = 1 << 20
+
+
+def scenario(name: str, **options: Any) -> Any:
+    (found,) = run_script("memory_script.py", name, **options)
+    return found
+
+
+def test_bytes_move_when_the_stream_comes_to_it() -> None:
+    found = scenario("copies", kernel_us=1000)
+    assert found == {"early": 0, "late": True, "pageable": "a" * 100}
+
+
+def test_pointers_tell_where_they_point() -> None:
+    assert scenario("kinds") == {
+        "pageable": 1, "registered": 1, "twice": 712, "no more": 1, "unregistered twice": 713,
+        "device": [2, 0], "pinned": 1, "free of a stranger": 1,
+    }  # fmt: skip
+
+
+def test_what_is_held_is_counted(tmp_path: Path) -> None:
+    found = scenario("counted", accounts=tmp_path, mib=100)
+    before, held, after = found["states"]
+    assert before == {
+        "used": 0, "device_bytes": 0, "device_peak": 0, "pinned_bytes": 0, "pinned_peak": 0,
+    }  # fmt: skip
+    peaks = {"device_peak": 3 * MIB, "pinned_peak": 2 * MIB}
+    assert held == {"used": 3 * MIB, "device_bytes": 3 * MIB, "pinned_bytes": 2 * MIB, **peaks}
+    assert after == {"used": 0, "device_bytes": 0, "pinned_bytes": 0, **peaks}
+    assert found["full"] == 2
+    assert found["calls"] > 5
+
+
+def test_runtime_and_driver_share_everything() -> None:
+    assert scenario("both") == {
+        "device": 3, "of memory": 3, "query": 0, "byte": 5, "driver's": 0,
+    }  # fmt: skip
+
+
+def test_a_copy_takes_time_that_the_host_does_not_wait_for() -> None:
+    found = scenario("long_copy", copy_gbps=0.1)  # 0.67 s
+    assert found["returned"] < 0.3
+    assert found["busy"] == 600
+    assert found["took"] > 0.6

@@ -1,0 +1,83 @@
+"""NCCL of the fake, between processes without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fake_runs import first_report, run_script
+
+
+def scenario(name: str, ranks: int, **options: Any) -> list[Any]:
+    return run_script("nccl_script.py", name, ranks=ranks, **options)
+
+
+def test_every_operation_moves_and_adds_the_right_values() -> None:
+    for rank, found in enumerate(scenario("results", ranks=4)):
+        assert found == {
+            "sum": [10.0], "max": [4.0], "min": [1.0], "average": [2.5],
+            "one value in place": [10.0, rank + 1.0],
+            "gather": [[0.0], [1.0], [2.0], [3.0]],
+            "scatter": [4.0 * 10**rank], "broadcast": [6.0],
+            "reduce": [26.0] if rank == 1 else [0.0], "ring": [(rank - 1) % 4 + 5.0],
+            "bfloat16": [0x4080], "int64": [4 << 40], "split": [rank % 2 + 2.0, rank % 2],
+        }, rank  # fmt: skip
+
+
+def test_a_send_waits_for_its_receive_on_the_stream_and_not_on_the_host() -> None:
+    sender, receiver = scenario("asynchronous", ranks=2, kernel_us=1000)
+    assert sender["launched"] < 0.25
+    assert sender["took"] > 0.3
+    assert receiver == {"early": [2.0], "late": [1.0]}
+
+
+def test_a_slow_link_slows_what_crosses_it_and_heals(tmp_path: Path) -> None:
+    path = tmp_path / "links"
+    path.write_text("")
+    ranks = scenario("links", ranks=3, links=path)
+    for state, (to_1, to_2, reduced, gathered) in enumerate(
+        [(0, 0, 0, 0), (0.2, 0, 0.4, 0.2), (0, 0, 0, 0), (0.2, 0, 0.2 / 3 * 2, 0.2)]
+    ):
+        found = [rank[state] for rank in ranks]
+        begin, end = ([{k: v[i] for k, v in f.items()} for f in found] for i in range(2))
+        for receiver, least in ((1, to_1), (2, to_2), (0, 0)):
+            sent = max(b["ring"] for b in begin)  # sends wait for receives, too
+            assert least <= end[receiver]["ring"] - sent < least + 0.15, (state, receiver)
+        # A ring's all-reduce crosses each link twice: values to be added, and the sum.
+        for name, least in (("all-reduce", reduced), ("all-gather", gathered)):
+            took = max(e[name] for e in end) - max(b[name] for b in begin)
+            assert least <= took < least + 0.25, (state, name)
+
+
+def test_the_first_message_blocks_the_host_until_both_are_there() -> None:
+    _, (first, second) = scenario("lazily", ranks=2)
+    assert first > 0.4
+    assert second < 0.25
+    _, (first, second) = scenario("lazily", ranks=2, nccl_lazy=0)
+    assert first < 0.25
+
+
+def test_mistakes_are_refused() -> None:
+    for found in scenario("mistakes", ranks=2):
+        assert found == {"pageable": 4, "rank": 4, "one device": 5}
+
+
+def test_abort_ends_what_waits_for_a_peer() -> None:
+    assert scenario("aborted", ranks=2) == [600, 600]
+
+
+def test_a_peer_that_is_gone_is_an_error_and_no_end() -> None:
+    assert scenario("lost", ranks=2) == [{"error": 6, "busy": 600}, None]
+
+
+def test_a_receive_posted_before_its_time_hangs_with_one_queue_alone() -> None:
+    """The planted fault. The report names the stream, the call and the peer."""
+    assert scenario("early", ranks=2, queues=32) == ["ended", "ended"]
+    # As on a GPU whose kernels leave room for others: one that runs lets others start.
+    assert scenario("early", ranks=2, queues=1, nccl_holds=0) == ["ended", "ended"]
+    said = first_report("nccl_script.py", "early", ranks=2, queues=1, stall_s=1)
+    assert "rank 0: no progress for 1 s" in said
+    assert "cudaDeviceSynchronize" in said
+    assert "ncclRecv of 4000 bytes from rank 1, communicator 0, as rank 0 of 2" in said
+    assert "receives from rank 1 (device 1)" in said
+    assert "held by stream 0" in said
