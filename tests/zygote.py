@@ -65,10 +65,14 @@ class Done:
 
 
 class Zygote:
-    """Forks ranks of trainings, one training at a time. `plugin`: `register()` has been called."""
+    """Forks ranks of trainings, one training at a time. `plugin`: `register()` has been called.
 
-    def __init__(self, plugin: bool = False) -> None:
+    `environment`: instead of this process's, as where there are GPUs.
+    """
+
+    def __init__(self, plugin: bool = False, environment: Mapping[str, str] | None = None) -> None:
         self._plugin = plugin
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
@@ -131,8 +135,9 @@ class Zygote:
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno()), kind],
             stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], preexec_fn=die_with_parent,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-                 "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PYTHONWARNINGS": "ignore"},
+            env={**(self._environment or os.environ), "OMP_NUM_THREADS": "1",
+                 "MKL_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+                 "PYTHONWARNINGS": "ignore"},
         )  # fmt: skip
         theirs.close()
         self._control.settimeout(START)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ import machine
 from megatron_adaptra.processes import die_with_parent
 
 HERE = Path(__file__).parent
+PATIENCE = 120.0  # seconds; against hanging
 Ranks = list[subprocess.Popen[str]]
 
 
@@ -38,7 +40,7 @@ def _end(ranks: Ranks) -> None:
 
 
 def run_script(
-    script: str, *words: str, ranks: int = 1, timeout: float = 120, **options: Any
+    script: str, *words: str, ranks: int = 1, timeout: float = PATIENCE, **options: Any
 ) -> list[Any]:
     """What each rank of a script of this folder printed; options of the machine with `_` for `-`.
 
@@ -60,10 +62,17 @@ def run_script(
 def first_report(script: str, *words: str, ranks: int, **options: Any) -> str:
     """What rank 0 of a script that hangs says about it. The ranks are killed then."""
     running = _begin(script, words, ranks, options)
+    late = threading.Timer(PATIENCE, running[0].kill)
+    late.start()
+    lines = []
     try:
         said = running[0].stderr
         assert said is not None
-        lines = list(iter(said.readline, "\n"))  # a report ends with an empty line
+        for line in said:
+            lines.append(line)
+            if line == "\n":  # a report ends with an empty line
+                break
     finally:
+        late.cancel()
         _end(running)
     return "".join(lines)
