@@ -37,17 +37,20 @@ OPTIONS = (
 FILES = ("links", "trace", "accounts")
 
 
-def environment(given: Mapping[str, str], base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of a process on such a machine; `given` as the options without dashes."""
+def variables(given: Mapping[str, str]) -> dict[str, str]:
+    """What the libraries are told; `given` as the options without dashes."""
     known = {option: variable for option, variable, _ in OPTIONS}
     unknown = set(given) - set(known)
     if unknown:
         raise ValueError(f"no options of the fake machine: {sorted(unknown)}; there are {[*known]}")
+    absolute = {k: str(Path(v).absolute()) if k in FILES else str(v) for k, v in given.items()}
+    return {f"FAKE_CUDA_{known[option]}": value for option, value in absolute.items()}
+
+
+def environment(given: Mapping[str, str], base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables of a process on such a machine, which are `base`'s besides (os.environ's)."""
     libraries = building.build()
-    found = dict(os.environ if base is None else base)
-    for option, value in given.items():
-        text = str(Path(value).absolute()) if option in FILES else str(value)
-        found[f"FAKE_CUDA_{known[option]}"] = text
+    found = {**(os.environ if base is None else base), **variables(given)}
     if "queues" in given:
         found.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(given["queues"]))
     found.setdefault("OMP_NUM_THREADS", "1")

@@ -20,6 +20,10 @@ from pathlib import Path
 POLLED = frozenset(
     ("cudaEventQuery", "cudaStreamQuery", "cuEventQuery", "cuStreamQuery", "ncclCommGetAsyncError")
 )
+# torch keeps events and memory for reuse: a call finds some, or not, as others have left it.
+POOLED = frozenset(("cudaEventCreate", "cudaEventDestroy", "cudaMalloc", "cudaHostAlloc"))
+# Each communicator is given up by a thread of its own, at once with others.
+ENDING = frozenset(("ncclGroupStart", "ncclGroupEnd", "ncclCommAbort", "ncclCommDestroy"))
 # Threads of torch's that only look after others (ProcessGroupNCCL's watchdog and heartbeat).
 WATCHING = ("pt_nccl_watchdg", "pt_nccl_heartbt")
 MARK = "mark"
@@ -97,13 +101,13 @@ def read_all(folder: Path) -> dict[str, Rank]:
 
 def normal(rank: Rank, without: Collection[str] = ()) -> dict[str, list[Call]]:
     """What two runs of one program have in common."""
-    left_out = POLLED | set(without)
+    left_out = POLLED | POOLED | set(without)
     found = {}
     for thread, calls in rank.threads.items():
         if thread.startswith(WATCHING):
             continue
         kept = [call for call in calls if call.name not in left_out]
-        if kept:
+        if any(call.name not in ENDING for call in kept):
             found[thread] = kept
     return found
 

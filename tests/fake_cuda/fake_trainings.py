@@ -1,0 +1,109 @@
+"""Trainings by Megatron's own program over the fake machine, in forks of a zygote or cold."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import building
+import machine
+import pytest
+from zygote import Zygote
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from megatron_lm_rows import FLAGS, LINE  # noqa: E402
+
+SCRIPT = ROOT / "tests" / "adapter" / "pretrain_gpt_small.py"
+# Kernels compute nothing: no loss is a number to be checked.
+ON_GPUS = (
+    "--distributed-backend", "nccl", "--no-check-for-nan-in-loss-and-grad",
+    "--rerun-mode", "disabled",
+)  # fmt: skip
+SAID = re.compile(r"^fake CUDA, .*", re.MULTILINE)  # stalls, calls without an answer, misuse
+
+
+def _reason() -> str:
+    if building.torch_folder() is None:
+        return "the installed torch has no CUDA build, which the fake CUDA is for"
+    found = importlib.util.find_spec("megatron")
+    folders = (found.submodule_search_locations or ()) if found is not None else ()
+    if not any((Path(folder) / "training" / "training.py").is_file() for folder in folders):
+        return "the installed megatron-core has no megatron.training: wheels of 0.17 or newer have"
+    return ""
+
+
+needs_torch_for_gpus = pytest.mark.skipif(bool(_reason()), reason=_reason())
+
+
+@dataclass(frozen=True)
+class Trained:
+    status: int
+    text: str
+
+    @property
+    def milliseconds(self) -> list[float]:
+        """Of each iteration."""
+        found = map(LINE.search, self.text.splitlines())
+        return [float(match[2]) for match in found if match]
+
+    @property
+    def complaints(self) -> list[str]:
+        """What the fake had to say."""
+        return SAID.findall(self.text)
+
+
+@functools.cache
+def _zygote(plugin: bool) -> Zygote:
+    # By NVML torch sees the devices without a call of CUDA, after which nothing may fork.
+    environment = {**machine.environment({}), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    made = Zygote(plugin, environment)
+    atexit.register(made.end)
+    return made
+
+
+def words(pipeline: int, *flags: str, iterations: int) -> list[str]:
+    return [
+        str(SCRIPT), *FLAGS, *ON_GPUS, "--num-layers", "4", "--global-batch-size", "12",
+        "--pipeline-model-parallel-size", str(pipeline), "--train-iters", str(iterations), *flags,
+    ]  # fmt: skip
+
+
+def train(
+    folder: Path, *flags: str, pipeline: int = 2, ranks: int = 0, iterations: int = 4,
+    timeout: float = 120, **options: Any,
+) -> Trained:  # fmt: skip
+    """A training of `ranks` (one per stage) that may fail; options as those of machine.py."""
+    given = {"kernel-us": "20", **{key.replace("_", "-"): str(v) for key, v in options.items()}}
+    done = _zygote("--adaptra" in flags).run(
+        folder, words(pipeline, *flags, iterations=iterations), ranks=ranks or pipeline,
+        timeout=timeout, environment=machine.variables(given),
+    )  # fmt: skip
+    return Trained(done.status, done.text)
+
+
+def train_cold(*flags: str, pipeline: int = 2, iterations: int = 4, **options: Any) -> Trained:
+    """As a user starts it: torchrun, over machine.py's command line."""
+    given = {"kernel-us": "20", **{key.replace("_", "-"): str(v) for key, v in options.items()}}
+    on_machine = [word for key, value in given.items() for word in (f"--{key}", value)]
+    command = [
+        sys.executable, str(HERE / "machine.py"), *on_machine,
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        "--nproc-per-node", str(pipeline), *words(pipeline, *flags, iterations=iterations),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=300, check=False,
+    )  # fmt: skip
+    return Trained(done.returncode, done.stdout)

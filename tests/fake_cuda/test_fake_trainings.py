@@ -1,0 +1,115 @@
+"""Megatron's training program and torch's build for CUDA, as they are, over the fake machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import accounts
+import pytest
+import traces
+from fake_trainings import Trained, needs_torch_for_gpus, train, train_cold
+
+pytestmark = [needs_torch_for_gpus, pytest.mark.trains]
+ITERATIONS = 4
+DISTRIBUTED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+CHUNKS = ("--num-layers-per-virtual-pipeline-stage", "1")
+# What an iteration does depends on no value then: kernels leave anything behind.
+NO_VALUES = ("--clip-grad", "0")
+LAYOUTS: dict[str, Any] = {
+    "pp4": ((), {"pipeline": 4}),
+    "pp2 x dp2, distributed optimizer": (DISTRIBUTED, {"ranks": 4}),
+    "chunks": (CHUNKS, {}),
+    "bf16": (("--bf16",), {}),
+    "tp2 x pp2": (("--tensor-model-parallel-size", "2"), {"ranks": 4}),
+}
+BY_DEFAULT = {
+    ("pp4", 32), ("pp2 x dp2, distributed optimizer", 1), ("chunks", 32), ("tp2 x pp2", 1),
+}  # fmt: skip
+
+
+def row(layout: str, queues: int) -> Any:
+    marks = () if (layout, queues) in BY_DEFAULT else pytest.mark.large
+    return pytest.param(layout, queues, marks=marks, id=f"{layout}, {queues} queues")
+
+
+def assert_well(done: Trained, iterations: int = ITERATIONS) -> None:
+    assert done.status == 0, done.text[-4000:]
+    assert len(done.milliseconds) == iterations, done.text[-4000:]
+    assert done.complaints == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "queues"), [row(name, queues) for name in LAYOUTS for queues in (1, 32)]
+)
+def test_stock_trains(layout: str, queues: int, tmp_path: Path) -> None:
+    flags, sizes = LAYOUTS[layout]
+    assert_well(train(tmp_path, *flags, queues=queues, **sizes))
+
+
+@pytest.mark.cold
+def test_as_a_user_starts_it() -> None:
+    assert_well(train_cold(queues=32))
+
+
+@pytest.mark.parametrize("queues", [1, pytest.param(32, marks=pytest.mark.large)])
+def test_what_synchronises_devices_in_between_ends_well(queues: int, tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    done = train(
+        tmp_path, "--bf16", "--eval-iters", "2", "--eval-interval", "2", "--timing-log-level", "2",
+        "--save", str(saved), "--save-interval", "2", "--log-memory-interval", "1",
+        "--empty-unused-memory-level", "2", queues=queues,
+    )  # fmt: skip
+    assert_well(done)
+    for iteration in (2, 4):
+        assert f"validation loss at iteration {iteration} |" in done.text
+    assert "memory (MB) | allocated" in done.text
+    assert "forward-backward" in done.text
+    assert (saved / "iter_0000004").is_dir()
+
+
+def test_a_slow_link_slows_a_training(tmp_path: Path) -> None:
+    links = tmp_path / "links"
+    links.write_text("0-1 30\n")
+    done = train(tmp_path, queues=1, links=links, iterations=2)
+    assert_well(done, 2)
+    # 12 microbatches, two of them under way at a time, there and back.
+    assert min(done.milliseconds) > 12 / 2 * 2 * 30 - 30
+
+
+def test_two_stock_runs_make_the_same_calls(tmp_path: Path) -> None:
+    """Else no difference between two runs would say anything; and a difference is found."""
+    for name, flags in (("a", ()), ("b", ()), ("c", ("--ffn-hidden-size", "64"))):
+        (tmp_path / name).mkdir()
+        folder = tmp_path / name
+        done = train(folder, *NO_VALUES, *flags, queues=8, trace=folder, accounts=folder)
+        assert_well(done)
+        counted = accounts.of_rank(folder, 1)
+        assert counted["kernels"] > 1000
+        assert counted["device_bytes"] > 1 << 20
+        assert counted["stalls"] == 0
+    assert traces.compare(tmp_path / "a", tmp_path / "b") == []
+    different = traces.compare(tmp_path / "a", tmp_path / "c")
+    assert different
+    assert different[0].startswith("rank-0: thread ")
+    assert "cudaLaunchKernel" in different[0]
+
+
+@pytest.mark.parametrize("queues", [1, pytest.param(32, marks=pytest.mark.large)])
+def test_a_healthy_pipeline_is_stocks_own(queues: int, tmp_path: Path) -> None:
+    """With the plugin the calls are stock's, in stock's order, but for those that only look."""
+    for name, flags in (("stock", ()), ("adaptra", ("--adaptra",))):
+        (tmp_path / name).mkdir()
+        trace = tmp_path / name
+        done = train(trace, *NO_VALUES, *flags, queues=queues, trace=trace, pipeline=2)
+        assert_well(done)
+        assert ("adaptra: warmup 2,1" in done.text) is bool(flags)
+    assert traces.compare(tmp_path / "stock", tmp_path / "adaptra", LOOKING) == []
+
+
+# Events of the plugin's own on Megatron's streams, by the driver; what is free, by torch.
+LOOKING = frozenset(
+    ("cuInit", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease", "cuEventCreate",
+     "cuEventDestroy", "cuEventRecord", "cuEventElapsedTime", "cuEventSynchronize",
+     "cuStreamCreateWithPriority", "cuStreamDestroy", "cuMemGetInfo", "cudaMemGetInfo")
+)  # fmt: skip
