@@ -1,0 +1,62 @@
+"""A function in a process of its own: the hostile driver stays out of the one that tests."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from patience import PATIENCE
+
+# Each process is a fork of a server that has imported torch, and so starts in no time.
+_processes = mp.get_context("forkserver")
+_processes.set_forkserver_preload(["pytest", "torch", "patience"])
+
+
+class Failed(AssertionError):
+    """What the function raised there, in words; or how its process ended."""
+
+
+def apart(function: Callable[..., Any], *args: Any, seconds: float = PATIENCE) -> Any:
+    """What `function(*args)` returns; it is found by its name in its module."""
+    with tempfile.NamedTemporaryFile() as said:
+        return _apart(said, function, args, seconds)
+
+
+def _apart(said: Any, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
+    ours, theirs = _processes.Pipe(duplex=False)
+    process = _processes.Process(
+        target=_process, args=(theirs, said.name, function, args), daemon=True
+    )
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(seconds):
+            raise Failed(f"{function.__name__}{args}: nothing after {seconds:g} s")
+        try:
+            good, result = ours.recv()
+        except EOFError:
+            process.join(seconds)
+            end = said.read()[-4000:].decode(errors="replace")
+            what = f"{function.__name__}{args}"
+            raise Failed(f"{what}: exit status {process.exitcode}: {end}") from None
+        if not good:
+            raise Failed(result)
+        return result
+    finally:
+        if process.is_alive():
+            process.join(10)  # it has answered, and ends
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _process(pipe: Any, said: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
+    try:
+        pipe.send((True, function(*args)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))

@@ -1,0 +1,332 @@
+// What tests ask of the hostile driver, beside CUDA's own calls.
+#include <chrono>
+#include <cstring>
+
+#include "memory.h"
+#include "model.h"
+
+using namespace hostile;
+
+namespace {
+
+constexpr size_t kOrder = 100000;  // kernels that are remembered
+
+uint64_t scramble(uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+uint64_t word(const uint8_t* at, size_t i) {
+  uint64_t value;
+  memcpy(&value, at + 8 * i, 8);
+  return value;
+}
+
+size_t give(const std::string& text, char* out, size_t room) {
+  if (room > text.size()) memcpy(out, text.c_str(), text.size() + 1);
+  return text.size() + 1;
+}
+
+Device* device_at(int ordinal) {
+  auto& all = world().devices;
+  return ordinal >= 0 && ordinal < static_cast<int>(all.size()) ? &all[ordinal] : nullptr;
+}
+
+Stream& stream_at(int ordinal, void* handle) {
+  Device& device = *device_at(ordinal);
+  return handle == nullptr ? device.streams.front() : *static_cast<Stream*>(handle);
+}
+
+}  // namespace
+
+#define TEST extern "C" __attribute__((visibility("default")))
+
+// Begin a case. `mode`: 0 runs everything at once, 1 is hostile, 2 keeps time.
+TEST void hostile_open(int devices, int queues, uint64_t seed, int mode, int strict) {
+  Lock lock(world().mutex);
+  World& w = world();
+  w.settings = {devices, queues, seed, mode == 1, mode == 2, strict != 0};
+  w.failed = w.stray = w.held = false;
+  w.order.clear();
+  w.findings.clear();
+  w.signalled.clear();
+  w.promised.clear();
+  w.failing.clear();
+  w.spans.clear();
+  w.devices.clear();
+  for (auto& thread : w.threads) thread.calls.clear();
+  open_heaps(devices);
+  static const double kMoves[] = {0.02, 0.2, 0.6, 0.95}, kSynchronises[] = {0, 0, 0.01, 0.05};
+  static const int kSteps[] = {2, 4, 20};
+  for (int i = 0; i < devices; ++i) {
+    w.devices.emplace_back();
+    Device& device = w.devices.back();
+    device.ordinal = i;
+    device.random.seed(scramble(seed) + i);
+    device.queues.resize(queues);
+    device.moves = kMoves[device.random() % 4];
+    device.synchronises = kSynchronises[device.random() % 4];
+    device.steps = kSteps[device.random() % 3];
+    device.drift = (device.chance() - 0.5) * 4e-6;
+    add_stream(device, true, "the default stream").of_test = true;
+  }
+  lock.unlock();
+  start_driver_thread();
+}
+
+// End it; what is still to run is dropped. Whoever waits has to be gone.
+TEST void hostile_close() {
+  stop_driver_thread();
+  Lock lock(world().mutex);
+  for (auto& thread : world().threads) thread.device = nullptr;
+  world().functions.clear();
+  world().devices.clear();
+  close_heaps();
+}
+
+// This thread works with a device, under a name for findings; -1: with none.
+TEST void hostile_enter(int ordinal, const char* name) {
+  Lock lock(world().mutex);
+  Thread& me = this_thread();
+  me.device = device_at(ordinal);
+  me.name = name;
+}
+
+TEST void* hostile_stream(int ordinal, const char* name) {
+  Lock lock(world().mutex);
+  Stream& made = add_stream(*device_at(ordinal), false, name);
+  made.of_test = true;
+  return &made;
+}
+
+// As a caching allocator's: on the order of `stream`, of memory that was freed last where it fits.
+TEST void* hostile_alloc(int ordinal, void* stream, size_t bytes, const char* label) {
+  Lock lock(world().mutex);
+  Device& device = *device_at(ordinal);
+  return reinterpret_cast<void*>(allocate(device, stream_at(ordinal, stream), bytes, label).at);
+}
+
+TEST void hostile_free(void* at) {
+  Lock lock(world().mutex);
+  Block* block = block_of(at, 1);
+  if (block == nullptr) return;  // the case is over
+  if (block->live) give_back(*block, this_thread().name);
+  else finding("freed: " + block->label + " is given back twice");
+}
+
+// Each word of an output is a mix of `id`, its place and the inputs' words there.
+TEST void hostile_mix(uint64_t id, int inputs, const void** in, const size_t* in_bytes, int outputs,
+                      void** out, const size_t* out_bytes) {
+  std::vector<std::vector<uint64_t>> results;
+  for (int k = 0; k < outputs; ++k) {
+    results.emplace_back(out_bytes[k] / 8);
+    for (size_t j = 0; j < results.back().size(); ++j) {
+      uint64_t sum = scramble(scramble(id) + scramble(k) * 3 + j);
+      for (int i = 0; i < inputs; ++i) {
+        if (in_bytes[i] < 8) continue;
+        sum += scramble(word(static_cast<const uint8_t*>(in[i]), j % (in_bytes[i] / 8)) + 7 * (i + 1));
+      }
+      results.back()[j] = sum;
+    }
+  }
+  for (int k = 0; k < outputs; ++k) memcpy(out[k], results[k].data(), 8 * results[k].size());
+}
+
+// A kernel that mixes device memory; it lasts at least so long where the device keeps time.
+TEST void hostile_kernel(int ordinal, void* stream, const char* label, uint64_t id, int inputs,
+                         const void** in, const size_t* in_bytes, int outputs, void** out,
+                         const size_t* out_bytes, uint64_t nanoseconds) {
+  Lock lock(world().mutex);
+  Device& device = *device_at(ordinal);
+  called(lock, device, "a launch");
+  std::vector<Touch> touches, sources, targets;
+  for (int i = 0; i < inputs; ++i) sources.push_back({in[i], in_bytes[i], false});
+  for (int k = 0; k < outputs; ++k) targets.push_back({out[k], out_bytes[k], true});
+  touches = sources;
+  touches.insert(touches.end(), targets.begin(), targets.end());
+  Op op;
+  op.kind = Op::Kind::kernel;
+  op.what = "kernel " + std::string(label);
+  op.lasts = nanoseconds;
+  op.begins = [=] {
+    for (auto& target : targets) {
+      bool also_read = false;
+      for (auto& source : sources) also_read = also_read || source.at == target.at;
+      if (!also_read) fill(target.at, target.bytes, Poison::running);
+    }
+  };
+  const std::string name = label;
+  auto shared = std::make_shared<std::weak_ptr<Op>>();
+  op.ends = [=] {
+    std::vector<const void*> from;
+    std::vector<void*> to;
+    std::vector<size_t> from_bytes, to_bytes;
+    for (auto& source : sources) {
+      const std::string bad = poison_in(source.at, source.bytes);
+      if (!bad.empty()) finding("poison: kernel " + name + " reads " + bad);
+      from.push_back(reach(source.at));
+      from_bytes.push_back(source.bytes);
+    }
+    for (auto& target : targets) {
+      to.push_back(reach(target.at));
+      to_bytes.push_back(target.bytes);
+    }
+    if (world().order.size() < kOrder) world().order.push_back(name);
+    hostile_mix(id, inputs, from.data(), from_bytes.data(), outputs, to.data(), to_bytes.data());
+    if (const auto self = shared->lock(); self && world().settings.timed) {
+      world().spans[name] = {self->begun, self->begun + self->lasts};
+    }
+  };
+  *shared = issue(stream_at(ordinal, stream), std::move(op), touches);
+}
+
+// When a kernel really ran, in seconds of the monotonic clock; 0 where the device keeps no time.
+TEST void hostile_span(const char* label, double* begun, double* ended) {
+  Lock lock(world().mutex);
+  const auto found = world().spans.find(label);
+  *begun = *ended = 0;
+  if (found == world().spans.end()) return;
+  *begun = found->second.first * 1e-9;
+  *ended = found->second.second * 1e-9;
+}
+
+// Device memory from and to the host, at the end of all work: what a test does, no product.
+TEST void hostile_write(void* at, const void* from, size_t bytes) {
+  Lock lock(world().mutex);
+  memcpy(reach(at), from, bytes);
+}
+
+TEST void hostile_read(void* to, const void* at, size_t bytes) {
+  Lock lock(world().mutex);
+  memcpy(to, reach(at), bytes);
+}
+
+// As cudaDeviceSynchronize.
+TEST int hostile_synchronize(int ordinal) {
+  Lock lock(world().mutex);
+  Device& device = *device_at(ordinal);
+  const int result = wait_for(lock, device, nullptr, "a device-wide synchronisation");
+  if (result == 0) seen_idle(device);
+  return result;
+}
+
+// Work on the device that waits until somebody signals `key`; rule 1 has none of it.
+TEST void hostile_outside(int ordinal, void* stream, const char* key, const char* label) {
+  Lock lock(world().mutex);
+  Stream& on = stream_at(ordinal, stream);
+  Op op;
+  op.kind = Op::Kind::outside;
+  op.what = label;
+  op.key = key;
+  op.stream = &on;
+  if (world().settings.strict && world().signalled.count(key) == 0) {
+    finding("rule 1: " + in_words(op) + " waits for \"" + key + "\", which has not happened yet");
+  }
+  called(lock, *on.device, "a launch");
+  issue(on, std::move(op));
+}
+
+// Somebody will signal `key`: the thread of that name.
+TEST void hostile_promise(const char* key, const char* thread) {
+  Lock lock(world().mutex);
+  world().promised[key] = thread;
+}
+
+TEST void hostile_signal(const char* key) {
+  Lock lock(world().mutex);
+  world().signalled[key] = true;
+  world().changed.notify_all();
+}
+
+// This thread waits for `key`; 0 when it came, else a CUDA error.
+TEST int hostile_await(const char* key, double seconds) {
+  Lock lock(world().mutex);
+  Thread& me = this_thread();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  me.awaits = key;
+  int result = 0;
+  if (world().signalled.count(key) == 0) {
+    const std::string found = circle(me);
+    if (!found.empty()) {
+      finding("deadlock: " + found);
+      world().failed = true;
+      world().changed.notify_all();
+    }
+  }
+  const bool came = world().changed.wait_until(lock, until, [&] {
+    return world().failed || world().signalled.count(key) != 0;
+  });
+  if (!came) finding("stuck: " + me.name + " waits for \"" + key + "\"; " + all_waits());
+  if (world().signalled.count(key) == 0) result = 702;
+  me.awaits.clear();
+  return result;
+}
+
+// Plant a fault: every copy goes to a stream that nobody waits for.
+TEST void hostile_stray_copies(int on) {
+  Lock lock(world().mutex);
+  world().stray = on != 0;
+}
+
+// Until it is let go only waits move the device.
+TEST void hostile_hold(int on) {
+  Lock lock(world().mutex);
+  world().held = on != 0;
+  world().changed.notify_all();
+}
+
+TEST size_t hostile_order(char* out, size_t room) {
+  Lock lock(world().mutex);
+  std::string text;
+  for (auto& one : world().order) text += one + "\n";
+  return give(text, out, room);
+}
+
+// After `after` more of them all calls of this name fail with `code`; 0: none does.
+TEST void hostile_fail(const char* call, int after, int code) {
+  Lock lock(world().mutex);
+  if (code == 0) world().failing.erase(call); else world().failing[call] = {after, code};
+}
+
+// What was wrong, a line each; both return the room that they need.
+TEST size_t hostile_findings(char* out, size_t room) {
+  Lock lock(world().mutex);
+  std::string text;
+  for (auto& one : world().findings) text += one + "\n";
+  return give(text, out, room);
+}
+
+TEST size_t hostile_waits(char* out, size_t room) {
+  Lock lock(world().mutex);
+  return give(all_waits(), out, room);
+}
+
+// What a product has left behind on a device: streams, events, pinned memory, its context.
+TEST size_t hostile_left(int ordinal, char* out, size_t room) {
+  Lock lock(world().mutex);
+  Device& device = *device_at(ordinal);
+  size_t streams = 0, events = 0;
+  for (auto& stream : device.streams) streams += stream.alive && !stream.of_test;
+  for (auto& [_, event] : device.events) events += event->alive;
+  std::string text;
+  if (streams != 0) text += std::to_string(streams) + " streams; ";
+  if (events != 0) text += std::to_string(events) + " events; ";
+  const std::string pinned = pinned_left(ordinal);
+  if (!pinned.empty()) text += pinned + "; ";
+  if (device.retained != 0) text += "the context, " + std::to_string(device.retained) + " times; ";
+  return give(text, out, room);
+}
+
+// Calls, as lines of thread, call and count.
+TEST size_t hostile_calls(char* out, size_t room) {
+  Lock lock(world().mutex);
+  std::string text;
+  for (auto& thread : world().threads) {
+    for (auto& [call, count] : thread.calls) {
+      text += thread.name + "\t" + call + "\t" + std::to_string(count) + "\n";
+    }
+  }
+  return give(text, out, room);
+}

@@ -1,0 +1,245 @@
+// How the device moves: which of the operations that may begin or end does so next is the seed's.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <thread>
+
+#include "model.h"
+
+namespace hostile {
+
+namespace {
+
+using std::chrono::nanoseconds;
+using std::chrono::steady_clock;
+
+constexpr auto kQuiet = std::chrono::microseconds(150);  // without a call, after which it moves
+constexpr int kStubborn = 8;  // quiet moments after which it moves although calls go on
+constexpr auto kPatience = std::chrono::seconds(60);
+constexpr int kLaunchTimeout = 702;
+
+std::unique_ptr<std::thread> driver;
+bool stopping;
+
+bool timed() { return world().settings.timed; }
+
+bool all_over(const Op& op) {
+  return std::all_of(op.after.begin(), op.after.end(), [](auto& one) { return one->over(); });
+}
+
+bool may_end(const Op& op) {
+  switch (op.kind) {
+    case Op::Kind::outside: return world().signalled.count(op.key) != 0;
+    case Op::Kind::function: return false;  // the thread that runs it says so
+    default: return !timed() || now() >= op.begun + op.lasts;
+  }
+}
+
+void end(const OpRef& op) {
+  const bool known = timed() && op->kind != Op::Kind::outside && op->kind != Op::Kind::function;
+  if (op->ends) op->ends();
+  op->state = Op::State::over;
+  op->passed = known ? op->begun + op->lasts : now();
+  op->stream->passed = op->passed;
+  op->begins = op->ends = nullptr;
+  op->after.clear();
+  if (op->stream->running == op) op->stream->running = nullptr;
+  world().changed.notify_all();
+}
+
+void begin(Queue& queue) {
+  const OpRef op = queue.waiting.front();
+  queue.waiting.pop_front();
+  op->state = Op::State::running;
+  op->begun = now();
+  if (timed()) {  // as if the device had looked all the time
+    op->begun = std::max({op->issued, op->stream->passed, queue.begun});
+    for (auto& one : op->after) op->begun = std::max(op->begun, one->passed);
+  }
+  queue.begun = op->begun;
+  if (op->begins) op->begins();
+  if (op->kind == Op::Kind::record || op->kind == Op::Kind::wait) return end(op);
+  op->stream->running = op;
+  if (op->kind == Op::Kind::function) world().functions.push_back(op);
+  world().changed.notify_all();
+}
+
+struct Move {
+  Queue* begins;  // or
+  OpRef ends;
+  double weight;
+};
+
+std::vector<Move> moves(Device& device) {
+  std::vector<Move> found;
+  for (auto& queue : device.queues) {
+    if (queue.waiting.empty()) continue;
+    const Op& op = *queue.waiting.front();
+    if (!op.stream->running && all_over(op)) found.push_back({&queue, nullptr, op.stream->weight});
+  }
+  for (auto& stream : device.streams) {
+    if (stream.running && may_end(*stream.running)) {
+      found.push_back({nullptr, stream.running, stream.weight});
+    }
+  }
+  return found;
+}
+
+// When the first of those that run will be over; 0: none does.
+Nanoseconds due() {
+  Nanoseconds first = 0;
+  for (auto& device : world().devices) {
+    for (auto& stream : device.streams) {
+      if (!stream.running || stream.running->kind == Op::Kind::outside) continue;
+      const Nanoseconds at = stream.running->begun + stream.running->lasts;
+      if (first == 0 || at < first) first = at;
+    }
+  }
+  return first;
+}
+
+void run_function(Lock& lock) {
+  const OpRef op = world().functions.front();
+  world().functions.pop_front();
+  const auto function = op->ends;
+  op->ends = nullptr;
+  this_thread().in_function = true;
+  lock.unlock();
+  function();
+  lock.lock();
+  this_thread().in_function = false;
+  end(op);
+}
+
+void drive() {
+  Lock lock(world().mutex);
+  this_thread().name = "the driver's";
+  auto& changed = world().changed;
+  std::vector<uint64_t> seen;
+  for (int busy = 0; !stopping;) {
+    if (!world().functions.empty()) {
+      run_function(lock);
+      continue;
+    }
+    bool can = false;
+    if (world().held) {
+      changed.wait(lock);
+      continue;
+    }
+    for (auto& device : world().devices) can = can || !moves(device).empty();
+    if (timed()) {
+      const Nanoseconds at = due();
+      if (can) {
+        for (auto& device : world().devices) while (step(device)) {}
+      } else if (at != 0) {
+        changed.wait_until(lock, steady_clock::time_point(nanoseconds(at)));
+      } else {
+        changed.wait(lock);
+      }
+      continue;
+    }
+    if (!can) {
+      changed.wait(lock);
+      continue;
+    }
+    seen.clear();
+    for (auto& device : world().devices) seen.push_back(device.calls);
+    changed.wait_for(lock, kQuiet, [] { return stopping || !world().functions.empty(); });
+    busy = (busy + 1) % kStubborn;
+    for (size_t i = 0; i < world().devices.size() && i < seen.size(); ++i) {
+      Device& device = world().devices[i];
+      if (device.calls != seen[i] && busy != 0) continue;
+      for (int n = 0; n < device.steps && step(device); ++n) {}
+    }
+  }
+}
+
+}  // namespace
+
+bool step(Device& device) {
+  const auto possible = moves(device);
+  if (possible.empty()) return false;
+  double all = 0;
+  for (auto& move : possible) all += move.weight;
+  double at = device.chance() * all;
+  const Move* chosen = &possible.back();
+  for (auto& move : possible) {
+    if ((at -= move.weight) < 0) {
+      chosen = &move;
+      break;
+    }
+  }
+  if (chosen->begins != nullptr) begin(*chosen->begins); else end(chosen->ends);
+  return true;
+}
+
+void called(Lock& lock, Device& device, const char* call) {
+  Thread& thread = this_thread();
+  ++device.calls;
+  ++thread.calls[call];
+  if (world().held) return;
+  if (!world().settings.hostile) {
+    while (step(device)) {}
+  } else if (device.chance() < device.synchronises) {
+    wait_for(lock, device, nullptr, call);
+  } else if (device.chance() < device.moves) {
+    for (int n = static_cast<int>(device.chance() * (device.steps + 1)); n > 0 && step(device);) --n;
+  }
+}
+
+int wait_for(Lock& lock, Device& device, OpRef op, const char* call) {
+  Thread& me = this_thread();
+  const auto finished = [&] {
+    if (op) return op->over();
+    for (auto& queue : device.queues) if (!queue.waiting.empty()) return false;
+    for (auto& stream : device.streams) if (stream.running) return false;
+    return true;
+  };
+  const auto until = steady_clock::now() + kPatience;
+  int result = 0;
+  while (!finished() && result == 0) {
+    if (step(device)) continue;
+    if (!op) {  // any of what is left keeps it
+      for (auto& queue : device.queues) if (!queue.waiting.empty()) me.blocked = queue.waiting.front();
+      for (auto& stream : device.streams) if (stream.running) me.blocked = stream.running;
+    } else {
+      me.blocked = op;
+    }
+    me.call = call;
+    const std::string found = circle(me);
+    if (!found.empty()) {
+      finding(std::string("deadlock: ") + found);
+      world().failed = true;
+      world().changed.notify_all();
+    }
+    if (world().failed) {
+      result = kLaunchTimeout;
+    } else if (const Nanoseconds at = timed() ? due() : 0; at != 0) {
+      world().changed.wait_until(lock, steady_clock::time_point(nanoseconds(at)));
+    } else if (world().changed.wait_until(lock, until) == std::cv_status::timeout) {
+      finding(std::string("stuck for 60 s: ") + me.name + " in " + call + "; " + all_waits());
+      result = kLaunchTimeout;
+    }
+  }
+  me.blocked = nullptr;
+  me.call = "";
+  return result;
+}
+
+void start_driver_thread() {
+  stopping = false;
+  driver = std::make_unique<std::thread>(drive);
+}
+
+void stop_driver_thread() {
+  if (!driver) return;
+  {
+    Lock lock(world().mutex);
+    stopping = true;
+    world().changed.notify_all();
+  }
+  driver->join();
+  driver.reset();
+}
+
+}  // namespace hostile
