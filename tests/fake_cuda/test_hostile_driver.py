@@ -291,8 +291,6 @@ def events():
         driver.kernel("F0", 1, [a], [b], 0.02)
         cuda.cuEventRecord(end, 0)
         elapsed = ctypes.c_float()
-        with pytest.raises(CudaError, match="600"):
-            cuda.cuEventElapsedTime(ctypes.byref(elapsed), begin, end)
         cuda.cuEventSynchronize(end)
         cuda.cuEventElapsedTime(ctypes.byref(elapsed), begin, end)
         assert 19.9 < elapsed.value < 20.1, elapsed.value  # the device's own time
@@ -309,6 +307,23 @@ def events():
 
 def test_events_and_their_time():
     apart(events)
+
+
+def unread():
+    with Driver() as driver:
+        driver.enter(0, "training")
+        with driver.held():
+            cuda = Cuda()
+            events, elapsed = [cuda.event(0), cuda.event(0)], ctypes.c_float()
+            for event in events:
+                cuda.cuEventRecord(event, 0)
+                assert not cuda.ready(event)
+            with pytest.raises(CudaError, match="600"):
+                cuda.cuEventElapsedTime(ctypes.byref(elapsed), *events)
+
+
+def test_an_event_that_has_not_passed_has_no_time():
+    apart(unread)
 
 
 def failing():
