@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <map>
 
+#include "wait_site.h"
+
 namespace adaptra {
 
 namespace {
@@ -61,7 +63,7 @@ std::shared_ptr<Device> Device::open(int ordinal) {
     device->soon([device = device.get()] {  // the first anchor
       For others(Use::Others);
       auto event = device->record(device->streams_[kIn], true);
-      device->watch(kMoments, event, [device, event](const std::string& error) {
+      device->watch(kMoments, event, "clock: first anchor", [device, event](const std::string& error) {
         if (error.empty()) device->clock.stamp(*device, event, now());
       });
     });
@@ -215,7 +217,7 @@ void Device::anchor(cuda::Stream stream) {
   if (capturing(stream)) return;
   auto event = record(stream, true);
   soon([this, event] {
-    watch(kMoments, event, [this, event](const std::string& error) {
+    watch(kMoments, event, "clock: anchor", [this, event](const std::string& error) {
       For marks(Use::Marks);
       if (error.empty()) clock.stamp(*this, event, now());
     });
@@ -231,8 +233,8 @@ bool Device::soon(std::function<void()> job) {
   return true;
 }
 
-void Device::watch(Lane lane, EventRef event, Then then) {
-  watched_[lane].push_back({std::move(event), std::move(then)});
+void Device::watch(Lane lane, EventRef event, const char* wait, Then then) {
+  watched_[lane].push_back({std::move(event), wait, std::move(then)});
 }
 
 // What fails here concerns nobody who waits: messages tell their own failures.
@@ -262,7 +264,7 @@ bool Device::poll() {
     while (!lane.empty()) {
       std::string error;
       try {
-        if (!passed(lane.front().event)) break;
+        if (!removed(lane.front().wait) && !passed(lane.front().event)) break;
       } catch (const CudaError& failed) {
         error = failed.what();
       }

@@ -67,7 +67,7 @@ class Device : public std::enable_shared_from_this<Device> {
   enum Lane { kOut, kIn, kMoments, kLanes };
   cuda::Stream stream(Lane lane) const { return streams_[lane]; }
   using Then = std::function<void(const std::string& error)>;
-  void watch(Lane lane, EventRef event, Then then);
+  void watch(Lane lane, EventRef event, const char* wait, Then then);  // `wait`: see wait_site.h
 
   // Counts the driver calls of a scope.
   class For {
@@ -105,6 +105,7 @@ class Device : public std::enable_shared_from_this<Device> {
 
   struct Watched {
     EventRef event;
+    const char* wait;
     Then then;
   };
   std::deque<Watched> watched_[kLanes];  // in the order in which they pass

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "wait_site.h"
+
 namespace adaptra {
 
 namespace {
@@ -93,7 +95,9 @@ void DeviceMessages::release(const TransferRef& transfer) {
 
 void DeviceMessages::join(const TransferRef& transfer, cuda::Stream stream) {
   Device::For messages(Use::Messages);
-  if (transfer->copied) device_->wait(stream, transfer->copied);
+  if (transfer->copied && !removed("receive: compute after the copy")) {
+    device_->wait(stream, transfer->copied);
+  }
 }
 
 bool DeviceMessages::on_thread(std::function<void()> job, double seconds) {
@@ -121,7 +125,7 @@ bool DeviceMessages::abort(const TransferRef& transfer, double seconds) {
   }
   std::unique_lock<std::mutex> lock(mutex_);
   return landed_.wait_for(lock, patience(seconds - (now() - begun) * kNano),
-                          [&] { return transfer->over.load(); });
+                          [&] { return removed("abort: memory back after the copy") || transfer->over; });
 }
 
 bool DeviceMessages::close(double seconds) {
@@ -144,7 +148,9 @@ bool DeviceMessages::close(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   return landed_.wait_for(lock, patience(seconds - (now() - begun) * kNano), [&] {
     return std::all_of(under_way->begin(), under_way->end(),
-                       [](const auto& transfer) { return transfer->over.load(); });
+                       [](const auto& transfer) {
+                         return removed("close: memory back after the copies") || transfer->over;
+                       });
   });
 }
 
@@ -180,7 +186,9 @@ void DeviceMessages::copy_out(const TransferRef& transfer) {
 // up. Of nothing there is no copy, but its events keep their order.
 void DeviceMessages::copy(const TransferRef& transfer, Device::Lane lane) {
   const auto stream = device_->stream(lane);
-  device_->wait(stream, transfer->ready);
+  const char* const first = transfer->sends ? "send: copy after the producer"
+                                            : "receive: copy after the target's owner";
+  if (!removed(first)) device_->wait(stream, transfer->ready);
   transfer->begun = device_->record(stream, true);
   if (transfer->bytes > 0 && transfer->sends) {
     device_->check(device_->cuda.copy_to_host(transfer->block.get(), transfer->at, transfer->bytes,
@@ -192,7 +200,9 @@ void DeviceMessages::copy(const TransferRef& transfer, Device::Lane lane) {
                    "cuMemcpyHtoDAsync");
   }
   transfer->copied = device_->record(stream, true);
-  device_->watch(lane, transfer->copied,
+  const char* const then = transfer->sends ? "send: engine after the copy"
+                                           : "receive: memory back after the copy";
+  device_->watch(lane, transfer->copied, then,
                  [self = shared_from_this(), transfer](const std::string& error) {
                    self->guarded(transfer, [&] {
                      if (!error.empty()) {
