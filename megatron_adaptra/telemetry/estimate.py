@@ -53,7 +53,7 @@ class Estimator:
     `everything`: whether slow links delay the step's collectives, too; emulated ones do not.
     `budget`: what a stage may hold, in bytes perhaps; what that is in microbatches is known once
     memory has been measured, and until then `at_first`, what the job begins with. `chunks`,
-    `split`, `recompute`: see Conditions.
+    `split`, `recompute`: see Conditions. `on_device`: collectives are NCCL's.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Estimator:
         split: bool = False,
         recompute: bool = False,
         at_first: Sequence[float] = (),
+        on_device: bool = False,
     ) -> None:
         self.microbatches, self.hosts, self.cores = microbatches, tuple(hosts), cores
         self.message_bytes, self.rendezvous = message_bytes, rendezvous
@@ -89,7 +90,7 @@ class Estimator:
         self.charts = {link: DelayChart(floor) for a, b in pairs for link in ((a, b), (b, a))}
         self._ops: list[deque[OpSeconds]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._shares: list[deque[Shares]] = [deque(maxlen=WINDOW) for _ in range(stages)]
-        self._step = StepSyncModel()
+        self._step = StepSyncModel(None) if on_device else StepSyncModel()
         self._ratios: deque[float] = deque(maxlen=WINDOW)
         self._waits: deque[float] = deque(maxlen=RECENT)  # unexplained, per second of delay
         self._excesses = {link: Excess() for link in self.charts}

@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has a longer step
-PASSES = 4  # delays of a backend's small all-reduce: there and back, each after a handshake
+PASSES = 4  # delays of gloo's small all-reduce: there and back, each after a handshake
+LEAST_PASSES = 2  # of any backend's
 # An all-gather of ours stays while it costs less than this share of what the backend costs: on a
 # healthy network they take the same time, but everybody telling everybody is more work for CPUs.
 KEEP = 0.8
@@ -25,13 +26,16 @@ class _Cost(NamedTuple):
     seconds: float = -1.0
     delay: float = 0.0
 
-    def over(self, delay: float, passes: int) -> float:
+    def over(self, delay: float, passes: int | None) -> float:
         """What it takes over such a link, if it crosses it that often, one after the other.
 
         A link is known to be slow some iterations after it is, so seconds may be those of now.
+        Where nobody knows how often, at least there and back, and else in proportion.
         """
         if delay > SLOWER * self.delay:
-            return max(self.seconds, passes * delay)
+            return max(self.seconds, (passes or LEAST_PASSES) * delay)
+        if passes is None:
+            return self.seconds * min(1.0, delay / self.delay) if self.delay else self.seconds
         return max(0.0, self.seconds - passes * max(0.0, self.delay - delay))
 
 
@@ -39,9 +43,11 @@ class StepSyncModel:
     """Fed with the first stage's steps: the first stage is the last to end its pipeline.
 
     What stages do together is kept apart from each stage's own work: it depends on the links.
+    `passes`: how often a backend's small all-reduce crosses a slow link; None: not known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, passes: int | None = PASSES) -> None:
+        self._passes = passes
         self._work: deque[float] = deque(maxlen=WINDOW)
         self._done: deque[list[str]] = deque(maxlen=WINDOW)  # the collectives of an iteration
         self._native: dict[str, _Cost] = {}
@@ -94,7 +100,7 @@ class StepSyncModel:
 
     def _backend(self, name: str, delays: Delays) -> float:
         cost, delay = self._native[name], self._slowest(name, delays)
-        return cost.over(delay, PASSES) if cost.seconds >= 0 else 0.0
+        return cost.over(delay, self._passes) if cost.seconds >= 0 else 0.0
 
     def _expected(self, name: str, delays: Delays, waits: bool) -> float:
         """An all-gather of ours takes one delay, or none for a stage that finds all values there.

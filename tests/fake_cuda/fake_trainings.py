@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,22 +73,24 @@ def _zygote(plugin: bool) -> Zygote:
     return made
 
 
-def words(pipeline: int, *flags: str, iterations: int) -> list[str]:
+def words(pipeline: int, *flags: str, iterations: int, script: Path = SCRIPT) -> list[str]:
     return [
-        str(SCRIPT), *FLAGS, *ON_GPUS, "--num-layers", "4", "--global-batch-size", "12",
+        str(script), *FLAGS, *ON_GPUS, "--num-layers", "4", "--global-batch-size", "12",
         "--pipeline-model-parallel-size", str(pipeline), "--train-iters", str(iterations), *flags,
     ]  # fmt: skip
 
 
 def train(
     folder: Path, *flags: str, pipeline: int = 2, ranks: int = 0, iterations: int = 4,
-    timeout: float = 120, **options: Any,
+    timeout: float = 120, script: Path = SCRIPT, variables: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Trained:  # fmt: skip
     """A training of `ranks` (one per stage) that may fail; options as those of machine.py."""
     given = {"kernel-us": "20", **{key.replace("_", "-"): str(v) for key, v in options.items()}}
     done = _zygote("--adaptra" in flags).run(
-        folder, words(pipeline, *flags, iterations=iterations), ranks=ranks or pipeline,
-        timeout=timeout, environment=machine.variables(given),
+        folder, words(pipeline, *flags, iterations=iterations, script=script),
+        ranks=ranks or pipeline, timeout=timeout,
+        environment={**machine.variables(given), **(variables or {})},
     )  # fmt: skip
     return Trained(done.status, done.text)
 

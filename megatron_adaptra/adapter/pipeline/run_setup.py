@@ -199,7 +199,7 @@ def _estimator(
     return Estimator(
         means.microbatches, hosts, cores, message_bytes, context.budget, means.rendezvous,
         context.emulator is None, chunks=means.chunks, split=means.split,
-        recompute=means.recompute, at_first=at_first,
+        recompute=means.recompute, at_first=at_first, on_device=context.device.behind,
     )  # fmt: skip
 
 

@@ -1,0 +1,35 @@
+"""The training program of tests, while links of NCCL get slow and heal at given iterations.
+
+ADAPTRA_TEST_LINKS holds the file that the fake NCCL reads, the rules to write into it, and the
+iterations (from 0) that begin and end slow times: "FILE|0-1 40;2-3 40|10,25,40,55".
+"""
+
+import functools
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from megatron.training import training
+
+path, rules, changes = os.environ["ADAPTRA_TEST_LINKS"].split("|")
+times = [int(text) for text in changes.split(",")]
+step, count = training.train_step, 0
+
+
+@functools.wraps(step)
+def train_step(*args, **kwargs):
+    global count
+    if count in times and os.environ["RANK"] == "0":
+        slow = times.index(count) % 2 == 0
+        new = Path(f"{path}.new")
+        new.write_text(rules.replace(";", "\n") + "\n" if slow else "")
+        new.replace(path)
+    count += 1
+    return step(*args, **kwargs)
+
+
+training.train_step = train_step
+program = Path(__file__).parents[1] / "adapter" / "pretrain_gpt_small.py"
+sys.path.insert(0, str(program.parent))
+runpy.run_path(str(program), run_name="__main__")

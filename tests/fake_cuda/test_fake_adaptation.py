@@ -1,0 +1,92 @@
+"""Trainings with the plugin over the fake machine: links get slow, for NCCL and for the engine."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from fake_trainings import Trained, needs_torch_for_gpus, train
+
+pytestmark = [needs_torch_for_gpus, pytest.mark.trains]
+CHANGING = Path(__file__).with_name("pretrain_changing_links.py")
+MS = 60  # of a slow link
+INTO, BACK = "its messages leave the GPU's queue", "back to Megatron's own messages"
+DISTRIBUTED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+CHUNKS = ("--num-layers-per-virtual-pipeline-stage", "1")
+EXECUTOR = ("--adaptra-engine", "executor")
+IN_BETWEEN = (
+    "--bf16", "--eval-iters", "1", "--eval-interval", "5", "--timing-log-level", "2",
+    "--log-memory-interval", "1", "--empty-unused-memory-level", "2",
+)  # fmt: skip
+# By name: flags, sizes, the links between devices that are that between stages 0 and 1.
+ROWS: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
+    "pp2": ((), {}, "0-1"),
+    "pp4": ((), {"pipeline": 4}, "0-1"),
+    "pp2 x dp2": (DISTRIBUTED, {"ranks": 4}, "0-2;1-3"),
+    "chunks": (CHUNKS, {}, "0-1"),
+    "in between": (IN_BETWEEN, {}, "0-1"),
+}
+BY_DEFAULT = {
+    ("pp2", "executor", 1), ("pp4", "native", 32), ("pp2 x dp2", "native", 32),
+    ("chunks", "native", 1), ("in between", "native", 1),
+}  # fmt: skip
+
+
+def changing(
+    folder: Path, *flags: str, links: str, at: tuple[int, ...], iterations: int, ms: int = MS,
+    **options: Any,
+) -> Trained:  # fmt: skip
+    """The links are slow from every second iteration of `at` to the next one there."""
+    rules = ";".join(f"{link} {ms}" for link in links.split(";"))
+    emulated = [
+        word
+        for begin, end in list(pairwise(at))[::2]
+        for word in ("--adaptra-emulate-link", f"0-1:{ms}ms@{begin}..{end}")
+    ]
+    path = folder / "links"
+    path.write_text("")
+    changes = f"{path}|{rules}|{','.join(map(str, at))}"
+    return train(
+        folder, "--adaptra", *emulated, *flags, iterations=iterations, links=path, script=CHANGING,
+        variables={"ADAPTRA_TEST_LINKS": changes}, **options,
+    )  # fmt: skip
+
+
+def decisions(done: Trained) -> list[str]:
+    """What has been said of changes of the plan, each from which iteration on (from 0)."""
+    found = re.findall(r"adaptra: from iteration (\d+) on, (.*)", done.text)
+    return [f"{int(number) - 1} {text}" for number, text in found]
+
+
+def rows() -> list[Any]:
+    return [
+        pytest.param(
+            name, engine, queues, id=f"{name}, {engine}, {queues} queues",
+            marks=() if (name, engine, queues) in BY_DEFAULT else pytest.mark.large,
+        )
+        for name in ROWS for engine in ("native", "executor") for queues in (1, 32)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "engine", "queues"), rows())
+def test_messages_leave_the_queue_while_a_link_is_slow(
+    name: str, engine: str, queues: int, tmp_path: Path
+) -> None:
+    flags, sizes, links = ROWS[name]
+    at, iterations = (4, 16), 32
+    done = changing(
+        tmp_path, *flags, *(EXECUTOR if engine == "executor" else ()), links=links, at=at,
+        iterations=iterations, queues=queues, **{"kernel-us": 100, **sizes},
+    )  # fmt: skip
+    assert done.status == 0, done.text[-4000:]
+    assert len(done.milliseconds) == iterations, done.text[-4000:]
+    assert done.complaints == []
+    said = decisions(done)
+    assert sum(INTO in one for one in said) >= 1, said
+    assert BACK in said[-1], said
+    stock, ours = done.milliseconds[at[0] + 1 : at[0] + 3], done.milliseconds[at[1] - 3 : at[1]]
+    assert median(ours) < median(stock), done.milliseconds
