@@ -20,13 +20,11 @@ constexpr Result kSuccess = 0;
 constexpr Result kOutOfMemory = 2;
 constexpr Result kNotInitialized = 3;
 constexpr Result kDeinitialized = 4;
-constexpr Result kNoDevice = 100;
 constexpr Result kNotReady = 600;
 constexpr Result kCaptureImplicit = 906;
 
 constexpr unsigned kStreamNonBlocking = 1;  // it does not wait for the default stream, nor that for it
 constexpr unsigned kEventTiming = 0;
-constexpr unsigned kEventBlockingSync = 1;
 constexpr unsigned kEventNoTiming = 2;
 constexpr unsigned kHostPortable = 1;
 constexpr int kCaptureNone = 0;

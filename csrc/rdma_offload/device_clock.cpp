@@ -33,19 +33,22 @@ void DeviceClock::stamp(Device& device, EventRef event, Nanoseconds seen) {
   }
   next.least = std::max(before.least, next.time + before.offset);
   anchors_.push_back(std::move(next));
-  if (anchors_.size() > kAnchors) anchors_.pop_front();
+  if (anchors_.size() <= kAnchors) return;
+  anchors_.pop_front();
+  begun_ = false;
 }
 
-std::optional<Nanoseconds> DeviceClock::host(Device& device, const EventRef& event,
-                                             Nanoseconds seen) {
+std::optional<int64_t> DeviceClock::host(Device& device, const EventRef& event, Nanoseconds seen) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto anchor = anchors_.rbegin(); anchor != anchors_.rend(); ++anchor) {
     const double since = device.elapsed(anchor->event, event);
-    if (since < 0) continue;
+    const bool first = begun_ && &*anchor == &anchors_.front();
+    if (since < 0 && !first) continue;
     const double time = anchor->time + since, latest = (seen - origin_) * kNano;
     anchor->offset = std::min(anchor->offset, latest - time);  // it had passed then
-    const double host = std::min(std::max(time + anchor->offset, anchor->least), latest);
-    return origin_ + static_cast<int64_t>(host / kNano);
+    double host = std::min(time + anchor->offset, latest);
+    if (since >= 0) host = std::min(std::max(host, anchor->least), latest);
+    return static_cast<int64_t>(origin_) + static_cast<int64_t>(host / kNano);
   }
   return {};
 }

@@ -22,9 +22,9 @@ class DeviceClock {
   // The host has seen at `seen` that `event` had passed.
   void stamp(Device& device, EventRef event, Nanoseconds seen);
 
-  // When `event` passed, which had passed at `seen`; nothing while there is no anchor before it.
+  // When `event` passed, in nanoseconds; it had at `seen`. Nothing while there is no anchor before it.
   // Of two events the later one never has the earlier moment.
-  std::optional<Nanoseconds> host(Device& device, const EventRef& event, Nanoseconds seen);
+  std::optional<int64_t> host(Device& device, const EventRef& event, Nanoseconds seen);
 
   size_t anchors() const;
   void clear();
@@ -40,6 +40,7 @@ class DeviceClock {
   mutable std::mutex mutex_;
   std::deque<Anchor> anchors_;
   Nanoseconds origin_ = 0;
+  bool begun_ = true;  // the first one is still here: what was before it is of the same moments
 };
 
 // A moment of a stream, which is read later.

@@ -73,7 +73,8 @@ TransferRef DeviceMessages::send(int rank, Tag tag, cuda::Address at, uint64_t b
   auto transfer = start(true, rank, tag, at, bytes, stream);
   transfer->held = std::move(held);
   if (!device_->soon([self = shared_from_this(), transfer] { self->copy_out(transfer); })) {
-    end(transfer, kClosed);
+    transfer->over = true;
+    transfer->work->end(kClosed);
   }
   return transfer;
 }
@@ -82,7 +83,8 @@ TransferRef DeviceMessages::receive(int rank, Tag tag, cuda::Address at, uint64_
                                     cuda::Stream stream) {
   auto transfer = start(false, rank, tag, at, bytes, stream);
   if (!device_->soon([self = shared_from_this(), transfer] { self->post(transfer); })) {
-    end(transfer, kClosed);
+    transfer->over = true;
+    transfer->work->end(kClosed);
   }
   return transfer;
 }
@@ -160,22 +162,30 @@ void DeviceMessages::guarded(const TransferRef& transfer, const std::function<vo
   try {
     work();
   } catch (const CudaError& error) {
-    land(transfer);
     broken(error.what());
     end(transfer, error.what());
-  } catch (const std::exception& error) {
     land(transfer);
+  } catch (const std::exception& error) {
     end(transfer, error.what());
+    land(transfer);
   }
+}
+
+// Whether nothing can come of it any more.
+bool DeviceMessages::refused(const TransferRef& transfer) {
+  const auto lost = lost_.find(transfer->rank);
+  std::string why = broken_;
+  if (why.empty() && lost != lost_.end()) why = lost->second;
+  if (closed_) why = kClosed;
+  if (why.empty() && !transfer->work->done()) return false;
+  end(transfer, why);
+  land(transfer);
+  return true;
 }
 
 void DeviceMessages::copy_out(const TransferRef& transfer) {
   open_.insert(transfer);
-  const auto lost = lost_.find(transfer->rank);
-  if (closed_ || !broken_.empty() || lost != lost_.end() || transfer->work->done()) {
-    land(transfer);
-    return end(transfer, closed_ ? kClosed : !broken_.empty() ? broken_ : lost->second);
-  }
+  if (refused(transfer)) return;
   guarded(transfer, [&] {
     transfer->block = pinned_->take(transfer->bytes);
     copy(transfer, Device::kOut);
@@ -206,9 +216,9 @@ void DeviceMessages::copy(const TransferRef& transfer, Device::Lane lane) {
                  [self = shared_from_this(), transfer](const std::string& error) {
                    self->guarded(transfer, [&] {
                      if (!error.empty()) {
-                       self->land(transfer);
                        self->broken(error);
-                       return self->end(transfer, error);
+                       self->end(transfer, error);
+                       return self->land(transfer);
                      }
                      transfer->sends ? self->copied_out(transfer) : self->copied_in(transfer);
                    });
@@ -219,9 +229,11 @@ void DeviceMessages::copied_out(const TransferRef& transfer) {
   const Nanoseconds seen = now();
   if (transfer->work->done()) return land(transfer);  // given up
   auto& stamps = transfer->work->stamps;
-  const auto sent = device_->clock.host(*device_, transfer->ready, seen);
-  transfer->left = device_->clock.host(*device_, transfer->copied, seen).value_or(seen);
-  stamps.sent = std::min(sent.value_or(transfer->left), transfer->left);
+  const auto when = [&](const EventRef& event) {
+    return static_cast<Nanoseconds>(device_->clock.host(*device_, event, seen).value_or(seen));
+  };
+  transfer->left = when(transfer->copied);
+  stamps.sent = std::min(when(transfer->ready), transfer->left);
   stamps.left = transfer->left;
   count(transfer, copies[0]);
   land(transfer);
@@ -236,7 +248,7 @@ void DeviceMessages::hand_over(const TransferRef& transfer) {
   guarded(transfer, [&] {
     transfer->inner = engine_.send(transfer->rank, transfer->tag, std::move(transfer->block),
                                    transfer->bytes, transfer->left);
-    open_.erase(transfer);
+    settle(transfer);
     const auto ended = [transfer, inner = std::weak_ptr<Work>(transfer->inner)] {
       auto work = inner.lock();
       if (!work) return;
@@ -252,11 +264,7 @@ void DeviceMessages::hand_over(const TransferRef& transfer) {
 
 void DeviceMessages::post(const TransferRef& transfer) {
   open_.insert(transfer);
-  const auto lost = lost_.find(transfer->rank);
-  if (closed_ || !broken_.empty() || lost != lost_.end() || transfer->work->done()) {
-    land(transfer);
-    return end(transfer, closed_ ? kClosed : !broken_.empty() ? broken_ : lost->second);
-  }
+  if (refused(transfer)) return;
   guarded(transfer, [&] {
     transfer->block = pinned_->take(transfer->bytes);
     transfer->inner =
@@ -277,8 +285,8 @@ void DeviceMessages::copy_in(const TransferRef& transfer) {
   if (transfer->work->done()) return;  // given up
   guarded(transfer, [&] {
     if (const auto error = transfer->inner->error(); !error.empty()) {
-      land(transfer);
-      return end(transfer, error);
+      end(transfer, error);
+      return land(transfer);
     }
     const auto& there = transfer->inner->stamps;
     auto& stamps = transfer->work->stamps;
@@ -290,7 +298,6 @@ void DeviceMessages::copy_in(const TransferRef& transfer) {
 }
 
 void DeviceMessages::copied_in(const TransferRef& transfer) {
-  open_.erase(transfer);
   land(transfer);
   count(transfer, copies[1]);
 }
@@ -308,14 +315,23 @@ void DeviceMessages::count(const TransferRef& transfer, Copies& direction) {
 void DeviceMessages::land(const TransferRef& transfer) {
   transfer->ready.reset();
   if (!transfer->sends || transfer->work->done()) transfer->block.reset();
-  std::lock_guard<std::mutex> lock(mutex_);
-  transfer->over = true;
-  landed_.notify_all();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    transfer->over = true;
+    landed_.notify_all();
+  }
+  settle(transfer);
 }
 
 void DeviceMessages::end(const TransferRef& transfer, const std::string& why) {
-  open_.erase(transfer);
   transfer->work->end(why);
+  settle(transfer);
+}
+
+// What has ended may still be copied; what is copied may still have to be sent.
+void DeviceMessages::settle(const TransferRef& transfer) {
+  const bool sent = transfer->sends && transfer->inner;
+  if (transfer->over && (sent || transfer->work->done())) open_.erase(transfer);
 }
 
 void DeviceMessages::give_up(const TransferRef& transfer) {

@@ -91,6 +91,7 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
 
   // The device's thread.
   void listen();
+  bool refused(const TransferRef& transfer);
   void heard(int rank);
   void copy_out(const TransferRef& transfer);
   void copied_out(const TransferRef& transfer);
@@ -102,6 +103,7 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   void count(const TransferRef& transfer, Copies& direction);
   void land(const TransferRef& transfer);
   void end(const TransferRef& transfer, const std::string& why);
+  void settle(const TransferRef& transfer);
   void give_up(const TransferRef& transfer);
   void lose(int rank, const std::string& why);
   void broken(const std::string& why);

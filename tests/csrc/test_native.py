@@ -35,11 +35,14 @@ PROGRAMS = [
     ("memory", "test_peer", 200, 10000),
     ("memory", "test_engine", 8, 100),
     ("memory", "test_limits", None, None),
+    ("memory", "test_device", 10, 200),
     ("memory", "fuzz_wire", 300_000, 10_000_000),
     ("memory", "fuzz_ring", 100_000, 3_000_000),
     ("thread", "test_engine", 4, 30),
+    ("thread", "test_device", 5, 100),
     ("thread", "fuzz_ring", 50_000, 1_000_000),
 ]
+DRIVER = ROOT / "tests" / "device" / "libcuda.cpp"  # that test_device links
 
 
 @functools.cache
@@ -62,6 +65,14 @@ def compiled(sanitizer: str, source: Path) -> Path:
             key.unlink(missing_ok=True)
             run([COMPILER, *FLAGS, *SANITIZERS[sanitizer], "-c", str(source), "-o", str(made)])
             key.write_text(wanted)
+    return made
+
+
+def driver(sanitizer: str, folder: Path) -> Path:
+    """A driver of CUDA, as the engine looks for one."""
+    made = folder / "libcuda.so.1"
+    flags = [*FLAGS, *SANITIZERS[sanitizer], "-fPIC", "-shared", f"-Wl,-soname,{made.name}"]
+    run([COMPILER, *flags, str(DRIVER), "-o", str(made)])
     return made
 
 
@@ -95,10 +106,24 @@ def test_clean(
             functools.partial(compiled, sanitizer), [*sources, TESTS / f"{program}.cpp"]
         )
         made = tmp_path / program
-        run([COMPILER, "-pthread", *SANITIZERS[sanitizer], *map(str, objects), "-o", str(made)])
+        command = [COMPILER, "-pthread", *SANITIZERS[sanitizer], *map(str, objects)]
+        if program == "test_device":
+            command += [str(driver(sanitizer, tmp_path)), f"-Wl,-rpath,{tmp_path}"]
+        run([*command, "-o", str(made)])
     count = many if pytestconfig.getoption("--full") else few
     seed = random.randrange(1, 2**31)
     print(run([str(made), *([] if count is None else [str(seed), str(count)])], RUNNING))
+
+
+@pytest.mark.cold
+@pytest.mark.skipif(not shutil.which(COMPILER), reason=f"no C++ compiler {COMPILER!r}")
+def test_the_binary_interface_of_the_cuda_driver_is_the_headers() -> None:
+    found = sorted(Path("/usr/local").glob("cuda*/include/cuda.h"))
+    if not found:
+        pytest.skip("no header of the CUDA driver: install a CUDA toolkit")
+    for header in found:
+        where = [f"-I{ENGINE}", f"-I{header.parent}"]
+        run([COMPILER, "-std=c++17", "-fsyntax-only", *where, str(TESTS / "test_cuda_abi.cpp")])
 
 
 @pytest.mark.cold

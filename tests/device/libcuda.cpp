@@ -59,6 +59,8 @@ struct Stream {
 };
 
 std::set<Stream*> g_streams;
+// Work that is queued may name what is gone: it stays.
+auto& g_kept = *new std::deque<const void*>;
 Stream* g_default = nullptr;
 
 Stream* of(void* stream) {
@@ -161,8 +163,12 @@ int cuEventCreate(void** event, unsigned flags) {
   ++g_events;
   return 0;
 }
-// Its memory stays: work that is queued may name it.
-int cuEventDestroy_v2(void*) { Lock lock(g_mutex); --g_events; return 0; }
+int cuEventDestroy_v2(void* event) {
+  Lock lock(g_mutex);
+  --g_events;
+  g_kept.push_back(event);
+  return 0;
+}
 int cuEventRecord(void* event, void* stream) {
   CALL(cuEventRecord);
   auto* recorded = static_cast<Event*>(event);
@@ -222,7 +228,9 @@ int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, 
 
 void* test_stream(void) {
   Lock lock(g_mutex);
-  return new Stream;
+  auto* made = new Stream;  // for ever
+  g_kept.push_back(made);
+  return made;
 }
 // From here on the stream stands still, until `test_go` says how far it may go.
 void test_stop(void* stream, long* gate) {

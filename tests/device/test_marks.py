@@ -90,10 +90,18 @@ def never_a_number(driver: Driver) -> None:
     driver.capture(stream, False)
     assert mark.at() is None
     assert "captured into a graph" in mark.fault
-    driver.clock(2e6, 1.0)  # backwards: the next events seem to have passed long before
-    driver.clock(-1e6, 1.0)
+    driver.clock(-1e6, 1.0)  # backwards: the next events seem to have passed long before
     mark = device.mark()
     driver.finish(stream)
+    assert mark.at() is None
+    assert "s before it was recorded" in mark.fault
+    driver.clock(1e6, 1.0)
+    mark = device.mark()
+    driver.finish(stream)
+    for anchors in range(2, 40):
+        device.anchor()
+        driver.finish(stream)
+        until(lambda n=anchors: device.handle.anchors() >= min(n, 32), "one more anchor is there")
     assert mark.at() is None
     assert "older than every anchor" in mark.fault
     driver.fail("cuEventRecord", code=2)
