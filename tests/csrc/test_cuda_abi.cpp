@@ -31,9 +31,6 @@ constexpr bool same(cuda::Result (*)(Ours...), CUresult (*)(Theirs...)) {
 #define SAME(ours, theirs) \
   static_assert(same(decltype(CudaLibrary::ours)(nullptr), decltype(&theirs)(nullptr)), #theirs)
 
-// From CUDA 13 on the names without a number stand for others; the old ones are still there.
-#undef cuEventElapsedTime
-
 SAME(init, cuInit);
 SAME(driver_version, cuDriverGetVersion);
 SAME(error_name, cuGetErrorName);
@@ -53,6 +50,7 @@ SAME(event_create, cuEventCreate);
 SAME(event_destroy, cuEventDestroy);
 SAME(event_record, cuEventRecord);
 SAME(event_query, cuEventQuery);
+SAME(event_elapsed, cuEventElapsedTime);
 SAME(host_alloc, cuMemHostAlloc);
 SAME(host_free, cuMemFreeHost);
 SAME(host_register, cuMemHostRegister);

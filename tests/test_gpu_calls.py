@@ -1,0 +1,105 @@
+"""Streams, events, pinned memory, copies and waits of a GPU are asked for in one package alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "megatron_adaptra"
+LAYER = PACKAGE / "device"
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if LAYER not in path.parents]
+
+# What others may ask torch.cuda for: which GPU there is, and figures of its memory.
+FREE = {
+    "current_device", "device_count", "get_device_name", "is_available", "is_initialized",
+    "max_memory_allocated", "mem_get_info", "memory_allocated", "memory_reserved", "memory_stats",
+    "random", "reset_peak_memory_stats",
+}  # fmt: skip
+# Of tensors and of torch itself, wherever they come from.
+CALLS = {"pin_memory", "record_stream", "cudart", "memcpy_async", "elapsed_time"}
+WORDS = {"pin_memory", "non_blocking"}  # arguments
+EXCEPTIONS = {
+    # Stand-ins for these, where there is no GPU.
+    "adapter/baseline/cpu.py": {".pin_memory": 1, ".record_stream": 1},
+    # A GPU's messages over gloo, which no training has run yet.
+    "transport/gloo.py": {
+        "torch.cuda.Event": 1, "torch.cuda.Stream": 1, "torch.cuda.stream": 1, "pin_memory=": 1,
+    },
+}  # fmt: skip
+
+
+def chain(node: ast.AST) -> str:
+    """`torch.cuda.Stream` for the attribute of that name."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
+
+
+def asked(source: str) -> Counter[str]:
+    """What the source asks of a GPU, and how often."""
+    found: Counter[str] = Counter()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            name = chain(node)
+            package, _, what = name.rpartition(".")
+            if package == "torch.cuda" and what not in FREE:
+                found[name] += 1
+            elif node.attr in CALLS:
+                found[f".{node.attr}"] += 1
+        elif isinstance(node, ast.Call):
+            for argument in node.keywords:
+                on = not (isinstance(argument.value, ast.Constant) and not argument.value.value)
+                if argument.arg in WORDS and on:
+                    found[f"{argument.arg}="] += 1
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.cuda"):
+            found.update(f"torch.cuda.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and str(node.value).startswith(
+            ("libcuda", "libcudart")
+        ):
+            found[str(node.value)] += 1
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_device_layer_works_on_a_gpu(path: Path) -> None:
+    allowed = EXCEPTIONS.get(path.relative_to(PACKAGE).as_posix(), {})
+    assert asked(path.read_text()) == allowed
+
+
+def test_no_other_part_of_the_engine_knows_of_gpus() -> None:
+    layer = {"cuda_abi", "cuda_dl", "cuda_events", "device", "device_clock", "device_messages"}
+    layer |= {"pinned", "bindings_device"}
+    for path in (ROOT / "csrc" / "rdma_offload").glob("*.[ch]*"):
+        included = set(re.findall(r'#include "(\w+)\.h"', path.read_text()))
+        assert path.stem in layer or not included & layer, path.name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.cuda.synchronize()",
+        "torch.cuda.Stream()",
+        "with torch.cuda.stream(s): pass",
+        "torch.cuda.current_stream().wait_event(e)",
+        "from torch.cuda import Event",
+        "x.to('cuda', non_blocking=True)",
+        "torch.empty(3, pin_memory=True)",
+        "x.pin_memory()",
+        "x.record_stream(s)",
+        "ctypes.CDLL('libcuda.so.1')",
+    ],
+)
+def test_the_rule_sees(line: str) -> None:
+    assert asked(line)
+
+
+@pytest.mark.parametrize("line", ["torch.cuda.is_available()", "x.to('cuda', non_blocking=False)"])
+def test_the_rule_lets_pass(line: str) -> None:
+    assert not asked(line)
