@@ -5,22 +5,27 @@ And whether the interface that has it works: what fails here is no fault of a pe
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
 import struct
+from collections.abc import Sequence
 
 _SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
 _ADDRESS, _FLAGS = slice(20, 24), slice(16, 18)  # of the answer, an ifreq
 _UP, _RUNNING = 0x1, 0x40
 
 
-def local_address() -> str:
+def local_address(gpu: bool = False) -> str:
     """That of GLOO_SOCKET_IFNAME's first interface, else the one that faces MASTER_ADDR.
 
-    Raises OSError where there is none.
+    For messages of a `gpu` NCCL_SOCKET_IFNAME comes second. Raises OSError where there is none.
     """
     names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    words = os.environ.get("NCCL_SOCKET_IFNAME", "")
+    if gpu and words and not names and (wanted := _with_address(words)):
+        return wanted
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if names:
             request = struct.pack("256s", names[0].encode()[:15])
@@ -34,6 +39,31 @@ def local_address() -> str:
         master = os.environ.get("MASTER_ADDR") or socket.gethostname()
         probe.connect((master, 9))  # sends nothing: the kernel picks the address
         return str(probe.getsockname()[0])
+
+
+def chosen_by_nccl(words: str, names: Sequence[str]) -> list[str]:
+    """Which of the interfaces `names` NCCL takes, in their order, if NCCL_SOCKET_IFNAME is `words`.
+
+    Beginnings of names; after "=" whole ones, after "^" those to leave out, after "^=" both.
+    """
+    without, words = words.startswith("^"), words.removeprefix("^")
+    exact, words = words.startswith("="), words.removeprefix("=")
+    wanted = [word for word in words.split(",") if word]
+
+    def named(name: str) -> bool:
+        return any(name == word if exact else name.startswith(word) for word in wanted)
+
+    return [name for name in names if named(name) != without]
+
+
+def _with_address(words: str) -> str:
+    """The address of the first such interface that has one; empty for none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name in chosen_by_nccl(words, [name for _, name in socket.if_nameindex()]):
+            request = struct.pack("256s", name.encode())
+            with contextlib.suppress(OSError):
+                return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[_ADDRESS])
+    return ""
 
 
 def fault_here(host: str) -> str:

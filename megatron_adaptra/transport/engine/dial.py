@@ -13,7 +13,8 @@ from megatron_adaptra.transport.engine.handshake import ANSWER, Dialing, Identit
 from megatron_adaptra.transport.engine.native import Engine, VerbsPath, new_ring
 from megatron_adaptra.transport.engine.rails import Rail
 
-ORDER_SHM, ORDER_VERBS, ORDER_TCP = 0, 1, 2  # of paths; those of the lowest order are used
+# Of paths; those of the lowest order are used. A rail that is far from the GPU has one more.
+ORDER_SHM, ORDER_VERBS, ORDER_TCP = 0, 1, 3
 TRIAL = 100  # added to the order of a path that came back: the engine puts it on trial
 _RAIL, _OUTCOME = struct.Struct("<I"), struct.Struct("<B63s")  # which one; refused, why
 _CARD = 44  # bytes
@@ -108,7 +109,7 @@ def dial_verbs(
         connection.sendall(_RAIL.pack(number) + path.card())
         _agreed(connection)
         _join(connection, path, _exactly(connection, _CARD))
-        return _add_verbs(engine, peer, path, connection, order)
+        return _add_verbs(engine, peer, path, connection, order + rail.far)
 
 
 def answer_verbs(
@@ -127,12 +128,11 @@ def answer_verbs(
         with _told(connection):
             if number >= len(rails):
                 raise Refused(f"rail {number} of {len(rails)}")
-            path = engine.open_verbs(
-                peer, rails[number].device, rails[number].port, rails[number].gid
-            )
+            rail = rails[number]
+            path = engine.open_verbs(peer, rail.device, rail.port, rail.gid)
         connection.sendall(_OUTCOME.pack(0, b"") + path.card())
         _join(connection, path, card)
-        return _add_verbs(engine, peer, path, connection, order), number
+        return _add_verbs(engine, peer, path, connection, order + rail.far), number
 
 
 def _join(connection: socket.socket, path: VerbsPath, card: bytes) -> None:

@@ -101,7 +101,8 @@ class Endpoint:
     `timeout`: seconds until a peer that has no path is lost. `log`: where events are written down.
     `fallback`: messages may go over the network where there are rails, too. `encrypted`: what
     crosses the network, which then is not over rails, the same for all ranks; AdaptraError where it
-    cannot be. `ports`: RDMA ports to use, else those that rails() finds. `engine`: the C++ one.
+    cannot be. `ports`: RDMA ports to use, else those that rails() finds, for messages of `gpu`
+    (its address on the bus) if it is given. `engine`: the C++ one.
     `records`: what has befallen paths, and strangers. `transports`: over it, that are not closed:
     the engine writes into the memory of their receives, which so stays.
     """
@@ -118,6 +119,7 @@ class Endpoint:
         fallback: bool = True,
         encrypted: bool = False,
         ports: Sequence[Rail] | None = None,
+        gpu: str = "",
     ) -> None:
         if encrypted and (why := missing_tls()):
             raise AdaptraError(f"messages between hosts cannot be encrypted here: {why}")
@@ -125,7 +127,7 @@ class Endpoint:
         self._closed = threading.Event()
         self.engine = new_engine(WINDOW, PIECE)
         self._me = Identity(me, self._secret(), WINDOW, PIECE, encrypted)
-        self._rails = [] if encrypted else rails() if ports is None else ports
+        self._rails = [] if encrypted else rails(gpu) if ports is None else ports
         self.records = Events(me, log)
         self.transports: set[object] = set()
         self._peers: dict[int, _Peer] = {}

@@ -4,26 +4,46 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from megatron_adaptra.device.pci import SYSFS, nearest
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.engine.native import Port, ports
 
 
 @dataclass(frozen=True)
 class Rail:
-    """A port of a device. `gid`: the index of its address, -1 for the best one."""
+    """A port of a device. `gid`: the index of its address, -1 for the best one.
+
+    `far`: it serves when those that are nearer to this process's GPU do not work.
+    """
 
     device: str
     port: int
     gid: int = -1
+    far: bool = False
 
 
-def rails() -> list[Rail]:
-    """Those of this process; its n-th one is connected to the n-th one of a peer."""
+def rails(gpu: str = "", root: Path = SYSFS) -> list[Rail]:
+    """Those of this process; its n-th one is connected to the n-th one of a peer.
+
+    `gpu`: its address on the bus, if messages are of one: those nearest to it are preferred, as by
+    NCCL. `root`: of sysfs.
+    """
     if os.environ.get("NCCL_IB_DISABLE") == "1":
         return []
-    return chosen(ports(), os.environ)
+    all_of_them = chosen(ports(), os.environ)
+    return preferred(all_of_them, gpu, root) if gpu else all_of_them
+
+
+def preferred(found: Sequence[Rail], gpu: str, root: Path = SYSFS) -> list[Rail]:
+    """The rails `found`, in their order, of which those are far that are not nearest to `gpu`.
+
+    `root`: of sysfs.
+    """
+    near = nearest(gpu, frozenset(rail.device for rail in found), root)
+    return [replace(rail, far=rail.device not in near) for rail in found]
 
 
 def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
