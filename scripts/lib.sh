@@ -28,12 +28,20 @@ find_python() {
   return 1
 }
 
-# make_venv [--no-megatron-core] FOLDER EXTRAS [PYTHON]: create or complete an environment with torch,
+# make_venv [--no-megatron-core] [--cuda] FOLDER EXTRAS [PYTHON]: create or complete an environment with torch,
 # megatron-core, us and our EXTRAS (demo,dev). A torch installed for that Python is reused.
 # --no-megatron-core: for checkouts of Megatron-LM, which are to be what is imported.
+# --cuda: torch's build for GPUs, also on a machine without one (docs/testing.md says what for).
 make_venv() {
-  local core=1 folder extras python sum extra index=() new="" system=()
-  if [ "$1" = --no-megatron-core ]; then core="" && shift; fi
+  local core=1 cuda="" folder extras python sum extra index=() new="" system=() ask='import torch'
+  while :; do
+    case $1 in
+      --no-megatron-core) core="" ;;
+      --cuda) cuda=1 ask='import torch; assert torch.version.cuda' ;;
+      *) break ;;
+    esac
+    shift
+  done
   folder=$1 extras=$2 python=${3:-}
   if [ ! -x "$folder/bin/python" ]; then
     [ -n "$python" ] || python=$(find_python) || return 1
@@ -42,15 +50,18 @@ make_venv() {
     "$python" -m venv ${system[@]+"${system[@]}"} "$folder" || return 1
   fi
   sum=$(cat "$lib_root"/{pyproject.toml,setup.py,scripts/lib.sh,csrc/rdma_offload/*} | cksum)
+  [ -z "$cuda" ] || "$folder/bin/python" -c "$ask" 2>/dev/null || new=1
   for extra in ${extras//,/ }; do
     grep -qx "$sum $extra" "$folder/adaptra.stamp" 2>/dev/null || new=1
   done
   [ -n "$new" ] || return 0
   local pip=("$folder/bin/python" -m pip --disable-pip-version-check --no-input -q install)
-  if ! "$folder/bin/python" -c 'import torch' 2>/dev/null; then
-    echo "adaptra: installing torch in $folder (once)" >&2
+  if ! "$folder/bin/python" -c "$ask" 2>/dev/null; then
+    echo "adaptra: installing torch${cuda:+ for CUDA} in $folder (once)" >&2
+    # One for CPUs, which may be there, has the number that is asked for, too.
+    [ -z "$cuda" ] || "$folder/bin/python" -m pip -q uninstall -y torch 2>/dev/null || true
     # Without a GPU the wheels for CPUs do, which are smaller; where their index cannot be reached, the others.
-    command -v nvidia-smi >/dev/null ||
+    [ -n "$cuda" ] || command -v nvidia-smi >/dev/null ||
       index=(--retries 0 --timeout 10 --index-url https://download.pytorch.org/whl/cpu)
     { [ ${#index[@]} -gt 0 ] && "${pip[@]}" "torch==${ADAPTRA_TORCH:-2.13.0}" "${index[@]}" 2>/dev/null; } ||
       "${pip[@]}" "torch==${ADAPTRA_TORCH:-2.13.0}" || "${pip[@]}" torch || return 1

@@ -22,7 +22,7 @@ if [ $# = 0 ] && [ "${mode[0]:-}" != --quick ]; then
   if [ "${ADAPTRA_TEST_NEWEST:-1}" != 1 ]; then
     notes+=("the newest megatron-core was NOT tested: ADAPTRA_TEST_NEWEST=$ADAPTRA_TEST_NEWEST")
   elif newest=$(find_python 3.12); then
-    make_venv "$venv-newest" demo,dev "$newest" &
+    make_venv --cuda "$venv-newest" demo,dev "$newest" &
     making=$!
   else
     notes+=("the newest megatron-core was NOT tested: it needs Python 3.12, and there is none with venv")
@@ -53,9 +53,12 @@ run_line "the first line" python
 if [ -n "$newest" ]; then
   wait "$making" || { echo "adaptra: no environment for the newest megatron-core" >&2 && exit 1; }
   making=""
-  # What does not depend on Megatron's release has been tested.
+  "$venv-newest/bin/python" -c 'import torch; assert torch.version.cuda' ||
+    failed+=("adaptra: the fake CUDA was NOT tested: torch in $venv-newest is no build for CUDA")
+  # What does not depend on Megatron's release, or on torch's build, has been tested.
   run_line "the newest line" "$venv-newest/bin/python" tests/adapter tests/launch/test_models.py \
-    --ignore tests/adapter/test_failures.py --ignore tests/adapter/test_flags.py
+    tests/fake_cuda --ignore tests/adapter/test_failures.py --ignore tests/adapter/test_flags.py \
+    --ignore tests/fake_cuda/test_{streams,memory,nccl}.py
 fi
 echo "== in short"
 for note in ${notes[@]+"${notes[@]}"}; do echo "adaptra: $note"; done
