@@ -85,7 +85,12 @@ def train(
     timeout: float = 120, script: Path = SCRIPT, variables: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Trained:  # fmt: skip
-    """A training of `ranks` (one per stage) that may fail; options as those of machine.py."""
+    """A training of `ranks` (one per stage) that may fail; options as those of machine.py.
+
+    With a trace each iteration has a mark in it.
+    """
+    if "trace" in options:
+        script = HERE / "marked_pretrain.py"
     given = {"kernel-us": "20", **{key.replace("_", "-"): str(v) for key, v in options.items()}}
     done = _zygote("--adaptra" in flags).run(
         folder, words(pipeline, *flags, iterations=iterations, script=script),

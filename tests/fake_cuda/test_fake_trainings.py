@@ -105,6 +105,13 @@ def test_a_healthy_pipeline_is_stocks_own(queues: int, tmp_path: Path) -> None:
         assert_well(done)
         assert ("adaptra: warmup 2,1" in done.text) is bool(flags)
     assert traces.compare(tmp_path / "stock", tmp_path / "adaptra", LOOKING) == []
+    stock, ours = (
+        traces.read_all(tmp_path / name)["rank-0"].iterations() for name in ("stock", "adaptra")
+    )
+    assert len(stock) == len(ours) == ITERATIONS
+    more = ours[-1] - stock[-1]
+    # Each op, 12 forwards and 12 backwards, has an event before it and one after it.
+    assert 0 < more["cuEventRecord"] <= 2 * 24 + 4, more
 
 
 # Events of the plugin's own on Megatron's streams, by the driver; what is free, by torch.
