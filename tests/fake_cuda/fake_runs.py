@@ -20,17 +20,21 @@ PATIENCE = 120.0  # seconds; against hanging
 Ranks = list[subprocess.Popen[str]]
 
 
-def _start(words: list[str], rank: int, options: Mapping[str, str]) -> subprocess.Popen[str]:
+def _start(words: list[str], rank: int, options: dict[str, str]) -> subprocess.Popen[str]:
+    preload = options.pop("preload", "1") == "1"
+    environment = {**machine.environment(options), "RANK": str(rank)}
+    if not preload:  # as a program that finds the driver by its name, and uses nothing else
+        del environment["LD_PRELOAD"]
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**machine.environment(options), "RANK": str(rank)}, preexec_fn=die_with_parent,
+        env=environment, preexec_fn=die_with_parent,
     )  # fmt: skip
 
 
 def _begin(script: str, words: tuple[str, ...], ranks: int, options: Mapping[str, Any]) -> Ranks:
     given = {key.replace("_", "-"): str(value) for key, value in options.items()}
     command = [sys.executable, str(HERE / script), uuid.uuid4().hex, str(ranks), *words]
-    return [_start(command, rank, given) for rank in range(ranks)]
+    return [_start(command, rank, dict(given)) for rank in range(ranks)]
 
 
 def _end(ranks: Ranks) -> None:

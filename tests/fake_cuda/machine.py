@@ -62,7 +62,7 @@ def environment(given: Mapping[str, str], base: Mapping[str, str] | None = None)
 
 
 def main(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     for option, _, text in OPTIONS:
         parser.add_argument(f"--{option}", help=text)
     parser.add_argument("program", nargs=argparse.REMAINDER, help="what to run, with its arguments")

@@ -106,7 +106,7 @@ def test_a_healthy_pipeline_is_stocks_own(queues: int, tmp_path: Path) -> None:
         assert ("adaptra: warmup 2,1" in done.text) is bool(flags)
     assert traces.compare(tmp_path / "stock", tmp_path / "adaptra", LOOKING) == []
     stock, ours = (
-        traces.read_all(tmp_path / name)["rank-0"].iterations() for name in ("stock", "adaptra")
+        traces.read_all(tmp_path / name)["rank-0"].iterations for name in ("stock", "adaptra")
     )
     assert len(stock) == len(ours) == ITERATIONS
     more = ours[-1] - stock[-1]

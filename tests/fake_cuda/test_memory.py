@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_runs import run_script
 
 MIB = 1 << 20
@@ -15,8 +16,10 @@ def scenario(name: str, **options: Any) -> Any:
     return found
 
 
-def test_bytes_move_when_the_stream_comes_to_it() -> None:
-    found = scenario("copies", kernel_us=1000)
+@pytest.mark.parametrize("preload", [0, 1])
+def test_bytes_move_when_the_stream_comes_to_it(preload: int) -> None:
+    """Also for a program that opens the driver's library and no other."""
+    found = scenario("copies", kernel_us=1000, preload=preload)
     assert found == {"early": 0, "late": True, "pageable": "a" * 100}
 
 

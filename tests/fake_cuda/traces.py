@@ -51,22 +51,11 @@ class Rank:
 
     threads: dict[str, list[Call]] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
+    # How often each call was made, by all threads, from one mark to the next; polling apart.
+    iterations: list[Counter[str]] = field(default_factory=list)
 
     def counts(self) -> Counter[str]:
         return Counter(call.name for calls in self.threads.values() for call in calls)
-
-    def iterations(self, thread: str | None = None) -> list[Counter[str]]:
-        """Calls of each name between one mark and the next, on the thread that marks."""
-        found: list[Counter[str]] = []
-        for name, calls in self.threads.items():
-            if thread not in (None, name) or not any(call.name == MARK for call in calls):
-                continue
-            for call in calls:
-                if call.name == MARK:
-                    found.append(Counter())
-                elif found:
-                    found[-1][call.name] += 1
-        return found
 
 
 def read(path: Path) -> Rank:
@@ -88,6 +77,10 @@ def read(path: Path) -> Rank:
             if stream != "-":
                 stream = known.setdefault(stream, str(len(known)))
             rank.threads[names[thread]].append(Call(call, stream, size, more))
+            if call == MARK:
+                rank.iterations.append(Counter())
+            elif rank.iterations and call not in POLLED:
+                rank.iterations[-1][call] += 1
     return rank
 
 
