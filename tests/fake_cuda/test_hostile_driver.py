@@ -294,10 +294,9 @@ def events():
         elapsed = ctypes.c_float()
         cuda.cuEventSynchronize(end)
         cuda.cuEventElapsedTime(ctypes.byref(elapsed), begin, end)
-        least, most = 19.9, 1e3 * (time.monotonic() - before)
-        assert least < elapsed.value < most, elapsed.value  # the device's own time
         begun, ended = driver.span("F0")
-        assert abs(ended - begun - 0.02) < 1e-6
+        assert abs(ended - begun - 0.02) < 1e-6  # the device's own time
+        assert 0.02 - 1e-5 < 1e-3 * elapsed.value < ended - before + 1e-5
         quiet = cuda.event(NO_TIMING)
         cuda.cuEventRecord(quiet, 0)
         cuda.cuEventSynchronize(quiet)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def _apart(said: Any, function: Callable[..., Any], args: tuple[Any, ...], secon
         return result
     finally:
         if process.is_alive():
-            process.join(10)  # it has answered, and ends
+            process.join(0 if sys.exc_info()[0] else 10)  # it has answered, and ends
         process.kill()
         process.join()
         ours.close()

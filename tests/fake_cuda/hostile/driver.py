@@ -36,6 +36,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "read": (None, [_PTR, _PTR, _SIZE]),
     "synchronize": (ctypes.c_int, [ctypes.c_int]),
     "outside": (None, [ctypes.c_int, _PTR, _TEXT, _TEXT]),
+    "signals": (None, [ctypes.c_int, _PTR, _TEXT, _TEXT]),
     "promise": (None, [_TEXT, _TEXT]),
     "signal": (None, [_TEXT]),
     "await": (ctypes.c_int, [_TEXT, ctypes.c_double]),
@@ -73,7 +74,7 @@ class Driver:
     ) -> None:
         self._c = load(built())
         self._call("open", devices, queues, seed, mode, strict)
-        self._here = threading.local()
+        self._here, self._pause = threading.local(), threading.Event()
         self._open = True
 
     def __enter__(self) -> Driver:
@@ -147,7 +148,7 @@ class Driver:
         )
 
     def span(self, label: str) -> tuple[float, float]:
-        """When that kernel began and ended, on the host's monotonic clock (mode TIMED)."""
+        """When that kernel really began and ended, on the host's monotonic clock; zeros if not."""
         begun, ended = ctypes.c_double(), ctypes.c_double()
         self._call("span", label.encode(), ctypes.byref(begun), ctypes.byref(ended))
         return begun.value, ended.value
@@ -170,6 +171,10 @@ class Driver:
         """Launch what waits for `key`, as NCCL's receives do."""
         self._call("outside", self.device, self.current, key.encode(), label.encode())
 
+    def signals(self, key: str, label: str) -> None:
+        """Launch what signals `key`, as NCCL's sends do."""
+        self._call("signals", self.device, self.current, key.encode(), label.encode())
+
     def promise(self, key: str, thread: str) -> None:
         self._call("promise", key.encode(), thread.encode())
 
@@ -186,6 +191,10 @@ class Driver:
     def fail(self, call: str, after: int = 0, code: int = 719) -> None:
         """After so many calls of that name all others fail with `code`; 0: none does."""
         self._call("fail", call.encode(), after, code)
+
+    def quiet(self) -> None:
+        """Let the device move for a moment."""
+        self._pause.wait(0.0005)
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from fake_cuda.hostile.driver import Driver
-from fake_cuda.hostile.stage_model import Position
+from fake_cuda.hostile.stage_model import Position, label
 
+from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.ir.deps import position_of
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
@@ -21,8 +22,12 @@ from megatron_adaptra.runtime.mailbox import Mailbox
 class ExecutorStage:
     """Runs a line op by op, as adapter/pipeline/executor_stage.py does with Megatron's ops."""
 
-    def __init__(self, driver: Driver, mailbox: Mailbox, chunks: int, words: int) -> None:
+    def __init__(
+        self, driver: Driver, device: Device, mailbox: Mailbox, chunks: int, words: int
+    ) -> None:
         self.driver, self.mailbox, self.chunks, self.words = driver, mailbox, chunks, words
+        self.device = device
+        self.marks: list[tuple[str, Mark]] = []  # behind kernels
         self.stage, self.stages = mailbox.stage, mailbox.stages
         last = self.stages * chunks - 1
         ats = [chunk * self.stages + self.stage for chunk in range(chunks)]
@@ -48,7 +53,14 @@ class ExecutorStage:
         execute(program.order[self.stage], handlers)
         self.end()
 
+    def mark(self, kind: str, microbatch: int, position: Position) -> None:
+        """The moment when what was launched is over."""
+        name = label(kind, self.iteration, microbatch, position.at)
+        self.marks.append((name, self.device.mark()))
+        self.marks[-1][1].at()  # mostly too early
+
     def end(self) -> None:
+        self.device.anchor()
         for position in self.positions:
             position.step(self.iteration)
         self.iteration += 1
@@ -59,6 +71,7 @@ class ExecutorStage:
         first = position_of(op, self.stage, self.stages) == 0
         received = position.batch(self.iteration, op.microbatch) if first else self.mailbox.take(op)
         output = position.forward(self.iteration, op.microbatch, received)
+        self.mark("F", op.microbatch, position)
         if not position.last:
             self._out[Kind.SEND_F, op.microbatch, op.chunk] = output
         self.mailbox.probe.op_ends(op)
@@ -71,6 +84,7 @@ class ExecutorStage:
         position = self.positions[op.chunk]
         gradient = None if position.last else self.mailbox.take(op)
         made = position.backward_input(self.iteration, op.microbatch, gradient)
+        self.mark("I", op.microbatch, position)
         if position.at:
             self._out[Kind.SEND_B, op.microbatch, op.chunk] = made
 
@@ -155,6 +169,7 @@ class NativeStage(ExecutorStage):
         if x is None:
             x = position.batch(self.iteration, microbatch)
         output = position.forward(self.iteration, microbatch, x)
+        self.mark("F", microbatch, position)
         output.op = SimpleNamespace(microbatch=microbatch, chunk=chunk)  # type: ignore
         tokens = torch.zeros([], dtype=torch.int)
         return (output if self.chunks > 1 else [output]), tokens
@@ -164,6 +179,7 @@ class NativeStage(ExecutorStage):
         gradient = gradients[0] if isinstance(gradients, list) else gradients
         op, position = output.op, self.positions[output.op.chunk]
         made = position.backward_input(self.iteration, op.microbatch, gradient)
+        self.mark("I", op.microbatch, position)
         position.backward_weight(self.iteration, op.microbatch)
         return made if self.chunks > 1 else [made]
 

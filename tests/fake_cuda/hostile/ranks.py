@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
 from dataclasses import dataclass, field
+from enum import Enum
+from threading import Thread
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from fake_cuda.hostile.abandoned import give_up
 from fake_cuda.hostile.driver import HOSTILE, Driver
 from fake_cuda.hostile.jobs import NATIVE, Job
 from fake_cuda.hostile.loops import ExecutorStage, NativeStage
+from fake_cuda.hostile.nccl_like import NcclLike
 from fake_cuda.hostile.stage_model import reference
+from fake_cuda.hostile.times import moments, times
 from patience import PATIENCE
 
 from megatron_adaptra.device.cuda import cuda_device
+from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.device.staging import Staging
+from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.unused_posts import first_posts
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.transport.base import Stamps
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
 from megatron_adaptra.transport.engine.transport import End
-
-_names = itertools.count()  # of jobs in this process: their messages never meet
 
 
 class _Board:
@@ -62,66 +68,97 @@ class Outcome:
         return [*self.findings, *self.errors, *wrong, *self.left]
 
 
-class Ranks:
-    """The endpoints of so many ranks of this process; several jobs may follow each other.
+class Plant(Enum):
+    """A fault in a job.
 
-    Neighbours of a pair talk through memory, others over tcp.
+    The first three are receives that wait on the device, which is a finding at once; with a
+    device-wide synchronisation, and as they are, where only what comes of it is a finding.
     """
 
-    def __init__(self, count: int) -> None:
-        board = _Board()
-        self.endpoints = [
-            Endpoint(rank, "127.0.0.1", f"machine {rank // 2}", board, PATIENCE, ports=())
-            for rank in range(count)
-        ]
+    NOTHING, ON_DEVICE, SYNCHRONISED, WAITING, STRAY_COPIES, FREED_EARLY, LAUNCH_TIMES = range(7)
 
-    def __enter__(self) -> Ranks:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        for endpoint in self.endpoints:
+ON_DEVICE = (Plant.ON_DEVICE, Plant.SYNCHRONISED, Plant.WAITING)
+
+
+@dataclass
+class Result:
+    """Of one rank: `words`, weights and sums by position; `moments`: when kernels were over."""
+
+    words: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+    messages: list[tuple[int, int, Op, Stamps]] = field(default_factory=list)
+    moments: dict[str, float | str] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+
+def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Outcome:
+    """The job on the hostile driver, against its reference; with a fault, if one is planted."""
+    outcome, board = Outcome(job), _Board()
+    results = [Result() for _ in range(job.stages)]
+    done = threading.Barrier(job.stages)
+
+    def rank(me: int) -> None:
+        driver.enter(me, f"rank {me}")
+        # Neighbours of a pair talk through memory, others over tcp.
+        endpoint = Endpoint(me, "127.0.0.1", f"machine {me // 2}", board, timeout, ports=())
+        stream = driver.stream("compute") if job.random("stream").random() < 0.5 else 0
+        with driver.on(stream):
+            try:
+                _train(driver, endpoint, job, me, timeout, plant, results[me])
+            except Exception as error:
+                outcome.errors.append(f"rank {me}: {type(error).__name__}: {error}")
+                done.abort()
+            with contextlib.suppress(threading.BrokenBarrierError):
+                done.wait(timeout)
             endpoint.close()
+            cuda_device(torch.device("cuda", me)).close()
 
-    def run(self, job: Job, timeout: float = PATIENCE) -> Outcome:
-        """The job on the hostile driver, against its reference."""
-        outcome, name = Outcome(job), f"job {next(_names)}"
-        results: list[Any] = [None] * job.stages
-        done = threading.Barrier(job.stages)
-
-        def rank(me: int) -> None:
-            driver.enter(me, f"rank {me}")
-            stream = driver.stream("compute") if job.random("stream").random() < 0.5 else 0
-            with driver.on(stream):
-                try:
-                    results[me] = _train(driver, self.endpoints[me], job, me, name, timeout)
-                except Exception as error:
-                    outcome.errors.append(f"rank {me}: {type(error).__name__}: {error}")
-                    done.abort()
-                with contextlib.suppress(threading.BrokenBarrierError):
-                    done.wait(timeout)
-                cuda_device(torch.device("cuda", me)).close()
-
-        with Driver(job.stages, job.queues, job.seed, HOSTILE) as driver, driver.as_torch_cuda():
-            with ThreadPoolExecutor(job.stages) as pool:
-                for future in [pool.submit(rank, me) for me in range(job.stages)]:
-                    if error := future.exception(2 * timeout):
-                        outcome.errors.append(f"{type(error).__name__}: {error}")
-            outcome.findings = driver.findings
-            outcome.calls = driver.calls()
-            lefts = [(r, driver.left(r)) for r in range(job.stages)]
+    strict = plant not in (Plant.SYNCHRONISED, Plant.WAITING)
+    with contextlib.ExitStack() as stack:
+        driver = stack.enter_context(Driver(job.stages, job.queues, job.seed, HOSTILE, strict))
+        stack.enter_context(driver.as_torch_cuda())
+        if plant is Plant.STRAY_COPIES:
+            driver.stray_copies()
+        if plant is Plant.FREED_EARLY:
+            stack.enter_context(patch.object(DeviceTransport, "sweep", _lets_go))
+        threads = [Thread(target=rank, args=(me,), daemon=True) for me in range(job.stages)]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 3 * timeout
+        for me, thread in enumerate(threads):
+            thread.join(max(0.0, end - time.monotonic()))
+            assert not thread.is_alive(), f"{job}: rank {me} does not end: {driver.waits}"
+        outcome.findings = driver.findings
+        outcome.calls = driver.calls()
+        if not outcome.errors and plant not in ON_DEVICE:
+            outcome.findings += times(driver, job, results)
+            outcome.findings += [fault for result in results for fault in result.faults]
+        lefts = [(r, driver.left(r)) for r in range(job.stages)]
+        if plant not in ON_DEVICE:
             outcome.left = [f"rank {r} has left {what}" for r, what in lefts if what]
-        if not outcome.errors:
-            positions = job.stages * job.chunks
-            wanted = reference(positions, job.microbatches, job.iterations, job.words)
-            got = {p: words for result in results for p, words in result.items()}
-            outcome.wrong = [p for p in range(positions) if got[p] != wanted[p]]
-        return outcome
+    if not outcome.errors and plant not in ON_DEVICE:
+        positions = job.stages * job.chunks
+        wanted = reference(positions, job.microbatches, job.iterations, job.words)
+        got = {p: words for result in results for p, words in result.words.items()}
+        outcome.wrong = [p for p in range(positions) if got[p] != wanted[p]]
+    return outcome
+
+
+def _lets_go(transport: DeviceTransport) -> None:
+    """Instead of `sweep`, planted: forget the memory of messages that are being copied."""
+    transport._under_way = []
 
 
 def _train(
-    driver: Driver, endpoint: Endpoint, job: Job, me: int, name: str, timeout: float
-) -> dict[int, tuple[list[int], list[int]]]:
-    """One rank's part; by position the weights and sums of gradients at its end."""
+    driver: Driver,
+    endpoint: Endpoint,
+    job: Job,
+    me: int,
+    timeout: float,
+    plant: Plant,
+    result: Result,
+) -> None:
+    """One rank's part."""
     near = {(me - 1) % job.stages, (me + 1) % job.stages} - {me}
     if job.chunks == 1:
         near = {peer for peer in near if abs(peer - me) == 1}
@@ -129,26 +166,39 @@ def _train(
     device = cuda_device(torch.device("cuda", me))
     staging = Staging(device, endpoint.engine)
     ends = {peer: End(peer, f"stage {peer}") for peer in near}
-    transport = DeviceTransport(endpoint, name, ends, staging, me)
+    transport: Any = (
+        NcclLike(driver, me)
+        if plant in ON_DEVICE
+        else DeviceTransport(endpoint, "pipeline", ends, staging, me)
+    )
     try:
-        watchdog = Watchdog(me, range(job.stages))
-        mailbox = Mailbox(me, job.stages, transport, Probe(me), watchdog, timeout)
+        watchdog, probe = Watchdog(me, range(job.stages)), Probe(me)
+        mailbox = Mailbox(me, job.stages, transport, probe, watchdog, timeout)
         kind = NativeStage if job.order == NATIVE else ExecutorStage
-        stage = kind(driver, mailbox, job.chunks, job.words)
-        programs = [job.program(i) for i in range(job.iterations)]
-        for iteration, program in enumerate(programs):
+        clock = HostDevice() if plant is Plant.LAUNCH_TIMES else device
+        stage = kind(driver, clock, mailbox, job.chunks, job.words)
+        for iteration in range(job.iterations):
+            program = job.program(iteration)
             mailbox.begin(iteration, stage.new_message)
-            mailbox.probe.begin(iteration)
+            probe.begin(iteration)
             for op in first_posts(program, me):  # as a session does at an iteration's end
                 mailbox.post(op)
+            if plant is Plant.SYNCHRONISED and driver.synchronize():  # as Megatron's timers do
+                return
             stage.run(program)
             mailbox.finish()
             staging.trim()
+            result.messages += [(iteration, *message) for message in probe.record.messages]
         mailbox.close()
-        assert driver.synchronize() == 0, driver.findings
-        return {
-            p.at: tuple(driver.read(t).tolist() for t in (p.weight, p.sum)) for p in stage.positions
-        }
+        if plant not in ON_DEVICE:
+            give_up(driver, transport, sorted(near), job, me)
+        if driver.synchronize():
+            return  # a deadlock, which is among the findings
+        for one in stage.positions:
+            result.words[one.at] = driver.read(one.weight).tolist(), driver.read(one.sum).tolist()
+        result.moments = {} if plant in ON_DEVICE else moments(stage.marks)
+        if fault := device.handle.fault():
+            result.faults.append(f"rank {me}: the device's thread says: {fault}")
     finally:
         transport.close()
         staging.close()

@@ -19,6 +19,11 @@ def number(what: int, iteration: int, microbatch: int, position: int) -> int:
     return ((iteration << 16 | microbatch) << 8 | position) << 3 | what
 
 
+def label(kind: str, iteration: int, microbatch: int, position: int) -> str:
+    """Of the kernel of an op."""
+    return f"{kind}{microbatch} at {position} in {iteration}"
+
+
 @dataclass
 class Kept:
     """Of one microbatch at one position, from its forward to the end of its backward."""
@@ -56,7 +61,7 @@ class Position:
 
     def forward(self, iteration: int, microbatch: int, received: torch.Tensor) -> torch.Tensor:
         """The output; what the backward needs is kept."""
-        name = f"F{microbatch} at {self.at}"
+        name = label("F", iteration, microbatch, self.at)
         output, saved = self._new(f"the output of {name}"), self._new(f"what {name} keeps")
         self._churn(name, received)
         ins = [received, self.weight]
@@ -68,7 +73,7 @@ class Position:
         self, iteration: int, microbatch: int, gradient: torch.Tensor | None
     ) -> torch.Tensor:
         """The gradient of the input; that of the weights is still to come."""
-        kept, name = self.kept[microbatch], f"I{microbatch} at {self.at}"
+        kept, name = self.kept[microbatch], label("I", iteration, microbatch, self.at)
         kept.gradient = gradient if gradient is not None else kept.saved
         made = self._new(f"the gradient of {name}")
         ins = [kept.gradient, kept.received, kept.saved, self.weight]
@@ -77,7 +82,7 @@ class Position:
 
     def backward_weight(self, iteration: int, microbatch: int) -> None:
         """Add to the gradients of the weights; the order shows."""
-        kept, name = self.kept.pop(microbatch), f"W{microbatch} at {self.at}"
+        kept, name = self.kept.pop(microbatch), label("W", iteration, microbatch, self.at)
         assert kept.gradient is not None
         self._churn(name, kept.received)
         ins = [self.sum, kept.gradient, kept.received]

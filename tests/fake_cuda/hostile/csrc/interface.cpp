@@ -52,6 +52,7 @@ TEST void hostile_open(int devices, int queues, uint64_t seed, int mode, int str
   w.order.clear();
   w.findings.clear();
   w.signalled.clear();
+  w.signallers.clear();
   w.promised.clear();
   w.failing.clear();
   w.spans.clear();
@@ -83,6 +84,7 @@ TEST void hostile_close() {
   Lock lock(world().mutex);
   for (auto& thread : world().threads) thread.device = nullptr;
   world().functions.clear();
+  world().signallers.clear();
   world().devices.clear();
   close_heaps();
 }
@@ -135,7 +137,7 @@ TEST void hostile_mix(uint64_t id, int inputs, const void** in, const size_t* in
   for (int k = 0; k < outputs; ++k) memcpy(out[k], results[k].data(), 8 * results[k].size());
 }
 
-// A kernel that mixes device memory; it lasts at least so long where the device keeps time.
+// A kernel that mixes device memory; where the device keeps time it lasts so long.
 TEST void hostile_kernel(int ordinal, void* stream, const char* label, uint64_t id, int inputs,
                          const void** in, const size_t* in_bytes, int outputs, void** out,
                          const size_t* out_bytes, uint64_t nanoseconds) {
@@ -176,14 +178,14 @@ TEST void hostile_kernel(int ordinal, void* stream, const char* label, uint64_t 
     }
     if (world().order.size() < kOrder) world().order.push_back(name);
     hostile_mix(id, inputs, from.data(), from_bytes.data(), outputs, to.data(), to_bytes.data());
-    if (const auto self = shared->lock(); self && world().settings.timed) {
-      world().spans[name] = {self->begun, self->begun + self->lasts};
+    if (const auto self = shared->lock()) {
+      world().spans[name] = {self->begun, world().settings.timed ? self->begun + self->lasts : now()};
     }
   };
   *shared = issue(stream_at(ordinal, stream), std::move(op), touches);
 }
 
-// When a kernel really ran, in seconds of the monotonic clock; 0 where the device keeps no time.
+// When a kernel really ran last, in seconds of the monotonic clock; 0 if it has not.
 TEST void hostile_span(const char* label, double* begun, double* ended) {
   Lock lock(world().mutex);
   const auto found = world().spans.find(label);
@@ -224,9 +226,27 @@ TEST void hostile_outside(int ordinal, void* stream, const char* key, const char
   op.stream = &on;
   if (world().settings.strict && world().signalled.count(key) == 0) {
     finding("rule 1: " + in_words(op) + " waits for \"" + key + "\", which has not happened yet");
+    world().signalled[key] = true;  // said once; the case goes on without the wait
+    world().signalled[key] = true;  // said once; the case goes on without the wait
   }
   called(lock, *on.device, "a launch");
   issue(on, std::move(op));
+}
+
+// Work on the device after which `key` is signalled, as a send of NCCL's.
+TEST void hostile_signals(int ordinal, void* stream, const char* key, const char* label) {
+  Lock lock(world().mutex);
+  Stream& on = stream_at(ordinal, stream);
+  called(lock, *on.device, "a launch");
+  const std::string name = key;
+  Op op;
+  op.kind = Op::Kind::kernel;
+  op.what = label;
+  op.ends = [name] {
+    world().signalled[name] = true;
+    world().signallers.erase(name);
+  };
+  world().signallers[name] = issue(on, std::move(op));
 }
 
 // Somebody will signal `key`: the thread of that name.

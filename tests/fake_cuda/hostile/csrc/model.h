@@ -121,6 +121,7 @@ struct World {
   std::deque<Device> devices;
   std::deque<Thread> threads;
   std::map<std::string, bool> signalled;        // keys
+  std::map<std::string, OpRef> signallers;      // operations that will signal a key
   std::map<std::string, std::string> promised;  // key: the thread that will signal it
   std::vector<std::string> findings;
   bool failed = false;  // a deadlock was found: whoever waits is let go

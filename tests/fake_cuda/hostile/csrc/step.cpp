@@ -29,7 +29,8 @@ bool all_over(const Op& op) {
 
 bool may_end(const Op& op) {
   switch (op.kind) {
-    case Op::Kind::outside: return world().signalled.count(op.key) != 0;
+    // Once a deadlock was found it is dissolved, so that the case can end.
+    case Op::Kind::outside: return world().failed || world().signalled.count(op.key) != 0;
     case Op::Kind::function: return false;  // the thread that runs it says so
     default: return !timed() || now() >= op.begun + op.lasts;
   }
@@ -199,20 +200,24 @@ int wait_for(Lock& lock, Device& device, OpRef op, const char* call) {
   int result = 0;
   while (!finished() && result == 0) {
     if (step(device)) continue;
-    if (!op) {  // any of what is left keeps it
-      for (auto& queue : device.queues) if (!queue.waiting.empty()) me.blocked = queue.waiting.front();
-      for (auto& stream : device.streams) if (stream.running) me.blocked = stream.running;
-    } else {
-      me.blocked = op;
+    std::vector<OpRef> left;  // each of them keeps it
+    if (op) left.push_back(op);
+    for (auto& stream : device.streams) if (!op && stream.running) left.push_back(stream.running);
+    for (auto& queue : device.queues) {
+      if (!op && !queue.waiting.empty()) left.push_back(queue.waiting.front());
     }
     me.call = call;
-    const std::string found = circle(me);
+    std::string found;
+    for (auto& one : left) {
+      me.blocked = one;
+      if (found = circle(me); !found.empty()) break;
+    }
     if (!found.empty()) {
       finding(std::string("deadlock: ") + found);
       world().failed = true;
       world().changed.notify_all();
     }
-    if (world().failed) {
+    if (!found.empty()) {
       result = kLaunchTimeout;
     } else if (const Nanoseconds at = timed() ? due() : 0; at != 0) {
       world().changed.wait_until(lock, steady_clock::time_point(nanoseconds(at)));

@@ -1,5 +1,7 @@
 // Who waits for whom: threads of the host for operations, operations for what is before them in a
-// stream, in a hardware queue or by an event, and for keys, which threads have promised to signal.
+// stream, in a hardware queue or by an event, and for keys, which operations or threads will signal.
+// Each waits for all of these, so that any circle is a deadlock.
+#include <algorithm>
 #include <set>
 
 #include "model.h"
@@ -10,49 +12,66 @@ namespace {
 
 class Search {
  public:
-  explicit Search(const Thread& from) : from_(from) {}
+  std::vector<std::string> path;  // in words, to the end of the circle
 
   bool thread(const Thread& one) {
-    if (!seen_.insert(&one).second) return &one == &from_;
     std::string doing = "the thread " + one.name;
     if (one.blocked) doing += " is in " + std::string(one.call) + ", which waits for";
-    if (!one.awaits.empty()) doing += " waits for \"" + one.awaits + "\", for which it needs";
-    path.push_back(doing);
-    if (one.blocked && op(*one.blocked)) return true;
-    if (!one.awaits.empty() && key(one.awaits)) return true;
+    if (!one.awaits.empty()) doing += " waits for \"" + one.awaits + "\" from";
+    return visit(&one, "the thread " + one.name, [&] {
+      return (one.blocked && through(doing, [&] { return op(*one.blocked); })) ||
+             (!one.awaits.empty() && through(doing, [&] { return key(one.awaits); }));
+    });
+  }
+
+ private:
+  template <typename F>
+  bool through(const std::string& words, F next) {
+    path.push_back(words);
+    if (next()) return true;
     path.pop_back();
     return false;
   }
 
- private:
-  bool op(const Op& one) {
-    if (one.over() || !seen_.insert(&one).second) return false;
-    const auto through = [&](const Op& next, const std::string& why) {
-      path.push_back(in_words(one) + ", " + why);
-      if (op(next)) return true;
-      path.pop_back();
-      return false;
-    };
-    if (one.state == Op::State::running) {
-      if (one.kind != Op::Kind::outside) return false;
-      path.push_back(in_words(one) + ", which waits for \"" + one.key + "\" from");
-      if (key(one.key)) return true;
-      path.pop_back();
-      return false;
+  template <typename F>
+  bool visit(const void* node, const std::string& words, F next) {
+    if (std::find(stack_.begin(), stack_.end(), node) != stack_.end()) {
+      path.push_back(words);
+      return true;
     }
-    const auto& running = one.stream->running;
-    if (running && through(*running, "which follows on its stream after")) return true;
-    for (auto& earlier : one.after) if (through(*earlier, "which an event keeps behind")) return true;
-    const Queue& queue = one.stream->device->queues[one.stream->queue];
-    const Op& front = *queue.waiting.front();
-    if (&front == &one) return false;
-    const bool same = front.stream == one.stream;
-    return through(front, same ? "which follows on its stream after"
-                               : "which stands in hardware queue " +
-                                     std::to_string(one.stream->queue) + " behind");
+    if (!seen_.insert(node).second) return false;
+    stack_.push_back(node);
+    const bool found = next();
+    stack_.pop_back();
+    return found;
+  }
+
+  bool op(const Op& one) {
+    if (one.over()) return false;
+    const auto words = in_words(one);
+    return visit(&one, words, [&] {
+      if (one.state == Op::State::running) {
+        if (one.kind != Op::Kind::outside) return false;
+        return through(words + ", which waits for \"" + one.key + "\" from", [&] { return key(one.key); });
+      }
+      const auto behind = [&](const Op& next, const std::string& why) {
+        return through(words + ", which " + why, [&] { return op(next); });
+      };
+      const auto& running = one.stream->running;
+      if (running && behind(*running, "follows on its stream after")) return true;
+      for (auto& earlier : one.after) if (behind(*earlier, "an event keeps behind")) return true;
+      const Queue& queue = one.stream->device->queues[one.stream->queue];
+      const Op& front = *queue.waiting.front();
+      if (&front == &one) return false;
+      if (front.stream == one.stream) return behind(front, "follows on its stream after");
+      return behind(front, "stands in hardware queue " + std::to_string(one.stream->queue) + " behind");
+    });
   }
 
   bool key(const std::string& name) {
+    if (world().signalled.count(name) != 0) return false;
+    const auto signaller = world().signallers.find(name);
+    if (signaller != world().signallers.end()) return op(*signaller->second);
     const auto promised = world().promised.find(name);
     if (promised == world().promised.end()) return false;
     for (auto& one : world().threads) {
@@ -61,21 +80,18 @@ class Search {
     return false;
   }
 
-  const Thread& from_;
   std::set<const void*> seen_;
-
- public:
-  std::vector<std::string> path;
+  std::vector<const void*> stack_;
 };
 
 }  // namespace
 
 std::string circle(const Thread& from) {
-  Search search(from);
+  Search search;
   if (!search.thread(from)) return "";
   std::string text;
-  for (auto& part : search.path) text += part + " -> ";
-  return text + "the thread " + from.name;
+  for (auto& part : search.path) text += (text.empty() ? "" : " -> ") + part;
+  return text;
 }
 
 std::string all_waits() {

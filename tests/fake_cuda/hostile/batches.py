@@ -1,0 +1,68 @@
+"""Many jobs in one process, which is not pytest's (see apart.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fake_cuda.hostile.build import built
+from fake_cuda.hostile.driver import load
+from fake_cuda.hostile.jobs import Job
+
+from megatron_adaptra.adapter.baseline import cpu
+
+TIMEOUT = 60.0  # seconds for a message that never comes; nothing is measured with it
+
+# What a thread that computes must not call while it does: they may block.
+BLOCKING = {
+    "cuEventSynchronize",
+    "cuStreamSynchronize",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
+    "cuMemHostRegister",
+    "cuMemHostUnregister",
+}
+
+
+def prepare() -> None:
+    """Before anything else here: stand-ins for torch's CUDA, and the driver."""
+    cpu.install()
+    load(built())
+
+
+def run_jobs(jobs: Sequence[Job]) -> tuple[int, list[str]]:
+    """How many went well before the first that did not, and what that one's faults are."""
+    prepare()
+    from fake_cuda.hostile.ranks import run
+
+    for i, job in enumerate(jobs):
+        outcome = run(job, TIMEOUT)
+        faults = outcome.faults
+        for me in range(job.stages):
+            if blocking := BLOCKING & outcome.calls[f"rank {me}"].keys():
+                faults.append(f"rank {me} computes, and calls {sorted(blocking)}")
+        if faults:
+            return i, [str(job), *faults]
+    return len(jobs), []
+
+
+def run_planted(plant: str, jobs: Sequence[Job]) -> list[list[str]]:
+    """The faults of each job in which that one is planted."""
+    prepare()
+    from fake_cuda.hostile.ranks import Plant, run
+
+    return [run(job, TIMEOUT, Plant[plant]).faults for job in jobs]
+
+
+def run_removed(wait: str, jobs: Sequence[Job]) -> tuple[int, list[str]]:
+    """The first job that misses that wait, by its place in `jobs`, and what it says."""
+    prepare()
+    from fake_cuda.hostile.waits import Engine
+
+    engine = Engine()
+    from fake_cuda.hostile.ranks import run
+
+    engine.remove(wait)
+    for i, job in enumerate(jobs):
+        if faults := run(job, 5.0).faults:
+            return i, faults
+    return len(jobs), []

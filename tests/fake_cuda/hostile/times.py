@@ -1,0 +1,56 @@
+"""What the product says about times, against what the device really did."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fake_cuda.hostile.driver import Driver
+from fake_cuda.hostile.jobs import Job
+from fake_cuda.hostile.stage_model import label
+
+from megatron_adaptra.device.base import Mark
+from megatron_adaptra.ir.op import Kind
+
+if TYPE_CHECKING:
+    from fake_cuda.hostile.ranks import Result
+
+GRAIN = 100e-6  # seconds: what two clocks may drift in a test, and what floats do not tell
+_LOOKS = 2000
+
+
+def moments(marks: Sequence[tuple[str, Mark]]) -> dict[str, float | str]:
+    """By what was marked its moment, or why there is none; all work is over."""
+    pause, found = threading.Event(), {}
+    for name, mark in marks:
+        for _ in range(_LOOKS):
+            if (at := mark.at()) is not None or mark.fault:
+                break
+            pause.wait(0.001)  # for the anchor, which the device's thread stamps
+        found[name] = mark.fault if at is None else at
+    return found
+
+
+def times(driver: Driver, job: Job, results: Sequence[Result]) -> list[str]:
+    """Moments before their time, and messages that were sent before they were made."""
+    said = []
+    for result in results:
+        for name, at in result.moments.items():
+            ended = driver.span(name)[1]
+            if isinstance(at, str) and "older than every anchor" in at and name.endswith("in 0"):
+                continue  # nothing tied the clocks yet
+            if isinstance(at, str):
+                said.append(f"time: the mark behind {name} was not read: {at or 'no anchor'}")
+            elif at < ended - GRAIN:
+                said.append(f"time: {name} ended {1e3 * (ended - at):.3f} ms after its mark says")
+        for iteration, source, op, stamps in result.messages:
+            kind = "F" if op.kind is Kind.F else "I"
+            position = op.chunk * job.stages + source
+            made = driver.span(label(kind, iteration, op.microbatch, position))[1]
+            if stamps.sent < made - GRAIN:
+                early = 1e3 * (made - stamps.sent)
+                said.append(f"time: {op} of stage {source} was sent {early:.3f} ms before its end")
+            if stamps.completed < stamps.sent - GRAIN:
+                said.append(f"time: {op} of stage {source} was there before it was sent")
+    return said
