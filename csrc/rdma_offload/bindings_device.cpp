@@ -88,6 +88,11 @@ void bind_device(py::module_& m) {
       .def(py::init([](const std::shared_ptr<Device>& device, Engine& engine, uint64_t limit) {
         return std::make_shared<Pinned>(device, engine.arena(), limit);
       }))
+      .def("prepare",
+           [](const std::shared_ptr<Pinned>& pinned, Device& device, uint64_t bytes, size_t count) {
+             device.soon([pinned, bytes, count] { pinned->prepare(bytes, count); });
+           },
+           NoGil())
       // Pages are given back on the device's thread: it may take long.
       .def("trim",
            [](const std::shared_ptr<Pinned>& pinned, Device& device, bool all) {

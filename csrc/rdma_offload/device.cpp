@@ -17,6 +17,7 @@ constexpr int kHighest = -1000;  // of priorities: the driver takes the highest 
 // Between two looks at events: at first what a copy of a small message takes, later less than a
 // hundredth of what a slow link does.
 constexpr std::chrono::microseconds kShortest{20}, kLongest{200};
+constexpr double kLastCall = 5;  // seconds for the driver to return from a call
 constexpr unsigned long kSlack = 1000;  // nanoseconds that the kernel may add to a pause
 
 std::mutex g_opening;
@@ -114,6 +115,14 @@ std::string Device::close(double seconds) {
     stopping_ = true;
     until_ = now() + static_cast<Nanoseconds>(std::min(seconds, 1e6) * 1e9);
     changed_.notify_all();
+  }
+  if (std::unique_lock<std::mutex> lock(mutex_);
+      !ended_.wait_for(lock, patience(seconds + kLastCall), [this] { return stopped_; })) {
+    stopped_ = true;  // it takes no more jobs, if it ever comes back
+    closed_ = true;
+    thread_.detach();
+    return "the driver of GPU " + std::to_string(ordinal) + " has not returned from a call after " +
+           std::to_string(seconds + kLastCall) + " s; nothing of it is freed";
   }
   thread_.join();
   std::string left;
@@ -308,6 +317,7 @@ void Device::run() {
     }
   }
   stopped_ = true;
+  ended_.notify_all();
 }
 
 }  // namespace adaptra

@@ -110,7 +110,7 @@ class Device : public std::enable_shared_from_this<Device> {
   };
   std::deque<Watched> watched_[kLanes];  // in the order in which they pass
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_, ended_;
   std::deque<std::function<void()>> jobs_;
   std::string fault_;
   bool stopping_ = false, stopped_ = false;

@@ -44,6 +44,11 @@ std::shared_ptr<uint8_t> Pinned::take(uint64_t bytes) {
   return lend(std::move(block));
 }
 
+void Pinned::prepare(uint64_t bytes, size_t count) {
+  std::vector<std::shared_ptr<uint8_t>> blocks;
+  while (blocks.size() < count) blocks.push_back(take(bytes));
+}
+
 // Under the lock.
 std::shared_ptr<uint8_t> Pinned::lend(Block block) {
   block.recent = true;

@@ -24,6 +24,9 @@ class Pinned : public std::enable_shared_from_this<Pinned> {
   // milliseconds and the driver may wait for the GPU meanwhile: on the device's thread.
   std::shared_ptr<uint8_t> take(uint64_t bytes);
 
+  // Have `count` blocks of `bytes` idle, so that the first messages need not wait for them.
+  void prepare(uint64_t bytes, size_t count);
+
   // Give back what nobody has used since the last call, or all that is idle; as `take`. What an
   // RDMA device knows stays the engine's until that closes.
   void trim(bool all);

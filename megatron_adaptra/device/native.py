@@ -67,6 +67,10 @@ class Device(Protocol):
 class Pinned(Protocol):
     """Pinned memory of a GPU and an engine."""
 
+    def prepare(self, device: Device, nbytes: int, count: int) -> None:
+        """Have `device` pin `count` blocks of `nbytes`, unless they are there."""
+        ...
+
     def trim(self, device: Device, all: bool) -> None:
         """Have `device` give back `all` that is idle, or what was idle since the last call."""
         ...

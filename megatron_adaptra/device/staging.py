@@ -34,6 +34,13 @@ class Staging:
         """Have `nbytes` at most, but for messages under way."""
         self.pinned.set_limit(nbytes)
 
+    def prepare(self, nbytes: int, count: int) -> None:
+        """Pin `count` blocks of `nbytes` before messages need them; returns at once.
+
+        Pinning takes milliseconds, in which a driver may hold up launches as well.
+        """
+        self.pinned.prepare(self.device.handle, nbytes, count)
+
     def trim(self, all: bool = False) -> None:
         """At an iteration's end: give back what it has not used; `all` that is idle.
 

@@ -255,6 +255,21 @@ def test_pinned_memory_shrinks(registers: bool) -> None:
     run(shrinking, registers)
 
 
+def prepared(driver: Driver) -> None:
+    with two(driver) as sides:
+        for side in sides:
+            side.staging.prepare(SIZE, 4)
+            until(lambda side=side: side.staging.memory().held > 0, "it is pinned")
+        until(lambda: all(s.staging.memory().used == 0 for s in sides), "it is given back")
+        held = [side.staging.memory().held for side in sides]
+        exchange(sides, 4, SIZE)
+        assert [side.staging.memory().held for side in sides] == held, "nothing more was needed"
+
+
+def test_memory_can_be_pinned_beforehand() -> None:
+    run(prepared)
+
+
 def copied_memory(driver: Driver) -> str:
     """The driver does not pin the engine's memory: it gives its own, which the engine copies."""
     with two(driver) as sides:
