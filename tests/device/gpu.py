@@ -23,7 +23,6 @@ from patience import PATIENCE
 
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
-from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine import native
 from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import Endpoint
@@ -66,6 +65,7 @@ class Driver:
             getattr(self.library, f"test_{name}").restype = ctypes.c_long
         self.library.test_stream.restype = ctypes.c_void_p
         self.library.test_clock.argtypes = [ctypes.c_double, ctypes.c_double]
+        self.library.test_slow_copies.argtypes = [ctypes.c_double]
         self._gates: list[Any] = []
 
     def stream(self) -> int:
@@ -102,6 +102,10 @@ class Driver:
 
     def clock(self, offset: float, rate: float) -> None:
         self.library.test_clock(offset, rate)
+
+    def slow_copies(self, seconds: float) -> None:
+        """Each copy takes so long from now on."""
+        self.library.test_slow_copies(seconds)
 
     def version(self, version: int, devices: int) -> None:
         self.library.test_version(version, devices)
@@ -159,10 +163,6 @@ def two(driver: Driver, kind: str = "shm") -> Iterator[tuple[Side, Side]]:
 def native_threads() -> list[str]:
     tasks = Path("/proc/self/task").glob("*/comm")
     return [task.read_text().strip() for task in tasks]
-
-
-def emulator(rank: int, rules: list[Any]) -> LinkEmulator:
-    return LinkEmulator(rank, rules)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

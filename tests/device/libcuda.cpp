@@ -20,6 +20,7 @@ using Lock = std::unique_lock<std::mutex>;
 std::mutex& g_mutex = *new std::mutex;
 std::condition_variable& g_changed = *new std::condition_variable;
 double g_offset = 1e6, g_rate = 1;  // of the device's clock
+double g_copy = 0;  // seconds that each copy takes
 int g_version = 13000, g_devices = 4, g_sticky = 0;
 std::map<std::string, std::pair<int, int>> g_failing;  // by call: after how many, with which code
 std::map<std::string, long> g_calls;
@@ -215,12 +216,18 @@ int cuMemHostUnregister(void* at) {
 }
 int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, void* stream) {
   CALL(cuMemcpyDtoHAsync_v2);
-  push(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
+  push(stream, [=, takes = g_copy] {
+    std::this_thread::sleep_for(std::chrono::duration<double>(takes));
+    std::memcpy(to, reinterpret_cast<void*>(from), bytes);
+  });
   return 0;
 }
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* stream) {
   CALL(cuMemcpyHtoDAsync_v2);
-  push(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
+  push(stream, [=, takes = g_copy] {
+    std::this_thread::sleep_for(std::chrono::duration<double>(takes));
+    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  });
   return 0;
 }
 
@@ -266,6 +273,7 @@ void test_fail(const char* call, int after, int code) {
 }
 void test_heal(void) { Lock lock(g_mutex); g_sticky = 0; g_failing.clear(); }
 void test_clock(double offset, double rate) { Lock lock(g_mutex); g_offset = offset; g_rate = rate; }
+void test_slow_copies(double seconds) { Lock lock(g_mutex); g_copy = seconds; }
 void test_version(int version, int devices) { g_version = version; g_devices = devices; }
 long test_calls(const char* call) { Lock lock(g_mutex); return g_calls[call]; }
 long test_pinned(void) {

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
+from itertools import pairwise
 
 import pytest
 import torch
 from device.gpu import Driver, run, two, until
 from patience import PATIENCE
 
+from megatron_adaptra.device import cuda
 from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.transport.engine.wire import EngineWire
 
 SIZE = 300_000  # bytes
 SHORT = 0.05  # seconds
+COPY = 0.1  # seconds
 every_path = pytest.mark.parametrize("kind", ["shm", "tcp"])
 
 
@@ -186,3 +191,79 @@ def odd_sizes(driver: Driver, kind: str) -> None:
 @every_path
 def test_messages_of_any_size(kind: str) -> None:
     run(odd_sizes, kind)
+
+
+def slow_copies(driver: Driver) -> None:
+    """How long copies take is no delay of the link, also where they wait for each other."""
+    with two(driver) as (a, b):
+        there, here = a.open(), b.open()
+        driver.slow_copies(COPY)
+        works = [here.irecv(memory(0), 0, tag) for tag in range(3)]
+        sends = [there.isend(memory(1), 1, tag) for tag in range(3)]
+        stamps = [work.wait(PATIENCE) for work in works]
+        assert all(0 <= s.delay < COPY / 2 for s in stamps), [s.delay for s in stamps]
+        sent = [send.wait(PATIENCE).sent for send in sends]
+        assert max(sent) - min(sent) < COPY, "their producers ended at once"
+        gaps = [b.sent - a.sent for a, b in pairwise(stamps)]
+        assert min(gaps) > COPY / 2, "one copy after the other"
+        until(lambda: here.copies()[1].count == 3, "all copies have passed")
+        for copies in (there.copies()[0], here.copies()[1]):
+            assert copies.seconds >= 3 * COPY
+        there.close()
+        here.close()
+
+
+@pytest.mark.timing
+def test_copies_are_no_part_of_the_links_delay() -> None:
+    run(slow_copies)
+
+
+def over_wires(driver: Driver) -> list[str]:
+    """As a training opens its pipeline: over the engine, by the device that compute is on."""
+    with two(driver) as sides:
+        wires = []
+        for side in sides:
+            cuda._opened[os.getpid(), side.rank] = side.device
+            wires.append(EngineWire(side.endpoint, side.rank))
+        lanes = [
+            wires[i].transport("pipeline", [0, 1], [(0, 1), (1, 0)], None, torch.device("cuda", i))
+            for i in (0, 1)
+        ]
+        got = memory(0)
+        work = lanes[1].irecv(got, 0, 1)
+        lanes[0].isend(memory(5), 1, 1)
+        work.wait(PATIENCE)
+        driver.finish(sides[1].compute)
+        assert is_all(got, 5)
+        staging = wires[0].staging(torch.device("cuda", 0))
+        assert staging.memory().held > 0
+        kinds = [f"{lane.traits.memory[0]} {lane.device}" for lane in lanes]
+        for lane, wire in zip(lanes, wires, strict=True):
+            lane.close()
+            wire.close()
+        return kinds
+
+
+def test_a_wire_opens_it_for_a_gpu() -> None:
+    assert run(over_wires) == ["cuda cuda:0", "cuda cuda:1"]
+
+
+def copied_first(driver: Driver) -> None:
+    """Where what was sent is written again, each message is copied before."""
+    with two(driver) as (a, b):
+        there, here = a.open(copies=True), b.open()
+        got, sent = memory(0), memory(7)
+        work = here.irecv(got, 0, 1)
+        go = driver.stop(a.compute)
+        there.isend(sent, 1, 1)
+        sent.fill_(9)  # the test's GPU memory is the host's: the copy is there already
+        go()
+        work.wait(PATIENCE)
+        driver.finish(b.compute)
+        assert is_all(got, 7)
+        there.close()
+        here.close()
+
+
+def test_a_message_may_be_written_to_again_where_it_is_copied() -> None:
+    run(copied_first)
