@@ -313,7 +313,8 @@ class Leader(Controller):
         conditions = self.estimator.conditions()
         current = self._evaluate(self.ballot.schedule, conditions)
         if self.ballot.schedule.same_as(self._start):
-            if current.extra:  # has it turned out how much Megatron's messages cost?
+            # Perhaps it has only turned out by now how much Megatron's messages cost.
+            if current.extra > self.rule.min_gain * current.predicted:
                 self._replan_from_stock(iteration, conditions, current)
             return
         start = self._evaluate(self._start, conditions)

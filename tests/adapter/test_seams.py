@@ -53,10 +53,10 @@ def test_a_pipeline_over_ucc_trains_as_stock_with_one_line(tmp_path: Path) -> No
     assert ours.printed == stock(2, iterations=6).done.printed
     (line,) = re.findall(r"^adaptra: (.*)", ours.text, re.MULTILINE)
     assert line.startswith("WARNING: training goes on as stock Megatron: the pipeline's messages")
-    assert "go by ucc, and only gloo is supported" in line
+    assert "go by ucc; gloo and nccl are supported" in line
     strict = run("--adaptra-strict")
     assert strict.status != 0
-    assert "go by ucc, and only gloo is supported" in strict.text
+    assert "go by ucc; gloo and nccl are supported" in strict.text
     assert strict.printed == []
 
 

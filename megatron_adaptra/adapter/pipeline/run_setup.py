@@ -198,7 +198,7 @@ def _estimator(
     hosts, cores = _hosts_and_cores(context, wiring)
     return Estimator(
         means.microbatches, hosts, cores, message_bytes, context.budget, means.rendezvous,
-        context.emulator is None, chunks=means.chunks, split=means.split,
+        context.emulator is None or context.device.behind, chunks=means.chunks, split=means.split,
         recompute=means.recompute, at_first=at_first, on_device=context.device.behind,
     )  # fmt: skip
 
