@@ -215,7 +215,7 @@ class Estimator:
             self._ratios.append(measured / predicted)
 
     def learn_stock(self, predicted: float, measured: float) -> None:
-        """Take note of an iteration over Megatron's own messages, as `learn` does.
+        """The same of one over Megatron's own messages: its `predicted` and `measured` seconds.
 
         Its stages wait for each other in ways that are not modelled, the longer the slower the
         links are.

@@ -1,6 +1,6 @@
 """The training program of tests, while links of NCCL get slow and heal at given iterations.
 
-ADAPTRA_TEST_LINKS holds the file that the fake NCCL reads, the rules to write into it, and the
+FAKE_LINKS_CHANGE holds the file that the fake NCCL reads, the rules to write into it, and the
 iterations (from 0) that begin and end slow times: "FILE|0-1 40;2-3 40|10,25,40,55".
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from megatron.training import training
 
-path, rules, changes = os.environ["ADAPTRA_TEST_LINKS"].split("|")
+path, rules, changes = os.environ["FAKE_LINKS_CHANGE"].split("|")
 times = [int(text) for text in changes.split(",")]
 step, count = training.train_step, 0
 

@@ -52,7 +52,7 @@ def changing(
     changes = f"{path}|{rules}|{','.join(map(str, at))}"
     return train(
         folder, "--adaptra", *emulated, *flags, iterations=iterations, links=path, script=CHANGING,
-        variables={"ADAPTRA_TEST_LINKS": changes}, **options,
+        variables={"FAKE_LINKS_CHANGE": changes}, **options,
     )  # fmt: skip
 
 
