@@ -74,8 +74,11 @@ def main(words: list[str]) -> None:
     found = shutil.which(program[0])
     if found is None:
         parser.error(f"there is no program {program[0]!r}")
-    sys.stdout.flush()
-    os.execve(found, program, environment(given))
+    try:
+        found_variables = environment(given)
+    except building.CannotBuild as error:
+        sys.exit(f"machine.py: {error}")
+    os.execve(found, program, found_variables)
 
 
 if __name__ == "__main__":

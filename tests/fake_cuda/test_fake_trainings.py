@@ -14,6 +14,10 @@ pytestmark = [needs_torch_for_gpus, pytest.mark.trains]
 ITERATIONS = 4
 DISTRIBUTED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 CHUNKS = ("--num-layers-per-virtual-pipeline-stage", "1")
+GRAPHS = (
+    *CHUNKS, "--cuda-graph-impl", "local", "--cuda-graph-scope", "full_iteration",
+    "--cuda-graph-warmup-steps", "1", "--te-rng-tracker", "--clip-grad", "0",
+)  # fmt: skip
 # What an iteration does depends on no value then: kernels leave anything behind.
 NO_VALUES = ("--clip-grad", "0")
 LAYOUTS: dict[str, Any] = {
@@ -75,6 +79,20 @@ def test_a_slow_link_slows_a_training(tmp_path: Path) -> None:
     assert_well(done, 2)
     # 12 microbatches, two of them under way at a time, there and back.
     assert min(done.milliseconds) > 12 / 2 * 2 * 30 - 30
+
+
+def test_graphs_of_whole_iterations(tmp_path: Path) -> None:
+    """Captured, messages and all, and replayed; with the plugin it is stock's schedule."""
+    for flags in ((), ("--adaptra",)):
+        folder = tmp_path / str(len(flags))
+        folder.mkdir()
+        done = train(folder, *GRAPHS, *flags, queues=32, trace=folder)
+        assert_well(done)
+        assert ("adaptra: stock schedule: CUDA graphs" in done.text) is bool(flags)
+        for rank in traces.read_all(folder).values():
+            assert rank.counts()["cudaGraphInstantiate"] == 1
+            assert rank.iterations[-1]["cudaGraphLaunch"] == 1
+            assert rank.iterations[-1]["ncclSend"] == 0
 
 
 def test_two_stock_runs_make_the_same_calls(tmp_path: Path) -> None:

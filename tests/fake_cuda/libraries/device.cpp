@@ -10,6 +10,7 @@
 
 #include "accounts.hpp"
 #include "device_state.hpp"
+#include "graphs.hpp"
 #include "options.hpp"
 #include "stall.hpp"
 
@@ -70,7 +71,7 @@ void start(State& all, Queue& queue) {
   s->op = std::move(op);
   if (s->op.kind == Kind::network) {
     if (options().nccl_holds) queue.holder = s;
-    s->op.effect();
+    s->op.begin(s, s->op.number);
   } else if (s->op.kind == Kind::host_function) {
     all.host_functions.push_back(s);
     all.host_function_launched.notify_one();
@@ -219,9 +220,10 @@ Stream* stream_of(void* handle, int device) {
   return of.legacy;
 }
 
-uint64_t launch(Stream* s, Op op) {
+bool launch(Stream* s, Op op) {
   State& all = state();
   Lock lock(all.mutex);
+  if (add_to_capture(s, op)) return false;
   if ((int)s->queue->ops.size() >= options().depth) {
     HostWait blocked("a launch", "a place in hardware queue " + std::to_string(s->queue->ordinal) + ", which is full");
     all.progressed.wait(lock, [&] { return (int)s->queue->ops.size() < options().depth; });
@@ -244,7 +246,7 @@ uint64_t launch(Stream* s, Op op) {
   s->queue->ops.push_back(std::move(op));
   account(Count::launches, 1);
   wake(all, wanted);
-  return s->launched;
+  return true;
 }
 
 void finish_network(Stream* s, uint64_t number, double time) {

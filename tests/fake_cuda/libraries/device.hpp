@@ -19,6 +19,7 @@ namespace fake_cuda {
 using Lock = std::unique_lock<std::mutex>;
 
 struct Stream;
+struct Capture;
 
 // What an event stands for: the moment when a stream has passed it.
 struct Passing {
@@ -26,6 +27,8 @@ struct Passing {
   double time = 0;
   int stream = -1;
   uint64_t number = 0;
+  Capture* capture = nullptr;  // recorded while a graph was being made: it never passes
+  Stream* from = nullptr;
 };
 
 enum class Kind { kernel, copy, wait, record, host_function, network };
@@ -39,8 +42,9 @@ struct Op {
   Kind kind = Kind::kernel;
   const char* name = "kernel";     // for reports; never freed
   double seconds = 0;              // of a kernel or copy
-  std::function<void()> effect = {};  // moves bytes at the op's end; starts what is on the network
+  std::function<void()> effect = {};  // moves bytes at the op's end
   std::shared_ptr<Passing> passing = nullptr;  // of a wait or record
+  std::function<void(Stream*, uint64_t)> begin = {};  // of what is on the network: starts that op of the stream
   std::function<std::string()> doing = {};  // of what is on the network, for reports: bytes and peers
   std::vector<After> after = {};   // legacy default stream: the other streams' ops before it
   Stream* stream = nullptr;
@@ -62,6 +66,8 @@ struct Stream {
   uint64_t launched = 0, completed = 0;
   double completed_at = 0;
   bool running = false, finishing = false;
+  Capture* capture = nullptr;  // what is launched becomes a part of a graph
+  bool unjoined = false;       // no other stream of the capture waits for its last op
   Op op = {};                // the one that runs
   double end = 0;
 };
@@ -74,7 +80,7 @@ bool destroy_stream(Stream*);
 Stream* stream_of(void* handle, int device);  // null for a handle that is no stream
 bool known(void* handle);
 
-uint64_t launch(Stream*, Op);                 // blocks while the hardware queue is full
+bool launch(Stream*, Op);                     // blocks while the hardware queue is full. False: captured
 void finish_network(Stream*, uint64_t number, double time);  // what an op of kind network ends with
 bool passed(Stream*);                         // has nothing left to do
 

@@ -4,6 +4,7 @@
 #include "context.hpp"
 #include "driver_types.hpp"
 #include "events.hpp"
+#include "graphs.hpp"
 #include "trace.hpp"
 
 using namespace fake_cuda;
@@ -50,6 +51,7 @@ CUresult cuStreamQuery(CUstream handle) {
   Stream* s = find(handle);
   if (!s) return CUDA_ERROR_INVALID_HANDLE;
   trace("cuStreamQuery", s->ordinal);
+  if (capture_of(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   return passed(s) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -57,6 +59,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
   Stream* s = find(handle);
   if (!s) return CUDA_ERROR_INVALID_HANDLE;
   trace("cuStreamSynchronize", s->ordinal);
+  if (capture_of(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   wait_stream(s, "cuStreamSynchronize");
   return CUDA_SUCCESS;
 }
@@ -66,6 +69,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
   Event* e = event_of(event);
   if (!s || !e) return CUDA_ERROR_INVALID_HANDLE;
   trace("cuStreamWaitEvent", s->ordinal);
+  if (capture_of(s) && last_record(e) && !in_capture(e)) return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
   wait_event(s, e);
   return CUDA_SUCCESS;
 }
@@ -85,8 +89,9 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, int* status) {
-  if (!find(handle)) return CUDA_ERROR_INVALID_HANDLE;
-  *status = 0;
+  Stream* s = find(handle);
+  if (!s) return CUDA_ERROR_INVALID_HANDLE;
+  *status = capture_of(s) ? 1 : 0;
   return CUDA_SUCCESS;
 }
 
@@ -120,6 +125,7 @@ CUresult cuEventQuery(CUevent event) {
   Event* e = event_of(event);
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   trace("cuEventQuery");
+  if (in_capture(e)) return CUDA_ERROR_CAPTURED_EVENT;
   return passed(last_record(e)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -127,6 +133,7 @@ CUresult cuEventSynchronize(CUevent event) {
   Event* e = event_of(event);
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   trace("cuEventSynchronize");
+  if (in_capture(e)) return CUDA_ERROR_CAPTURED_EVENT;
   wait_passing(last_record(e), "cuEventSynchronize");
   return CUDA_SUCCESS;
 }

@@ -57,6 +57,12 @@ std::shared_ptr<Passing> last_record(Event* e) {
   return e->passing;
 }
 
+bool in_capture(Event* e) {
+  auto passing = last_record(e);
+  Lock lock(state().mutex);
+  return passing && passing->capture;
+}
+
 void wait_event(Stream* s, Event* e) {
   if (auto passing = last_record(e)) launch(s, {Kind::wait, "a wait for an event", 0, {}, passing});
 }

@@ -15,6 +15,7 @@ void destroy_event(Event*);
 void record(Event*, Stream*);
 void wait_event(Stream*, Event*);
 std::shared_ptr<Passing> last_record(Event*);  // null before the first
+bool in_capture(Event*);                       // recorded last while a graph was being made
 
 enum class Elapsed { done, not_ready, invalid };
 Elapsed elapsed(Event* begin, Event* end, float* milliseconds);

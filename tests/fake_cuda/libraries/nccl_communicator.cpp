@@ -69,23 +69,28 @@ bool Communicator::connect(const std::vector<Item>& items) {
 }
 
 void Communicator::enqueue(Stream* s, std::vector<Item> given) {
-  auto items = std::make_shared<std::vector<Item>>(std::move(given));
+  auto items = std::make_shared<const std::vector<Item>>(std::move(given));
   auto self = shared_from_this();
   {
     Lock lock(mutex_);
     left_++;
   }
+  auto counted = std::make_shared<bool>(true);
   Op op{Kind::network, "a kernel of NCCL"};
-  op.effect = [self, items, s] {  // with the devices' lock; the stream is at this op
+  op.begin = [self, items, counted](Stream* on, uint64_t number) {  // with the devices' lock
     Lock lock(self->mutex_);
-    self->work_.push_back({s, s->completed + 1, items});
+    if (!*counted) self->left_++;
+    self->work_.push_back({on, number, items});
     self->changed_.notify_all();
   };
   op.doing = [self, items] {
     return words(*items) + ", communicator " + std::to_string(self->ordinal) + ", as rank " + std::to_string(self->wire.rank) +
            " of " + std::to_string(self->wire.size) + "; " + self->wire.doing();
   };
-  launch(s, std::move(op));
+  if (launch(s, std::move(op))) return;
+  *counted = false;  // captured: each launch of the graph counts by itself
+  Lock lock(mutex_);
+  left_--;
 }
 
 void Communicator::start() {

@@ -51,7 +51,7 @@ struct Communicator : std::enable_shared_from_this<Communicator> {
   struct Work {
     Stream* stream;
     uint64_t number;
-    std::shared_ptr<std::vector<Item>> items;
+    std::shared_ptr<const std::vector<Item>> items;
   };
   void run();
 

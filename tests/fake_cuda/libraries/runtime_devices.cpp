@@ -3,6 +3,7 @@
 
 #include "attributes.hpp"
 #include "errors.hpp"
+#include "graphs.hpp"
 #include "runtime_state.hpp"
 
 using namespace fake_cuda;
@@ -29,6 +30,7 @@ cudaError_t cudaSetDevice(int device) {
 
 cudaError_t cudaDeviceSynchronize() {
   trace("cudaDeviceSynchronize");
+  if (captures()) return noted(900);  // cudaErrorStreamCaptureUnsupported
   wait_device(current_device(), "cudaDeviceSynchronize");
   return cudaSuccess;
 }

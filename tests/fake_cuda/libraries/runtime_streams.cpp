@@ -1,5 +1,6 @@
 // The runtime: streams and events.
 #include "events.hpp"
+#include "graphs.hpp"
 #include "runtime_state.hpp"
 
 using namespace fake_cuda;
@@ -30,6 +31,7 @@ cudaError_t cudaStreamDestroy(void* stream) {
 cudaError_t cudaStreamSynchronize(void* stream) {
   STREAM(stream);
   trace("cudaStreamSynchronize", s->ordinal);
+  if (capture_of(s)) return noted(900);  // cudaErrorStreamCaptureUnsupported
   wait_stream(s, "cudaStreamSynchronize");
   return cudaSuccess;
 }
@@ -37,6 +39,7 @@ cudaError_t cudaStreamSynchronize(void* stream) {
 cudaError_t cudaStreamQuery(void* stream) {
   STREAM(stream);
   trace("cudaStreamQuery", s->ordinal);
+  if (capture_of(s)) return noted(900);
   return passed(s) ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -44,6 +47,8 @@ cudaError_t cudaStreamWaitEvent(void* stream, void* event, unsigned) {
   STREAM(stream);
   EVENT(event);
   trace("cudaStreamWaitEvent", s->ordinal);
+  // What was recorded before a capture is no part of the graph.
+  if (capture_of(s) && last_record(e) && !in_capture(e)) return noted(905);  // cudaErrorStreamCaptureIsolation
   wait_event(s, e);
   return cudaSuccess;
 }
@@ -59,20 +64,6 @@ cudaError_t cudaStreamGetId(void* stream, unsigned long long* id) {
   *id = (unsigned long long)s->ordinal;
   return cudaSuccess;
 }
-
-cudaError_t cudaStreamIsCapturing(void*, int* status) {
-  *status = 0;
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetCaptureInfo(void*, int* status, unsigned long long* id, void*, void*, void*, size_t* count) {
-  *status = 0;
-  if (id) *id = 0;
-  if (count) *count = 0;
-  return cudaSuccess;
-}
-
-cudaError_t cudaThreadExchangeStreamCaptureMode(int*) { return cudaSuccess; }
 
 cudaError_t cudaLaunchHostFunc(void* stream, void (*function)(void*), void* argument) {
   STREAM(stream);
@@ -117,12 +108,14 @@ cudaError_t cudaEventRecordWithFlags(void* event, void* stream, unsigned) { retu
 cudaError_t cudaEventQuery(void* event) {
   EVENT(event);
   trace("cudaEventQuery");
+  if (in_capture(e)) return noted(907);  // cudaErrorCapturedEvent
   return passed(last_record(e)) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(void* event) {
   EVENT(event);
   trace("cudaEventSynchronize");
+  if (in_capture(e)) return noted(907);
   wait_passing(last_record(e), "cudaEventSynchronize");
   return cudaSuccess;
 }

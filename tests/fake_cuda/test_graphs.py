@@ -1,0 +1,24 @@
+"""Graphs of the fake: captured, refused, replayed, with NCCL in them."""
+
+from __future__ import annotations
+
+from fake_runs import run_script
+
+
+def test_a_graph_runs_when_it_is_launched_and_not_before() -> None:
+    (found,) = run_script("graphs_script.py", "replayed", kernel_us=1000)
+    assert found["capture"] < 0.05
+    assert found["before"] == 0
+    assert 0.2 <= found["replays"] < 0.3
+    assert found["after"] == 9
+
+
+def test_what_a_capture_does_not_stand_is_refused() -> None:
+    assert run_script("graphs_script.py", "refused") == [
+        {"default stream": 900, "stream": 900, "device": 900, "event": 907, "from outside": 905,
+         "not joined": 904, "no capture": 903, "afterwards": 0},
+    ]  # fmt: skip
+
+
+def test_each_replay_sends_anew() -> None:
+    assert run_script("graphs_script.py", "messages", ranks=2) == [[1.0, 12.0], [2.0, 12.0]]
