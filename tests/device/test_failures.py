@@ -102,15 +102,20 @@ def aborted_early(driver: Driver) -> None:
         there, here = a.open(), b.open()
         first, second = memory(3), memory(0)
         given_up, kept = here.irecv(first, 0, 1), here.irecv(second, 0, 2)
+        until(lambda: b.staging.memory().used >= 2 * SIZE, "both are posted")
         given_up.abort()
         given_up.abort()
         assert given_up.done()
         assert lost(given_up) == "stage 0 (rank 0): aborted"
+        third = memory(0)
+        again = here.irecv(third, 0, 1)  # and gets the message in its place
         sends = [there.isend(memory(tag), 1, tag) for tag in (1, 2)]
+        again.wait(PATIENCE)
         kept.wait(PATIENCE)
         driver.finish(b.compute)
         assert is_all(first, 3)
         assert is_all(second, 2)
+        assert is_all(third, 1)
         sends[1].wait(PATIENCE)
         there.close()
         here.close()
@@ -205,6 +210,13 @@ def opened_again(driver: Driver) -> None:
             there.close()
             here.close()
             assert "closed" in lost(never)
+        there, here = a.open(), b.open()
+        work = here.irecv(memory(0), 0, 1)
+        driver.fail("cuMemcpyDtoHAsync_v2", code=719)
+        there.isend(memory(1), 1, 1)
+        assert "rank 0 says" in lost(work), "words find the lane that is open now"
+        there.close()
+        here.close()
 
 
 def test_a_lane_opens_again() -> None:
@@ -245,6 +257,7 @@ def shrinking(driver: Driver, registers: bool) -> None:
         until(lambda: b.staging.memory().used == 0, "all copies have passed")
         exchange(sides, 1, 3 * SIZE)  # of another size: what is idle makes room
         limited = b.staging.memory()
+        assert limited.held == (3 * SIZE + 4095) // 4096 * 4096, "what was idle has gone"
         assert limited.over == limited.peak - pages > 0
         b.staging.trim(all=True)
         until(lambda: b.staging.memory().held == 0, "all is given back")

@@ -13,6 +13,7 @@ from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.errors import DeviceFailed
 
 STEP = 0.02  # seconds between moments, at least
+LEAP = 0.1  # seconds
 LATE = 0.01  # seconds that a busy machine may see an anchor late
 
 
@@ -81,6 +82,31 @@ def in_order(driver: Driver, seed: int) -> None:
 
 def test_moments_keep_the_order_of_their_stream() -> None:
     run(in_order, random.randrange(1 << 30))
+
+
+def better_anchor(driver: Driver) -> None:
+    """The clocks turn out to be nearer to each other than was thought: no mark changes places."""
+    device, stream = opened(driver)
+    driver.clock(1e6 + LEAP, 1.0)  # as if the first anchor had been seen that late
+    before = device.mark()
+    device.anchor()
+    until(lambda: device.handle.anchors() == 2, "the second anchor is there")
+    after = device.mark()
+    driver.finish(stream)
+    time.sleep(2 * LEAP)
+    moments = before.at(), after.at()
+    assert moments[0] is not None
+    assert moments[1] is not None
+    assert before.recorded + LEAP <= moments[0] <= moments[1]
+    later = device.mark()
+    driver.finish(stream)
+    over = time.monotonic()
+    assert later.at() <= over + LATE, "and from here on the better one counts"
+    device.close()
+
+
+def test_a_better_anchor_keeps_the_order() -> None:
+    run(better_anchor)
 
 
 def never_a_number(driver: Driver) -> None:
