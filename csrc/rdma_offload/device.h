@@ -62,10 +62,14 @@ class Device : public std::enable_shared_from_this<Device> {
   // Run `job` on the device's thread, soon; false once that has ended.
   bool soon(std::function<void()> job);
 
-  // The device's thread alone: streams of copies, and what runs when an event on one of them has
-  // passed, with why not, if it never will.
+  // Held while a copy is put on the stream out of the GPU and its job is handed to the thread: the
+  // thread sees copies in the order in which they pass.
+  std::unique_lock<std::mutex> in_order() { return std::unique_lock<std::mutex>(order_); }
+
   enum Lane { kOut, kIn, kMoments, kLanes };
   cuda::Stream stream(Lane lane) const { return streams_[lane]; }
+
+  // The device's thread alone: what runs when an event has passed, with why not, if it never will.
   using Then = std::function<void(const std::string& error)>;
   void watch(Lane lane, EventRef event, const char* wait, Then then);  // `wait`: see wait_site.h
 
@@ -109,7 +113,7 @@ class Device : public std::enable_shared_from_this<Device> {
     Then then;
   };
   std::deque<Watched> watched_[kLanes];  // in the order in which they pass
-  std::mutex mutex_;
+  std::mutex order_, mutex_;
   std::condition_variable changed_, ended_;
   std::deque<std::function<void()>> jobs_;
   std::string fault_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "wait_site.h"
@@ -72,7 +73,22 @@ TransferRef DeviceMessages::send(int rank, Tag tag, cuda::Address at, uint64_t b
                                  cuda::Stream stream, Held held) {
   auto transfer = start(true, rank, tag, at, bytes, stream);
   transfer->held = std::move(held);
-  if (!device_->soon([self = shared_from_this(), transfer] { self->copy_out(transfer); })) {
+  // The copy stands on the GPU before this returns. Put there later, it could stand behind a kernel
+  // launched meanwhile that waits for a peer (a collective of the training's own), which with few
+  // hardware queues holds it up, while the peer waits for this message.
+  Device::For messages(Use::Messages);
+  const auto order = device_->in_order();
+  std::exception_ptr failed;
+  try {
+    transfer->block = pinned_->take(bytes);
+    issue(transfer, Device::kOut);
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  const bool heard = device_->soon([self = shared_from_this(), transfer, failed] {
+    self->follow_out(transfer, failed);
+  });
+  if (!heard) {
     transfer->over = true;
     transfer->work->end(kClosed);
   }
@@ -171,30 +187,34 @@ void DeviceMessages::guarded(const TransferRef& transfer, const std::function<vo
   }
 }
 
-// Whether nothing can come of it any more.
-bool DeviceMessages::refused(const TransferRef& transfer) {
+// Why nothing can come of it any more; empty if something can.
+std::string DeviceMessages::why_not(const TransferRef& transfer) const {
+  if (closed_) return kClosed;
+  if (!broken_.empty()) return broken_;
   const auto lost = lost_.find(transfer->rank);
-  std::string why = broken_;
-  if (why.empty() && lost != lost_.end()) why = lost->second;
-  if (closed_) why = kClosed;
+  return lost == lost_.end() ? "" : lost->second;
+}
+
+bool DeviceMessages::refused(const TransferRef& transfer) {
+  const auto why = why_not(transfer);
   if (why.empty() && !transfer->work->done()) return false;
   end(transfer, why);
   land(transfer);
   return true;
 }
 
-void DeviceMessages::copy_out(const TransferRef& transfer) {
+// What is refused is copied all the same: its memory comes back when that has passed.
+void DeviceMessages::follow_out(const TransferRef& transfer, const std::exception_ptr& failed) {
   open_.insert(transfer);
-  if (refused(transfer)) return;
   guarded(transfer, [&] {
-    transfer->block = pinned_->take(transfer->bytes);
-    copy(transfer, Device::kOut);
+    if (failed) std::rethrow_exception(failed);
+    follow(transfer, Device::kOut);
+    if (const auto why = why_not(transfer); !why.empty()) end(transfer, why);
   });
 }
 
-// The memory of both sides belongs to the copy until it has passed, also if the message was given
-// up. Of nothing there is no copy, but its events keep their order.
-void DeviceMessages::copy(const TransferRef& transfer, Device::Lane lane) {
+// Of nothing there is no copy, but its events keep their order.
+void DeviceMessages::issue(const TransferRef& transfer, Device::Lane lane) {
   const auto stream = device_->stream(lane);
   const char* const first = transfer->sends ? "send: copy after the producer"
                                             : "receive: copy after the target's owner";
@@ -210,6 +230,11 @@ void DeviceMessages::copy(const TransferRef& transfer, Device::Lane lane) {
                    "cuMemcpyHtoDAsync");
   }
   transfer->copied = device_->record(stream, true);
+}
+
+// The memory of both sides belongs to the copy until it has passed, also if the message was given
+// up.
+void DeviceMessages::follow(const TransferRef& transfer, Device::Lane lane) {
   const char* const then = transfer->sends ? "send: engine after the copy"
                                            : "receive: memory back after the copy";
   device_->watch(lane, transfer->copied, then,
@@ -292,7 +317,8 @@ void DeviceMessages::copy_in(const TransferRef& transfer) {
     auto& stamps = transfer->work->stamps;
     stamps.sent = there.sent.load();
     stamps.completed = there.completed.load();
-    copy(transfer, Device::kIn);
+    issue(transfer, Device::kIn);
+    follow(transfer, Device::kIn);
     transfer->work->end();
   });
 }

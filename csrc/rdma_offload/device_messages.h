@@ -12,6 +12,7 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -44,7 +45,8 @@ struct Transfer {
   WorkRef work;
   std::atomic<bool> over{false};  // the GPU neither reads nor writes the message's memory any more
 
-  // The device's thread alone, but for `copied` once `work` has ended.
+  // The device's thread alone, but for `copied` once `work` has ended, and of a send until that
+  // thread has it.
   EventRef ready, begun, copied;
   std::shared_ptr<uint8_t> block;
   WorkRef inner;  // the engine's
@@ -87,19 +89,21 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
                  Tag lane, std::vector<int> peers, std::string name);
   TransferRef start(bool sends, int rank, Tag tag, cuda::Address at, uint64_t bytes,
                     cuda::Stream stream);
+  void issue(const TransferRef& transfer, Device::Lane lane);
   bool on_thread(std::function<void()> job, double seconds);
 
   // The device's thread.
   void listen();
+  std::string why_not(const TransferRef& transfer) const;
   bool refused(const TransferRef& transfer);
   void heard(int rank);
-  void copy_out(const TransferRef& transfer);
+  void follow_out(const TransferRef& transfer, const std::exception_ptr& failed);
   void copied_out(const TransferRef& transfer);
   void hand_over(const TransferRef& transfer);
   void post(const TransferRef& transfer);
   void copy_in(const TransferRef& transfer);
   void copied_in(const TransferRef& transfer);
-  void copy(const TransferRef& transfer, Device::Lane lane);
+  void follow(const TransferRef& transfer, Device::Lane lane);
   void count(const TransferRef& transfer, Copies& direction);
   void land(const TransferRef& transfer);
   void end(const TransferRef& transfer, const std::string& why);
