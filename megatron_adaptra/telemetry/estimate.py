@@ -220,8 +220,7 @@ class Estimator:
         Its stages wait for each other in ways that are not modelled, the longer the slower the
         links are.
         """
-        delay = self._stock_delay
-        if delay >= ABSOLUTE * self.stage_seconds():
+        if delay := self._stock_delay:
             self._waits.append(max(0.0, measured - predicted) / delay)
 
     @property
@@ -231,7 +230,9 @@ class Estimator:
 
     @property
     def _stock_delay(self) -> float:
-        return sum(self._link_delay(link, True) for link in self.charts)
+        """Seconds of all links that are slow enough to matter."""
+        each = [self._link_delay(link, True) for link in self.charts]
+        return sum(seconds for seconds in each if seconds >= ABSOLUTE * self.stage_seconds())
 
     @property
     def correction(self) -> float:

@@ -10,6 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from megatron.core.optimizer import optimizer
 from megatron.training import training
 
 path, rules, changes = os.environ["FAKE_LINKS_CHANGE"].split("|")
@@ -29,6 +30,12 @@ def train_step(*args, **kwargs):
     return step(*args, **kwargs)
 
 
+def never_complex(*args, **kwargs):
+    """Kernels compute nothing, so a square may be what somebody has left behind: less than zero."""
+    return abs(norm(*args, **kwargs))
+
+
+norm, optimizer.get_grad_norm_fp32 = optimizer.get_grad_norm_fp32, never_complex
 training.train_step = train_step
 program = Path(__file__).parents[1] / "adapter" / "pretrain_gpt_small.py"
 sys.path.insert(0, str(program.parent))
