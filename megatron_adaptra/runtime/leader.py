@@ -9,6 +9,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -94,6 +95,7 @@ class Leader(Controller):
         self._over_budget = False  # a plan in force may take more memory than there is
         self._since = 0  # the first iteration of the plan in force
         self._swap_lead = SWAP_LEAD
+        self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}  # by iteration and stage
         self._ran: dict[int, Schedule] = {}  # in recent iterations
         self._in_turn = threading.Lock()  # a proposal is sent before its decision
@@ -227,6 +229,7 @@ class Leader(Controller):
         seconds = reports[0]["seconds"]  # of the iteration before
         if seconds is not None:
             self.log.record_outcome(iteration - 1, seconds)
+            self._seconds.append(seconds)
         if iteration == self.first:
             return  # allocators and caches warm up
         changed = self.estimator.update(reports)
@@ -342,7 +345,10 @@ class Leader(Controller):
         if not schedule.stock:
             return self.rule.evaluate(schedule, conditions)
         plan = self.rule.evaluate(schedule, self.estimator.conditions(native=True))
-        return replace(plan, extra=self.estimator.stock_extra)
+        extra = self.estimator.stock_extra
+        if self.ballot.schedule.stock:  # then nobody has to guess
+            extra = min(extra, max(0.0, min(self._seconds, default=0.0) - plan.predicted))
+        return replace(plan, extra=extra)
 
     def _propose(
         self,

@@ -91,6 +91,8 @@ class Estimator:
         self._ops: list[deque[OpSeconds]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._shares: list[deque[Shares]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._step = StepSyncModel(None) if on_device else StepSyncModel()
+        # Where threads wait for a core, many a message does; a slow link delays all of them.
+        self._typical = "delay_p25" if on_device or cores is not None else "delay"
         self._ratios: deque[float] = deque(maxlen=WINDOW)
         self._waits: deque[float] = deque(maxlen=RECENT)  # unexplained, per second of delay
         self._excesses = {link: Excess() for link in self.charts}
@@ -106,7 +108,6 @@ class Estimator:
             shares = _shares(seconds, shares)
             self._shares[stage].append(shares)
             self._ops[stage].append(_op_seconds(seconds, scale * self.chunks, shares))
-        # Where processes wait for a core, many a message does; a slow link delays all of them.
         delays = self._of_stock(reports) if is_stock(reports) else self._of_ours(reports)
         stage_seconds = self.stage_seconds()
         changed = [
@@ -129,7 +130,7 @@ class Estimator:
 
         What a link is worse for Megatron's messages is added where that was once measured.
         """
-        delays = _by_link(reports, "delay" if self.cores is None else "delay_p25")
+        delays = _by_link(reports, self._typical)
         transits, ahead = _by_link(reports, "transit"), _by_link(reports, "ahead")
         found = {}
         for link in self.charts:

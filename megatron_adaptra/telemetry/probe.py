@@ -233,8 +233,12 @@ class Probe:
         self._asked = 0.0
 
     def asks(self) -> None:
-        """Megatron calls for messages, with which it waits for others."""
-        self._asked = self._asked or time.monotonic()
+        """Megatron calls for messages, with which it waits for others.
+
+        The last call before an op is the one that brings what the op needs: others have waited for
+        what was sent, over another link.
+        """
+        self._asked = time.monotonic()
 
     def answered(self) -> None:
         """It has them, or has told a device to wait for them."""
