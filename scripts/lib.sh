@@ -50,8 +50,7 @@ make_venv() {
     "$python" -m venv ${system[@]+"${system[@]}"} "$folder" || return 1
   fi
   sum=$(cat "$lib_root"/{pyproject.toml,setup.py,scripts/lib.sh,csrc/rdma_offload/*} | cksum)
-  [ -z "$cuda" ] || "$folder/bin/python" -c "$ask" 2>/dev/null || new=1
-  for extra in ${extras//,/ }; do
+  for extra in ${extras//,/ } ${cuda:+cuda}; do
     grep -qx "$sum $extra" "$folder/adaptra.stamp" 2>/dev/null || new=1
   done
   [ -n "$new" ] || return 0
@@ -74,5 +73,5 @@ make_venv() {
     echo "adaptra: $folder has a megatron-core of its own, which would hide the checkout's; remove it" >&2
     return 1
   fi
-  printf "$sum %s\n" ${extras//,/ } >>"$folder/adaptra.stamp"
+  printf "$sum %s\n" ${extras//,/ } ${cuda:+cuda} >>"$folder/adaptra.stamp"
 }
