@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 from fake_cuda.hostile.build import built
@@ -27,6 +28,7 @@ def prepare() -> None:
     """Before anything else here: stand-ins for torch's CUDA, and the driver."""
     cpu.install()
     load(built())
+    gc.freeze()  # what has been imported is not looked through again
 
 
 def run_jobs(jobs: Sequence[Job]) -> tuple[int, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass
 
@@ -40,6 +41,9 @@ class Job:
 
     def program(self, iteration: int) -> Program:
         """Another schedule in each iteration."""
+        return _program(self, iteration)
+
+    def _program(self, iteration: int) -> Program:
         rng = self.random(f"schedule {iteration}")
         more = rng.choice((0, 1, 2, 4))
         until = rng.randint(0, self.stages)
@@ -66,6 +70,11 @@ class Job:
         else:
             line = warmup_line(min(count, self.stages - stage + more[stage]), count)
         return line if self.order == NATIVE else _in_halves(line, rng)
+
+
+@functools.lru_cache(8)
+def _program(job: Job, iteration: int) -> Program:
+    return job._program(iteration)
 
 
 def _in_halves(line: Line, rng: random.Random) -> Line:

@@ -96,6 +96,8 @@ def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Ou
     outcome, board = Outcome(job), _Board()
     results = [Result() for _ in range(job.stages)]
     done = threading.Barrier(job.stages)
+    for iteration in range(job.iterations):
+        job.program(iteration)  # once for all ranks
 
     def rank(me: int) -> None:
         driver.enter(me, f"rank {me}")

@@ -259,6 +259,7 @@ TEST void hostile_signal(const char* key) {
   Lock lock(world().mutex);
   world().signalled[key] = true;
   world().changed.notify_all();
+  world().work.notify_all();
 }
 
 // This thread waits for `key`; 0 when it came, else a CUDA error.
@@ -274,6 +275,8 @@ TEST int hostile_await(const char* key, double seconds) {
       finding("deadlock: " + found);
       world().failed = true;
       world().changed.notify_all();
+      world().work.notify_all();
+  world().work.notify_all();
     }
   }
   const bool came = world().changed.wait_until(lock, until, [&] {
@@ -296,6 +299,7 @@ TEST void hostile_hold(int on) {
   Lock lock(world().mutex);
   world().held = on != 0;
   world().changed.notify_all();
+  world().work.notify_all();
 }
 
 TEST size_t hostile_order(char* out, size_t room) {

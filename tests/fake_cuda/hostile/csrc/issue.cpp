@@ -72,7 +72,7 @@ OpRef issue(Stream& stream, Op op, const std::vector<Touch>& touches) {
   if (!world().settings.hostile && !world().settings.timed) {
     while (step(device)) {}
   }
-  world().changed.notify_all();
+  if (world().resting) world().work.notify_all();
   return made;
 }
 

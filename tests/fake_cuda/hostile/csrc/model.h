@@ -116,7 +116,9 @@ struct Settings {
 
 struct World {
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable changed;  // for threads of the host that wait
+  std::condition_variable work;     // for the driver's own thread
+  bool resting = false;             // it has nothing to do
   Settings settings;
   std::deque<Device> devices;
   std::deque<Thread> threads;

@@ -61,8 +61,9 @@ void begin(Queue& queue) {
   if (op->begins) op->begins();
   if (op->kind == Op::Kind::record || op->kind == Op::Kind::wait) return end(op);
   op->stream->running = op;
-  if (op->kind == Op::Kind::function) world().functions.push_back(op);
-  world().changed.notify_all();
+  if (op->kind != Op::Kind::function) return;
+  world().functions.push_back(op);
+  world().work.notify_all();
 }
 
 struct Move {
@@ -115,7 +116,12 @@ void run_function(Lock& lock) {
 void drive() {
   Lock lock(world().mutex);
   this_thread().name = "the driver's";
-  auto& changed = world().changed;
+  auto& work = world().work;
+  const auto rest = [&] {
+    world().resting = true;
+    work.wait(lock);
+    world().resting = false;
+  };
   std::vector<uint64_t> seen;
   for (int busy = 0; !stopping;) {
     if (!world().functions.empty()) {
@@ -124,7 +130,7 @@ void drive() {
     }
     bool can = false;
     if (world().held) {
-      changed.wait(lock);
+      rest();
       continue;
     }
     for (auto& device : world().devices) can = can || !moves(device).empty();
@@ -133,19 +139,21 @@ void drive() {
       if (can) {
         for (auto& device : world().devices) while (step(device)) {}
       } else if (at != 0) {
-        changed.wait_until(lock, steady_clock::time_point(nanoseconds(at)));
+        world().resting = true;
+        work.wait_until(lock, steady_clock::time_point(nanoseconds(at)));
+        world().resting = false;
       } else {
-        changed.wait(lock);
+        rest();
       }
       continue;
     }
     if (!can) {
-      changed.wait(lock);
+      rest();
       continue;
     }
     seen.clear();
     for (auto& device : world().devices) seen.push_back(device.calls);
-    changed.wait_for(lock, kQuiet, [] { return stopping || !world().functions.empty(); });
+    work.wait_for(lock, kQuiet, [] { return stopping || !world().functions.empty(); });
     busy = (busy + 1) % kStubborn;
     for (size_t i = 0; i < world().devices.size() && i < seen.size(); ++i) {
       Device& device = world().devices[i];
@@ -216,6 +224,7 @@ int wait_for(Lock& lock, Device& device, OpRef op, const char* call) {
       finding(std::string("deadlock: ") + found);
       world().failed = true;
       world().changed.notify_all();
+      world().work.notify_all();
     }
     if (!found.empty()) {
       result = kLaunchTimeout;
@@ -241,7 +250,7 @@ void stop_driver_thread() {
   {
     Lock lock(world().mutex);
     stopping = true;
-    world().changed.notify_all();
+    world().work.notify_all();
   }
   driver->join();
   driver.reset();
