@@ -66,10 +66,10 @@ class ExecutorStage:
         self.iteration += 1
 
     def forward(self, op: Op) -> None:
-        self.mailbox.probe.op_begins()
         position = self.positions[op.chunk]
         first = position_of(op, self.stage, self.stages) == 0
         received = position.batch(self.iteration, op.microbatch) if first else self.mailbox.take(op)
+        self.mailbox.probe.op_begins()
         output = position.forward(self.iteration, op.microbatch, received)
         self.mark("F", op.microbatch, position)
         if not position.last:
@@ -78,18 +78,24 @@ class ExecutorStage:
 
     def backward(self, op: Op) -> None:
         self.backward_input(op)
-        self.backward_weight(op)
+        self.positions[op.chunk].backward_weight(self.iteration, op.microbatch)
+        self.mailbox.probe.op_ends(op)
 
     def backward_input(self, op: Op) -> None:
         position = self.positions[op.chunk]
         gradient = None if position.last else self.mailbox.take(op)
+        self.mailbox.probe.op_begins()
         made = position.backward_input(self.iteration, op.microbatch, gradient)
         self.mark("I", op.microbatch, position)
+        if op.kind is Kind.I:
+            self.mailbox.probe.op_ends(op)
         if position.at:
             self._out[Kind.SEND_B, op.microbatch, op.chunk] = made
 
     def backward_weight(self, op: Op) -> None:
+        self.mailbox.probe.op_begins()
         self.positions[op.chunk].backward_weight(self.iteration, op.microbatch)
+        self.mailbox.probe.op_ends(op)
 
     def send(self, op: Op) -> None:
         """Send and let go: the next op may be given the memory."""

@@ -18,18 +18,16 @@ from fake_cuda.hostile.jobs import NATIVE, Job
 from fake_cuda.hostile.loops import ExecutorStage, NativeStage
 from fake_cuda.hostile.nccl_like import NcclLike
 from fake_cuda.hostile.stage_model import reference
-from fake_cuda.hostile.times import moments, times
+from fake_cuda.hostile.times import known, moments, times
 from patience import PATIENCE
 
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.device.staging import Staging
-from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.unused_posts import first_posts
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
-from megatron_adaptra.telemetry.probe import Probe
-from megatron_adaptra.transport.base import Stamps
+from megatron_adaptra.telemetry.probe import IterationRecord, Probe
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
 from megatron_adaptra.transport.engine.transport import End
@@ -86,7 +84,7 @@ class Result:
     """Of one rank: `words`, weights and sums by position; `moments`: when kernels were over."""
 
     words: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
-    messages: list[tuple[int, int, Op, Stamps]] = field(default_factory=list)
+    records: list[IterationRecord] = field(default_factory=list)
     moments: dict[str, float | str] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
@@ -174,10 +172,10 @@ def _train(
         else DeviceTransport(endpoint, "pipeline", ends, staging, me)
     )
     try:
-        watchdog, probe = Watchdog(me, range(job.stages)), Probe(me)
+        clock = HostDevice() if plant is Plant.LAUNCH_TIMES else device
+        watchdog, probe = Watchdog(me, range(job.stages)), Probe(me, clock)
         mailbox = Mailbox(me, job.stages, transport, probe, watchdog, timeout)
         kind = NativeStage if job.order == NATIVE else ExecutorStage
-        clock = HostDevice() if plant is Plant.LAUNCH_TIMES else device
         stage = kind(driver, clock, mailbox, job.chunks, job.words)
         for iteration in range(job.iterations):
             program = job.program(iteration)
@@ -189,8 +187,9 @@ def _train(
                 return
             stage.run(program)
             mailbox.finish()
+            result.records.append(probe.pipeline_ends())
+            probe.iteration_ends()
             staging.trim()
-            result.messages += [(iteration, *message) for message in probe.record.messages]
         mailbox.close()
         if plant not in ON_DEVICE:
             give_up(driver, transport, sorted(near), job, me)
@@ -198,7 +197,9 @@ def _train(
             return  # a deadlock, which is among the findings
         for one in stage.positions:
             result.words[one.at] = driver.read(one.weight).tolist(), driver.read(one.sum).tolist()
-        result.moments = {} if plant in ON_DEVICE else moments(stage.marks)
+        if plant not in ON_DEVICE:
+            result.moments = moments(stage.marks)
+            known(probe, result.records)
         if fault := device.handle.fault():
             result.faults.append(f"rank {me}: the device's thread says: {fault}")
     finally:

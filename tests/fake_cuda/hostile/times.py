@@ -11,7 +11,8 @@ from fake_cuda.hostile.jobs import Job
 from fake_cuda.hostile.stage_model import label
 
 from megatron_adaptra.device.base import Mark
-from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.telemetry.probe import IterationRecord, Probe
 
 if TYPE_CHECKING:
     from fake_cuda.hostile.ranks import Result
@@ -32,6 +33,16 @@ def moments(marks: Sequence[tuple[str, Mark]]) -> dict[str, float | str]:
     return found
 
 
+def known(probe: Probe, records: Sequence[IterationRecord]) -> None:
+    """Have `probe` read what it has marked; all work is over."""
+    pause = threading.Event()
+    for _ in range(_LOOKS):
+        probe.read()
+        if all(record.end for record in records):
+            return
+        pause.wait(0.001)
+
+
 def times(driver: Driver, job: Job, results: Sequence[Result]) -> list[str]:
     """Moments before their time, and messages that were sent before they were made."""
     said = []
@@ -44,13 +55,31 @@ def times(driver: Driver, job: Job, results: Sequence[Result]) -> list[str]:
                 said.append(f"time: the mark behind {name} was not read: {at or 'no anchor'}")
             elif at < ended - GRAIN:
                 said.append(f"time: {name} ended {1e3 * (ended - at):.3f} ms after its mark says")
-        for iteration, source, op, stamps in result.messages:
-            kind = "F" if op.kind is Kind.F else "I"
-            position = op.chunk * job.stages + source
-            made = driver.span(label(kind, iteration, op.microbatch, position))[1]
-            if stamps.sent < made - GRAIN:
-                early = 1e3 * (made - stamps.sent)
-                said.append(f"time: {op} of stage {source} was sent {early:.3f} ms before its end")
-            if stamps.completed < stamps.sent - GRAIN:
-                said.append(f"time: {op} of stage {source} was there before it was sent")
+        for iteration, record in enumerate(result.records):
+            said += _of(driver, job, iteration, record)
+    return said
+
+
+def _of(driver: Driver, job: Job, iteration: int, record: IterationRecord) -> list[str]:
+    said = []
+
+    def ended(op: Op, stage: int) -> float:
+        kind = "I" if op.kind is Kind.B else op.kind.value
+        position = op.chunk * job.stages + stage
+        return driver.span(label(kind, iteration, op.microbatch, position))[1]
+
+    if (record.unusable and iteration) or not record.end:  # at first nothing ties the clocks
+        said.append(f"time: of iteration {iteration} of stage {record.stage}: {record.unusable}")
+    for one in record.ops:
+        early = ended(one.op, record.stage) - one.end
+        if early > GRAIN:
+            said.append(f"time: {one.op} ended {1e3 * early:.3f} ms after its record says")
+    for source, op, stamps in record.messages:
+        early = ended(op, source) - stamps.sent
+        if early > GRAIN:
+            said.append(
+                f"time: {op} of stage {source} was sent {1e3 * early:.3f} ms before its end"
+            )
+        if stamps.completed < stamps.sent - GRAIN:
+            said.append(f"time: {op} of stage {source} was there before it was sent")
     return said
