@@ -290,7 +290,7 @@ def _read_ops(
     marks: Sequence[_Marks],
 ) -> bool:
     """Fill in what happened from `begin` on, once all of it is known; then True."""
-    if marks and marks[-1][2].at() is None:
+    if marks and _to_come(marks[-1][2]):
         return False
     at = begin.at()
     times = [(start.at(), end.at()) for _, start, end, *_ in marks]
@@ -308,11 +308,18 @@ def _read_ops(
 
 
 def _read_end(record: IterationRecord, end: Mark) -> bool:
+    if _to_come(end):
+        return False
     at = end.at()
     if at is None:
-        return False
-    record.end = at
+        record.unusable = record.unusable or f"the step's end is not known: {end.fault}"
+    record.end = end.recorded if at is None else at
     return True
+
+
+def _to_come(mark: Mark) -> bool:
+    """Whether it has no moment yet. One that will never have any holds up nobody."""
+    return mark.at() is None and not mark.fault
 
 
 def merge(records: Sequence[IterationRecord], name: str) -> Timeline:

@@ -163,3 +163,37 @@ def test_a_step_is_drawn_with_its_collectives():
     line = [s for s in merge([r], "measured").spans if s.start >= end - 1e-9]
     assert [str(s.op) for s in line] == ["T0", "X0", "X1", "T2"]
     assert [s.end - s.start for s in line] == pytest.approx([1 * MS, 3 * MS, 2 * MS, 4 * MS])
+
+
+class Lost:
+    """A mark that cannot be read any more."""
+
+    recorded, fault = 5.0, "it was read too late"
+
+    def at(self):
+        return None
+
+
+class Losing:
+    """A clock whose marks are all lost."""
+
+    name, behind = "losing", True
+
+    def mark(self):
+        return Lost()
+
+    def anchor(self): ...
+
+
+def test_marks_that_are_lost_hold_up_nothing():
+    """Their records say so, and those that follow are read."""
+    probe = Probe(0, Losing())
+    records = []
+    for iteration in range(40):
+        probe.begin(iteration)
+        probe.op_begins()
+        probe.op_ends(Op(F, 0))
+        records.append(probe.pipeline_ends())
+        probe.iteration_ends()
+        probe.read()
+    assert all(r.known and r.end and r.unusable and not r.ops for r in records)
