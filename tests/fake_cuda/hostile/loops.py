@@ -23,7 +23,14 @@ class ExecutorStage:
     """Runs a line op by op, as adapter/pipeline/executor_stage.py does with Megatron's ops."""
 
     def __init__(
-        self, driver: Driver, device: Device, mailbox: Mailbox, chunks: int, words: int
+        self,
+        driver: Driver,
+        device: Device,
+        mailbox: Mailbox,
+        chunks: int,
+        words: int,
+        seconds: float = 0.0,
+        launch: float = 0.0,
     ) -> None:
         self.driver, self.mailbox, self.chunks, self.words = driver, mailbox, chunks, words
         self.device = device
@@ -31,7 +38,7 @@ class ExecutorStage:
         self.stage, self.stages = mailbox.stage, mailbox.stages
         last = self.stages * chunks - 1
         ats = [chunk * self.stages + self.stage for chunk in range(chunks)]
-        self.positions = [Position(driver, at, at == last, words) for at in ats]
+        self.positions = [Position(driver, at, at == last, words, seconds, launch) for at in ats]
         self.iteration = 0
         self._out: dict[tuple[Kind, int, int], torch.Tensor] = {}  # to be sent
 

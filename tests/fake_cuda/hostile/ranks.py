@@ -33,7 +33,7 @@ from megatron_adaptra.transport.engine.on_device import DeviceTransport
 from megatron_adaptra.transport.engine.transport import End
 
 
-class _Board:
+class Board:
     """Where the endpoints of one process find each other."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Result:
 
 def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Outcome:
     """The job on the hostile driver, against its reference; with a fault, if one is planted."""
-    outcome, board = Outcome(job), _Board()
+    outcome, board = Outcome(job), Board()
     results = [Result() for _ in range(job.stages)]
     done = threading.Barrier(job.stages)
     for iteration in range(job.iterations):

@@ -5,6 +5,7 @@ The same arithmetic runs on the hostile device, by kernels, and on the host, one
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,9 @@ import torch
 from fake_cuda.hostile.driver import Driver, mix
 
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, STEP, BATCH, START = range(6)
+
+_SHARES = {FORWARD: 1.0, INPUT_GRADIENT: 0.5, WEIGHT_GRADIENT: 0.5}
+_HOST = threading.Event()  # is never set
 
 
 def number(what: int, iteration: int, microbatch: int, position: int) -> int:
@@ -37,8 +41,9 @@ class Kept:
 class Position:
     """One position of the model on a device: a stage, or a chunk of one.
 
-    `last`: there is no gradient to come. `words`: of a message. `scratch`: each op allocates and
-    frees memory of its own, which is given to whoever comes next.
+    `last`: there is no gradient to come. `words`: of a message. Each op allocates and frees memory
+    of its own, which is given to whoever comes next. `seconds`: of a forward, and of a backward's
+    two halves together, where the device keeps time; `launch`: that the host takes for an op.
     """
 
     driver: Driver
@@ -46,6 +51,7 @@ class Position:
     last: bool
     words: int
     seconds: float = 0.0
+    launch: float = 0.0
     kept: dict[int, Kept] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,7 +116,10 @@ class Position:
         outputs: Sequence[torch.Tensor],
     ) -> None:
         own = number(what, iteration, microbatch, self.at)
-        self.driver.kernel(name, own, inputs, outputs, self.seconds)
+        share = _SHARES.get(what, 0.0)
+        if self.launch and share:
+            _HOST.wait(self.launch * share)  # it does something else
+        self.driver.kernel(name, own, inputs, outputs, self.seconds * share)
 
 
 def reference(
