@@ -12,9 +12,14 @@ from fake_cuda.hostile import build
 from fake_cuda.hostile.jobs import EXECUTOR, NATIVE
 
 PROGRAM = Path(build.__file__).parent / "sanitized.py"
+SUPPRESSIONS = PROGRAM.with_name("tsan.supp")
 # Runtime libraries of the compiler, flags, and what they are told.
 SANITIZERS = {
-    "thread": (["tsan"], ["-fsanitize=thread"], {"TSAN_OPTIONS": "halt_on_error=1 exitcode=66"}),
+    "thread": (
+        ["tsan"],
+        ["-fsanitize=thread"],
+        {"TSAN_OPTIONS": f"halt_on_error=1 exitcode=66 suppressions={SUPPRESSIONS}"},
+    ),
     "memory": (
         ["asan", "ubsan"],
         ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
