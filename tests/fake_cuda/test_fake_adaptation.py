@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_trainings import Trained, needs_torch_for_gpus, train
 
-pytestmark = [needs_torch_for_gpus, pytest.mark.trains]
+pytestmark = [needs_torch_for_gpus, pytest.mark.trains, pytest.mark.timing]
 CHANGING = Path(__file__).with_name("pretrain_changing_links.py")
 MS = 60  # of a slow link
 INTO, BACK = "its messages leave the GPU's queue", "back to Megatron's own messages"
@@ -77,7 +77,7 @@ def test_messages_leave_the_queue_while_a_link_is_slow(
     name: str, engine: str, queues: int, tmp_path: Path
 ) -> None:
     flags, sizes, links = ROWS[name]
-    at, iterations = (4, 16), 32
+    at, iterations = (4, 20), 44  # a busy machine plans late
     done = changing(
         tmp_path, *flags, *(EXECUTOR if engine == "executor" else ()), links=links, at=at,
         iterations=iterations, queues=queues, **{"kernel-us": 100, **sizes},
@@ -85,8 +85,8 @@ def test_messages_leave_the_queue_while_a_link_is_slow(
     assert done.status == 0, done.text[-4000:]
     assert len(done.milliseconds) == iterations, done.text[-4000:]
     assert done.complaints == []
-    said = decisions(done)
-    assert sum(INTO in one for one in said) >= 1, said
-    assert BACK in said[-1], said
+    into, *later = dropwhile(lambda one: INTO not in one, decisions(done))
+    assert at[0] < int(into.split()[0]) < at[1], into
+    assert any(BACK in one for one in later), later
     stock, ours = done.milliseconds[at[0] + 1 : at[0] + 3], done.milliseconds[at[1] - 3 : at[1]]
     assert median(ours) < median(stock), done.milliseconds
