@@ -25,7 +25,8 @@ settings.register_profile("the same", settings.get_profile("adaptra"), derandomi
 SHARING = (
     "adapter/test_executor_training.py", "adapter/test_iteration_end.py",
     "adapter/test_law.py", "adapter/test_pretrain.py", "adapter/test_schedules.py",
-    "fake_cuda/test_fake_adaptation.py", "fake_cuda/test_fake_trainings.py", "soft_roce/test_verbs.py",
+    "fake_cuda/test_fake_adaptation.py", "fake_cuda/test_fake_trainings.py",
+    "soft_roce/test_verbs.py",
 )  # fmt: skip
 
 

@@ -1,13 +1,16 @@
 """Links as seen through Megatron's own messages: when ops began and ended, and nothing else."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from telemetry.records import job, stock, stock_records
 
-from megatron_adaptra.ir.op import Op
+from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.telemetry.stock_messages import FIRST_PATIENCE, Excess, stock_links
 
 MS = 1e-3
@@ -50,6 +53,20 @@ def test_a_host_that_launches_late_is_no_slow_link():
     assert max(seen.values()) > 1.0
     seen, _ = stock_links(reports(slowly, late={0: 100.0, 1: 100.0}), 1)
     assert max(seen.values()) == 0.0
+
+
+def test_of_several_calls_before_an_op_the_last_one_brought_its_message():
+    """In the end of an iteration a gradient is sent first, perhaps over a slow link."""
+    probe = Probe(1)
+    probe.begin(0, stock=True)
+    for calls in (1, 2):
+        for _ in range(calls):
+            called = time.monotonic()
+            probe.asks()
+            probe.answered()
+        probe.op_begins()
+        probe.op_ends(Op(Kind.B, calls))
+        assert probe.pipeline_ends().ops[-1].asked >= called
 
 
 def test_an_op_that_nobody_has_run_is_an_error():

@@ -1,0 +1,44 @@
+"""All ranks learn what each has to say, through torch's store alone."""
+
+import random
+
+import pytest
+import torch.distributed as dist
+from runtime.pipeline import on_threads
+
+from megatron_adaptra import waits
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.runtime.gathering import StoreGather
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 7])
+def test_all_have_what_each_said(ranks):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    store = dist.HashStore()
+
+    def body(rank):
+        rng, gather = random.Random(seed), StoreGather(store, rank, ranks)
+        for number in range(20):
+            everyone = [(number, i, rng.random(), None) for i in range(ranks)]
+            assert gather.gather(everyone[rank]) == everyone
+        return True
+
+    assert all(on_threads(ranks, body))
+    assert store.num_keys() <= 3  # nothing adds up
+
+
+def test_whoever_says_nothing_is_named(monkeypatch):
+    monkeypatch.setattr(waits, "CONNECT", 0.5)
+    store = dist.HashStore()
+
+    def body(rank):
+        if rank == 2:
+            return "gone"
+        with pytest.raises(PeerLost) as caught:
+            StoreGather(store, rank, 3).gather(rank)
+        return str(caught.value)
+
+    first, second, _ = on_threads(3, body)
+    assert first.startswith("rank 2 has said nothing in torch's store")
+    assert second.startswith("rank 0 has said nothing")

@@ -1,0 +1,68 @@
+"""Probes of links, over the transport that needs no network."""
+
+import time
+
+import pytest
+from patience import PATIENCE
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.telemetry.link_probe import AHEAD, LinkProbes
+from megatron_adaptra.transport.loopback import LoopbackNetwork
+
+
+def taken(probes, count):
+    """So many of them, or all that come in time."""
+    found, end = [], time.monotonic() + PATIENCE
+    while len(found) < count and time.monotonic() < end:
+        found += probes.take()
+    return found
+
+
+def test_every_exchange_tells_of_both_directions():
+    network = LoopbackNetwork()
+    ends = [LinkProbes(network.open(stage), [1 - stage]) for stage in range(2)]
+    for _ in range(3 * AHEAD):
+        for end in ends:
+            end.exchange()
+        for stage, end in enumerate(ends):
+            ((source, stamps),) = taken(end, 1)
+            assert source == 1 - stage
+            assert stamps.completed >= stamps.sent > 0
+    for end in ends:
+        end.close()
+    network.close()
+
+
+def test_more_are_under_way_than_stand_posted():
+    """A link may be slower than an iteration."""
+    network = LoopbackNetwork()
+    one, two = (LinkProbes(network.open(stage), [1 - stage]) for stage in range(2))
+    for _ in range(2 * AHEAD):
+        one.exchange()
+    assert len(taken(two, 2 * AHEAD)) == 2 * AHEAD
+    assert one.take() == []
+    one.close()
+    two.close()
+    network.close()
+
+
+def test_a_neighbour_that_has_gone_is_an_error():
+    network = LoopbackNetwork()
+    one, two = (LinkProbes(network.open(stage), [1 - stage]) for stage in range(2))
+    one.close()
+    with pytest.raises(PeerLost):
+        one.exchange()
+    two.close()
+    network.close()
+
+
+def test_a_slow_direction_shows_in_its_own_probes():
+    network = LoopbackNetwork(delay={(0, 1): 0.2})
+    ends = [LinkProbes(network.open(stage), [1 - stage]) for stage in range(2)]
+    for end in ends:
+        end.exchange()
+    ((_, slow),), ((_, fast),) = taken(ends[1], 1), taken(ends[0], 1)
+    assert slow.delay >= 0.2 > fast.delay
+    for end in ends:
+        end.close()
+    network.close()
