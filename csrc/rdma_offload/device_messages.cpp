@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <utility>
 
 #include "wait_site.h"
@@ -78,12 +77,14 @@ TransferRef DeviceMessages::send(int rank, Tag tag, cuda::Address at, uint64_t b
   // hardware queues holds it up, while the peer waits for this message.
   Device::For messages(Use::Messages);
   const auto order = device_->in_order();
-  std::exception_ptr failed;
+  Failure failed;
   try {
     transfer->block = pinned_->take(bytes);
     issue(transfer, Device::kOut);
-  } catch (...) {
-    failed = std::current_exception();
+  } catch (const CudaError& error) {
+    failed = {error.what(), true};
+  } catch (const std::exception& error) {
+    failed = {error.what(), false};
   }
   const bool heard = device_->soon([self = shared_from_this(), transfer, failed] {
     self->follow_out(transfer, failed);
@@ -204,10 +205,14 @@ bool DeviceMessages::refused(const TransferRef& transfer) {
 }
 
 // What is refused is copied all the same: its memory comes back when that has passed.
-void DeviceMessages::follow_out(const TransferRef& transfer, const std::exception_ptr& failed) {
+void DeviceMessages::follow_out(const TransferRef& transfer, const Failure& failed) {
   open_.insert(transfer);
+  if (!failed.why.empty()) {
+    if (failed.driver) broken(failed.why);
+    end(transfer, failed.why);
+    return land(transfer);
+  }
   guarded(transfer, [&] {
-    if (failed) std::rethrow_exception(failed);
     follow(transfer, Device::kOut);
     if (const auto why = why_not(transfer); !why.empty()) end(transfer, why);
   });

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <atomic>
-#include <exception>
 #include <condition_variable>
 #include <functional>
 #include <map>
@@ -97,7 +96,11 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   std::string why_not(const TransferRef& transfer) const;
   bool refused(const TransferRef& transfer);
   void heard(int rank);
-  void follow_out(const TransferRef& transfer, const std::exception_ptr& failed);
+  struct Failure {
+    std::string why;
+    bool driver = false;  // it has failed: nothing more comes of its GPU
+  };
+  void follow_out(const TransferRef& transfer, const Failure& failed);
   void copied_out(const TransferRef& transfer);
   void hand_over(const TransferRef& transfer);
   void post(const TransferRef& transfer);
