@@ -16,6 +16,8 @@ from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.transport.base import Stamps
 
+SPARE = 4  # messages that are under way beyond those of one iteration
+
 
 class Run:
     """From its start on, the iteration to come has begun: all ranks know its `program`.
@@ -53,11 +55,14 @@ class Run:
         """The boundary before `iteration`: its program, its first receives."""
         schedule = self._next(iteration)
         self.wiring.mailbox.begin(iteration, new_message)
+        if (staging := self.wiring.staging) is not None:
+            if self.stock and not schedule.stock:  # pinning takes a while
+                count = SPARE + 2 * schedule.microbatches
+                self._context.guard.call(staging.prepare, new_message().nbytes, count)
+            self._context.guard.call(staging.trim, schedule.stock)
         if schedule is not self._schedule:
             self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
             self._schedule, self.program = schedule, lower(schedule, self._context.ahead)
-        if (staging := self.wiring.staging) is not None:
-            self._context.guard.call(staging.trim, self.stock)
         if not self.stock:
             for op in first_posts(self.program, self._context.stage):
                 self.wiring.mailbox.post(op)
