@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from megatron_adaptra.device import host
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.cuda import device_of
-from megatron_adaptra.errors import DeviceFailed, UnsupportedBackend
+from megatron_adaptra.errors import UnsupportedBackend
 
 HOST, DEVICE = "gloo", "nccl"
 
@@ -24,7 +25,9 @@ def messages_on() -> Device:
         raise UnsupportedBackend(
             f"the pipeline's messages go by {backend}; {HOST} and {DEVICE} are supported"
         )
+    if backend == HOST:
+        return host.HOST
     try:
         return device_of(torch.device(torch.cuda.current_device()))
-    except DeviceFailed as error:
+    except Exception as error:  # whatever it is, Megatron can go on as stock
         raise UnsupportedBackend(f"messages on this GPU are out of reach: {error}") from error

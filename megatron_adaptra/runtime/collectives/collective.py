@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from collections import deque
@@ -164,19 +165,28 @@ class SmallCollective:
         self._direct_costs.append(self._start_seconds + time.perf_counter() - began)
 
     def _timed(self, native: Native, tensor: torch.Tensor) -> None:
-        """Go through the backend; on a device, what that takes is known later."""
-        begin = self._clock.mark()
+        """Go through the backend; on a device, what that takes is known later, if at all."""
+        if not self._clock.behind:
+            began = time.perf_counter()
+            native(tensor)
+            self._native_costs.append(time.perf_counter() - began)
+            return
+        marks: list[Mark] = []
+        with contextlib.suppress(Exception):  # to measure must not end what is measured
+            marks.append(self._clock.mark())
         native(tensor)
-        self._untimed.append((begin, self._clock.mark()))
+        with contextlib.suppress(Exception):
+            self._untimed.append((marks[0], self._clock.mark()))
         self._read_times()
 
     def _read_times(self) -> None:
-        while self._untimed:
-            begin, end = (mark.at() for mark in self._untimed[0])
-            if begin is None or end is None:
-                return
-            self._native_costs.append(end - begin)
-            self._untimed.popleft()
+        with contextlib.suppress(Exception):
+            while self._untimed:
+                begin, end = (mark.at() for mark in self._untimed[0])
+                if begin is None or end is None:
+                    return
+                self._native_costs.append(end - begin)
+                self._untimed.popleft()
 
     def _choose(self, costs: Sequence[tuple[float, float]]) -> None:
         """The path from now on: all members see the same costs, and conclude the same."""
