@@ -11,6 +11,7 @@ import traces
 from fake_trainings import Trained, needs_torch_for_gpus, train, train_cold
 
 pytestmark = [needs_torch_for_gpus, pytest.mark.trains]
+HERE = Path(__file__).parent
 ITERATIONS = 4
 DISTRIBUTED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 CHUNKS = ("--num-layers-per-virtual-pipeline-stage", "1")
@@ -70,6 +71,19 @@ def test_what_synchronises_devices_in_between_ends_well(queues: int, tmp_path: P
     assert "memory (MB) | allocated" in done.text
     assert "forward-backward" in done.text
     assert (saved / "iter_0000004").is_dir()
+
+
+@pytest.mark.parametrize("flags", [(), ("--adaptra",)], ids=["stock", "adaptra"])
+def test_asynchronous_checkpoints(flags: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("psutil", reason="Megatron's asynchronous checkpoints need psutil")
+    saved = tmp_path / "saved"
+    done = train(
+        tmp_path, "--ckpt-format", "torch_dist", "--async-save", "--save", str(saved),
+        "--save-interval", "2", *flags, queues=1, script=HERE / "objects_pretrain.py",
+    )  # fmt: skip
+    assert_well(done)
+    assert (saved / "latest_checkpointed_iteration.txt").read_text() == "4"
+    assert (saved / "iter_0000002" / "metadata.json").is_file()
 
 
 def test_a_slow_link_slows_a_training(tmp_path: Path) -> None:
