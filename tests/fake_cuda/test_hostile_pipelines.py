@@ -12,8 +12,9 @@ from itertools import product
 import pytest
 from fake_cuda.hostile import build
 from fake_cuda.hostile.apart import apart
-from fake_cuda.hostile.batches import run_jobs, run_planted
+from fake_cuda.hostile.batches import run_broken, run_jobs, run_planted
 from fake_cuda.hostile.jobs import EXECUTOR, NATIVE, Job
+from fake_cuda.hostile.processes import run_processes
 
 from megatron_adaptra.transport.engine import native
 
@@ -74,3 +75,17 @@ def test_planted_faults(plant: str, queues: int, says: tuple[str, ...]) -> None:
     # A plan that posts nothing ahead has nothing outstanding when it synchronises.
     caught = [any(all(w in fault for w in says) for fault in faults) for faults in found]
     assert sum(caught) > len(jobs) // 2, found
+
+
+def test_an_error_of_the_driver_is_told_to_everybody() -> None:
+    """Whoever it hits and whoever waits for that one says why; nobody hangs, nothing is left."""
+    jobs = [Job(4, 1, EXECUTOR, 8, seed) for seed in range(6)]
+    for errors, besides in apart(run_broken, jobs):
+        assert len(errors) == 4, errors
+        assert any("cuMemcpyDtoHAsync failed: CUDA_ERROR_LAUNCH_FAILED" in e for e in errors)
+        assert not besides
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_ranks_that_are_processes(order: str) -> None:
+    assert run_processes(Job(3, 1, order, 8, 5)) == []

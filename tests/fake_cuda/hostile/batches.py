@@ -55,6 +55,15 @@ def run_planted(plant: str, jobs: Sequence[Job]) -> list[list[str]]:
     return [run(job, TIMEOUT, Plant[plant]).faults for job in jobs]
 
 
+def run_broken(jobs: Sequence[Job]) -> list[tuple[list[str], list[str]]]:
+    """Of jobs whose driver fails: what each rank raised, and what is wrong besides."""
+    prepare()
+    from fake_cuda.hostile.ranks import Plant, run
+
+    outcomes = [run(job, TIMEOUT, Plant.BROKEN) for job in jobs]
+    return [(o.errors, [*o.findings, *o.left]) for o in outcomes]
+
+
 def run_removed(wait: str, jobs: Sequence[Job]) -> tuple[int, list[str]]:
     """The first job that misses that wait, by its place in `jobs`, and what it says."""
     prepare()

@@ -12,6 +12,7 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Line, Schedule, warmup_line
 from megatron_adaptra.plan.interleaved import interleaved_line
+from megatron_adaptra.transport.rules import LinkRule
 
 NATIVE, EXECUTOR = "native", "executor"
 
@@ -38,6 +39,14 @@ class Job:
     def words(self) -> int:
         """Of a message, eight bytes each."""
         return self.random("size").choice((8, 64, 640))
+
+    @property
+    def rules(self) -> list[LinkRule]:
+        """Links whose messages are held back for a moment, in some jobs."""
+        rng = self.random("links")
+        pairs = [(a, (a + 1) % self.stages) for a in range(self.stages)]
+        ways = [way for a, b in pairs for way in ((a, b), (b, a))]
+        return [LinkRule(*way, delay=0.001) for way in rng.sample(ways, rng.choice((0, 0, 1, 2)))]
 
     def program(self, iteration: int) -> Program:
         """Another schedule in each iteration."""

@@ -28,6 +28,7 @@ from megatron_adaptra.ir.unused_posts import first_posts
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import IterationRecord, Probe
+from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
 from megatron_adaptra.transport.engine.transport import End
@@ -70,10 +71,12 @@ class Plant(Enum):
     """A fault in a job.
 
     The first three are receives that wait on the device, which is a finding at once; with a
-    device-wide synchronisation, and as they are, where only what comes of it is a finding.
+    device-wide synchronisation, and as they are, where only what comes of it is a finding. BROKEN:
+    the driver refuses to copy after a while.
     """
 
-    NOTHING, ON_DEVICE, SYNCHRONISED, WAITING, STRAY_COPIES, FREED_EARLY, LAUNCH_TIMES = range(7)
+    NOTHING, ON_DEVICE, SYNCHRONISED, WAITING = range(4)
+    STRAY_COPIES, FREED_EARLY, LAUNCH_TIMES, BROKEN = range(4, 8)
 
 
 ON_DEVICE = (Plant.ON_DEVICE, Plant.SYNCHRONISED, Plant.WAITING)
@@ -104,7 +107,7 @@ def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Ou
         stream = driver.stream("compute") if job.random("stream").random() < 0.5 else 0
         with driver.on(stream):
             try:
-                _train(driver, endpoint, job, me, timeout, plant, results[me])
+                train(driver, endpoint, job, me, timeout, plant, results[me])
             except Exception as error:
                 outcome.errors.append(f"rank {me}: {type(error).__name__}: {error}")
                 done.abort()
@@ -119,6 +122,8 @@ def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Ou
         stack.enter_context(driver.as_torch_cuda())
         if plant is Plant.STRAY_COPIES:
             driver.stray_copies()
+        if plant is Plant.BROKEN:
+            driver.fail("cuMemcpyDtoHAsync", job.random("breaks").randrange(12))
         if plant is Plant.FREED_EARLY:
             stack.enter_context(patch.object(DeviceTransport, "sweep", _lets_go))
         threads = [Thread(target=rank, args=(me,), daemon=True) for me in range(job.stages)]
@@ -149,7 +154,7 @@ def _lets_go(transport: DeviceTransport) -> None:
     transport._under_way = []
 
 
-def _train(
+def train(
     driver: Driver,
     endpoint: Endpoint,
     job: Job,
@@ -169,7 +174,7 @@ def _train(
     transport: Any = (
         NcclLike(driver, me)
         if plant in ON_DEVICE
-        else DeviceTransport(endpoint, "pipeline", ends, staging, me)
+        else DeviceTransport(endpoint, "pipeline", ends, staging, me, LinkEmulator(me, job.rules))
     )
     try:
         clock = HostDevice() if plant is Plant.LAUNCH_TIMES else device
