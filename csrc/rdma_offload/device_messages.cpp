@@ -74,14 +74,13 @@ TransferRef DeviceMessages::send(int rank, Tag tag, cuda::Address at, uint64_t b
   transfer->held = std::move(held);
   // The copy stands on the GPU before this returns. Put there later, it could stand behind a kernel
   // launched meanwhile that waits for a peer (a collective of the training's own), which with few
-  // hardware queues holds it up, while the peer waits for this message. Only where there is no
-  // memory yet it is put there later: to pin some takes long, and the driver may wait for the GPU.
+  // hardware queues holds it up, while the peer waits for this message.
   Device::For messages(Use::Messages);
   const auto order = device_->in_order();
   Failure failed;
   try {
-    transfer->block = pinned_->take_idle(bytes);
-    if (transfer->block) issue(transfer, Device::kOut);
+    transfer->block = pinned_->take(bytes);
+    issue(transfer, Device::kOut);
   } catch (const CudaError& error) {
     failed = {error.what(), true};
   } catch (const std::exception& error) {
@@ -213,13 +212,7 @@ void DeviceMessages::follow_out(const TransferRef& transfer, const Failure& fail
     end(transfer, failed.why);
     return land(transfer);
   }
-  if (!transfer->copied && refused(transfer)) return;
   guarded(transfer, [&] {
-    if (!transfer->copied) {
-      transfer->block = pinned_->take(transfer->bytes);
-      const auto order = device_->in_order();
-      issue(transfer, Device::kOut);
-    }
     follow(transfer, Device::kOut);
     if (const auto why = why_not(transfer); !why.empty()) end(transfer, why);
   });

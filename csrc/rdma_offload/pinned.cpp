@@ -9,11 +9,6 @@ namespace adaptra {
 namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kSpare = 4;  // a block serves for less, if it is not more than a quarter larger
-
-uint64_t paged(uint64_t bytes) {
-  return (std::max<uint64_t>(bytes, 1) + kPage - 1) / kPage * kPage;
-}
-
 }  // namespace
 
 Pinned::Pinned(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, uint64_t limit)
@@ -29,19 +24,17 @@ void Pinned::close() {
   trim(true);
 }
 
-std::shared_ptr<uint8_t> Pinned::take_idle(uint64_t bytes) {
-  bytes = paged(bytes);
-  std::lock_guard<std::mutex> lock(mutex_);
-  auto known = idle_.lower_bound(bytes);
-  if (known == idle_.end() || known->first > bytes + bytes / kSpare) return nullptr;
-  Block block = std::move(known->second);
-  idle_.erase(known);
-  return lend(std::move(block));
-}
-
 std::shared_ptr<uint8_t> Pinned::take(uint64_t bytes) {
-  if (auto there = take_idle(bytes)) return there;
-  bytes = paged(bytes);
+  bytes = (std::max<uint64_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto known = idle_.lower_bound(bytes);
+    if (known != idle_.end() && known->first <= bytes + bytes / kSpare) {
+      Block block = std::move(known->second);
+      idle_.erase(known);
+      return lend(std::move(block));
+    }
+  }
   if (this->bytes().held + bytes > limit_) trim(true);
   Block block = pin(bytes);
   std::lock_guard<std::mutex> lock(mutex_);

@@ -24,9 +24,6 @@ class Pinned : public std::enable_shared_from_this<Pinned> {
   // milliseconds and the driver may wait for the GPU meanwhile: on the device's thread.
   std::shared_ptr<uint8_t> take(uint64_t bytes);
 
-  // The same if it is there already, else nullptr; on any thread.
-  std::shared_ptr<uint8_t> take_idle(uint64_t bytes);
-
   // Have `count` blocks of `bytes` idle, so that the first messages need not wait for them.
   void prepare(uint64_t bytes, size_t count);
 
