@@ -19,6 +19,7 @@ from megatron_adaptra.adapter.pipeline.everyone import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
 from megatron_adaptra.device.base import Device
+from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.errors import BadInput, DeviceFailed, NoConnections, PeerLost, reason_of
 from megatron_adaptra.log import LogOnce, log_line
@@ -287,7 +288,10 @@ def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
     machine, decisions = group.hosts[me], _log_file(context.config)
     log = decisions and decisions.with_suffix(f".connections{decisions.suffix}")
     timeout, encrypt = context.config.timeout, context.config.encrypt
-    endpoint = Endpoint(me, local_address(), machine, board, timeout, log, encrypted=encrypt)
+    # The network that NCCL uses for this GPU, and nothing else, tells how its messages are doing.
+    gpu = context.device.pci if isinstance(context.device, CudaDevice) else ""
+    host = local_address(gpu=bool(gpu))
+    endpoint = Endpoint(me, host, machine, board, timeout, log, encrypted=encrypt, gpu=gpu)
     return EngineWire(endpoint, me)
 
 
