@@ -73,7 +73,13 @@ def test_what_synchronises_devices_in_between_ends_well(queues: int, tmp_path: P
     assert (saved / "iter_0000004").is_dir()
 
 
-@pytest.mark.parametrize("flags", [(), ("--adaptra",)], ids=["stock", "adaptra"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), id="stock", marks=pytest.mark.large),
+        pytest.param(("--adaptra",), id="ours"),
+    ],
+)
 def test_asynchronous_checkpoints(flags: tuple[str, ...], tmp_path: Path) -> None:
     pytest.importorskip("psutil", reason="Megatron's asynchronous checkpoints need psutil")
     saved = tmp_path / "saved"
