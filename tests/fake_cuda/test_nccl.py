@@ -45,8 +45,10 @@ def test_a_slow_link_slows_what_crosses_it_and_heals(tmp_path: Path) -> None:
             assert least <= end[receiver]["ring"] - sent < least + 0.15, (state, receiver)
         # A ring's all-reduce crosses each link twice: values to be added, and the sum.
         for name, least in (("all-reduce", reduced), ("all-gather", gathered)):
-            took = max(e[name] for e in end) - max(b[name] for b in begin)
-            assert least <= took < least + 0.25, (state, name)
+            # On a busy machine whoever comes late finds that others' values have crossed the link.
+            begun, over = [b[name] for b in begin], max(e[name] for e in end)
+            assert over - min(begun) >= least, (state, name)
+            assert over - max(begun) < least + 0.25, (state, name)
 
 
 def test_the_first_message_blocks_the_host_until_both_are_there() -> None:
