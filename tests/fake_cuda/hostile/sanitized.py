@@ -7,6 +7,7 @@ FLAGS: of the compiler, with blanks between. It ends with status 0 if nothing wa
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ def main() -> int:
     waits.built_engine = lambda: engine
     driver.load(library)
     waits.Engine()
+    gc.freeze()
     from fake_cuda.hostile.jobs import Job
     from fake_cuda.hostile.ranks import run
 
