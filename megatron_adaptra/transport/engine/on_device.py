@@ -22,7 +22,7 @@ from megatron_adaptra.log import log_line
 from megatron_adaptra.transport.base import Stamps, Traits
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.transport import End, lane_of
+from megatron_adaptra.transport.engine.transport import End, EngineWork, lane_of
 
 
 class DeviceTransport:
@@ -169,25 +169,14 @@ class DeviceTransport:
         return ready
 
 
-class _Work:
+class _Work(EngineWork):
     """What sends and receives have in common."""
 
     handle: native.Transfer
 
     def __init__(self, owner: DeviceTransport, end: End, tag: int) -> None:
-        self._owner, self._end, self._tag = owner, end, tag
-        self.stamps = Stamps(eager=True)
-
-    def _ended(self, timeout: float, what: str) -> None:
-        """Wait; then the stamps are known. Raises PeerLost."""
-        if not self.handle.wait(max(0.0, timeout)):
-            raise PeerLost(f"waited {timeout:g} s {what}")
-        if error := self.handle.error():
-            raise PeerLost(f"{self._end.name}: {error}")
-        if not self.stamps.completed:
-            sent, _, posted, completed = self.handle.stamps()
-            self.stamps.sent, self.stamps.posted = sent, posted
-            self.stamps.completed = completed
+        super().__init__(end, tag)
+        self._owner = owner
 
     def abort(self) -> None:
         """Whoever waits gets PeerLost; the message's memory is free after this.
@@ -212,7 +201,8 @@ class _Send(_Work):
 
     def wait(self, timeout: float) -> Stamps:
         """As for Work: until all of it has arrived; `sent` is when its producer had ended."""
-        self._ended(timeout, f"to send message {self._tag} to {self._end.name}")
+        if not self._ended(timeout):
+            raise PeerLost(f"waited {timeout:g} s to send message {self._tag} to {self._end.name}")
         return self.stamps
 
 
@@ -236,6 +226,7 @@ class _Receive(_Work):
         """
         if not self.stamps.wanted:
             self.stamps.wanted = time.monotonic()
-        self._ended(timeout, f"for message {self._tag} from {self._end.name}")
+        if not self._ended(timeout):
+            raise PeerLost(f"waited {timeout:g} s for message {self._tag} from {self._end.name}")
         self._owner.join(self.handle)
         return self.stamps

@@ -127,8 +127,8 @@ class EngineTransport:
         return end
 
 
-class _Work:
-    """What sends and receives have in common."""
+class EngineWork:
+    """What sends and receives have in common: with whom (`end`), and the `tag`."""
 
     handle: Work  # of the engine; not there while a send is held back
 
@@ -149,7 +149,7 @@ class _Work:
         return True
 
 
-class _Send(_Work):
+class _Send(EngineWork):
     """A send that the engine has."""
 
     def __init__(self, end: End, tag: int, handle: Work) -> None:
@@ -171,7 +171,7 @@ class _Send(_Work):
         """Nothing: what the engine has is sent."""
 
 
-class _HeldSend(_Work):
+class _HeldSend(EngineWork):
     """A send that the emulator holds back."""
 
     def __init__(self, end: End, tag: int) -> None:
@@ -207,7 +207,7 @@ class _HeldSend(_Work):
             self.held.set()
 
 
-class _Receive(_Work):
+class _Receive(EngineWork):
     """A posted receive; the engine writes into the buffer, which is kept until it ends."""
 
     def __init__(
