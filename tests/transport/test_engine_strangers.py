@@ -37,7 +37,7 @@ from megatron_adaptra.transport.engine.listener import MOST
 
 STRANGER = Path(__file__).parent / "stranger.py"
 SIZE, TAGS, ROUNDS = 1 << 18, 4, 50
-PAIRS = 5  # of exchanges, without strangers and with them
+PAIRS = 15  # of exchanges, without strangers and with them
 # Of the fastest ones, with strangers to without. Those are on the same processors: they may take a
 # half of them, but next to nothing of what this process does is for them.
 SECONDS, PROCESSOR = 3.0, 1.5
@@ -61,6 +61,8 @@ class Recorder:
                 listener = socket.create_connection(self._to)
                 both = bytearray(), bytearray()
                 self.heard.append(both)
+                for one in (dialer, listener):
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for a, b, data in ((dialer, listener, both[0]), (listener, dialer, both[1])):
                     threading.Thread(target=self._pass, args=(a, b, data), daemon=True).start()
 
