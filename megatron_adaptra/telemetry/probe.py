@@ -56,6 +56,8 @@ class CollectiveSpan(NamedTuple):
     `name`: the same one in every iteration.
     `backend` and `direct`: what it costs, as last measured, through torch's backend and through an
     all-gather of ours; negative where that is not known. `stages`: who takes part; () is everybody.
+    `kept`: it always goes through the backend. `taken`: where a device did it, the seconds, as far
+    as they are known by now.
     """
 
     name: str
@@ -64,6 +66,17 @@ class CollectiveSpan(NamedTuple):
     backend: float
     direct: float
     stages: tuple[int, ...] = ()
+    kept: bool = False
+    taken: Callable[[], float | None] | None = None
+
+    def known(self) -> CollectiveSpan:
+        """The same once the device has done it: what it took there, not its launch."""
+        if self.taken is None:
+            return self
+        seconds = self.taken()
+        if seconds is None:
+            return self._replace(taken=None)
+        return self._replace(end=self.start + seconds, backend=seconds, taken=None)
 
 
 @dataclass
@@ -185,9 +198,13 @@ class IterationRecord:
     def step(self) -> dict[str, Any]:
         """Seconds of the step, and its collectives.
 
-        Of each the name, the seconds it took, the backend's and an all-gather's, and its stages.
+        Of each the name, the seconds it took, the backend's and an all-gather's, its stages, and
+        whether it is kept.
         """
-        collectives = [(c.name, c.end - c.start, *c[3:]) for c in self.collectives]
+        collectives = [
+            (c.name, c.end - c.start, c.backend, c.direct, c.stages, c.kept)
+            for c in self.collectives
+        ]
         return {"seconds": self.end - self.last_op_end, "collectives": collectives}
 
     @property
@@ -314,6 +331,7 @@ def _read_end(record: IterationRecord, end: Mark) -> bool:
     if at is None:
         record.unusable = record.unusable or f"the step's end is not known: {end.fault}"
     record.end = end.recorded if at is None else at
+    record.collectives = [collective.known() for collective in record.collectives]
     return True
 
 

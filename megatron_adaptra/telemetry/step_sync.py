@@ -53,14 +53,16 @@ class StepSyncModel:
         self._native: dict[str, _Cost] = {}
         self._direct: dict[str, _Cost] = {}
         self._stages: dict[str, frozenset[int]] = {}
+        self._kept: set[str] = set()  # by the backend, whatever the links
 
     def update(self, step: Mapping[str, Any], delays: Delays) -> None:
         """`step`: as an IterationRecord has it. `delays`: seconds per link."""
         collectives = step["collectives"]
         self._work.append(max(0.0, step["seconds"] - sum(taken for _, taken, *_ in collectives)))
         self._done.append([name for name, *_ in collectives])
-        for name, _, native, direct, stages in collectives:
+        for name, _, native, direct, stages, kept in collectives:
             self._stages[name] = frozenset(stages)
+            (self._kept.add if kept else self._kept.discard)(name)
             delay = self._slowest(name, delays)
             for costs, seconds in ((self._native, native), (self._direct, direct)):
                 known = costs.setdefault(name, _Cost())
@@ -84,7 +86,8 @@ class StepSyncModel:
         rows = []
         for row in self._done:
             # The first stage is the last to get there: what the others say first is there by then.
-            awaited = [name for name in row if self._direct[name].seconds != 0.0]
+            ours = [name for name in row if name not in self._kept]
+            awaited = [name for name in ours if self._direct[name].seconds != 0.0]
             rows.append([self._expected(n, delays, n in awaited[1:]) for n in row])
         return _mean(rows)
 
@@ -108,6 +111,8 @@ class StepSyncModel:
         0 seconds are those of one that nobody waits for.
         """
         cost, backend = self._direct[name], self._backend(name, delays)
+        if name in self._kept:
+            return backend
         if cost.seconds == 0.0:
             return 0.0
         expected = max(0.0, cost.over(self._slowest(name, delays), 1) if waits else cost.seconds)

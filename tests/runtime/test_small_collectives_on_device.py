@@ -12,7 +12,10 @@ from runtime.test_small_collectives import everywhere, install
 from torch.distributed import ReduceOp
 
 from megatron_adaptra.runtime.collectives.collective import FIRST
-from megatron_adaptra.runtime.collectives.small_collectives import SmallCollectives
+from megatron_adaptra.runtime.collectives.small_collectives import (
+    SMALL,
+    SmallCollectives,
+)
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.transport.wire import GlooWire
 
@@ -58,6 +61,62 @@ def test_a_backend_on_a_device_is_timed_by_its_clock():
     for backend, ours, direct in everywhere(timed_late, ranks=2):
         assert direct
         assert backend > 0.15 > ours
+
+
+def watched(seat):
+    """Two scalars and something large while the backend does all, and then no more."""
+    native, late = dist.all_reduce, 0.1
+
+    def slow(*args, **kwargs):
+        threading.Event().wait(late)
+        return native(*args, **kwargs)
+
+    dist.all_reduce = slow
+    served = SmallCollectives(
+        range(2), "auto", PATIENCE, Watchdog(seat.rank, range(2)), wire=GlooWire(), clock=Behind()
+    )
+    patched = install(served)
+    iterations = []
+    for iteration in range(2 * FIRST):
+        if iteration == FIRST:  # links have changed, some iterations ago
+            served.measure_again(range(2))
+        served.active = iteration >= FIRST
+        dist.all_reduce(torch.tensor([1.0]))
+        served.hiding = True
+        dist.all_reduce(torch.tensor([1.0]), op=ReduceOp.MAX)
+        served.hiding = False
+        dist.all_reduce(torch.zeros(SMALL + 1))
+        iterations.append([one.known() for one in map(looked_at, served.take_spans())])
+    patched.close()
+    dist.all_reduce = native
+    return iterations
+
+
+def looked_at(span):
+    span.known()  # too early
+    return span
+
+
+def test_what_a_backend_takes_is_watched_while_nothing_is_ours():
+    for iterations in everywhere(watched, ranks=2):
+        names = {
+            tuple(sorted(one.name for one in row if one.name != "connect")) for row in iterations
+        }
+        assert len(names) == 1  # the same ones whoever does them
+        before, after = iterations[FIRST - 1], iterations[-1]
+        for row in iterations[:FIRST]:
+            assert len(row) == 3
+            assert all(one.end - one.start == one.backend > 0.09 for one in row)
+        assert [(one.direct, one.kept) for one in before] == [
+            (-1.0, False), (0.0, False), (-1.0, True),
+        ]  # fmt: skip
+        # Found out at once, and what the backend takes is known.
+        first = [one for one in iterations[FIRST] if one.name != "connect"]
+        assert all(one.backend > 0.09 for one in first)
+        assert first[0].direct > 0
+        assert 0 < after[0].direct < 0.05
+        assert after[2].kept
+        assert after[2].end - after[2].start > 0.09
 
 
 def some_within(seat):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import time
 from collections import deque
@@ -12,11 +11,12 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.device.base import Device, Mark
+from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.runtime.collectives.all_gather import AllGather
 from megatron_adaptra.runtime.collectives.reduction import Native, Orders, orders_of
+from megatron_adaptra.runtime.collectives.timing import Taken, timed
 from megatron_adaptra.telemetry.step_sync import KEEP
 
 FIRST = 3  # calls after which an operation is taken for one of every iteration
@@ -62,8 +62,9 @@ class SmallCollective:
         self.prefetched: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
         self._op, self._source, self._connect, self._auto = op, source, connect, auto
         self._say, self._fixed, self._clock = say, fixed, clock
-        self._untimed: deque[tuple[Mark, Mark]] = deque(maxlen=2 * MEASURED)  # of the backend
+        self._untimed: deque[Taken] = deque(maxlen=2 * MEASURED)  # of the backend
         self._calls = 0
+        self._tried = self._watched = False  # the self-test; the backend, before there was one
         self._measure_now = False  # not at the next retry
         self._pause, self._next_retry = FIRST_RETRY, FIRST_RETRY
         self._start_seconds = 0.0
@@ -95,11 +96,20 @@ class SmallCollective:
         """Whether the AllGather is known to give the backend's results."""
         return self._all_gather is not None
 
-    def measure_again(self) -> None:
-        """Forget the costs, for links have changed, and measure both paths at the next calls."""
-        self._native_costs.clear()
+    @property
+    def kept(self) -> bool:
+        """Whether it stays with the backend: no order of ours gives its results."""
+        return self._tried and not self.tested
+
+    def measure_again(self, watched: bool = False) -> None:
+        """Forget the costs, for links have changed, and measure both paths at the next calls.
+
+        `watched`: the backend has just been seen to do it over the links as they are.
+        """
+        if not watched:
+            self._native_costs.clear()
         self._direct_costs.clear()
-        self._measure_now = True
+        self._measure_now = not watched
         self._pause, self._next_retry = FIRST_RETRY, self._calls + FIRST_RETRY
 
     def take_prefetched(self, tensor: torch.Tensor) -> None:
@@ -116,6 +126,12 @@ class SmallCollective:
             )
         tensor.copy_(result.view(tensor.shape))
 
+    def watch(self, tensor: torch.Tensor, native: Native) -> Taken:
+        """Leave it to the backend, on a device; what that takes."""
+        self._calls += 1
+        self._watched = True
+        return self._through_backend(native, tensor)
+
     def start(self, tensor: torch.Tensor, native: Native, prefetch: Prefetch = ()) -> bool:
         """Begin what `native(tensor)` does, and return without waiting; `wait` ends it.
 
@@ -123,7 +139,7 @@ class SmallCollective:
         nothing to wait for: the backend has done it all.
         """
         self._calls += 1
-        if self._calls == FIRST:
+        if self._calls >= FIRST and not self._tried:
             self._self_test(tensor, native)
         retry = self._auto and (self._measure_now or self._calls >= self._next_retry)
         if retry and not self._measure_now:
@@ -166,27 +182,23 @@ class SmallCollective:
 
     def _timed(self, native: Native, tensor: torch.Tensor) -> None:
         """Go through the backend; on a device, what that takes is known later, if at all."""
-        if not self._clock.behind:
-            began = time.perf_counter()
-            native(tensor)
-            self._native_costs.append(time.perf_counter() - began)
+        if self._clock.behind:
+            self._through_backend(native, tensor)
             return
-        marks: list[Mark] = []
-        with contextlib.suppress(Exception):  # to measure must not end what is measured
-            marks.append(self._clock.mark())
+        began = time.perf_counter()
         native(tensor)
-        with contextlib.suppress(Exception):
-            self._untimed.append((marks[0], self._clock.mark()))
+        self._native_costs.append(time.perf_counter() - began)
+
+    def _through_backend(self, native: Native, tensor: torch.Tensor) -> Taken:
+        taken = timed(self._clock, lambda: native(tensor))
+        self._untimed.append(taken)
         self._read_times()
+        return taken
 
     def _read_times(self) -> None:
-        with contextlib.suppress(Exception):
-            while self._untimed:
-                begin, end = (mark.at() for mark in self._untimed[0])
-                if begin is None or end is None:
-                    return
-                self._native_costs.append(end - begin)
-                self._untimed.popleft()
+        while self._untimed and (seconds := self._untimed[0]()) is not None:
+            self._native_costs.append(seconds)
+            self._untimed.popleft()
 
     def _choose(self, costs: Sequence[tuple[float, float]]) -> None:
         """The path from now on: all members see the same costs, and conclude the same."""
@@ -199,6 +211,7 @@ class SmallCollective:
 
     def _self_test(self, tensor: torch.Tensor, native: Native) -> None:
         """Collective: find the backend's order, and make sure that all have found the same."""
+        self._tried = True
         all_gather = self._connect()
         found, size = b"fine", len(self.members)
         if (op := self._op) is not None:
@@ -213,10 +226,11 @@ class SmallCollective:
         self.direct = found != b"none" and all(bytes(f.tolist()) == found for f in everywhere)
         if self.direct:
             self._all_gather = all_gather
-            self._native_costs.clear()  # the first calls have made connections
-            self._untimed.clear()
-            for _ in range(MEASURED if self._auto else 0):
-                self._timed(native, tensor.clone())
+            if not self._watched:
+                self._native_costs.clear()  # the first calls have made connections
+                self._untimed.clear()
+                for _ in range(MEASURED if self._auto else 0):
+                    self._timed(native, tensor.clone())
         elif all_gather.me == 0:
             self._say(
                 f"{self.name} of {tensor.numel()} {tensor.dtype} over {size} ranks "

@@ -28,6 +28,7 @@ from megatron_adaptra.runtime.collectives.all_gather import AllGather
 from megatron_adaptra.runtime.collectives.collective import COSTS, Prefetch, SmallCollective
 from megatron_adaptra.runtime.collectives.hierarchical import Links, descriptors_of
 from megatron_adaptra.runtime.collectives.reduction import KNOWN, Native
+from megatron_adaptra.runtime.collectives.timing import timed
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import CollectiveSpan
 from megatron_adaptra.transport.wire import Wire
@@ -75,7 +76,9 @@ class SmallCollectives:
         self._within, self._clock = None if within is None else frozenset(within), clock
         self._job, self._wire, self._most = job, wire, most
         self._process = os.getpid()
-        self.active = True  # while False all goes to torch; the same on all ranks
+        # While False all goes to torch; the same on all ranks. On a device it is watched then: what
+        # it takes is known when it is needed.
+        self.active = True
         self.hiding = False  # see SmallCollective.hidden: true of what runs meanwhile
         self.barriers = True  # False: they are left out; the same on all ranks
         self.defer_hooks: Sequence[DeferHook] = ()
@@ -139,9 +142,10 @@ class SmallCollectives:
         `ranks`: global ranks that all call it before the same operation; operations that others
         take part in are left alone.
         """
+        watched = not self.active and self._clock.behind
         for one in self._all():
             if set(one.members) <= set(ranks):
-                one.measure_again()
+                one.measure_again(watched)
 
     def prefetch(self, values: Sequence[tuple[torch.Tensor, dist.ReduceOp]], group: Any) -> None:
         """Send `values` of all-reduces to come over `group` along with its next one.
@@ -193,14 +197,19 @@ class SmallCollectives:
         known = str(op) in KNOWN and not async_op and isinstance(tensor, torch.Tensor)
         one = self._find("all_reduce", tensor, op, group) if known else None
         if one is None:
-            work = native(tensor, op=op, group=group, async_op=async_op)
+            work = self._leave(
+                known, "all_reduce", tensor, group,
+                lambda: native(tensor, op=op, group=group, async_op=async_op),
+            )  # fmt: skip
             self.wait_pending()
             return work
 
         def plain(tensor: torch.Tensor) -> None:
             native(tensor, op=op, group=group)
 
-        if not one.prefetched:
+        if not self.active:
+            self._watch(one, tensor, plain)
+        elif not one.prefetched:
             self._run(one, tensor, plain, self._to_prefetch.pop(self.members(group), ()))
         else:
             now = time.monotonic()
@@ -219,12 +228,14 @@ class SmallCollectives:
             one = self._find("broadcast", tensor, src, group)
         if one is None:
             return native(tensor, src, group=group, async_op=async_op, **rest)
-        return self._run(one, tensor, lambda t: native(t, src, group=group))
+        run = self._run if self.active else self._watch
+        return run(one, tensor, lambda t: native(t, src, group=group))
 
     def _barrier(self, group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
         native = self._native["barrier"]
         nothing = torch.empty(0, dtype=torch.uint8)
-        one = None if async_op else self._find("barrier", nothing, None, group)
+        ours = self.active and not async_op
+        one = self._find("barrier", nothing, None, group) if ours else None
         if one is None:
             return native(group=group, async_op=async_op, device_ids=device_ids)
         if not self.barriers:
@@ -248,21 +259,51 @@ class SmallCollectives:
         self._record(one, start, 0.0 if one.hidden else one.last_seconds[1])
         self.wait_pending()
 
-    def _record(self, one: SmallCollective, start: float, direct: float) -> None:
-        end = time.monotonic()
-        span = CollectiveSpan(one.title, start, end, one.last_seconds[0], direct, one.stages)
+    def _watch(self, one: SmallCollective, tensor: torch.Tensor, native: Native) -> None:
+        """Leave it to the backend on a device, for now."""
+        start = time.monotonic()
+        taken = one.watch(tensor, native)
+        one.hidden |= self.hiding
+        direct = 0.0 if one.hidden else one.last_seconds[1]
+        span = CollectiveSpan(one.title, start, start, -1.0, direct, one.stages, one.kept, taken)
         self._spans.append(span)
+
+    def _leave(
+        self, known: bool, name: str, tensor: Any, group: Any, call: Callable[[], Any]
+    ) -> Any:
+        """Leave it to the backend for good; on a device, see what it takes between stages."""
+        between = self._clock.behind and known and self._by_training and self.members(group)
+        if not between:
+            return call()
+        start, returned = time.monotonic(), []
+        taken = timed(self._clock, lambda: returned.append(call()))
+        stages = tuple(sorted({self._stage_of[rank] for rank in between}))
+        title = f"{name} of {tensor.numel()} {tensor.dtype} between {len(between)} ranks"
+        self._spans.append(CollectiveSpan(title, start, start, -1.0, -1.0, stages, True, taken))
+        return returned[0]
+
+    def _record(self, one: SmallCollective, start: float, direct: float) -> None:
+        self._spans.append(
+            CollectiveSpan(
+                one.title, start, time.monotonic(), one.last_seconds[0], direct, one.stages,
+                one.kept,
+            )
+        )  # fmt: skip
 
     def _all(self) -> Collection[SmallCollective]:
         return self._collectives.values()
+
+    @property
+    def _by_training(self) -> bool:
+        """A checkpoint's threads have an order of their own, and a forked child is no rank."""
+        main = threading.current_thread() is threading.main_thread()
+        return main and os.getpid() == self._process
 
     def _find(
         self, name: str, tensor: torch.Tensor, detail: Any, group: Any
     ) -> SmallCollective | None:
         """What serves this call if it crosses stages and is small enough."""
-        # A checkpoint's threads have an order of their own, and a forked child is no rank.
-        main = threading.current_thread() is threading.main_thread()
-        if not (self.active and main and os.getpid() == self._process):
+        if not ((self.active or self._clock.behind) and self._by_training):
             return None
         members = self.members(group)
         nbytes = tensor.numel() * tensor.element_size()
