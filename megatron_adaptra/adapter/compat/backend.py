@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.device import host
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.cuda import device_of
 from megatron_adaptra.errors import UnsupportedBackend
@@ -14,19 +13,21 @@ from megatron_adaptra.errors import UnsupportedBackend
 HOST, DEVICE = "gloo", "nccl"
 
 
-def messages_on() -> Device:
-    """What has them in its memory, and runs the ops; Megatron's groups exist.
+def messages_on_gpus() -> bool:
+    """Whether the pipeline's messages are in the memory of GPUs; Megatron's groups exist.
 
-    Raises UnsupportedBackend where they go by a backend that we know nothing of, or are on a GPU
-    that we cannot use.
+    Raises UnsupportedBackend where they go by a backend that we know nothing of.
     """
     backend: str = dist.get_backend(mpu.get_pipeline_model_parallel_group())
     if backend not in (HOST, DEVICE):
         raise UnsupportedBackend(
             f"the pipeline's messages go by {backend}; {HOST} and {DEVICE} are supported"
         )
-    if backend == HOST:
-        return host.HOST
+    return backend == DEVICE
+
+
+def open_gpu() -> Device:
+    """The GPU of this rank. Raises UnsupportedBackend where it is out of reach."""
     try:
         return device_of(torch.device(torch.cuda.current_device()))
     except Exception as error:  # whatever it is, Megatron can go on as stock

@@ -12,6 +12,9 @@ from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES, Job, patch, resolve
 from megatron_adaptra.adapter.compat.profiles import misfit, profile, verify
 from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.device.base import Device
+from megatron_adaptra.device.host import HOST
+from megatron_adaptra.errors import UnsupportedBackend
 from megatron_adaptra.exits import at_exit
 from megatron_adaptra.log import log_line
 
@@ -58,11 +61,11 @@ def activate(
     verify(row)
     from megatron.core import parallel_state as mpu
 
-    from megatron_adaptra.adapter.compat.backend import messages_on
+    from megatron_adaptra.adapter.compat.backend import messages_on_gpus
 
     stages = mpu.get_pipeline_model_parallel_world_size()
     chunks = mpu.get_virtual_pipeline_model_parallel_world_size() or 1
-    device = messages_on()
+    device = _gpu_of_all() if messages_on_gpus() else HOST
     job = Job(config, stages, chunks, program=program, clips=clips, demo=demo, device=device.behind)
     resolved, original = resolve(job), _schedule()
     from megatron_adaptra.adapter.pipeline.session import Session
@@ -89,6 +92,26 @@ def activate(
         patch("schedule", get_forward_backward_func=get_forward_backward_func).close
     )
     return activation
+
+
+def _gpu_of_all() -> Device:
+    """This rank's GPU, where all ranks can open theirs: all of them are stock, or none.
+
+    Raises UnsupportedBackend, on all ranks alike.
+    """
+    from megatron_adaptra.adapter.compat.backend import open_gpu
+    from megatron_adaptra.adapter.pipeline.everyone import reason_anywhere
+
+    device: Device = HOST
+    reason = ""
+    try:
+        device = open_gpu()
+    except UnsupportedBackend as error:
+        reason = str(error)
+    if reason := reason_anywhere(reason):
+        device.close()
+        raise UnsupportedBackend(reason)
+    return device
 
 
 def _leave(activation: Activation) -> None:
