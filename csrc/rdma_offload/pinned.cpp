@@ -1,6 +1,7 @@
 #include "pinned.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,8 @@ std::shared_ptr<uint8_t> Pinned::take(uint64_t bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     auto known = idle_.lower_bound(bytes);
     if (known != idle_.end() && known->first <= bytes + bytes / kSpare) {
+      // Of equal ones that which came back last: those that nobody needs stay behind for `trim`.
+      known = std::prev(idle_.upper_bound(known->first));
       Block block = std::move(known->second);
       idle_.erase(known);
       return lend(std::move(block));

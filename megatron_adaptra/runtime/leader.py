@@ -12,10 +12,12 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from megatron_adaptra import waits
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
@@ -304,10 +306,13 @@ class Leader(Controller):
         current = self._evaluate(now, conditions)
         held = [] if now.stock else current.peak_in_flight
         over = [s for s, most in enumerate(held) if most > budgets[s]]
-        self._over_budget = bool(over)  # until a plan that fits is in force
+        halved = not self.estimator.split and any(op.kind is Kind.W for op in chain(*now.order))
+        self._over_budget = bool(over) or halved  # until a plan that fits is in force
+        why = "there is no memory for backwards in halves"
         if over:
             first, may = over[0], budgets[over[0]]
             why = f"stage {first} holds {held[first]:g} microbatches, its memory is for {may:.4g}"
+        if self._over_budget:
             self._propose(iteration, why, self._choose(conditions), current, conditions)
 
     def _reconsider(self, iteration: int) -> None:

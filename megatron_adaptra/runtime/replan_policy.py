@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
@@ -15,7 +15,8 @@ class ReplanPolicy:
 
     `min_gain`: share of an iteration that a new plan has to save. `policy`: of the planner, by name
     (`plan.make_plan`). `fixed`: no plan is made. `sends`: "eager" or "rendezvous". `ahead`: see
-    `lower`.
+    `lower`. `halves`: microbatches for which a stage must have room besides, so that backwards may
+    run in halves.
     """
 
     min_gain: float = 0.15
@@ -23,6 +24,7 @@ class ReplanPolicy:
     fixed: bool = False
     sends: str = "rendezvous"
     ahead: int | None = None
+    halves: float = 0.0
 
     def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
         """What an iteration of the schedule takes.
@@ -36,6 +38,15 @@ class ReplanPolicy:
 
     def make_plan(self, conditions: Conditions) -> Plan:
         """The policy's schedule, and what an iteration of it takes."""
+        if not (conditions.split and self.halves):
+            return self._plan(conditions)
+        plans = [self._plan(replace(conditions, split=False))]
+        room = tuple(budget - self.halves for budget in conditions.activation_budget)
+        if min(room) >= 1:
+            plans.append(self._plan(replace(conditions, activation_budget=room)))
+        return min(plans, key=lambda plan: plan.predicted)
+
+    def _plan(self, conditions: Conditions) -> Plan:
         return make_plan(conditions, self.policy, self.sends, ahead=self.ahead)
 
     def gains(self, plan: Plan, current: Plan) -> bool:

@@ -21,6 +21,8 @@ from megatron_adaptra.telemetry.stock_messages import (
 
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
 WINDOW = 5  # iterations over which op seconds are taken
+PINNED = 3  # messages per microbatch in flight: posted on a device, and two in the host's memory
+SPARE = 4  # messages more, whatever the plan
 USABLE = 0.9  # share of a device's free memory that a budget may take
 
 
@@ -76,6 +78,7 @@ class Estimator:
         self.message_bytes, self.rendezvous = message_bytes, rendezvous
         self.everything, self._budget = everything, budget
         self.chunks, self.split, self.recompute = chunks, split, recompute
+        self._splits = split  # even where there is no memory for it
         stages = len(hosts)
         self.budgets = (budget.microbatches,) * stages  # microbatches in flight, per stage
         if budget.in_bytes and at_first:
@@ -90,6 +93,7 @@ class Estimator:
         self.charts = {link: DelayChart(floor) for a, b in pairs for link in ((a, b), (b, a))}
         self._ops: list[deque[OpSeconds]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._shares: list[deque[Shares]] = [deque(maxlen=WINDOW) for _ in range(stages)]
+        self._on_device = on_device
         self._step = StepSyncModel(None) if on_device else StepSyncModel()
         # Where threads wait for a core, many a message does; a slow link delays all of them.
         self._typical = "delay_p25" if on_device or cores is not None else "delay"
@@ -263,7 +267,7 @@ class Estimator:
             chunks=self.chunks,
             split=self.split,
             recompute=self.recompute,
-            backward=tuple(op.backward for op in ops) if self.split else (),
+            backward=tuple(op.backward for op in ops) if self._splits else (),
             recomputation=tuple(op.recomputation for op in ops) if self.recompute else (),
         )
 
@@ -291,13 +295,33 @@ class Estimator:
         if not self._limits:  # what has been taken later must not make itself room
             self._limits = {stage: self._limit(memory) for stage, memory in self.memory.items()}
             for stage, memory in self.memory.items():
-                budgets[stage] = self._limits[stage] // memory["per_microbatch"]
+                budgets[stage] = self._fit(self._limits[stage], memory)
         for stage, memory in fresh.items():
-            taken, limit = memory["peak_bytes"], self._limits[stage]
+            taken = memory["peak_bytes"] + (0 if self._budget.auto else memory["pinned"])
+            limit = self._limits[stage]
             if taken > limit:
                 budgets[stage] = min(budgets[stage], memory["peak"] * limit / taken)
-        before, self.budgets = self.budgets, tuple(max(1.0, float(b)) for b in budgets)
-        return self.budgets != before
+        before = self.budgets, self.split
+        self.budgets = tuple(max(1.0, float(b)) for b in budgets)
+        # Less than one microbatch is not to be had, but a backward in one piece may be.
+        self.split = self.split and min(budgets) >= 1
+        return (self.budgets, self.split) != before
+
+    def _fit(self, limit: float, memory: Mapping[str, Any]) -> float:
+        """Microbatches whose activations fit into `limit`.
+
+        On a GPU beside what ops take in passing. There each microbatch more has a receive standing
+        posted and, of a budget of so many bytes, pinned memory of the host for two messages; what
+        is free on a GPU has none of that in it.
+        """
+        each = memory["per_microbatch"]
+        if not self._on_device:
+            return float(limit // each)
+        passing = max(0.0, memory["peak_bytes"] - memory["peak"] * each)
+        message = self.message_bytes
+        if self._budget.auto:
+            return float((limit - passing) // (each + message))
+        return float((limit - passing - SPARE * message) // (each + PINNED * message))
 
     def _limit(self, memory: Mapping[str, Any]) -> float:
         """Bytes that a stage may take, by what it was first seen to take."""

@@ -41,13 +41,15 @@ class Memory(NamedTuple):
 
     `peak`: microbatches in flight, as they were counted; `peak_bytes`: None where bytes were not
     counted; `per_microbatch`: bytes of one microbatch of all the stage's layers, 0 if not counted;
-    `free`: bytes that the device had left besides, None if not asked.
+    `free`: bytes that the device had left besides, None if not asked; `pinned`: bytes of the host,
+    through which a device's messages go.
     """
 
     peak: float
     peak_bytes: int | None = None
     per_microbatch: int = 0
     free: int | None = None
+    pinned: int = 0
 
 
 class CollectiveSpan(NamedTuple):

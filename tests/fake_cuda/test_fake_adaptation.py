@@ -14,6 +14,7 @@ from fake_trainings import Trained, needs_torch_for_gpus, train
 pytestmark = [needs_torch_for_gpus, pytest.mark.trains, pytest.mark.timing]
 CHANGING = Path(__file__).with_name("pretrain_changing_links.py")
 MS = 60  # of a slow link
+LARGE = pytest.mark.large
 INTO, BACK = "its messages leave the GPU's queue", "back to Megatron's own messages"
 DISTRIBUTED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 CHUNKS = ("--num-layers-per-virtual-pipeline-stage", "1")
@@ -38,7 +39,7 @@ BY_DEFAULT = {
 
 def changing(
     folder: Path, *flags: str, links: str, at: tuple[int, ...], iterations: int, ms: int = MS,
-    **options: Any,
+    script: Path = CHANGING, **options: Any,
 ) -> Trained:  # fmt: skip
     """The links are slow from every second iteration of `at` to the next one there."""
     rules = ";".join(f"{link} {ms}" for link in links.split(";"))
@@ -51,7 +52,7 @@ def changing(
     path.write_text("")
     changes = f"{path}|{rules}|{','.join(map(str, at))}"
     return train(
-        folder, "--adaptra", *emulated, *flags, iterations=iterations, links=path, script=CHANGING,
+        folder, "--adaptra", *emulated, *flags, iterations=iterations, links=path, script=script,
         variables={"FAKE_LINKS_CHANGE": changes}, **options,
     )  # fmt: skip
 
@@ -66,7 +67,7 @@ def rows() -> list[Any]:
     return [
         pytest.param(
             name, engine, queues, id=f"{name}, {engine}, {queues} queues",
-            marks=() if (name, engine, queues) in BY_DEFAULT else pytest.mark.large,
+            marks=() if (name, engine, queues) in BY_DEFAULT else LARGE,
         )
         for name in ROWS for engine in ("native", "executor") for queues in (1, 32)
     ]  # fmt: skip
@@ -90,3 +91,32 @@ def test_messages_leave_the_queue_while_a_link_is_slow(
     assert any(BACK in one for one in later), later
     stock, ours = done.milliseconds[at[0] + 1 : at[0] + 3], done.milliseconds[at[1] - 3 : at[1]]
     assert median(ours) < median(stock), done.milliseconds
+
+
+@pytest.mark.parametrize(
+    "flags", [pytest.param((), id="native"), pytest.param(EXECUTOR, id="executor", marks=LARGE)]
+)
+def test_no_iteration_takes_more_than_a_budget_in_bytes(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Activations on the device, what ops take in passing, and pinned memory, all together."""
+    most, at = 2400 << 10, (6, 20)
+    done = changing(
+        tmp_path, *flags, "--adaptra-activation-budget", "2400KiB", links="0-1", at=at,
+        iterations=36, script=CHANGING.with_name("pretrain_counting_bytes.py"),
+        **{"kernel-us": 100},
+    )  # fmt: skip
+    assert done.status == 0, done.text[-4000:]
+    plans = [one for one in decisions(done) if INTO in one]
+    # Six microbatches would hide the link, and five are what fits.
+    assert plans, done.text[-4000:]
+    assert "2,1 -> 5,1" in plans[0], plans
+    found = re.findall(r"bytes of stage (\d) in iteration (\d+): (\d+) (\d+)\n", done.text)
+    rows = [tuple(map(int, words)) for words in found]
+    assert len(rows) == 2 * 36
+    filled = [row for row in rows if row[1]]  # the first iteration makes what stays
+    over = [row for row in filled if sum(row[2:]) > most]
+    assert not over, (over, plans)
+    assert max(sum(row[2:]) for row in filled) > 0.9 * most
+    assert any(pinned for *_, pinned in rows)
+    assert not any(pinned for *_, pinned in rows[-2:]), "given back"

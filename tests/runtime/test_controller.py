@@ -11,7 +11,7 @@ from runtime.pipeline import schedule
 from transport.ranks import threads
 
 from megatron_adaptra.config import Budget
-from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.runtime.channel import Channel
@@ -142,6 +142,22 @@ def test_a_budget_in_bytes_is_kept_to_once_a_microbatch_has_been_measured(tmp_pa
     assert warmups(run.ran[0]) == [STOCK, depths]
     (row,) = committed(path)
     assert f"stage 0 holds 3 microbatches, its memory is for {nbytes // 100}" in row["why"]
+
+
+def test_backwards_in_halves_that_memory_is_not_enough_for_are_given_up(tmp_path):
+    """One microbatch at a time is as few as can be, but its backward can be in one piece."""
+    path = tmp_path / "decisions.jsonl"
+    line = tuple(Op(kind, i) for i in range(8) for kind in (Kind.F, Kind.I, Kind.W))
+    halved = Schedule((line,) * 3, 8, policy="adaptive")
+    measured = Memory(peak=1.0, peak_bytes=120, per_microbatch=100, free=0)
+    run = drive(
+        path, lambda _: {}, 16, resumed=halved, paced=True, memory=measured, split=True,
+        budget=Budget(nbytes=110), rule=ReplanPolicy(policy="adaptive"),
+    )  # fmt: skip
+    assert run.ran[0][0].order == halved.order
+    assert not any(op.kind is Kind.W for line in run.ran[0][-1].order for op in line)
+    assert all(peak_in_flight(line) == 1.0 for line in run.ran[0][-1].order)
+    assert committed(path)[0]["why"] == "there is no memory for backwards in halves"
 
 
 def test_a_slow_link_is_planned_for_within_a_budget_in_bytes(tmp_path):

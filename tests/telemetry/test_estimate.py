@@ -232,7 +232,7 @@ def test_seconds_of_a_stage_are_those_of_all_its_chunks():
 )
 def test_a_budget_in_bytes_is_known_once_all_stages_have_measured(budget, microbatches):
     e = estimator(budget=budget)
-    memory = {"peak": 3.0, "peak_bytes": 900, "per_microbatch": 300, "free": 2000}
+    memory = {"peak": 3.0, "peak_bytes": 900, "per_microbatch": 300, "free": 2000, "pinned": 0}
     rows = [{"stage": s, "memory": None} for s in range(3)]
     rows[0]["memory"] = rows[1]["memory"] = memory
     assert not e.measure_budget(rows)
@@ -247,7 +247,7 @@ def test_a_budget_in_bytes_is_known_once_all_stages_have_measured(budget, microb
 
 def test_a_plan_that_takes_more_bytes_than_it_may_gets_a_smaller_budget():
     e = estimator(budget=Budget(nbytes=1000))
-    memory = {"peak": 3.0, "peak_bytes": 900, "per_microbatch": 250, "free": 0}
+    memory = {"peak": 3.0, "peak_bytes": 900, "per_microbatch": 250, "free": 0, "pinned": 0}
     assert e.measure_budget([{"stage": s, "memory": memory} for s in range(3)])
     assert e.budgets == (4.0, 4.0, 4.0)
     rows = [{"stage": s, "memory": {**memory, "peak": 4.0, "peak_bytes": 1000}} for s in range(3)]
@@ -259,6 +259,33 @@ def test_a_plan_that_takes_more_bytes_than_it_may_gets_a_smaller_budget():
     rows[2]["memory"] = {**memory, "peak": 3.2, "peak_bytes": 9999}
     assert e.measure_budget(rows)
     assert e.budgets == (4.0, 4.0, 1.0)
+
+
+def test_backwards_in_halves_that_take_more_than_one_microbatch_may_are_given_up():
+    e = estimator(budget=Budget(nbytes=1000), split=True)
+    memory = {"peak": 1.0, "peak_bytes": 900, "per_microbatch": 900, "free": 0, "pinned": 0}
+    assert e.measure_budget([{"stage": s, "memory": memory} for s in range(3)])
+    assert e.split
+    rows = [{"stage": s, "memory": {**memory, "peak_bytes": 1200}} for s in range(3)]
+    assert e.measure_budget(rows)
+    assert not e.split
+    assert e.budgets == (1.0, 1.0, 1.0)
+    assert not e.measure_budget(rows)
+
+
+@pytest.mark.parametrize(
+    # Of 10,000 bytes 400 are taken in passing and 400 by four messages: 9200 / (1000 + 3 * 100).
+    # Of 3400 + 0.9 * 8000 again 400 in passing: 10,200 / (1000 + 100).
+    ("budget", "fit"), [(Budget(nbytes=10_000), 7.0), (Budget(auto=True), 9.0)],
+)  # fmt: skip
+def test_on_a_gpu_a_budget_is_for_passing_memory_and_messages_too(budget, fit):
+    e = Estimator(4, ["a", "b"], None, 100, budget, on_device=True)
+    memory = {"peak": 3.0, "peak_bytes": 3400, "per_microbatch": 1000, "free": 8000, "pinned": 0}
+    assert e.measure_budget([{"stage": s, "memory": memory} for s in range(2)])
+    assert e.budgets == (fit, fit)
+    # All that was pinned counts against a budget of bytes, but not against what a GPU has free.
+    rows = [{"stage": s, "memory": {**memory, "pinned": 9999}} for s in range(2)]
+    assert e.measure_budget(rows) is not budget.auto
 
 
 def test_budget_is_infinite_by_default():

@@ -9,14 +9,16 @@ import torch
 
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
+from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.errors import Disagreement, PeerLost
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.telemetry.probe import Memory
 from megatron_adaptra.transport.base import Stamps
 
-SPARE = 4  # messages that are under way beyond those of one iteration
+SPARE = 4  # messages that are under way beyond those that a plan has under way at once
 
 
 class Run:
@@ -55,17 +57,27 @@ class Run:
         """The boundary before `iteration`: its program, its first receives."""
         schedule = self._next(iteration)
         self.wiring.mailbox.begin(iteration, new_message)
-        if (staging := self.wiring.staging) is not None:
-            if self.stock and not schedule.stock:  # pinning takes a while
-                count = SPARE + 2 * schedule.microbatches
-                self._context.guard.call(staging.prepare, new_message().nbytes, count)
-            self._context.guard.call(staging.trim, schedule.stock)
-        if schedule is not self._schedule:
+        before, self._schedule = self._schedule, schedule
+        if schedule is not before:
             self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
-            self._schedule, self.program = schedule, lower(schedule, self._context.ahead)
+            self.program = lower(schedule, self._context.ahead)
+        if self.wiring.staging is not None:
+            self._context.guard.call(self._stage, self.wiring.staging, before, new_message)
         if not self.stock:
             for op in first_posts(self.program, self._context.stage):
                 self.wiring.mailbox.post(op)
+
+    def _stage(
+        self, staging: Staging, before: Schedule, new_message: Callable[[], torch.Tensor]
+    ) -> None:
+        """Pinned memory for the iteration to come; what it does not need goes back."""
+        if self._schedule is not before:
+            staging.new_peak()
+        if before.stock and not self.stock:  # pinning takes a while
+            # What stands posted, or has been sent and is not yet taken at the other end.
+            own = [n for link, n in self.program.ahead.items() if self._context.stage in link]
+            staging.prepare(new_message().nbytes, SPARE + sum(max(1, n) for n in own))
+        staging.trim(self.stock)
 
     def probe_links(self) -> None:
         """Send what measures the links while Megatron's own messages are in use."""
@@ -75,6 +87,12 @@ class Run:
     def take_probes(self) -> list[tuple[int, Stamps]]:
         """What has come of that."""
         return [] if self.wiring.probes is None else self.wiring.probes.take() or []
+
+    def with_pinned(self, memory: Memory | None) -> Memory | None:
+        """`memory` with the most that has been pinned for messages since this plan began."""
+        if memory is None or self.wiring.staging is None:
+            return memory
+        return memory._replace(pinned=self.wiring.staging.memory().peak)
 
     def abandon(self) -> None:
         """End the run although an iteration has begun, as all ranks do: another one follows."""

@@ -211,7 +211,7 @@ class Session:
             if record.unusable:
                 self.context.say(f"an iteration was not measured: {record.unusable}")
                 continue
-            record.memory = with_free_memory(record.memory)
+            record.memory = run.with_pinned(with_free_memory(record.memory))
             run.controller.report(record)
 
     def _keep(self, record: IterationRecord) -> None:
