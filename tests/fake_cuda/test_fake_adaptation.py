@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import dropwhile, pairwise
 from pathlib import Path
 from statistics import median
@@ -39,7 +40,7 @@ BY_DEFAULT = {
 
 def changing(
     folder: Path, *flags: str, links: str, at: tuple[int, ...], iterations: int, ms: int = MS,
-    script: Path = CHANGING, **options: Any,
+    script: Path = CHANGING, variables: Mapping[str, str] | None = None, **options: Any,
 ) -> Trained:  # fmt: skip
     """The links are slow from every second iteration of `at` to the next one there."""
     rules = ";".join(f"{link} {ms}" for link in links.split(";"))
@@ -53,7 +54,7 @@ def changing(
     changes = f"{path}|{rules}|{','.join(map(str, at))}"
     return train(
         folder, "--adaptra", *emulated, *flags, iterations=iterations, links=path, script=script,
-        variables={"FAKE_LINKS_CHANGE": changes}, **options,
+        variables={"FAKE_LINKS_CHANGE": changes, **(variables or {})}, **options,
     )  # fmt: skip
 
 
@@ -120,3 +121,24 @@ def test_no_iteration_takes_more_than_a_budget_in_bytes(
     assert max(sum(row[2:]) for row in filled) > 0.9 * most
     assert any(pinned for *_, pinned in rows)
     assert not any(pinned for *_, pinned in rows[-2:]), "given back"
+
+
+@LARGE
+def test_an_evaluation_of_twice_all_time_limits_is_survived(tmp_path: Path) -> None:
+    """As one of 20 minutes where limits are ten: with our messages, after them, and before."""
+    at, limit = (4, 18), 5
+    done = changing(
+        tmp_path, "--eval-iters", "1", "--eval-interval", "14", "--adaptra-timeout", str(limit),
+        links="0-1", at=at, iterations=32, timeout=240,
+        script=CHANGING.with_name("pretrain_long_evaluations.py"),
+        variables={"FAKE_EVALUATION_S": str(2 * limit)}, **{"kernel-us": 100},
+    )  # fmt: skip
+    assert done.status == 0, done.text[-4000:]
+    assert done.complaints == []
+    assert len(done.milliseconds) == 32, done.text[-4000:]
+    for iteration in (14, 28):
+        assert f"validation loss at iteration {iteration} |" in done.text
+    assert any(INTO in one for one in decisions(done)), done.text[-4000:]
+    assert any(BACK in one for one in decisions(done)), done.text[-4000:]
+    # Nobody was given up meanwhile.
+    assert not re.search("adaptra: .*(lost|silent|given up|waited)", done.text), done.text[-4000:]
