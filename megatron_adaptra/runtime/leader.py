@@ -238,7 +238,9 @@ class Leader(Controller):
         self._over_budget |= self.estimator.measure_budget(reports)
         self._keep_delays(iteration)
         ran = self._ran.pop(iteration - 1, None)
-        if ran is not None and seconds is not None and (ran.stock or iteration % LEARN == 0):
+        # To simulate an iteration takes a while, in which training launches less.
+        often = ran is not None and ran.stock and self.estimator.stock_delay > 0
+        if ran is not None and seconds is not None and (often or iteration % LEARN == 0):
             plain = self.estimator.conditions(corrected=False, native=ran.stock)
             predicted = self.rule.evaluate(ran, plain).predicted
             learn = self.estimator.learn_stock if ran.stock else self.estimator.learn

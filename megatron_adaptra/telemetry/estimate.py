@@ -225,17 +225,17 @@ class Estimator:
         Its stages wait for each other in ways that are not modelled, the longer the slower the
         links are.
         """
-        if delay := self._stock_delay:
+        if delay := self.stock_delay:
             self._waits.append(max(0.0, measured - predicted) / delay)
 
     @property
     def stock_extra(self) -> float:
         """Seconds of an iteration over Megatron's own messages beyond what the model says."""
-        return median(self._waits) * self._stock_delay if self._waits else 0.0
+        return median(self._waits) * self.stock_delay if self._waits else 0.0
 
     @property
-    def _stock_delay(self) -> float:
-        """Seconds of all links that are slow enough to matter."""
+    def stock_delay(self) -> float:
+        """Seconds of all links that are slow enough for Megatron's own messages to matter."""
         each = [self._link_delay(link, True) for link in self.charts]
         return sum(seconds for seconds in each if seconds >= ABSOLUTE * self.stage_seconds())
 

@@ -1,0 +1,65 @@
+"""One rank of measurement_cost.py: the tests' training, measured in every second block."""
+
+from __future__ import annotations
+
+import functools
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from megatron.training import training
+
+from megatron_adaptra.adapter.pipeline.session import Session
+
+PROGRAM = Path(__file__).resolve().parents[1] / "tests" / "adapter" / "pretrain_gpt_small.py"
+BLOCK = int(os.environ["MEASUREMENT_BLOCK"])
+measured, step = Session.forward_backward, training.train_step
+sessions: list[Session] = []
+count = 0
+
+
+def now_and_then(session: Session, function: Any, arguments: Any) -> Any:
+    """Without the plugin in every first block: Megatron's function, torch's collectives."""
+    if not sessions:
+        sessions.append(session)
+    collectives = session.small_collectives
+    if is_measured() or collectives is None:
+        return measured(session, function, arguments)
+    return function(**arguments)
+
+
+def is_measured() -> bool:
+    return count // BLOCK % 2 == 1
+
+
+@functools.wraps(step)
+def timed(*args: Any, **kwargs: Any) -> Any:
+    global count
+    collectives = sessions[0].small_collectives if sessions else None
+    ours = {name: getattr(dist, name) for name in ("all_reduce", "broadcast", "barrier")}
+    if collectives is not None and not is_measured():
+        for name, function in collectives._native.items():
+            setattr(dist, name, function)
+    calls = sessions[0].context.device.calls() if sessions else None
+    began, spent = time.monotonic(), time.process_time()
+    result = step(*args, **kwargs)
+    seconds, cpu = time.monotonic() - began, time.process_time() - spent
+    for name, function in ours.items():
+        setattr(dist, name, function)
+    after = sessions[0].context.device.calls()
+    of_ours = 0 if calls is None else after.for_marks - calls.for_marks
+    if os.environ["RANK"] == "0":
+        line = f"MEASURED {count} {int(is_measured())} {seconds} {cpu} {of_ours}\n"
+        os.write(1, line.encode())
+    count += 1
+    return result
+
+
+Session.forward_backward = now_and_then
+training.train_step = timed
+sys.path.insert(0, str(PROGRAM.parent))
+runpy.run_path(str(PROGRAM), run_name="__main__")
