@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The executor on one CUDA GPU: same bits as stock Megatron, overhead, memory. See --help.
+# What to run first on a machine with GPUs: six parts, a verdict each. See --help.
 # ADAPTRA_PYTHON names a python with torch and megatron-core, used as it is; else .venv is set up.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,4 +11,4 @@ if [ -z "$python" ]; then
   python=$venv/bin/python
 fi
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-exec "$python" benchmarks/gpu_check.py "$@"
+exec "$python" benchmarks/gpu_check "$@"

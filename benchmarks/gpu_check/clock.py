@@ -1,0 +1,159 @@
+"""Part `clock`: moments of a stream on the host's clock, and what it costs to take them.
+
+On an idle stream a mark is passed between two looks at the host's clock: how far outside of them it
+is said to be is the clock's error. Over seconds, with anchors and without, that shows the drift.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from ranks import Deadline, run_ranks
+from seat import Seat
+from verdict import Verdict, ms, not_run
+from where import CPU, FAKE, Where
+
+SECONDS, SHORT = 5.0, 1.0  # with anchors, and as long without; of a rehearsal
+EVERY = 0.1  # seconds between anchors, as between iterations
+LOOKS = 0.01  # seconds between marks
+MOST = 1e-3  # seconds of error; a link's delay is measured in milliseconds
+WRONG = 0.05  # of an op's time
+OP = 0.1  # seconds of an op
+MARKS = 2000
+PLANTED = 0.02  # seconds by which the clock is off
+
+
+def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
+    if where.kind == CPU:
+        return not_run("clock", "torch has no CUDA build here, and the CPU has one clock")
+    found = Verdict("clock")
+    seconds = SHORT if where.kind == FAKE else SECONDS
+    machine = {"kernel_us": 500} if where.kind == FAKE else {}
+    given = {"seconds": seconds, "plant": options.plant}
+    (one,) = run_ranks(where, "clock", work, deadline, options=given, queues=32, **machine)
+    error, late = one["with anchors"], one["without"]
+    for name, row in (("with anchors", error), (f"{seconds:g} s after the last anchor", late)):
+        found.check(row["worst"] <= MOST, f"{name}: a mark is off by {ms(row['worst'])}, more "
+                    f"than {ms(MOST)}")  # fmt: skip
+    op = one["op"]
+    off = abs(op["span"] / op["took"] - 1)
+    found.check(off <= WRONG, f"an op of {ms(op['took'])} is said to take {ms(op['span'])}")
+    found.check(abs(op["began"] - op["behind"]) <= WRONG * OP, f"an op that begins "
+                f"{ms(op['behind'])} after its launch, behind other work, is said to begin after "
+                f"{ms(op['began'])}")  # fmt: skip
+    cost = one["cost"]
+    found.figures += [
+        f"off by {ms(error['median'])}, at most {ms(error['worst'])} (looks {ms(error['width'])} "
+        "apart)",
+        f"without anchors {ms(late['worst'])} after {seconds:g} s, {late['ppm']:+.1f} ppm",
+        f"a mark takes {1e6 * cost['host']:.1f} us of the host, {1e6 * cost['stream']:.2f} us of "
+        "the stream",
+        f"an op launched in {ms(op['launching'])} takes {ms(op['span'])}",
+    ]
+    found.table("The clock", ("what", "median", "worst", "ppm", "marks"), [
+        [name, ms(row["median"]), ms(row["worst"]), f"{row['ppm']:+.2f}", str(row["count"])]
+        for name, row in (("with anchors", error), ("without", late))
+    ])  # fmt: skip
+    found.table("An op of the device", ("launched in", "took", "by its marks",
+                "behind other work: began after", "by its mark"),
+                [[ms(op["launching"]), ms(op["took"]), ms(op["span"]), ms(op["behind"]),
+                  ms(op["began"])]])  # fmt: skip
+    return found
+
+
+# On a rank.
+
+
+def on_rank(seat: Seat, seconds: float, plant: bool) -> dict[str, Any]:
+    off = PLANTED if plant else 0.0
+    seat.gpu.anchor()
+    seat.finish()
+    time.sleep(LOOKS)  # an anchor is there when a thread has seen it
+    return {
+        "with anchors": _errors(seat, seconds, True, off),
+        "without": _errors(seat, seconds, False, off),
+        "cost": _cost(seat),
+        "op": _op(seat, off),
+    }
+
+
+def _errors(seat: Seat, seconds: float, anchors: bool, off: float) -> dict[str, float]:
+    errors, middles, times, widths = [], [], [], []
+    begin = last = time.monotonic()
+    while (now := time.monotonic()) < begin + seconds:
+        if anchors and now > last + EVERY:
+            seat.gpu.anchor()
+            last = now
+        seat.finish()
+        before = time.monotonic()
+        mark = seat.gpu.mark()
+        seat.finish()
+        after = time.monotonic()
+        at = seat.passed(mark) + off
+        errors.append(max(0.0, before - at, at - after))
+        middles.append(at - (before + after) / 2)
+        times.append(before - begin)
+        widths.append(after - before)
+        time.sleep(LOOKS)
+    narrow = sorted(range(len(widths)), key=widths.__getitem__)[: max(8, len(widths) // 2)]
+    return {"median": median(errors), "worst": max(errors), "width": median(widths),
+            "ppm": 1e6 * _slope([times[i] for i in narrow], [middles[i] for i in narrow]),
+            "count": len(errors)}  # fmt: skip
+
+
+def _slope(x: list[float], y: list[float]) -> float:
+    """By least squares."""
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    square = sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / max(1e-9, square)
+
+
+def _cost(seat: Seat) -> dict[str, float]:
+    """Of one mark: seconds of the calling thread, and of the stream."""
+    for _ in range(2):  # events are made once, and used again
+        begin = time.perf_counter()
+        marks = [seat.gpu.mark() for _ in range(MARKS)]
+        host = (time.perf_counter() - begin) / MARKS
+        seat.finish()
+        for mark in marks:
+            seat.passed(mark)
+    # With a queue of other work before them all are launched when the first one is passed.
+    spans = []
+    for marked in (False, True):
+        seat.busy(OP / 2)
+        start = seat.gpu.mark()
+        marks = []
+        for _ in range(MARKS // 10):
+            torch.cuda._sleep(1)
+            if marked:
+                marks.append(seat.gpu.mark())
+        end = seat.gpu.mark()
+        seat.finish()
+        spans.append(seat.passed(end) - seat.passed(start))
+        for mark in marks:
+            seat.passed(mark)
+    return {"host": host, "stream": (spans[1] - spans[0]) / (MARKS // 10)}
+
+
+def _op(seat: Seat, off: float) -> dict[str, float]:
+    """An op alone, and one behind other work: its span is when it ran, not when it was launched."""
+    seat.calibrate()
+    seat.finish()
+    begin = time.monotonic()
+    first, last = seat.busy(OP)
+    launching = time.monotonic() - begin
+    seat.finish()
+    took = time.monotonic() - begin
+    span = seat.passed(last) - seat.passed(first)
+    seat.busy(OP)
+    launched = time.monotonic()
+    mine, _ = seat.busy(OP / 10)
+    seat.finish()
+    ended = time.monotonic()
+    return {"took": took, "launching": launching, "span": span,
+            "began": seat.passed(mine) + off - launched,
+            "behind": ended - OP / 10 - launched}  # fmt: skip

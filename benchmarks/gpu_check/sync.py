@@ -1,0 +1,147 @@
+"""Part `sync`: what waits for the whole GPU, while messages are outstanding whose peer is late.
+
+Rank 0 has posted a receive and has sent a message; rank 1 does its part when rank 0 says that the
+call is over, or a second later. So a call that waits for the peer takes that second, and fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from ranks import Deadline, run_ranks
+from seat import CYCLES, Seat, pattern, timed
+from verdict import Verdict, ms, not_run
+from where import CPU, FAKE, Where
+
+LATE = 1.0  # seconds
+LEAST = 0.5  # of these: who took longer has waited for the peer
+SIZES = (256 << 10, 32 << 20)  # bytes of the messages; the first one of a rehearsal
+QUEUES = (1, 32)
+WAITS = 600  # kernels that stand for a receive on the GPU, where a fault is planted
+KERNELS = ("erfinv", "lgamma", "digamma", "sinc", "i0", "frac", "expm1", "asinh")
+
+
+def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
+    if where.kind == CPU:
+        return not_run("sync", "torch has no CUDA build here, so nothing waits for a GPU")
+    found = Verdict("sync")
+    machine = {"kernel_us": 2000, "lazy_loading": 1} if where.kind == FAKE else {}
+    sizes = SIZES[:1] if where.kind == FAKE else SIZES
+    table: dict[str, list[float]] = {}
+    names = [(queues, size) for queues in QUEUES for size in sizes]
+    for queues in QUEUES:
+        given = {"sizes": sizes, "plant": options.plant}
+        rows, _ = run_ranks(
+            where, "sync", work, deadline, ranks=2, options=given, queues=queues, **machine
+        )
+        for row in rows:
+            name = f"{row['call']}, {row['bytes'] >> 10} KiB under way, {queues} queues"
+            found.check(row["seconds"] < LEAST * LATE, f"{name}: took {ms(row['seconds'])}, as "
+                        "long as the peer was late")  # fmt: skip
+            found.check(row["well"], f"{name}: other bytes arrived then")
+            table.setdefault(row["call"], []).append(row["seconds"])
+    worst = max(table, key=lambda call: max(table[call]))
+    found.figures += [
+        f"{len(table)} calls, each with a message posted and one sent, at {QUEUES[0]} and "
+        f"{QUEUES[1]} queues",
+        f"the longest: {worst}, {ms(max(table[worst]))}; the peer was {LATE:g} s late",
+    ]
+    columns = [f"{q} queues, {size >> 10} KiB" for q, size in names]
+    found.table("Calls while messages are outstanding, ms", ("call", *columns), [
+        [call, *(f"{1e3 * x:.2f}" for x in seconds)] for call, seconds in table.items()
+    ])  # fmt: skip
+    return found
+
+
+# On a rank.
+
+
+def on_rank(seat: Seat, sizes: list[int], plant: bool) -> list[dict[str, Any]]:
+    rows = []
+    kernels = iter(KERNELS)
+    with seat.messages("tcp") as (transport, _):
+        for size in sizes:
+            for call in ("nothing", *_calls(seat, kernels)):  # the first one warms up
+                lanes = _Outstanding(seat, transport, size, call)
+                if seat.rank == 1:
+                    lanes.be_late()
+                else:
+                    run = _calls(seat, kernels).get(call, lambda: None)
+                    row = lanes.measure(run, plant)
+                    rows += [row] if call != "nothing" else []
+    return rows
+
+
+def _calls(seat: Seat, kernels: Any) -> dict[str, Callable[[], Any]]:
+    here = seat.where
+    small = torch.full((8,), 0.5)
+
+    def free() -> None:
+        memory = torch.empty(96 << 20, dtype=torch.uint8, device=here)
+        del memory
+        torch.cuda.empty_cache()
+
+    def event() -> None:
+        mark = torch.cuda.Event()
+        mark.record()
+        mark.synchronize()
+
+    def first_launch() -> None:
+        getattr(torch, next(kernels))(small.to(here))
+        seat.finish()
+
+    return {
+        "torch.cuda.synchronize": torch.cuda.synchronize,
+        "cudaFree (empty_cache)": free,
+        "first launch of a kernel": first_launch,
+        "event.synchronize": event,
+        "a pageable copy": lambda: small.to(here).cpu(),
+        "pinning": lambda: torch.empty(24 << 20, dtype=torch.uint8, pin_memory=True),
+        "a new stream": lambda: torch.cuda.Stream(priority=-1).synchronize(),
+    }
+
+
+class _Outstanding:
+    """A message each way between two ranks, of which rank 1 is late."""
+
+    def __init__(self, seat: Seat, transport: Any, size: int, call: str) -> None:
+        self.seat, self.transport = seat, transport
+        self.name = f"{size} {call}"
+        seed = abs(hash_of(self.name))
+        self.tag, self.size, self.call = seed % (1 << 20), size, call
+        self.mine = pattern(size, seed + seat.rank).to(seat.where)
+        self.theirs = pattern(size, seed + 1 - seat.rank)
+        self.into = torch.zeros_like(self.mine)
+        seat.finish()
+        seat.meet(f"ready {self.name}")
+
+    def measure(self, call: Callable[[], Any], plant: bool) -> dict[str, Any]:
+        seat = self.seat
+        receive = self.transport.irecv(self.into, 1, self.tag)
+        send = self.transport.isend(self.mine, 1, self.tag)
+        if plant:
+            for _ in range(WAITS):  # as a receive that waits on the GPU does
+                torch.cuda._sleep(4 * CYCLES)
+        seat.say(f"outstanding {self.name}")
+        seconds = timed(call)
+        seat.say(f"over {self.name}")
+        receive.wait(seat.patience)
+        send.wait(seat.patience)
+        same = torch.equal(self.into.cpu(), self.theirs)
+        return {"call": self.call, "bytes": self.size, "seconds": seconds, "well": same}
+
+    def be_late(self) -> None:
+        seat = self.seat
+        seat.hear(f"outstanding {self.name}")
+        seat.hear(f"over {self.name}", LATE)
+        receive = self.transport.irecv(self.into, 0, self.tag)
+        self.transport.isend(self.mine, 0, self.tag).wait(seat.patience)
+        receive.wait(seat.patience)
+
+
+def hash_of(text: str) -> int:
+    """The same in all processes."""
+    return sum((i + 1) * ord(letter) for i, letter in enumerate(text))

@@ -1,0 +1,56 @@
+"""What a part comes to: one line, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from megatron_adaptra.cli.output import Table
+
+OK, FAIL, NOT_RUN = "OK", "FAIL", "NOT RUN"
+
+
+@dataclass
+class Verdict:
+    """`figures`: what is said of a part that is well; `wrong`: else. `left_out`: what this machine
+    does not allow. `why_not`: it did not run."""
+
+    part: str
+    figures: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    why_not: str = ""
+
+    @property
+    def word(self) -> str:
+        if self.wrong:
+            return FAIL
+        return NOT_RUN if self.why_not else OK
+
+    @property
+    def line(self) -> str:
+        """One line."""
+        if self.word == NOT_RUN:
+            text = f"{self.part}: {NOT_RUN}: {self.why_not}"
+        else:
+            text = f"{self.part}: {self.word}, {'; '.join(self.wrong or self.figures)}"
+        if self.left_out:
+            text += f" (left out: {'; '.join(self.left_out)})"
+        return " ".join(text.split())
+
+    def check(self, well: bool, otherwise: str) -> None:
+        """Note what is wrong, unless all is `well`."""
+        if not well:
+            self.wrong.append(otherwise)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self.tables.append(Table(title, tuple(columns), [list(row) for row in rows]))
+
+
+def not_run(part: str, why: str) -> Verdict:
+    return Verdict(part, why_not=why)
+
+
+def ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
