@@ -111,7 +111,7 @@ def _environment(kind: str, gpus: int, machine: Mapping[str, object]) -> dict[st
     found = {
         **os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS gives the same bits every time with it
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONFAULTHANDLER": "1",
     }  # fmt: skip
     if "queues" in machine:
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = str(machine["queues"])
