@@ -1,0 +1,106 @@
+"""Part `equality`: losses, steps, parameters and random states have the bits of stock Megatron.
+
+Cases of tests/adapter/cases.py by the script of tests/adapter/test_schedules.py; ranks get a GPU
+each where there are enough. Megatron's groups are gloo's, for stock and for ours alike, and ours
+sends its messages from GPU to GPU through the engine. Then the trainings of part `hide`, over NCCL
+where that is possible: their messages change from NCCL to the host and back.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cases import LAYOUTS, Case, matrix
+from ranks import Deadline, run_command
+from trainings import train, why_not
+from verdict import Verdict
+from where import CPU, FAKE, GPU, HERE, Where
+
+SAME = ("losses", "steps", "parameters", "random", "statistics")
+QUICK = ("1f1b", "zb-h1")  # policies of a rehearsal
+APEX = "fused_weight_gradient_mlp_cuda"
+NUMERICS = "the fake's kernels compute nothing, so the cases run on the CPU"
+
+
+def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
+    found = Verdict("equality")
+    if where.kind == FAKE:
+        found.left_out.append(f"GPUs: {NUMERICS}")
+    rows = []
+    for layout in options.layouts or ("pp2",):
+        cases = chosen(layout, where)
+        folder = work / f"equality-{layout}"
+        folder.mkdir()
+        file = folder / "cases.json"
+        file.write_text(json.dumps([case.dump() for case in cases]))
+        out = _run(where, layout, file, deadline, options)
+        done = [json.loads(line[5:]) for line in out.splitlines() if line.startswith("CASE ")]
+        bad = {case[0]["name"]: what for case in done if (what := differs(case))}
+        found.wrong += [f"{name}: other {', '.join(what)}" for name, what in bad.items()]
+        found.check(len(done) == len(cases), f"{layout}: {len(done)} of {len(cases)} cases ended")
+        shapes = ", ".join(dict.fromkeys(c.name.split(", ")[0].partition(" ")[2] for c in cases))
+        rows.append([f"{layout}: {shapes}", str(LAYOUTS[layout][0]), str(len(cases)),
+                     str(len(done) - len(bad))])  # fmt: skip
+    found.figures.append(f"{sum(int(row[3]) for row in rows)} of {sum(int(row[2]) for row in rows)} "
+                         "cases have the bits of stock")  # fmt: skip
+    found.table("Cases", ("layout: models", "processes", "cases", "same bits as stock"), rows)
+    if where.kind == GPU:
+        _trainings(found, where, work, deadline, options)
+    return found
+
+
+def _trainings(
+    found: Verdict, where: Where, work: Path, deadline: Deadline, options: Any
+) -> None:
+    if why := why_not(where):
+        found.left_out.append(f"a training whose messages change their way: {why}")
+        return
+    stock = train(where, work, deadline, options, plugin=False)
+    ours = train(where, work, deadline, options, plugin=True)
+    for i, (theirs, mine) in enumerate(zip(stock.losses, ours.losses, strict=True)):
+        if theirs != mine:
+            found.wrong.append(f"a training whose messages change their way: iteration {i} has "
+                               f"loss and norm {mine}, stock {theirs}")  # fmt: skip
+            break
+    for stage, (one, other) in enumerate(zip(stock.ranks, ours.ranks, strict=True)):
+        found.check(one["digest"] == other["digest"], f"a training whose messages change their "
+                    f"way: other parameters of stage {stage}")  # fmt: skip
+    way = "NCCL" if where.nccl(2) else "gloo"
+    found.figures.append(f"a training of {len(ours.losses)} iterations, {sum(ours.ours)} of them "
+                         f"over the engine and the others over {way}, has stock's parameters")  # fmt: skip
+
+
+def chosen(layout: str, where: Where) -> list[Case]:
+    """A layout's cases; those with the fused kernel only where it, or its stand-in, runs."""
+    fused = where.kind != GPU or importlib.util.find_spec(APEX) is not None
+    cases = [case for case in matrix(layout) if fused or not case.shape.fused]
+    if where.kind != GPU:
+        cases = [c for c in cases if c.policy in QUICK and c.name.startswith(f"{layout} fp32")]
+    return cases
+
+
+def differs(ranks_of_case: Sequence[dict[str, Any]]) -> list[str]:
+    """What of a case is not as it is under Megatron's schedule."""
+    both = [(rank["ours"], rank["stock"]) for rank in ranks_of_case]
+    found = [what for what in SAME if any(ours[what] != stock[what] for ours, stock in both)]
+    peaks = [(p, ours["predicted_peak"]) for ours, _ in both for p in ours["peaks"]]
+    if any(abs(peak - predicted) > 1e-6 for peak, predicted in peaks):
+        found.append("microbatches in flight")
+    return found
+
+
+def _run(where: Where, layout: str, file: Path, deadline: Deadline, options: Any) -> str:
+    there = where if where.kind == GPU else Where(CPU, 0, where.said)
+    ranks = LAYOUTS[layout][0]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+        str(ranks), str(HERE / "equality_rank.py"), str(file), str(file.parent),
+        str(there.gpus), "1" if options.plant else "0",
+    ]  # fmt: skip
+    return run_command(command, f"equality, {layout}, {ranks} ranks", there.environment(), deadline,
+                       file.parent / "text.log")  # fmt: skip
