@@ -54,9 +54,7 @@ def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
     return found
 
 
-def _trainings(
-    found: Verdict, where: Where, work: Path, deadline: Deadline, options: Any
-) -> None:
+def _trainings(found: Verdict, where: Where, work: Path, deadline: Deadline, options: Any) -> None:
     if why := why_not(where):
         found.left_out.append(f"a training whose messages change their way: {why}")
         return

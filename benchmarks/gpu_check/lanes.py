@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from ranks import Deadline, run_ranks
 from seat import Seat, pattern
-from verdict import Verdict, ms
+from verdict import Verdict, many, ms
 from where import CPU, FAKE, Where
 
 SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
@@ -48,7 +48,7 @@ def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
         for rank, mine in enumerate(both):
             rows += [_row(queues, rank, one, against) for one in mine["received"]]
             wrong = [one for one in mine["received"] if one["wrong"]]
-            found.check(not wrong, f"{queues} queues, to rank {rank}: other bytes in "
+            found.check(not wrong, f"{many(queues, 'queue')}, to rank {rank}: other bytes in "
                         f"{len(wrong)} of {len(mine['received'])} kinds of messages")  # fmt: skip
         if where.gpus:
             _beside(found, queues, both)
@@ -69,7 +69,7 @@ def _row(queues: int, rank: int, one: dict[str, Any], against: str) -> list[str]
 
 
 def _beside(found: Verdict, queues: int, both: list[dict[str, Any]]) -> None:
-    name = f"{queues} queue{'s' if queues > 1 else ''}"
+    name = many(queues, "queue")
     rows = []
     for rank, one in enumerate(item["beside"] for item in both):
         least = HELD * one["compute"]
@@ -82,7 +82,10 @@ def _beside(found: Verdict, queues: int, both: list[dict[str, Any]]) -> None:
                      ("compute", "with", "out", "idle_out", "in", "idle_in"))])  # fmt: skip
     worst = max(item["beside"]["out"] for item in both)
     behind = max(item["beside"]["in"] for item in both)
-    found.figures.append(f"{name}: out within {ms(worst)} beside compute, in {ms(behind)}")
+    found.figures.append(
+        f"{name}: out within {ms(worst)} beside compute, "
+        f"in {ms(behind)} behind compute launched before"
+    )
     found.table(f"Beside compute, {name}, ms", ("queues", "compute alone", "with messages",
                 "out beside compute", "out alone", "in beside compute", "in alone"), rows)  # fmt: skip
 

@@ -17,7 +17,7 @@ from where import Where
 
 MIB = 2**20
 NEAR = 0.02  # of the allocator's peak: blocks are rounded
-FEW = 1 << 20  # bytes: probes and flags of the measurement
+FEW = 64 << 10  # bytes
 
 
 def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:

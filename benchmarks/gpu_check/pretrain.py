@@ -160,7 +160,9 @@ def memory(session: Any) -> dict[str, Any]:
             host = staging.memory()
             found |= {"held": host.held, "used": host.used, "pinned_peak": host.peak}
         ballot = session.run.controller.ballot
-        found["in_flight"] = max(ballot.schedule.peak_in_flight()[session.stage : session.stage + 1])
+        found["in_flight"] = max(
+            ballot.schedule.peak_in_flight()[session.stage : session.stage + 1]
+        )
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from ranks import Deadline, run_ranks
 from seat import CYCLES, Seat, pattern, timed
-from verdict import Verdict, ms, not_run
+from verdict import Verdict, many, ms, not_run
 from where import CPU, FAKE, Where
 
 LATE = 1.0  # seconds
@@ -38,18 +38,18 @@ def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
             where, "sync", work, deadline, ranks=2, options=given, queues=queues, **machine
         )
         for row in rows:
-            name = f"{row['call']}, {row['bytes'] >> 10} KiB under way, {queues} queues"
+            name = f"{row['call']}, {row['bytes'] >> 10} KiB under way, {many(queues, 'queue')}"
             found.check(row["seconds"] < LEAST * LATE, f"{name}: took {ms(row['seconds'])}, as "
                         "long as the peer was late")  # fmt: skip
             found.check(row["well"], f"{name}: other bytes arrived then")
             table.setdefault(row["call"], []).append(row["seconds"])
     worst = max(table, key=lambda call: max(table[call]))
     found.figures += [
-        f"{len(table)} calls, each with a message posted and one sent, at {QUEUES[0]} and "
-        f"{QUEUES[1]} queues",
+        f"{len(table)} calls, each with a message posted and one sent, at "
+        f"{' and '.join(many(queues, 'queue') for queues in QUEUES)}",
         f"the longest: {worst}, {ms(max(table[worst]))}; the peer was {LATE:g} s late",
     ]
-    columns = [f"{q} queues, {size >> 10} KiB" for q, size in names]
+    columns = [f"{many(q, 'queue')}, {size >> 10} KiB" for q, size in names]
     found.table("Calls while messages are outstanding, ms", ("call", *columns), [
         [call, *(f"{1e3 * x:.2f}" for x in seconds)] for call, seconds in table.items()
     ])  # fmt: skip

@@ -17,7 +17,7 @@ from ranks import Deadline, Failed, run_command
 from where import CPU, FAKE, HERE, ROOT, TESTS, Where
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from megatron_lm_rows import FLAGS, LINE  # noqa: E402
+from megatron_lm_rows import FLAGS, LINE
 
 STAGES = 2
 QUEUES = 32
@@ -127,8 +127,10 @@ def _train(
                   "--adaptra-decision-log", str(folder / "decisions.jsonl")]  # fmt: skip
         words += ["--adaptra-policy", "1f1b"] if plant == "fixed" else []
     machine = {"kernel_us": 50, "depth": 100_000} if where.kind == FAKE else {}
-    environment = {**where.environment(queues=QUEUES, **machine),
-                   "ADAPTRA_GPU_CHECK": json.dumps(given)}  # fmt: skip
+    environment = {
+        **where.environment(queues=QUEUES, **machine), "ADAPTRA_GPU_CHECK": json.dumps(given),
+        "TORCHDYNAMO_DISABLE": "1",  # compiling kernels would take longer than training
+    }  # fmt: skip
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
                str(STAGES), *launcher, str(HERE / "pretrain.py"), *words]  # fmt: skip
     text = run_command(command, f"training, {folder.name}", environment, deadline,

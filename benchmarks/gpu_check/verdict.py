@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from megatron_adaptra.cli.output import Table
 
 OK, FAIL, NOT_RUN = "OK", "FAIL", "NOT RUN"
+MOST = 3  # things that are wrong, on the line
 
 
 @dataclass
@@ -34,7 +35,10 @@ class Verdict:
         if self.word == NOT_RUN:
             text = f"{self.part}: {NOT_RUN}: {self.why_not}"
         else:
-            text = f"{self.part}: {self.word}, {'; '.join(self.wrong or self.figures)}"
+            said = self.wrong[:MOST] if self.wrong else self.figures
+            text = f"{self.part}: {self.word}, {'; '.join(said)}"
+            if len(self.wrong) > MOST:
+                text += f"; and {len(self.wrong) - MOST} more"
         if self.left_out:
             text += f" (left out: {'; '.join(self.left_out)})"
         return " ".join(text.split())
@@ -50,6 +54,10 @@ class Verdict:
 
 def not_run(part: str, why: str) -> Verdict:
     return Verdict(part, why_not=why)
+
+
+def many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def ms(seconds: float) -> str:
