@@ -26,10 +26,6 @@ WORDS = {"pin_memory", "non_blocking"}  # arguments
 EXCEPTIONS = {
     # Stand-ins for these, where there is no GPU.
     "adapter/baseline/cpu.py": {".pin_memory": 1, ".record_stream": 1},
-    # A GPU's messages over gloo, which no training has run yet.
-    "transport/gloo.py": {
-        "torch.cuda.Event": 1, "torch.cuda.Stream": 1, "torch.cuda.stream": 1, "pin_memory=": 1,
-    },
 }  # fmt: skip
 
 

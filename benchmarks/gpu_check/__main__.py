@@ -49,8 +49,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     add = parser.add_argument
     add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    add("--rehearse", action="store_true", help="the same parts without a GPU: over the fake "
-        "machine of tests/fake_cuda where torch is its build for CUDA, else on the CPU")  # fmt: skip
+    text = "the same parts without a GPU: over the fake machine of tests/fake_cuda where torch is "
+    add("--rehearse", action="store_true", help=f"{text}its build for CUDA, else on the CPU")
     add("--gpus", type=int, metavar="N", help="use so many (default: all; of the fake machine 2)")
     add("--write", action="store_true", help=f"write the results into {page.NAME}")
     add("--timeout", type=float, default=MOST, metavar="S",

@@ -42,12 +42,13 @@ def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
         done = [json.loads(line[5:]) for line in out.splitlines() if line.startswith("CASE ")]
         bad = {case[0]["name"]: what for case in done if (what := differs(case))}
         found.wrong += [f"{name}: other {', '.join(what)}" for name, what in bad.items()]
-        found.check(len(done) == len(cases), f"{layout}: {len(done)} of {len(cases)} cases ended")
+        ended = len(done)
+        found.check(ended == len(cases), f"{layout}: {ended} of {len(cases)} cases ended")
         shapes = ", ".join(dict.fromkeys(c.name.split(", ")[0].partition(" ")[2] for c in cases))
         rows.append([f"{layout}: {shapes}", str(LAYOUTS[layout][0]), str(len(cases)),
                      str(len(done) - len(bad))])  # fmt: skip
-    found.figures.append(f"{sum(int(row[3]) for row in rows)} of {sum(int(row[2]) for row in rows)} "
-                         "cases have the bits of stock")  # fmt: skip
+    same, ran = (sum(int(row[i]) for row in rows) for i in (3, 2))
+    found.figures.append(f"{same} of {ran} cases have the bits of stock")
     found.table("Cases", ("layout: models", "processes", "cases", "same bits as stock"), rows)
     if where.kind == GPU:
         _trainings(found, where, work, deadline, options)
@@ -69,8 +70,10 @@ def _trainings(found: Verdict, where: Where, work: Path, deadline: Deadline, opt
         found.check(one["digest"] == other["digest"], f"a training whose messages change their "
                     f"way: other parameters of stage {stage}")  # fmt: skip
     way = "NCCL" if where.nccl(2) else "gloo"
-    found.figures.append(f"a training of {len(ours.losses)} iterations, {sum(ours.ours)} of them "
-                         f"over the engine and the others over {way}, has stock's parameters")  # fmt: skip
+    found.figures.append(
+        f"a training of {len(ours.losses)} iterations, {sum(ours.ours)} of them over the engine "
+        f"and the others over {way}, has stock's parameters"
+    )
 
 
 def chosen(layout: str, where: Where) -> list[Case]:

@@ -1,8 +1,8 @@
 """Part `lanes`: messages from GPU to GPU through the hosts' memory, alone and beside compute.
 
 Every byte is compared. A message's times are taken where its bytes are: the producer's mark, the
-engine's stamps (out of the sender's GPU, in the receiver's pinned memory), the receiver's mark. Then
-long compute is launched behind a message, which may hold up neither the message nor itself.
+engine's stamps (out of the sender's GPU, in the receiver's pinned memory), the receiver's mark.
+Then long compute is launched behind a message, which may hold up neither the message nor itself.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ def _beside(found: Verdict, queues: int, both: list[dict[str, Any]]) -> None:
         f"{name}: out within {ms(worst)} beside compute, "
         f"in {ms(behind)} behind compute launched before"
     )
-    found.table(f"Beside compute, {name}, ms", ("queues", "compute alone", "with messages",
-                "out beside compute", "out alone", "in beside compute", "in alone"), rows)  # fmt: skip
+    columns = ("queues", "compute alone", "with messages", "out beside compute", "out alone",
+               "in beside compute", "in alone")  # fmt: skip
+    found.table(f"Beside compute, {name}, ms", columns, rows)
 
 
 # On a rank.
@@ -184,13 +185,12 @@ class _Beside:
             if rank == seat.rank:
                 begin, end = seat.busy(BUSY)
                 compute = seat.passed(end) - seat.passed(begin)
-                mine = {"compute": compute, "with": times["with"], "out": times["out"],
-                        "idle_out": idle["out"], "in": times["in"], "idle_in": idle["in"]}  # fmt: skip
+                mine = {**times, "compute": compute, "idle_out": idle["out"], "idle_in": idle["in"]}
             seat.meet(f"turn of {rank}")
         return mine
 
     def exchange(self, computing: int | None) -> dict[str, float]:
-        """One message each way, while rank `computing` computes, which is launched behind its own."""
+        """One message each way; rank `computing` launches compute behind its own."""
         seat, peer, found = self.seat, 1 - self.seat.rank, {}
         self.number += 1
         tag, name = 500_000 + self.number, f"beside {self.number}"

@@ -7,6 +7,7 @@ reports: the allocator's own records are the same as without the plugin, before 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def _reports(found: Verdict, stock: Trained, ours: Trained) -> None:
                                        f"MiB by the allocator, {theirs / MIB:.2f} without the "
                                        "plugin")  # fmt: skip
         peaks = [row["most"] for row in other["rows"]]
-        if any(later < before for before, later in zip(peaks, peaks[1:], strict=False)):
+        if any(later < before for before, later in pairwise(peaks)):
             found.wrong.append(f"stage {stage}: somebody has reset the allocator's peak, which "
                                "Megatron reports")  # fmt: skip
     found.figures.append(f"Megatron's report differs by {worst / 1024:.0f} KiB at most")
@@ -71,12 +72,11 @@ def _activations(found: Verdict, ours: Trained) -> None:
                          "-" if budget is None else f"{budget:g}",
                          f"{memory['peak_bytes'] / MIB:.2f}", f"{planned * unit / MIB:.2f}",
                          "-" if budget is None else f"{budget * unit / MIB:.2f}"])  # fmt: skip
-            found.check(memory["peak"] <= planned + 1e-6, f"iteration {i}, stage {stage}: "
-                        f"{memory['peak']:g} microbatches in flight, {planned:g} planned")  # fmt: skip
-            if budget is not None:
-                found.check(memory["peak"] <= budget + 1e-6, f"iteration {i}, stage {stage}: "
-                            f"{memory['peak']:g} microbatches in flight, the budget is "
-                            f"{budget:g}")  # fmt: skip
+            for what, most in (("planned", planned), ("the budget", budget)):
+                if most is not None:
+                    found.check(memory["peak"] <= most + 1e-6, f"iteration {i}, stage {stage}: "
+                                f"{memory['peak']:g} microbatches in flight, {what}: "
+                                f"{most:g}")  # fmt: skip
     if rows:
         found.figures.append(f"{len(rows)} iterations counted, none beyond its plan or its budget")
     found.check(bool(rows), "no iteration's bytes were counted")

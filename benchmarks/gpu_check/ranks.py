@@ -48,8 +48,10 @@ def run_ranks(
     """
     folder = work / f"{job}-{uuid.uuid4().hex[:8]}"
     folder.mkdir()
-    given = json.dumps({"job": job, "ranks": ranks, "options": dict(options or {}),
-                        "gpus": where.gpus, "folder": str(folder), "seconds": deadline.left})  # fmt: skip
+    given = json.dumps({
+        "job": job, "ranks": ranks, "options": dict(options or {}), "gpus": where.gpus,
+        "folder": str(folder), "seconds": deadline.left,
+    })  # fmt: skip
     command = [sys.executable, str(HERE / "rank.py"), given]
     environment = where.environment(**machine)
     with contextlib.ExitStack() as stack:

@@ -35,11 +35,16 @@ class Plan:
     flags: tuple[str, ...]
 
 
-_LARGE = ("--hidden-size", "1024", "--num-attention-heads", "16", "--seq-length", "512",
-          "--max-position-embeddings", "512", "--num-layers", "8", "--global-batch-size", "12")  # fmt: skip
+_LARGE = (
+    "--hidden-size", "1024", "--num-attention-heads", "16", "--seq-length", "512",
+    "--max-position-embeddings", "512", "--num-layers", "8", "--global-batch-size", "12",
+)  # fmt: skip
+_SMALL = (
+    "--num-layers", "4", "--global-batch-size", "8", "--no-check-for-nan-in-loss-and-grad",
+    "--rerun-mode", "disabled",
+)  # fmt: skip
 ON_GPUS = Plan(8, 32, 48, _LARGE)
-REHEARSED = Plan(4, 16, 24, ("--num-layers", "4", "--global-batch-size", "8",
-                             "--no-check-for-nan-in-loss-and-grad", "--rerun-mode", "disabled"))  # fmt: skip
+REHEARSED = Plan(4, 16, 24, _SMALL)
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,10 @@ def why_not(where: Where) -> str:
     found = importlib.util.find_spec("megatron")
     folders = (found.submodule_search_locations or ()) if found is not None else ()
     if not any((Path(folder) / "training" / "training.py").is_file() for folder in folders):
-        return ("there is no megatron.training: take a wheel of megatron-core 0.17 or newer, or put "
-                "a checkout of Megatron-LM into PYTHONPATH")  # fmt: skip
+        return (
+            "there is no megatron.training: take a wheel of megatron-core 0.17 or newer, or put a "
+            "checkout of Megatron-LM into PYTHONPATH"
+        )
     return ""
 
 

@@ -53,7 +53,7 @@ class Where:
         """For the head of the results."""
         what = {
             GPU: f"{self.gpus} x {self.said['name']}",
-            FAKE: f"rehearsal over a fake machine ({self.gpus} x GPU), whose kernels compute nothing",
+            FAKE: f"rehearsal over a fake machine, {self.gpus} x GPU, kernels compute nothing",
             CPU: "rehearsal on the CPU",
         }[self.kind]
         cuda = f", CUDA {self.said['cuda']}" if self.said["cuda"] else ""

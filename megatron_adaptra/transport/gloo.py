@@ -5,9 +5,7 @@ another. A message is a frame: the payload, then a trailer with the moment it wa
 handed to the backend when it is posted and awaited by a thread of its link, so the moment of its
 arrival is known even when compute asks for it much later, and a waiting rank can be interrupted.
 
-Frames are in the host's memory. For tensors on a GPU it is pinned: a send copies its message there
-before it is handed over, and the link's thread copies what has arrived to the GPU, on a stream of
-its own. That has not been run yet (docs/evidence/gpu.md).
+Messages are in the host's memory; those of a GPU need our engine.
 """
 
 from __future__ import annotations
@@ -52,22 +50,20 @@ class Lane:
 class GlooTransport:
     """Transport over one process group per directed link; peers are stages.
 
-    `outgoing`, `incoming`: the lanes of this rank by peer (`open_lanes`). `device`: where messages
-    are.
+    `outgoing`, `incoming`: the lanes of this rank by peer (`open_lanes`).
     """
+
+    traits = Traits("gloo", True, ("cpu",))  # gloo moves nothing before the receive is posted
+    device = torch.device("cpu")
 
     def __init__(
         self,
         outgoing: Mapping[int, Lane],
         incoming: Mapping[int, Lane],
         emulator: LinkEmulator | None = None,
-        device: torch.device | None = None,
     ) -> None:
-        self.device = device or torch.device("cpu")
-        rendezvous = True  # gloo moves nothing before the receive is posted
-        self.traits = Traits("gloo", rendezvous, (self.device.type,))
         self._out, self._emulator = dict(outgoing), emulator
-        self._inboxes = {peer: _Inbox(lane, self.device) for peer, lane in incoming.items()}
+        self._inboxes = {peer: _Inbox(lane) for peer, lane in incoming.items()}
         self._pool: dict[int, list[_Frame]] = {}
         self._held: list[_SendWork] = []  # by the emulator
         self._closed = False
@@ -111,7 +107,7 @@ class GlooTransport:
         """
         self._refuse_closed(incoming[peer])
         self._inboxes[peer].close()
-        self._inboxes[peer] = _Inbox(incoming[peer], self.device)
+        self._inboxes[peer] = _Inbox(incoming[peer])
         self._out[peer] = outgoing[peer]
 
     def close(self) -> None:
@@ -138,7 +134,7 @@ class GlooTransport:
         try:  # several threads take from the pool
             return self._pool[nbytes].pop()
         except (KeyError, IndexError):
-            return _Frame(nbytes, pinned=self.device.type == "cuda")
+            return _Frame(nbytes)
 
     def recycle(self, frame: _Frame) -> None:
         """Take back a frame that the backend has let go of."""
@@ -148,19 +144,16 @@ class GlooTransport:
 class _Frame:
     """Memory of the host for one message on the wire."""
 
-    def __init__(self, nbytes: int, pinned: bool) -> None:
+    def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.wire = torch.empty(nbytes + _TRAILER.size, dtype=torch.uint8, pin_memory=pinned)
+        self.wire = torch.empty(nbytes + _TRAILER.size, dtype=torch.uint8)
         self._address = self.wire.data_ptr()
         self._trailer = self.wire[nbytes:].numpy()
 
     def pack(self, payload: torch.Tensor, tag: int) -> None:
-        if payload.is_cpu and payload.is_contiguous():
-            # A tenth of the time of a torch copy, which small messages feel.
-            ctypes.memmove(self._address, payload.data_ptr(), self.nbytes)
-        else:  # from a GPU to the host this waits until the message is computed and copied
-            flat = payload.detach().contiguous().view(-1).view(torch.uint8)
-            self.wire[: self.nbytes].copy_(flat)
+        whole = payload if payload.is_contiguous() else payload.detach().contiguous()
+        # A tenth of the time of a torch copy, which small messages feel.
+        ctypes.memmove(self._address, whole.data_ptr(), self.nbytes)
         _TRAILER.pack_into(self._trailer, 0, _MAGIC, tag, self.nbytes, time.monotonic())
 
     def unpack(self, payload: torch.Tensor, tag: int) -> float:
@@ -171,10 +164,7 @@ class _Frame:
                 f"awaited message {tag} of {self.nbytes} bytes, "
                 f"got {magic!r} {got} of {nbytes} bytes"
             )
-        if payload.is_cpu:
-            ctypes.memmove(payload.data_ptr(), self._address, self.nbytes)
-        else:
-            payload.detach().view(-1).view(torch.uint8).copy_(self.wire[: self.nbytes])
+        ctypes.memmove(payload.data_ptr(), self._address, self.nbytes)
         return float(sent)
 
 
@@ -236,10 +226,6 @@ class _ReceiveWork:
     ) -> None:
         self.stamps = Stamps(posted=time.monotonic())
         self._owner, self.lane, self.frame, self._buffer, self.tag = owner, lane, frame, buffer, tag
-        self.vacant: Any = None  # an event on the GPU: what had the buffer's memory before is done
-        if not buffer.is_cpu:
-            self.vacant = torch.cuda.Event()
-            self.vacant.record()
         self._arrival = threading.Lock()  # held until the message is there; cheaper than an Event
         self._arrival.acquire()
         self._error = ""
@@ -281,8 +267,8 @@ class _ReceiveWork:
 class _Inbox:
     """The receiving end of a directed link, and the thread that awaits what is posted there."""
 
-    def __init__(self, lane: Lane, device: torch.device) -> None:
-        self.lane, self._device = lane, device
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
         self._posted: queue.SimpleQueue[tuple[_ReceiveWork, dist.Work] | None] = queue.SimpleQueue()
         self._open: set[_ReceiveWork] = set()
         self._thread = threading.Thread(
@@ -311,7 +297,6 @@ class _Inbox:
         self.lane = replace(self.lane, group=None)
 
     def _run(self) -> None:
-        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         while True:
             item = self._posted.get()
             if item is None:
@@ -320,12 +305,7 @@ class _Inbox:
             try:
                 # Deadlines are ours: gloo closes the connection when one of its own ends.
                 handle.wait(timedelta(seconds=waits.FOREVER))
-                if stream is None:
-                    work.arrived()
-                else:
-                    with torch.cuda.stream(stream):  # compute's own would wait for its kernels
-                        stream.wait_event(work.vacant)
-                        work.arrived()
+                work.arrived()
             except RuntimeError as error:
                 work.fail(str(error))
             self._open.discard(work)

@@ -77,9 +77,11 @@ class GlooWire(Wire):
         emulator: LinkEmulator | None = None,
         device: torch.device | None = None,
     ) -> GlooTransport:
-        """As for Wire."""
+        """As for Wire; ValueError for a GPU's `device`."""
+        if device is not None and device.type != "cpu":
+            raise ValueError(f"messages of {device} need our engine; gloo carries those of a CPU")
         lanes = open_lanes(ranks, links, name, timeout=waits.START)
-        return GlooTransport(*lanes, emulator, device)
+        return GlooTransport(*lanes, emulator)
 
     def control(self, name: str, ranks: Sequence[int]) -> GlooTransport:
         """As for Wire."""

@@ -13,6 +13,7 @@ from transport.ranks import KINDS, PROCESSES, Processes, full, run, threads, unt
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.gloo import open_lanes
 from megatron_adaptra.transport.loopback import LoopbackNetwork
+from megatron_adaptra.transport.wire import GlooWire
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 LATE = 0.5  # seconds
@@ -452,3 +453,8 @@ def test_a_rank_that_does_not_connect_is_named():
     with Processes(connects_alone) as processes:
         words = processes.result(0)
     assert words.startswith("stage 1 (rank 1): no connection of kind 'alone' after 1 s: ")
+
+
+def test_gloo_refuses_messages_of_a_gpu():
+    with pytest.raises(ValueError, match="messages of cuda:0 need our engine"):
+        GlooWire().transport("pipeline", [0, 1], [(0, 1)], device=torch.device("cuda", 0))

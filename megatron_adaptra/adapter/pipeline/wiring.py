@@ -252,7 +252,7 @@ def _connect(
     if missing and (encrypt or asked == "engine"):
         field, value = ("encrypt", "on") if encrypt else ("transport", asked)
         raise BadInput(f"--adaptra-{field}", value, f"not here: {missing}")
-    if missing and context.device.behind:
+    if missing and device.type == "cuda":
         raise NoConnections(f"messages on GPUs need our engine: {missing}")
     if missing and asked == "auto":
         context.say(f"messages go over gloo, for there is no engine: {missing}")
