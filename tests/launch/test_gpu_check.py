@@ -1,46 +1,86 @@
-"""gpu_check.sh where there is no GPU: what it refuses, and its rehearsal on the CPU."""
+"""gpu_check.sh where there is no GPU: what it refuses, its rehearsal, and faults that it has to find.
+
+Where torch is its build for CUDA it is rehearsed over the fake machine, else on the CPU.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from launching import ROOT, refused, run
+from processes import outliving
 
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"
+FOLDER = ROOT / "benchmarks" / "gpu_check"
 PAGE = ROOT / "docs" / "evidence" / "gpu.md"
+NEEDS_TORCH_FOR_GPUS = {"clock", "sync", "hide", "memory"}
 
 
-@pytest.fixture(scope="module")
-def program() -> ModuleType:
-    path = ROOT / "benchmarks" / "gpu_check.py"
-    spec = importlib.util.spec_from_file_location("gpu_check", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
+@contextlib.contextmanager
+def modules(*names: str) -> Iterator[list[ModuleType]]:
+    """The check's own, which are of no package; gone afterwards."""
+    before, known = list(sys.path), set(sys.modules)
+    sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
     try:
-        spec.loader.exec_module(module)
+        yield [importlib.import_module(name) for name in names]
     finally:
         sys.path[:] = before
-    return module
+        ours = {path.stem for path in FOLDER.glob("*.py")} | {"common"}
+        for name in (set(sys.modules) - known) & ours:
+            del sys.modules[name]
+
+
+def over_the_fake() -> bool:
+    import torch
+
+    return bool(torch.version.cuda)
+
+
+def lines(text: str) -> dict[str, str]:
+    """Part -> its verdict."""
+    found = (line.partition(": ") for line in text.splitlines())
+    return {part: rest for part, _, rest in found if rest.startswith(("OK", "FAIL", "NOT RUN"))}
+
+
+def rehearsed(*words: str, status: int, **variables: str) -> dict[str, str]:
+    page = PAGE.read_bytes()
+    result = run(SCRIPT, "--rehearse", *words, timeout=900, **variables)
+    assert result.returncode == status, (result.stdout + result.stderr)[-6000:]
+    assert PAGE.read_bytes() == page, "a rehearsal writes nothing"
+    assert result.stdout.startswith("rehearsal ")
+    return lines(result.stdout)
+
+
+def expected(part: str, word: str) -> str:
+    return word if over_the_fake() or part not in NEEDS_TORCH_FOR_GPUS else "NOT RUN"
+
+
+def assert_all(found: dict[str, str], word: str, *parts: str) -> None:
+    assert set(found) == set(parts)
+    for part in parts:
+        assert found[part].startswith(expected(part, word)), found
 
 
 def test_without_a_gpu_it_says_so_in_one_line() -> None:
     line = refused(run(SCRIPT, CUDA_VISIBLE_DEVICES=""))
     assert "finds no CUDA GPU" in line
-    assert "--cpu" in line
+    assert "--rehearse" in line
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["speed"], "part speed"),
         (["--layouts", "pp9"], "pp9"),
-        (["--only", "speed"], "speed"),
-        (["--pairs", "0"], "--pairs 0"),
+        (["--timeout", "0"], "--timeout 0"),
+        (["--gpus", "-1"], "--gpus -1"),
+        (["--rehearse", "--write"], "--write: only what was run on a GPU"),
         (["--gpu"], "--gpu"),
     ],
 )
@@ -48,13 +88,38 @@ def test_refusals(words: list[str], says: str) -> None:
     assert says in refused(run(SCRIPT, *words))
 
 
-def test_only_its_own_section_is_replaced(program: ModuleType) -> None:
-    first, second = (f"{program.HEADING}\n\n{word}\n" for word in ("first", "second"))
-    page = program.replaced("# GPU\n\nwords\n", first)
-    assert page == f"# GPU\n\nwords\n\n{first}"
-    assert program.replaced(page, second) == f"# GPU\n\nwords\n\n{second}"
-    more = program.replaced(page + "\n## Else\n\nlast\n", second)
-    assert more == f"# GPU\n\nwords\n\n{second}\n## Else\n\nlast\n"
+def test_a_verdict_is_one_line() -> None:
+    with modules("verdict") as (verdict,):
+        found = verdict.Verdict("lanes", figures=["3 GB/s"], left_out=["NCCL"])
+        assert found.line == "lanes: OK, 3 GB/s (left out: NCCL)"
+        for i in range(5):
+            found.check(i == 9, f"fault {i}\nof several lines")
+        assert found.word == "FAIL"
+        assert found.line.startswith("lanes: FAIL, fault 0 of several lines; fault 1")
+        assert found.line.count("\n") == 0
+        assert "and 2 more" in found.line
+        assert verdict.not_run("hide", "why").line == "hide: NOT RUN: why"
+
+
+def test_only_its_own_section_is_replaced() -> None:
+    with modules("page", "verdict") as (page, verdict):
+        found = verdict.Verdict("clock", figures=["off by 2 us"])
+        found.table("The clock", ("what", "worst"), [["with anchors", "2 us"]])
+        first = page.section("2 x H100", ["clock"], [found])
+        assert "`scripts/gpu_check.sh clock`" in first
+        assert "- clock: OK, off by 2 us" in first
+        assert "| with anchors | 2 us |" in first
+        second = page.section("1 x H100", [], [verdict.not_run("hide", "why")])
+        text = page.replaced("# GPU\n\nwords\n", first)
+        assert text == f"# GPU\n\nwords\n\n{first.rstrip()}\n"
+        assert page.replaced(text, second) == f"# GPU\n\nwords\n\n{second.rstrip()}\n"
+        more = page.replaced(text + "\n## Else\n\nlast\n", second)
+        assert more == f"# GPU\n\nwords\n\n{second.rstrip()}\n\n## Else\n\nlast\n"
+
+
+def test_the_page_has_a_place_for_it() -> None:
+    with modules("page") as (page,):
+        assert PAGE.read_text().count(page.HEADING) == 1
 
 
 def test_staged_calls_fill_what_the_calls_themselves_do() -> None:
@@ -67,24 +132,58 @@ def test_staged_calls_fill_what_the_calls_themselves_do() -> None:
     assert result.stdout.count("good") == 2
 
 
-@pytest.mark.trains
 @pytest.mark.cold
-@pytest.mark.timeout(1200)
-def test_rehearsal_on_the_cpu() -> None:
-    page = PAGE.read_bytes()
-    result = run(SCRIPT, "--cpu", "--quick", "--timeout", 500, timeout=1100)
-    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
-    rows = [line.strip("| ").split(" | ") for line in result.stdout.splitlines() if line[:1] == "|"]
-    found = {row[0]: row[1:] for row in rows}
-    assert found["pp2: fp32"] == ["2", "6", "6"]
-    for schedule in (
-        "Megatron, without pipelining", "executor, F0 B0 F1 B1", "executor, F0 I0 W0 F1 I1 W1",
-        "Megatron's 1F1B", "native, 1f1b", "executor, 1f1b", "executor, zb-h1",
-    ):  # fmt: skip
-        assert float(found[schedule][0]) > 0.0
-        assert found[schedule][-1] == "yes"
-    for plan in ("1f1b", "1f1b, recompute", "zb-h1"):
-        for stage in range(4):
-            assert float(found[f"{plan}, stage {stage}"][2]) > 0.0
-    assert "Nothing differed." in result.stdout
-    assert PAGE.read_bytes() == page, "a rehearsal writes nothing"
+def test_a_part_that_takes_too_long_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    found = rehearsed("lanes", "--timeout", "0.5", status=1, TMPDIR=str(tmp_path))
+    assert "FAIL, lanes: not done after 0.5 s: rank 0" in f"{found['lanes']}"
+    assert outliving(str(tmp_path)) == {}
+    assert list(tmp_path.glob("adaptra-gpu-*")) == []
+
+
+@pytest.mark.cold
+def test_rehearsal() -> None:
+    found = rehearsed("lanes", "clock", "sync", status=0)
+    assert_all(found, "OK", "lanes", "clock", "sync")
+    assert "with all their bits" in found["lanes"]
+
+
+@pytest.mark.cold
+@pytest.mark.trains
+def test_rehearsal_of_equality() -> None:
+    found = rehearsed("equality", status=0)
+    assert "6 of 6 cases have the bits of stock" in found["equality"]
+
+
+@pytest.mark.cold
+def test_planted_faults_are_found() -> None:
+    found = rehearsed("--plant", "lanes", "clock", status=1)
+    assert_all(found, "FAIL", "lanes", "clock")
+    assert "other bytes in " in found["lanes"]
+    assert not over_the_fake() or "a mark is off by" in found["clock"]
+
+
+@pytest.mark.cold
+@pytest.mark.trains
+@pytest.mark.large
+@pytest.mark.timing
+@pytest.mark.parametrize("gpus", ["1", "2"])
+def test_rehearsal_of_trainings(gpus: str) -> None:
+    found = rehearsed("--gpus", gpus, "hide", "memory", "lanes", "sync", status=0)
+    assert_all(found, "OK", "hide", "memory", "lanes", "sync")
+    if over_the_fake():
+        assert ("NCCL" in found["hide"].partition("left out")[2]) is (gpus == "1")
+
+
+@pytest.mark.cold
+@pytest.mark.trains
+@pytest.mark.large
+def test_planted_faults_of_all_parts_are_found() -> None:
+    found = rehearsed("--plant", status=1)
+    assert_all(found, "FAIL", "lanes", "clock", "sync", "hide", "equality", "memory")
+    if over_the_fake():
+        for part, words in (
+            ("sync", "as long as the peer was late"), ("hide", "never left the GPU's queue"),
+            ("memory", "has reset the allocator's peak"),
+        ):  # fmt: skip
+            assert words in found[part]
+    assert "other losses" in found["equality"]
