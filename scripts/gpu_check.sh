@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
 # What to run first on a machine with GPUs: six parts, a verdict each. See --help.
-# ADAPTRA_PYTHON names a python with torch and megatron-core, used as it is; else .venv is set up.
+# ADAPTRA_PYTHON names a python with torch and megatron-core, used as it is; else .venv-newest is set up, or .venv where there is no Python 3.12.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
 python=${ADAPTRA_PYTHON:-}
 if [ -z "$python" ]; then
   venv=${ADAPTRA_VENV:-$PWD/.venv}
-  make_venv "$venv" demo
+  # Only the newest megatron-core has Megatron's training program in its wheel.
+  if newest=$(find_python 3.12 2>/dev/null); then
+    venv=$venv-newest
+    make_venv --cuda "$venv" demo "$newest"
+  else
+    make_venv "$venv" demo
+  fi
   python=$venv/bin/python
 fi
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}

@@ -1,4 +1,4 @@
-"""gpu_check.sh where there is no GPU: what it refuses, its rehearsal, and faults that it has to find.
+"""gpu_check.sh where there is no GPU: what it refuses, its rehearsal, and faults planted in it.
 
 Where torch is its build for CUDA it is rehearsed over the fake machine, else on the CPU.
 """
