@@ -18,9 +18,12 @@ from seat import Seat, pattern
 from verdict import Verdict, many, ms
 from where import CPU, FAKE, Where
 
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.transport.engine.rails import rails
+
 SIZES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
 SMALL = SIZES[:2]  # of a rehearsal
-KINDS = ("shm", "tcp")
+KINDS = ("shm", "tcp", "verbs")
 QUEUES = (1, 32)
 TURNS, MANY = 5, 8  # messages one by one, and at once
 BUSY = 0.3  # seconds of compute behind a message
@@ -45,7 +48,10 @@ def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
     for queues in QUEUES if where.gpus else QUEUES[:1]:
         both = run_ranks(where, "lanes", work, deadline, ranks=2, options=given, queues=queues,
                          **machine)  # fmt: skip
+        if not both[0]["rails"] and queues == QUEUES[0]:
+            found.left_out.append("RDMA: there is no active port")
         for rank, mine in enumerate(both):
+            found.check(not mine["lost"], f"no messages over RDMA: {mine['lost']}")
             rows += [_row(queues, rank, one, against) for one in mine["received"]]
             wrong = [one for one in mine["received"] if one["wrong"]]
             found.check(not wrong, f"{many(queues, 'queue')}, to rank {rank}: other bytes in "
@@ -95,16 +101,21 @@ def _beside(found: Verdict, queues: int, both: list[dict[str, Any]]) -> None:
 
 
 def on_rank(seat: Seat, sizes: list[int], nccl: bool, plant: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"received": []}
+    found: dict[str, Any] = {"received": [], "lost": "", "rails": len(rails())}
     if nccl:
         _open_nccl(seat)
-    for kind in KINDS:
-        with seat.messages(kind) as (transport, _):
-            for number, size in enumerate(sizes):
-                lanes = _Lanes(seat, transport, kind, size, 1000 * number, plant)
-                found["received"].append(lanes.measure())
-            if seat.on_gpu and kind == KINDS[0]:
-                found["beside"] = _Beside(seat, transport).measure()
+    for kind in KINDS if rails() else KINDS[:2]:
+        try:
+            with seat.messages(kind) as (transport, _):
+                for number, size in enumerate(sizes):
+                    lanes = _Lanes(seat, transport, kind, size, 1000 * number, plant)
+                    found["received"].append(lanes.measure())
+                if seat.on_gpu and kind == KINDS[0]:
+                    found["beside"] = _Beside(seat, transport).measure()
+        except PeerLost as error:  # the other kinds have still to be seen
+            if kind != "verbs":
+                raise
+            found["lost"] = str(error)
     for row in found["received"]:
         row["beside"] = (_nccl_rate if nccl else _copy_rate)(seat, row["bytes"])
     if nccl:

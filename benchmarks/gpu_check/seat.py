@@ -23,6 +23,7 @@ from megatron_adaptra.transport.engine.transport import End, EngineTransport
 
 CYCLES = 1_000_000  # of one kernel that does nothing: half a millisecond or so
 TRIED = 64  # such kernels, timed once
+CONNECT = 20.0  # seconds until the other rank has to be there
 SHORTLY = 3e-3  # seconds in which all ranks hear something
 SOON = 20.0  # seconds for what the GPU has to pass at once
 
@@ -94,16 +95,23 @@ class Seat:
 
     @contextlib.contextmanager
     def messages(self, kind: str) -> Iterator[tuple[Any, Staging | None]]:
-        """The engine between the two ranks over `shm` or `tcp`: from GPU to GPU where there are."""
+        """The engine between the two ranks: from GPU to GPU where there are.
+
+        `kind`: shm, tcp, or verbs, which is over RDMA devices alone. Raises PeerLost.
+        """
         peer, folder = 1 - self.rank, self.folder / kind
         folder.mkdir(exist_ok=True)
         machine = kind if kind == "shm" else f"{kind} of rank {self.rank}"
         board = FolderBoard(folder)
-        endpoint = Endpoint(self.rank, "127.0.0.1", machine, board, self.patience, ports=[])
+        ports, gpu = (None, self.gpu.pci if self.on_gpu else "") if kind == "verbs" else ([], "")
+        endpoint = Endpoint(
+            self.rank, "127.0.0.1", machine, board, self.patience, ports=ports, gpu=gpu,
+            fallback=kind != "verbs",
+        )  # fmt: skip
         ends = {peer: End(peer, f"rank {peer}")}
         staging: Staging | None = None
         try:
-            endpoint.connect([peer])
+            endpoint.connect([peer], min(CONNECT, self.patience))
             if self.on_gpu:
                 staging = Staging(self.gpu, endpoint.engine)
                 transport: Any = DeviceTransport(endpoint, kind, ends, staging, self.rank)

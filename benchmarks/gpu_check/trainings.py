@@ -44,7 +44,7 @@ _SMALL = (
     "--rerun-mode", "disabled",
 )  # fmt: skip
 ON_GPUS = Plan(8, 32, 48, _LARGE)
-REHEARSED = Plan(4, 16, 24, _SMALL)
+REHEARSED = Plan(6, 22, 38, _SMALL)
 
 
 @dataclass(frozen=True)
