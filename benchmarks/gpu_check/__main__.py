@@ -90,6 +90,8 @@ def judge(part: str, here: where.Where, work: Path, options: Any) -> Verdict:
         )
     except (Failed, OSError, ValueError, KeyError, where.NoPlace) as error:
         found = Verdict(part, wrong=[str(error) if isinstance(error, Failed) else repr(error)])
+        if isinstance(error, Failed):
+            print(error.log, file=sys.stderr)
     return found
 
 

@@ -24,35 +24,48 @@ from where import CPU, FAKE, GPU, HERE, Where
 SAME = ("losses", "steps", "parameters", "random", "statistics")
 QUICK = ("1f1b", "zb-h1")  # policies of a rehearsal
 APEX = "fused_weight_gradient_mlp_cuda"
-NUMERICS = "the fake's kernels compute nothing, so the cases run on the CPU"
+NO_NUMERICS = ("random",)  # what is the same where kernels compute nothing
 
 
 def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
     found = Verdict("equality")
+    rows: list[list[str]] = []
+    places = [(where, SAME, "")]
     if where.kind == FAKE:
-        found.left_out.append(f"GPUs: {NUMERICS}")
-    rows = []
+        on_cpu = Where(CPU, 0, where.said)
+        places = [(on_cpu, SAME, ""), (where, NO_NUMERICS, " over the fake: random states alone")]
+        found.left_out.append("numbers of GPUs: the fake's kernels compute nothing, so the cases "
+                              "run on the CPU, too")  # fmt: skip
     for layout in options.layouts or ("pp2",):
-        cases = chosen(layout, where)
-        folder = work / f"equality-{layout}"
-        folder.mkdir()
-        file = folder / "cases.json"
-        file.write_text(json.dumps([case.dump() for case in cases]))
-        out = _run(where, layout, file, deadline, options)
-        done = [json.loads(line[5:]) for line in out.splitlines() if line.startswith("CASE ")]
-        bad = {case[0]["name"]: what for case in done if (what := differs(case))}
-        found.wrong += [f"{name}: other {', '.join(what)}" for name, what in bad.items()]
-        ended = len(done)
-        found.check(ended == len(cases), f"{layout}: {ended} of {len(cases)} cases ended")
-        shapes = ", ".join(dict.fromkeys(c.name.split(", ")[0].partition(" ")[2] for c in cases))
-        rows.append([f"{layout}: {shapes}", str(LAYOUTS[layout][0]), str(len(cases)),
-                     str(len(done) - len(bad))])  # fmt: skip
-    same, ran = (sum(int(row[i]) for row in rows) for i in (3, 2))
+        for place, compared, words in places:
+            rows.append(_layout(found, layout, place, compared, words, work, deadline, options))
+    same, ran = (sum(int(row[i]) for row in rows if "fake" not in row[0]) for i in (3, 2))
     found.figures.append(f"{same} of {ran} cases have the bits of stock")
     found.table("Cases", ("layout: models", "processes", "cases", "same bits as stock"), rows)
     if where.kind == GPU:
         _trainings(found, where, work, deadline, options)
     return found
+
+
+def _layout(
+    found: Verdict, layout: str, where: Where, compared: Sequence[str], words: str, work: Path,
+    deadline: Deadline, options: Any,
+) -> list[str]:  # fmt: skip
+    """A row: all cases of a layout."""
+    cases = chosen(layout, where)
+    folder = work / f"equality-{layout}-{where.kind}"
+    folder.mkdir()
+    file = folder / "cases.json"
+    file.write_text(json.dumps([case.dump() for case in cases]))
+    out = _run(where, layout, file, deadline, options)
+    done = [json.loads(line[5:]) for line in out.splitlines() if line.startswith("CASE ")]
+    bad = {case[0]["name"]: what for case in done if (what := differs(case, compared))}
+    found.wrong += [f"{name}{words}: other {', '.join(what)}" for name, what in bad.items()]
+    ended = len(done)
+    found.check(ended == len(cases), f"{layout}{words}: {ended} of {len(cases)} cases ended")
+    shapes = ", ".join(dict.fromkeys(c.name.split(", ")[0].partition(" ")[2] for c in cases))
+    count = str(LAYOUTS[layout][0])
+    return [f"{layout}: {shapes}{words}", count, str(len(cases)), str(len(done) - len(bad))]
 
 
 def _trainings(found: Verdict, where: Where, work: Path, deadline: Deadline, options: Any) -> None:
@@ -85,10 +98,10 @@ def chosen(layout: str, where: Where) -> list[Case]:
     return cases
 
 
-def differs(ranks_of_case: Sequence[dict[str, Any]]) -> list[str]:
-    """What of a case is not as it is under Megatron's schedule."""
+def differs(ranks_of_case: Sequence[dict[str, Any]], compared: Sequence[str]) -> list[str]:
+    """What of a case is not as it is under Megatron's schedule, of what is `compared`."""
     both = [(rank["ours"], rank["stock"]) for rank in ranks_of_case]
-    found = [what for what in SAME if any(ours[what] != stock[what] for ours, stock in both)]
+    found = [what for what in compared if any(ours[what] != stock[what] for ours, stock in both)]
     peaks = [(p, ours["predicted_peak"]) for ours, _ in both for p in ours["peaks"]]
     if any(abs(peak - predicted) > 1e-6 for peak, predicted in peaks):
         found.append("microbatches in flight")
@@ -96,12 +109,12 @@ def differs(ranks_of_case: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _run(where: Where, layout: str, file: Path, deadline: Deadline, options: Any) -> str:
-    there = where if where.kind == GPU else Where(CPU, 0, where.said)
     ranks = LAYOUTS[layout][0]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
         str(ranks), str(HERE / "equality_rank.py"), str(file), str(file.parent),
-        str(there.gpus), "1" if options.plant else "0",
+        str(where.gpus), str(int(options.plant)), str(int(where.kind == FAKE)),
     ]  # fmt: skip
-    return run_command(command, f"equality, {layout}, {ranks} ranks", there.environment(), deadline,
+    environment = where.environment(**({"kernel_us": 5} if where.kind == FAKE else {}))
+    return run_command(command, f"equality, {layout}, {ranks} ranks", environment, deadline,
                        file.parent / "text.log")  # fmt: skip

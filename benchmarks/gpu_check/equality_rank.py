@@ -1,6 +1,6 @@
 """One rank of part `equality`: tests/adapter/schedules_script.py, as it is, on a GPU or the CPU.
 
-FILE with cases, FOLDER, number of GPUs, and whether a fault is planted.
+FILE with cases, FOLDER, number of GPUs, whether a fault is planted, whether there are no numerics.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import without_numerics
 from deterministic import deterministic
 from where import ROOT
 
@@ -61,7 +62,7 @@ def data_on_device(spoil: bool) -> Iterator[None]:
         yield
 
 
-def main(cases: str, folder: str, gpus: str, spoil: str) -> None:
+def main(cases: str, folder: str, gpus: str, spoil: str, fake: str) -> None:
     deterministic()
     if ON_GPU:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % int(gpus))
@@ -73,6 +74,8 @@ def main(cases: str, folder: str, gpus: str, spoil: str) -> None:
     script = ROOT / "tests/adapter/schedules_script.py"
     sys.argv = [str(script), cases, folder]
     with host_staged(everything=not ON_GPU), data_on_device(spoil == "1"):
+        if fake == "1":
+            without_numerics.allow()
         runpy.run_path(str(script), run_name="__main__")
 
 

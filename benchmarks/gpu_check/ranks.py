@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -20,11 +21,16 @@ from megatron_adaptra.processes import started
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 TOLD = "RESULT "
-LAST_WORDS = 300  # characters
+LAST_WORDS, LOG = 300, 6000  # characters
+TELLING = re.compile(r"\w(Error|Failed|Lost|Exception)\b")
 
 
 class Failed(RuntimeError):
-    """A process has failed, or was late; the text names it."""
+    """A process has failed, or was late; the text names it. `log`: the last that it printed."""
+
+    def __init__(self, text: str, log: str = "") -> None:
+        super().__init__(text)
+        self.log = log
 
 
 class Deadline:
@@ -91,18 +97,23 @@ def _await(processes: list[Any], texts: list[Any], name: str, deadline: Deadline
             ended, _, _ = select.select(list(open_ones), [], [], deadline.left)
             for i in map(open_ones.pop, ended):
                 if status := processes[i].wait():
-                    raise Failed(f"{name}, rank {i}: exit status {status}: {_last(texts[i])}")
+                    words, log = _last(texts[i])
+                    raise Failed(f"{name}, rank {i}: exit status {status}: {words}", log)
             if open_ones and not ended:
-                late = ", ".join(f"rank {i} ({_last(texts[i])})" for i in open_ones.values())
-                raise Failed(f"{name}: not done after {deadline.seconds:g} s: {late}")
+                last = {i: _last(texts[i]) for i in open_ones.values()}
+                late = ", ".join(f"rank {i} ({words})" for i, (words, _) in last.items())
+                log = "".join(log for _, log in last.values())
+                raise Failed(f"{name}: not done after {deadline.seconds:g} s: {late}", log)
 
 
-def _last(text: Any) -> str:
-    """What it said of an error, else last."""
+def _last(text: Any) -> tuple[str, str]:
+    """What it said of an error, else last; and all of its last words."""
     text.seek(0)
-    lines = [line.strip() for line in text.read().splitlines() if line.strip()]
-    telling = [line for line in lines if "Error" in line or "Failed" in line or "Lost" in line]
-    return (telling or lines or ["it said nothing"])[-1][:LAST_WORDS]
+    said = text.read()
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    telling = [line for line in lines if TELLING.search(line) and "ChildFailed" not in line]
+    words = telling[:1] or lines[-1:] or ["it said nothing"]  # the first error is the cause
+    return words[0][:LAST_WORDS], said[-LOG:]
 
 
 def _result(text: Any, who: str) -> Any:

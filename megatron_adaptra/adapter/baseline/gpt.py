@@ -292,6 +292,7 @@ def _chunk(config: Any, shape: GPTShape, chunk: int) -> Any:
         share_embeddings_and_output_weights=shape.tied,
         **({"vp_stage": chunk} if shape.chunks > 1 else {}),
     )
+    model.cuda()  # not all of its parameters are made there
     if shape.precision != "fp32":
         model = Float16Module(config, model)
     distributed = shape.distributed_optimizer
