@@ -1,9 +1,11 @@
-// GPUs for Python: memory and streams by their addresses; no wait holds the GIL.
+// GPUs for Python: memory and streams by their addresses. No call into the driver holds the GIL: any
+// of them may wait for the GPU, as where its queue of launches is full, and that for other threads.
 #include <pybind11/stl.h>
 #include <unistd.h>
 
 #include "bindings.h"
 #include "device_messages.h"
+#include "wait_site.h"
 
 using namespace adaptra;
 
@@ -62,7 +64,7 @@ void bind_device(py::module_& m) {
   m.def("cuda_missing", &cuda_missing, NoGil());
 
   py::class_<Mark>(m, "Mark")
-      .def("at", &Mark::at)
+      .def("at", &Mark::at, NoGil())
       .def_property_readonly("fault", &Mark::fault)
       .def_property_readonly("recorded", &Mark::recorded);
 
@@ -73,8 +75,9 @@ void bind_device(py::module_& m) {
       .def("mark",
            [](const std::shared_ptr<Device>& device, uintptr_t at) {
              return std::make_unique<Mark>(device, stream(at));
-           })
-      .def("anchor", [](Device& device, uintptr_t at) { device.anchor(stream(at)); })
+           },
+           NoGil())
+      .def("anchor", [](Device& device, uintptr_t at) { device.anchor(stream(at)); }, NoGil())
       .def("anchors", [](Device& device) { return device.clock.anchors(); })
       .def("marks", [](Device& device) { return device.marks.load(); })
       .def("calls",
@@ -90,18 +93,18 @@ void bind_device(py::module_& m) {
       }))
       .def("prepare",
            [](const std::shared_ptr<Pinned>& pinned, Device& device, uint64_t bytes, size_t count) {
-             device.soon([pinned, bytes, count] { pinned->prepare(bytes, count); });
+             device.slowly([pinned, bytes, count] { pinned->prepare(bytes, count); });
            },
            NoGil())
-      // Pages are given back on the device's thread: it may take long.
+      // Not on the device's thread: it may take long.
       .def("trim",
            [](const std::shared_ptr<Pinned>& pinned, Device& device, bool all) {
-             device.soon([pinned, all] { pinned->trim(all); });
+             device.slowly([pinned, all] { pinned->trim(all); });
            },
            NoGil())
       .def("close",
            [](const std::shared_ptr<Pinned>& pinned, Device& device) {
-             if (!device.soon([pinned] { pinned->close(); })) pinned->close();
+             if (!device.slowly([pinned] { pinned->close(); })) pinned->close();
            },
            NoGil())
       .def("bytes",
@@ -118,7 +121,9 @@ void bind_device(py::module_& m) {
       .def("done", [](Transfer& transfer) { return transfer.work->done(); })
       .def("error", [](Transfer& transfer) { return transfer.work->error(); })
       .def("stamps", [](Transfer& transfer) { return stamps(*transfer.work); })
-      .def("over", [](Transfer& transfer) { return transfer.over.load(); });
+      .def("over", [](Transfer& transfer) {
+        return removed("memory: kept until the copy") || transfer.over.load();
+      });
 
   py::class_<Messages>(m, "DeviceMessages")
       .def(py::init<Engine&, const std::shared_ptr<Device>&, const std::shared_ptr<Pinned>&, Tag,
@@ -143,7 +148,8 @@ void bind_device(py::module_& m) {
       .def("join",
            [](Messages& messages, const TransferRef& one, uintptr_t on) {
              messages.they->join(one, stream(on));
-           })
+           },
+           NoGil())
       .def("abort",
            [](Messages& messages, const TransferRef& one, double seconds) {
              return messages.they->abort(one, seconds);

@@ -116,15 +116,22 @@ std::string Device::close(double seconds) {
     until_ = now() + static_cast<Nanoseconds>(std::min(seconds, 1e6) * 1e9);
     changed_.notify_all();
   }
+  const double last = seconds + kLastCall;
+  const std::string hangs = "the driver of GPU " + std::to_string(ordinal) +
+                            " has not returned from a call after " + std::to_string(last) +
+                            " s; nothing of it is freed";
   if (std::unique_lock<std::mutex> lock(mutex_);
-      !ended_.wait_for(lock, patience(seconds + kLastCall), [this] { return stopped_; })) {
+      !ended_.wait_for(lock, patience(last), [this] { return stopped_; })) {
     stopped_ = true;  // it takes no more jobs, if it ever comes back
     closed_ = true;
     thread_.detach();
-    return "the driver of GPU " + std::to_string(ordinal) + " has not returned from a call after " +
-           std::to_string(seconds + kLastCall) + " s; nothing of it is freed";
+    return hangs;
   }
   thread_.join();
+  if (!errands_.close(last)) {
+    closed_ = true;
+    return hangs;
+  }
   std::string left;
   size_t count = 0;
   for (auto& lane : watched_) count += lane.size();
@@ -242,6 +249,11 @@ bool Device::soon(std::function<void()> job) {
   return true;
 }
 
+bool Device::slowly(std::function<void()> job) {
+  if (g_process != process_) return false;
+  return errands_.add([this, job = std::move(job)] { guarded(job); });
+}
+
 void Device::watch(Lane lane, EventRef event, const char* wait, Then then) {
   watched_[lane].push_back({std::move(event), wait, std::move(then)});
 }
@@ -286,14 +298,19 @@ bool Device::poll() {
   return moved;
 }
 
-void Device::run() {
-  pthread_setname_np(pthread_self(), "adaptra-device");
-  prctl(PR_SET_TIMERSLACK, kSlack);
+// A thread of ours.
+void Device::begins(const char* name) {
+  pthread_setname_np(pthread_self(), name);
   cuda.context_set(context_);
   t_entered = number_;
-  // Looking at events is not to end a capture of another thread.
+  // What it calls is not to end a capture of another thread.
   int mode = cuda::kCaptureRelaxed;
   if (cuda.capture_mode != nullptr) cuda.capture_mode(&mode);
+}
+
+void Device::run() {
+  begins("adaptra-device");
+  prctl(PR_SET_TIMERSLACK, kSlack);
   For messages(Use::Messages);
   auto pause = kShortest;
   std::unique_lock<std::mutex> lock(mutex_);

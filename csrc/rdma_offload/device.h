@@ -19,6 +19,7 @@
 
 #include "cuda_dl.h"
 #include "device_clock.h"
+#include "errands.h"
 #include "work.h"
 
 namespace adaptra {
@@ -62,6 +63,11 @@ class Device : public std::enable_shared_from_this<Device> {
   // Run `job` on the device's thread, soon; false once that has ended.
   bool soon(std::function<void()> job);
 
+  // The same on another thread, for calls that may wait for all that the GPU has been given, as to
+  // pin memory and to give it back. A collective of the training's may be among that, whose peer
+  // waits for a message: the device's thread, which hands messages on, must not wait for it.
+  bool slowly(std::function<void()> job);
+
   // Held while a copy is put on the stream out of the GPU and its job is handed to the thread: the
   // thread sees copies in the order in which they pass.
   std::unique_lock<std::mutex> in_order() { return std::unique_lock<std::mutex>(order_); }
@@ -98,6 +104,7 @@ class Device : public std::enable_shared_from_this<Device> {
   bool poll();
   bool watching() const;
   void guarded(const std::function<void()>& work);
+  void begins(const char* name);
 
   const pid_t process_;
   const uint64_t number_;  // of all that this process has opened
@@ -122,6 +129,7 @@ class Device : public std::enable_shared_from_this<Device> {
   std::atomic<bool> closed_{false};
   std::mutex closing_;
   std::thread thread_;
+  Errands errands_{[this] { begins("adaptra-pins"); }};
 };
 
 }  // namespace adaptra

@@ -76,10 +76,11 @@ TransferRef DeviceMessages::send(int rank, Tag tag, cuda::Address at, uint64_t b
   // launched meanwhile that waits for a peer (a collective of the training's own), which with few
   // hardware queues holds it up, while the peer waits for this message.
   Device::For messages(Use::Messages);
-  const auto order = device_->in_order();
   Failure failed;
+  std::unique_lock<std::mutex> order;
   try {
     transfer->block = pinned_->take(bytes);
+    order = device_->in_order();
     issue(transfer, Device::kOut);
   } catch (const CudaError& error) {
     failed = {error.what(), true};
@@ -295,8 +296,38 @@ void DeviceMessages::hand_over(const TransferRef& transfer) {
 void DeviceMessages::post(const TransferRef& transfer) {
   open_.insert(transfer);
   if (refused(transfer)) return;
+  if (auto idle = pinned_->take_idle(transfer->bytes)) return expect(transfer, std::move(idle));
+  const auto pins = [self = shared_from_this(), transfer] {
+    std::shared_ptr<uint8_t> block;
+    Failure failed;
+    try {
+      block = self->pinned_->take(transfer->bytes);
+    } catch (const CudaError& error) {
+      failed = {error.what(), true};
+    } catch (const std::exception& error) {
+      failed = {error.what(), false};
+    }
+    const bool heard = self->device_->soon([self, transfer, block, failed] {
+      if (self->refused(transfer)) return;
+      if (failed.why.empty()) return self->expect(transfer, block);
+      if (failed.driver) self->broken(failed.why);
+      self->end(transfer, failed.why);
+      self->land(transfer);
+    });
+    if (!heard) {
+      transfer->over = true;
+      transfer->work->end(kClosed);
+    }
+  };
+  if (!device_->slowly(pins)) {
+    end(transfer, kClosed);
+    land(transfer);
+  }
+}
+
+void DeviceMessages::expect(const TransferRef& transfer, std::shared_ptr<uint8_t> block) {
   guarded(transfer, [&] {
-    transfer->block = pinned_->take(transfer->bytes);
+    transfer->block = std::move(block);
     transfer->inner =
         engine_.receive(transfer->rank, transfer->tag, transfer->block.get(), transfer->bytes);
     const auto arrived = [self = weak_from_this(), device = std::weak_ptr<Device>(device_),

@@ -104,6 +104,7 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   void copied_out(const TransferRef& transfer);
   void hand_over(const TransferRef& transfer);
   void post(const TransferRef& transfer);
+  void expect(const TransferRef& transfer, std::shared_ptr<uint8_t> block);
   void copy_in(const TransferRef& transfer);
   void copied_in(const TransferRef& transfer);
   void follow(const TransferRef& transfer, Device::Lane lane);

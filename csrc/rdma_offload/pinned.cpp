@@ -10,6 +10,10 @@ namespace adaptra {
 namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kSpare = 4;  // a block serves for less, if it is not more than a quarter larger
+
+uint64_t whole_pages(uint64_t bytes) {
+  return (std::max<uint64_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+}
 }  // namespace
 
 Pinned::Pinned(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, uint64_t limit)
@@ -25,19 +29,21 @@ void Pinned::close() {
   trim(true);
 }
 
+std::shared_ptr<uint8_t> Pinned::take_idle(uint64_t bytes) {
+  bytes = whole_pages(bytes);
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto known = idle_.lower_bound(bytes);
+  if (known == idle_.end() || known->first > bytes + bytes / kSpare) return nullptr;
+  // Of equal ones that which came back last: those that nobody needs stay behind for `trim`.
+  known = std::prev(idle_.upper_bound(known->first));
+  Block block = std::move(known->second);
+  idle_.erase(known);
+  return lend(std::move(block));
+}
+
 std::shared_ptr<uint8_t> Pinned::take(uint64_t bytes) {
-  bytes = (std::max<uint64_t>(bytes, 1) + kPage - 1) / kPage * kPage;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto known = idle_.lower_bound(bytes);
-    if (known != idle_.end() && known->first <= bytes + bytes / kSpare) {
-      // Of equal ones that which came back last: those that nobody needs stay behind for `trim`.
-      known = std::prev(idle_.upper_bound(known->first));
-      Block block = std::move(known->second);
-      idle_.erase(known);
-      return lend(std::move(block));
-    }
-  }
+  if (auto idle = take_idle(bytes)) return idle;
+  bytes = whole_pages(bytes);
   if (this->bytes().held + bytes > limit_) trim(true);
   Block block = pin(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -69,7 +75,7 @@ void Pinned::give_back(Block block) {
   const uint64_t size = block.bytes;
   idle_.emplace(size, std::move(block));
   if (!closed_) return;
-  device_->soon([self = weak_from_this()] {
+  device_->slowly([self = weak_from_this()] {
     if (auto pinned = self.lock()) pinned->close();
   });
 }

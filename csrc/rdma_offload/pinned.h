@@ -21,8 +21,11 @@ class Pinned : public std::enable_shared_from_this<Pinned> {
   ~Pinned();
 
   // At least `bytes`; comes back by itself when nobody holds it. Throws CudaError. Pinning takes
-  // milliseconds and the driver may wait for the GPU meanwhile: on the device's thread.
+  // milliseconds and the driver may wait for the GPU meanwhile: not on the device's thread.
   std::shared_ptr<uint8_t> take(uint64_t bytes);
+
+  // The same where some is idle; else nothing. On any thread.
+  std::shared_ptr<uint8_t> take_idle(uint64_t bytes);
 
   // Have `count` blocks of `bytes` idle, so that the first messages need not wait for them.
   void prepare(uint64_t bytes, size_t count);
