@@ -281,6 +281,62 @@ def test_a_deadlock_is_printed_with_its_circle():
     assert found.startswith("deadlock: ")
 
 
+def together(late):
+    """Both ranks launch a part of one collective, and one needs a message of the other for that."""
+    with Driver(devices=2, queues=1) as driver:
+        sent, launched, over = threading.Event(), threading.Event(), [0, 0]
+
+        def rank(me):
+            driver.enter(me, f"rank {me}")
+            cuda, side = Cuda(), driver.stream("copies")
+            a, b = written(driver, f"a{me}"), written(driver, f"b{me}")
+            buffer = cuda.pinned(a.nbytes)
+
+            def copy():
+                cuda.to_host(buffer, a, side)
+                return cuda.recorded(side)
+
+            def part():
+                driver.collective("of both", ["rank 0", "rank 1"])
+
+            if me == 0:
+                driver.sends("a message", a)
+                copied = None if late else copy()
+                part()
+                driver.kernel("F1", 1, [b], [b])  # holds up the queue: it follows on its stream
+                copied = copied or copy()
+                launched.set()
+                while not (cuda.ready(copied) or driver.findings):
+                    driver.quiet()
+                sent.set()
+            else:
+                driver.promise("a message", "rank 0")
+                assert launched.wait(60)
+                with driver.waiting("a message"):
+                    assert sent.wait(60)
+                part()
+            over[me] = driver.synchronize() == 0
+            cuda.cuMemFreeHost(buffer)
+
+        threads = [threading.Thread(target=rank, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return over, driver.findings
+
+
+def test_what_stands_behind_a_collective_must_not_be_needed_for_it():
+    assert apart(together, False) == ([True, True], [])
+    _, (found,) = apart(together, True)
+    assert found == (
+        'deadlock: the thread rank 1 waits for "a message" from -> a copy of 512 bytes of a0 to '
+        "the host on copies of device 0, which stands in hardware queue 0 behind -> kernel F1 on "
+        "the default stream of device 0, which follows on its stream after -> collective of both "
+        "on the default stream of device 0, which waits for rank 1's part -> the thread rank 1"
+    )
+
+
 def events():
     with Driver(mode=TIMED) as driver:
         driver.enter(0, "training")

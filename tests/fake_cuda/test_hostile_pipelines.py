@@ -63,6 +63,8 @@ def test_a_thousand_seeds(stages: int, chunks: int, order: str, queues: int, blo
         ("STRAY_COPIES", 8, ("race: ", "a copy of", "on a stray stream", "no event orders them")),
         ("FREED_EARLY", 8, ("race: the next use of", "freed", "a copy of", "to the host")),
         ("LAUNCH_TIMES", 8, ("time: ", "ended", "after its mark says")),
+        ("LATE_SENDS", 1, ("deadlock: ", "stands in hardware queue 0 behind", "-> collective of")),
+        ("LATE_SENDS", 8, ()),  # the queue it is
         ("NOTHING", 8, ()),
     ],
 )

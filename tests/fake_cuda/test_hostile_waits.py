@@ -15,7 +15,8 @@ SEEDS = 50
 # Calls that wait, or ask whether something is over.
 CALL = re.compile(
     r"(?:cuda\.(?:stream_wait|event_query|event_synchronize|stream_query|stream_synchronize)"
-    r"|(?<!bool Device::)\bpassed|device_?->wait|(?<!void Device::)\bwatch|landed_\.wait_for)\("
+    r"|(?<!bool Device::)\bpassed|device_?->wait|(?<!void Device::)\bwatch|landed_\.wait_for"
+    r"|transfer\.over\.load)\("
 )
 LAYER = re.compile(r'#include "(?:device|device_\w+|pinned|cuda_\w+)\.h"')
 # What the two functions that the rest goes through do themselves.

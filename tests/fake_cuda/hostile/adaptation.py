@@ -15,6 +15,7 @@ from fake_cuda.hostile.batches import TIMEOUT, prepare
 from fake_cuda.hostile.driver import TIMED, Driver
 from fake_cuda.hostile.loops import ExecutorStage
 from fake_cuda.hostile.ranks import Board as Words
+from fake_cuda.hostile.stage_model import Host
 
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.staging import Staging
@@ -43,13 +44,13 @@ STAGES, MICROBATCHES, WORDS = 2, 6, 64
 
 @dataclass
 class Course:
-    """What a training was told: rules of its link, seconds of a launch and of a kernel."""
+    """What a training was told: rules of its link, seconds of a kernel, and who launches them."""
 
     iterations: int
     rules: tuple[str, ...]
-    launch: float
     kernel: float
     log: Path
+    hosts: tuple[Host, ...]  # by stage
 
 
 @dataclass
@@ -108,8 +109,8 @@ class _Rank:
         self.probe = Probe(me, self.device)
         watchdog = Watchdog(me, range(STAGES))
         self.mailbox = Mailbox(me, STAGES, self.transport, self.probe, watchdog, TIMEOUT)
-        seconds, launch = course.kernel, course.launch
-        self.stage = ExecutorStage(driver, self.device, self.mailbox, 1, WORDS, seconds, launch)
+        seconds, host = course.kernel, course.hosts[me]
+        self.stage = ExecutorStage(driver, self.device, self.mailbox, 1, WORDS, seconds, host)
         order = tuple(warmup_line(STAGES - s, MICROBATCHES) for s in range(STAGES))
         start = Schedule(order, MICROBATCHES)
         channels = {1 - me: Channel(self.control, 1 - me)}
@@ -117,7 +118,8 @@ class _Rank:
         board = Board(KeyValueStore("", lambda: store))
         self.controller: Controller
         if me == 0:
-            estimator = Estimator(MICROBATCHES, ["one"] * STAGES, None, 8 * WORDS)
+            hosts = ["one"] * STAGES
+            estimator = Estimator(MICROBATCHES, hosts, None, 8 * WORDS, on_device=True)
             rule, log = ReplanPolicy(sends="eager"), DecisionLog(course.log)
             self.controller = Leader(start, ballot, channels, board, estimator, rule, log)
         else:

@@ -39,7 +39,7 @@ def run_jobs(jobs: Sequence[Job]) -> tuple[int, list[str]]:
     for i, job in enumerate(jobs):
         outcome = run(job, TIMEOUT)
         faults = outcome.faults
-        for me in range(job.stages):
+        for me in range(job.ranks):
             if blocking := BLOCKING & outcome.calls[f"rank {me}"].keys():
                 faults.append(f"rank {me} computes, and calls {sorted(blocking)}")
         if faults:

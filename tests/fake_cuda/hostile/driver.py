@@ -31,12 +31,15 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "free": (None, [_PTR]),
     "mix": (None, [_U64, *_MANY]),
     "kernel": (None, [ctypes.c_int, _PTR, _TEXT, _U64, *_MANY, _U64]),
-    "span": (None, [_TEXT, _PTR, _PTR]),
+    "span": (None, [ctypes.c_int, _TEXT, _PTR, _PTR]),
     "write": (None, [_PTR, _PTR, _SIZE]),
     "read": (None, [_PTR, _PTR, _SIZE]),
     "synchronize": (ctypes.c_int, [ctypes.c_int]),
     "outside": (None, [ctypes.c_int, _PTR, _TEXT, _TEXT]),
     "signals": (None, [ctypes.c_int, _PTR, _TEXT, _TEXT]),
+    "collective": (None, [ctypes.c_int, _PTR, _TEXT, _TEXT]),
+    "sends": (None, [_TEXT, _PTR]),
+    "awaits": (None, [_TEXT]),
     "promise": (None, [_TEXT, _TEXT]),
     "signal": (None, [_TEXT]),
     "await": (ctypes.c_int, [_TEXT, ctypes.c_double]),
@@ -61,6 +64,12 @@ def load(library: Path) -> ctypes.CDLL:
     return made
 
 
+@functools.cache
+def _loaded() -> ctypes.CDLL:
+    """What was built says so by a digest of all sources, which is not for each kernel."""
+    return load(built())
+
+
 class Driver:
     """One case: `devices` with so many hardware `queues` each; `seed` decides what moves when."""
 
@@ -72,7 +81,7 @@ class Driver:
         mode: int = HOSTILE,
         strict: bool = True,
     ) -> None:
-        self._c = load(built())
+        self._c = _loaded()
         self._call("open", devices, queues, seed, mode, strict)
         self._here, self._pause = threading.local(), threading.Event()
         self._open = True
@@ -147,10 +156,10 @@ class Driver:
             "kernel", self.device, self.current, label.encode(), number, *many, round(seconds * 1e9)
         )
 
-    def span(self, label: str) -> tuple[float, float]:
+    def span(self, label: str, device: int = 0) -> tuple[float, float]:
         """When that kernel really began and ended, on the host's monotonic clock; zeros if not."""
         begun, ended = ctypes.c_double(), ctypes.c_double()
-        self._call("span", label.encode(), ctypes.byref(begun), ctypes.byref(ended))
+        self._call("span", device, label.encode(), ctypes.byref(begun), ctypes.byref(ended))
         return begun.value, ended.value
 
     def write(self, tensor: torch.Tensor, words: torch.Tensor) -> None:
@@ -174,6 +183,25 @@ class Driver:
     def signals(self, key: str, label: str) -> None:
         """Launch what signals `key`, as NCCL's sends do."""
         self._call("signals", self.device, self.current, key.encode(), label.encode())
+
+    def collective(self, key: str, members: Sequence[str]) -> None:
+        """Launch this rank's part of a collective: it is over when all members' have begun."""
+        self._call(
+            "collective", self.device, self.current, key.encode(), ",".join(members).encode()
+        )
+
+    def sends(self, key: str, tensor: torch.Tensor) -> None:
+        """The message `key` will be copied from `tensor`."""
+        self._call("sends", key.encode(), tensor.data_ptr())
+
+    @contextmanager
+    def waiting(self, key: str) -> Iterator[None]:
+        """This thread waits, elsewhere, for the message `key`."""
+        self._call("awaits", key.encode())
+        try:
+            yield
+        finally:
+            self._call("awaits", b"")
 
     def promise(self, key: str, thread: str) -> None:
         self._call("promise", key.encode(), thread.encode())
@@ -264,7 +292,7 @@ class Driver:
 def mix(number: int, inputs: Sequence[torch.Tensor], words: Sequence[int]) -> list[torch.Tensor]:
     """What a kernel makes of host memory, as int64; `words`: of each output."""
     outputs = [torch.empty(n, dtype=torch.int64) for n in words]
-    load(built()).hostile_mix(number, *_pointers(inputs), *_pointers(outputs))
+    _loaded().hostile_mix(number, *_pointers(inputs), *_pointers(outputs))
     return outputs
 
 

@@ -33,7 +33,28 @@ class Job:
 
     @property
     def microbatches(self) -> int:
-        return self.stages * 2 if self.chunks > 1 else self.random("count").choice((3, 4, 6, 8))
+        count = self.random("count")
+        if self.chunks > 1:
+            return self.stages * count.choice((1, 2))
+        return count.choice((3, 4, 6, 8))
+
+    @property
+    def replicas(self) -> int:
+        """Pipelines that do the same; the ranks of a stage have collectives."""
+        chance = {2: 0.5, 4: 0.1}.get(self.stages, 0.0)
+        return 1 + (self.random("replicas").random() < chance)
+
+    @property
+    def tensor_parallel(self) -> bool:
+        """Whether these are in each op; else they are of gradients, beside the ops."""
+        return self.random("collectives").random() < 0.5
+
+    @property
+    def ranks(self) -> int:
+        return self.stages * self.replicas
+
+    def rank(self, replica: int, stage: int) -> int:
+        return replica * self.stages + stage
 
     @property
     def words(self) -> int:

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fake_cuda.hostile.collectives import Collectives
 from fake_cuda.hostile.driver import Driver
-from fake_cuda.hostile.stage_model import Position, label
+from fake_cuda.hostile.stage_model import Host, Position, label
 
 from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.ir.deps import position_of
@@ -30,7 +31,8 @@ class ExecutorStage:
         chunks: int,
         words: int,
         seconds: float = 0.0,
-        launch: float = 0.0,
+        host: Host | None = None,
+        collectives: Collectives | None = None,
     ) -> None:
         self.driver, self.mailbox, self.chunks, self.words = driver, mailbox, chunks, words
         self.device = device
@@ -38,7 +40,11 @@ class ExecutorStage:
         self.stage, self.stages = mailbox.stage, mailbox.stages
         last = self.stages * chunks - 1
         ats = [chunk * self.stages + self.stage for chunk in range(chunks)]
-        self.positions = [Position(driver, at, at == last, words, seconds, launch) for at in ats]
+        self.collectives = collectives
+        self.positions = [
+            Position(driver, at, at == last, words, seconds, host or Host(), collectives)
+            for at in ats
+        ]
         self.iteration = 0
         self._out: dict[tuple[Kind, int, int], torch.Tensor] = {}  # to be sent
 
@@ -68,6 +74,8 @@ class ExecutorStage:
 
     def end(self) -> None:
         self.device.anchor()
+        if self.collectives is not None:
+            self.collectives.step(self.iteration)
         for position in self.positions:
             position.step(self.iteration)
         self.iteration += 1

@@ -5,6 +5,8 @@ Of what is sent nothing arrives but the fact; each receive gets the same words.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from fake_cuda.hostile.cuda import Cuda
 from fake_cuda.hostile.driver import Driver
@@ -13,24 +15,25 @@ from megatron_adaptra.transport.base import Stamps, Traits
 
 
 class NcclLike:
-    """A Transport of `me`; one stream for each peer and direction."""
+    """A Transport of `me`; `ranks`: of its pipeline's stages. A stream by peer and direction."""
 
     traits = Traits("nccl-like", False, ("cuda",))
 
-    def __init__(self, driver: Driver, me: int) -> None:
-        self._driver, self._me, self._cuda = driver, me, Cuda()
+    def __init__(self, driver: Driver, me: int, ranks: Sequence[int]) -> None:
+        self._driver, self._me, self._cuda, self._ranks = driver, me, Cuda(), ranks
         self._streams: dict[str, int] = {}
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Work:
-        stream, key = self._stream(f"sends to {peer}"), f"{self._me}>{peer} {tag}"
+        stream, key = self._stream(f"sends to {peer}"), f"{self._me}>{self._ranks[peer]} {tag}"
         self._cuda.wait(stream, self._cuda.recorded(self._driver.current))
         with self._driver.on(stream):
             self._driver.signals(key, f"the send of message {key}")
         return _Work(self._driver, 0)
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> _Work:
-        stream, key = self._stream(f"receives from {peer}"), f"{peer}>{self._me} {tag}"
-        self._driver.promise(key, f"rank {peer}")
+        rank = self._ranks[peer]
+        stream, key = self._stream(f"receives from {peer}"), f"{rank}>{self._me} {tag}"
+        self._driver.promise(key, f"rank {rank}")
         self._cuda.wait(stream, self._cuda.recorded(self._driver.current))
         with self._driver.on(stream):
             self._driver.outside(key, f"the receive of message {key}")

@@ -62,7 +62,7 @@ def _rank(job: Job, me: int, port: int) -> _Ended:
         machine = f"machine {me // 2}"
         endpoint = Endpoint(me, "127.0.0.1", machine, _StoreBoard(store), TIMEOUT, ports=())
         try:
-            train(driver, endpoint, job, me, TIMEOUT, Plant.NOTHING, result)
+            train(driver, endpoint, job, me, TIMEOUT, Plant.NOTHING, result, together=False)
             store.set(f"done {me}", "")
             store.wait([f"done {peer}" for peer in range(job.stages)])
         finally:

@@ -14,8 +14,10 @@ from unittest.mock import patch
 
 import torch
 from fake_cuda.hostile.abandoned import give_up
+from fake_cuda.hostile.collectives import Collectives, Told
 from fake_cuda.hostile.driver import HOSTILE, Driver
 from fake_cuda.hostile.jobs import NATIVE, Job
+from fake_cuda.hostile.late_sends import LateSends
 from fake_cuda.hostile.loops import ExecutorStage, NativeStage
 from fake_cuda.hostile.nccl_like import NcclLike
 from fake_cuda.hostile.stage_model import reference
@@ -72,12 +74,13 @@ class Plant(Enum):
     """A fault in a job.
 
     The first three are receives that wait on the device, which is a finding at once; with a
-    device-wide synchronisation, and as they are, where only what comes of it is a finding. BROKEN:
-    the driver refuses to copy after a while.
+    device-wide synchronisation, and as they are, where only what comes of it is a finding.
+    LATE_SENDS: what copies a message may stand behind what was launched after the send. BROKEN: the
+    driver refuses to copy after a while.
     """
 
     NOTHING, ON_DEVICE, SYNCHRONISED, WAITING = range(4)
-    STRAY_COPIES, FREED_EARLY, LAUNCH_TIMES, BROKEN = range(4, 8)
+    STRAY_COPIES, FREED_EARLY, LAUNCH_TIMES, LATE_SENDS, BROKEN = range(4, 9)
 
 
 ON_DEVICE = (Plant.ON_DEVICE, Plant.SYNCHRONISED, Plant.WAITING)
@@ -96,8 +99,8 @@ class Result:
 def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Outcome:
     """The job on the hostile driver, against its reference; with a fault, if one is planted."""
     outcome, board = Outcome(job), Board()
-    results = [Result() for _ in range(job.stages)]
-    done = threading.Barrier(job.stages)
+    results = [Result() for _ in range(job.ranks)]
+    done = threading.Barrier(job.ranks)
     for iteration in range(job.iterations):
         job.program(iteration)  # once for all ranks
 
@@ -117,9 +120,9 @@ def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Ou
             endpoint.close()
             cuda_device(torch.device("cuda", me)).close()
 
-    strict = plant not in (Plant.SYNCHRONISED, Plant.WAITING)
+    strict = plant not in (Plant.SYNCHRONISED, Plant.WAITING, Plant.LATE_SENDS)
     with contextlib.ExitStack() as stack:
-        driver = stack.enter_context(Driver(job.stages, job.queues, job.seed, HOSTILE, strict))
+        driver = stack.enter_context(Driver(job.ranks, job.queues, job.seed, HOSTILE, strict))
         stack.enter_context(driver.as_torch_cuda())
         if plant is Plant.STRAY_COPIES:
             driver.stray_copies()
@@ -127,7 +130,7 @@ def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Ou
             driver.fail("cuMemcpyDtoHAsync", job.random("breaks").randrange(12))
         if plant is Plant.FREED_EARLY:
             stack.enter_context(patch.object(DeviceTransport, "sweep", _lets_go))
-        threads = [Thread(target=rank, args=(me,), daemon=True) for me in range(job.stages)]
+        threads = [Thread(target=rank, args=(me,), daemon=True) for me in range(job.ranks)]
         for thread in threads:
             thread.start()
         end = time.monotonic() + 3 * timeout
@@ -139,14 +142,15 @@ def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Ou
         if not outcome.errors and plant not in ON_DEVICE:
             outcome.findings += times(driver, job, results)
             outcome.findings += [fault for result in results for fault in result.faults]
-        lefts = [(r, driver.left(r)) for r in range(job.stages)]
+        lefts = [(r, driver.left(r)) for r in range(job.ranks)]
         if plant not in ON_DEVICE:
             outcome.left = [f"rank {r} has left {what}" for r, what in lefts if what]
     if not outcome.errors and plant not in ON_DEVICE:
         positions = job.stages * job.chunks
         wanted = reference(positions, job.microbatches, job.iterations, job.words)
-        got = {p: words for result in results for p, words in result.words.items()}
-        outcome.wrong = [p for p in range(positions) if got[p] != wanted[p]]
+        got = [(p, words) for result in results for p, words in result.words.items()]
+        outcome.wrong = [p for p, words in got if words != wanted[p]]
+        assert sorted(p for p, _ in got) == sorted([*range(positions)] * job.replicas)
     gc.collect()  # an engine's memory takes many addresses until its endpoint is collected
     return outcome
 
@@ -164,31 +168,41 @@ def train(
     timeout: float,
     plant: Plant,
     result: Result,
+    together: bool = True,
 ) -> None:
-    """One rank's part."""
-    near = {(me - 1) % job.stages, (me + 1) % job.stages} - {me}
+    """One rank's part. `together`: with collectives, for which all ranks are of one process."""
+    replica, at = divmod(me, job.stages)
+    near = {(at - 1) % job.stages, (at + 1) % job.stages} - {at}
     if job.chunks == 1:
-        near = {peer for peer in near if abs(peer - me) == 1}
-    endpoint.connect(sorted(near), timeout)
+        near = {peer for peer in near if abs(peer - at) == 1}
+    ranks = [job.rank(replica, stage) for stage in range(job.stages)]
+    endpoint.connect(sorted(ranks[peer] for peer in near), timeout)
     device = cuda_device(torch.device("cuda", me))
     staging = Staging(device, endpoint.engine)
-    ends = {peer: End(peer, f"stage {peer}") for peer in near}
+    ends = {peer: End(ranks[peer], f"stage {peer}") for peer in near}
     transport: Any = (
-        NcclLike(driver, me)
+        NcclLike(driver, me, ranks)
         if plant in ON_DEVICE
-        else DeviceTransport(endpoint, "pipeline", ends, staging, me, LinkEmulator(me, job.rules))
+        else DeviceTransport(endpoint, "pipeline", ends, staging, me, LinkEmulator(at, job.rules))
     )
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(staging.close)
+        stack.callback(transport.close)
         clock = HostDevice() if plant is Plant.LAUNCH_TIMES else device
-        watchdog, probe = Watchdog(me, range(job.stages)), Probe(me, clock)
-        mailbox = Mailbox(me, job.stages, transport, probe, watchdog, timeout)
+        watchdog, probe = Watchdog(at, range(job.stages)), Probe(at, clock)
+        sender = transport
+        if plant is Plant.LATE_SENDS:
+            sender = stack.enter_context(contextlib.closing(LateSends(driver, transport, me)))
+        told = sender if plant in ON_DEVICE else Told(driver, sender, ranks, me)
+        mailbox = Mailbox(at, job.stages, told, probe, watchdog, timeout)
         kind = NativeStage if job.order == NATIVE else ExecutorStage
-        stage = kind(driver, clock, mailbox, job.chunks, job.words)
+        others = Collectives(driver, job, replica, at) if together else None
+        stage = kind(driver, clock, mailbox, job.chunks, job.words, collectives=others)
         for iteration in range(job.iterations):
             program = job.program(iteration)
             mailbox.begin(iteration, stage.new_message)
             probe.begin(iteration)
-            for op in first_posts(program, me):  # as a session does at an iteration's end
+            for op in first_posts(program, at):  # as a session does at an iteration's end
                 mailbox.post(op)
             if plant is Plant.SYNCHRONISED and driver.synchronize():  # as Megatron's timers do
                 return
@@ -209,6 +223,3 @@ def train(
             known(probe, result.records)
         if fault := device.handle.fault():
             result.faults.append(f"rank {me}: the device's thread says: {fault}")
-    finally:
-        transport.close()
-        staging.close()

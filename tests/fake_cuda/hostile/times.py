@@ -46,9 +46,9 @@ def known(probe: Probe, records: Sequence[IterationRecord]) -> None:
 def times(driver: Driver, job: Job, results: Sequence[Result]) -> list[str]:
     """Moments before their time, and messages that were sent before they were made."""
     said = []
-    for result in results:
+    for rank, result in enumerate(results):
         for name, at in result.moments.items():
-            ended = driver.span(name)[1]
+            ended = driver.span(name, rank)[1]
             if isinstance(at, str) and "older than every anchor" in at and name.endswith("in 0"):
                 continue  # nothing tied the clocks yet
             if isinstance(at, str):
@@ -56,17 +56,20 @@ def times(driver: Driver, job: Job, results: Sequence[Result]) -> list[str]:
             elif at < ended - GRAIN:
                 said.append(f"time: {name} ended {1e3 * (ended - at):.3f} ms after its mark says")
         for iteration, record in enumerate(result.records):
-            said += _of(driver, job, iteration, record)
+            said += _of(driver, job, rank // job.stages, iteration, record)
     return said
 
 
-def _of(driver: Driver, job: Job, iteration: int, record: IterationRecord) -> list[str]:
+def _of(
+    driver: Driver, job: Job, replica: int, iteration: int, record: IterationRecord
+) -> list[str]:
     said = []
 
     def ended(op: Op, stage: int) -> float:
         kind = "I" if op.kind is Kind.B else op.kind.value
         position = op.chunk * job.stages + stage
-        return driver.span(label(kind, iteration, op.microbatch, position))[1]
+        name = label(kind, iteration, op.microbatch, position)
+        return driver.span(name, job.rank(replica, stage))[1]
 
     if (record.unusable and iteration) or not record.end:  # at first nothing ties the clocks
         said.append(f"time: of iteration {iteration} of stage {record.stage}: {record.unusable}")

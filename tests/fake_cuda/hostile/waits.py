@@ -10,7 +10,7 @@ import sys
 from fake_cuda.hostile.build import ENGINE, built_engine
 
 _MODULE = "megatron_adaptra.transport.engine._native"
-NAME = re.compile(r'"((?:send|receive|clock|mark|abort|close): [a-z\' ]+)"')
+NAME = re.compile(r'"((?:send|receive|clock|mark|abort|close|memory): [a-z\' ]+)"')
 
 
 def names() -> list[str]:

@@ -69,7 +69,13 @@ int copy(const char* name, void* to, const void* from, size_t bytes, void* handl
       stream = device.stray;
       stream->of_test = true;
     }
-    issue(*stream, copy_op(device, to, from, bytes), {{from, bytes, false}, {to, bytes, true}});
+    const OpRef made =
+        issue(*stream, copy_op(device, to, from, bytes), {{from, bytes, false}, {to, bytes, true}});
+    const auto sending = world().sending.find(from);
+    if (sending != world().sending.end()) {
+      world().sent[sending->second] = made;
+      world().sending.erase(sending);
+    }
     return 0;
   });
 }

@@ -1,6 +1,7 @@
 // What tests ask of the hostile driver, beside CUDA's own calls.
 #include <chrono>
 #include <cstring>
+#include <sstream>
 
 #include "memory.h"
 #include "model.h"
@@ -54,10 +55,16 @@ TEST void hostile_open(int devices, int queues, uint64_t seed, int mode, int str
   w.signalled.clear();
   w.signallers.clear();
   w.promised.clear();
+  w.collectives.clear();
+  w.sending.clear();
+  w.sent.clear();
   w.failing.clear();
   w.spans.clear();
   w.devices.clear();
-  for (auto& thread : w.threads) thread.calls.clear();
+  for (auto& thread : w.threads) {
+    thread.calls.clear();
+    thread.awaits.clear();
+  }
   open_heaps(devices);
   static const double kMoves[] = {0.02, 0.2, 0.6, 0.95}, kSynchronises[] = {0, 0, 0.01, 0.05};
   static const int kSteps[] = {2, 4, 20};
@@ -70,6 +77,7 @@ TEST void hostile_open(int devices, int queues, uint64_t seed, int mode, int str
     device.moves = kMoves[device.random() % 4];
     // Where work may wait for outside, only tests synchronise.
     device.synchronises = kSynchronises[device.random() % 4] * (strict != 0);
+    device.pins_wait = device.random() % 3 == 0 && strict != 0;
     device.steps = kSteps[device.random() % 3];
     device.drift = (device.chance() - 0.5) * 4e-6;
     add_stream(device, true, "the default stream").of_test = true;
@@ -85,6 +93,8 @@ TEST void hostile_close() {
   for (auto& thread : world().threads) thread.device = nullptr;
   world().functions.clear();
   world().signallers.clear();
+  world().collectives.clear();
+  world().sent.clear();
   world().devices.clear();
   close_heaps();
 }
@@ -94,6 +104,7 @@ TEST void hostile_enter(int ordinal, const char* name) {
   Lock lock(world().mutex);
   Thread& me = this_thread();
   me.device = device_at(ordinal);
+  me.trains = true;
   me.name = name;
 }
 
@@ -179,16 +190,16 @@ TEST void hostile_kernel(int ordinal, void* stream, const char* label, uint64_t 
     if (world().order.size() < kOrder) world().order.push_back(name);
     hostile_mix(id, inputs, from.data(), from_bytes.data(), outputs, to.data(), to_bytes.data());
     if (const auto self = shared->lock()) {
-      world().spans[name] = {self->begun, world().settings.timed ? self->begun + self->lasts : now()};
+      world().spans[{ordinal, name}] = {self->begun, world().settings.timed ? self->begun + self->lasts : now()};
     }
   };
   *shared = issue(stream_at(ordinal, stream), std::move(op), touches);
 }
 
 // When a kernel really ran last, in seconds of the monotonic clock; 0 if it has not.
-TEST void hostile_span(const char* label, double* begun, double* ended) {
+TEST void hostile_span(int ordinal, const char* label, double* begun, double* ended) {
   Lock lock(world().mutex);
-  const auto found = world().spans.find(label);
+  const auto found = world().spans.find({ordinal, label});
   *begun = *ended = 0;
   if (found == world().spans.end()) return;
   *begun = found->second.first * 1e-9;
@@ -247,6 +258,39 @@ TEST void hostile_signals(int ordinal, void* stream, const char* key, const char
     world().signallers.erase(name);
   };
   world().signallers[name] = issue(on, std::move(op));
+}
+
+// A part of a collective: it is over when all members' have begun. `members`: threads' names, with
+// commas between; this thread's is one of them.
+TEST void hostile_collective(int ordinal, void* stream, const char* key, const char* members) {
+  Lock lock(world().mutex);
+  Stream& on = stream_at(ordinal, stream);
+  Collective& all = world().collectives[key];
+  if (all.members.empty()) {
+    std::stringstream names(members);
+    for (std::string name; std::getline(names, name, ',');) all.members.push_back(name);
+  }
+  called(lock, *on.device, "a launch");
+  Op op;
+  op.kind = Op::Kind::collective;
+  op.what = "collective " + std::string(key);
+  op.key = key;
+  ++on.device->collectives;
+  world().collectives[key].launched[this_thread().name] = issue(on, std::move(op));
+}
+
+// The message `key` will be copied from `at`, by a copy to the host that is still to come.
+TEST void hostile_sends(const char* key, const void* at) {
+  Lock lock(world().mutex);
+  world().sending[at] = key;
+  world().sent[key] = nullptr;
+}
+
+// This thread waits for that message, elsewhere; an empty key: no more.
+TEST void hostile_awaits(const char* key) {
+  Lock lock(world().mutex);
+  this_thread().awaits = key;
+  if (*key != 0 && world().resting) world().work.notify_all();
 }
 
 // Somebody will signal `key`: the thread of that name.

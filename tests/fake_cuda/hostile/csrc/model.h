@@ -25,8 +25,9 @@ struct Device;
 struct Stream;
 
 struct Op {
-  // `outside`: it waits for what another process or rank does, which rule 1 forbids.
-  enum class Kind { kernel, copy, record, wait, function, outside };
+  // `outside`: it waits for what another process or rank does, which rule 1 forbids. `collective`:
+  // as NCCL's of a training, it is over when all its members' have begun.
+  enum class Kind { kernel, copy, record, wait, function, outside, collective };
   enum class State { queued, running, over };
 
   Kind kind;
@@ -36,7 +37,7 @@ struct Op {
   Clock clock;
   std::vector<std::shared_ptr<Op>> after;  // beside what is before it in its stream
   std::function<void()> begins, ends;
-  std::string key;          // of `outside`: what it waits for
+  std::string key;          // of `outside`: what it waits for; of `collective`: which one it is
   Nanoseconds lasts = 0;    // at least
   State state = State::queued;
   Nanoseconds issued = 0, begun = 0, passed = 0;
@@ -81,6 +82,7 @@ struct Event {
 struct Thread {
   std::string name;
   Device* device = nullptr;  // whose context is current
+  bool trains = false;       // a test's: the product's own threads have others' work before them
   bool in_function = false;  // it runs a host function
   const char* call = "";     // in which it is blocked
   OpRef blocked;
@@ -96,14 +98,22 @@ struct Device {
   uint64_t calls = 0;
   Stream* stray = nullptr;
   Clock host;  // what the host has seen to be over
+  size_t collectives = 0;  // that are not over
   unsigned retained = 0;
   // The seed's mood.
   double moves = 1, synchronises = 0;  // how likely a call moves the device, or waits for all of it
+  bool pins_wait = false;  // to pin memory, and to give it back, waits for all of it
   int steps = 1;                       // that a call, or a quiet moment, moves it by at most
   double drift = 0;                    // of its clock
   std::map<Event*, std::unique_ptr<Event>> events;
 
   double chance() { return std::uniform_real_distribution<double>()(random); }
+};
+
+struct Collective {
+  std::vector<std::string> members;     // threads
+  std::map<std::string, OpRef> launched;  // by member
+  size_t begun = 0;
 };
 
 struct Settings {
@@ -125,6 +135,9 @@ struct World {
   std::map<std::string, bool> signalled;        // keys
   std::map<std::string, OpRef> signallers;      // operations that will signal a key
   std::map<std::string, std::string> promised;  // key: the thread that will signal it
+  std::map<std::string, Collective> collectives;
+  std::map<const void*, std::string> sending;  // messages, by the memory that will be copied
+  std::map<std::string, OpRef> sent;           // and by which copy they were; none: still to come
   std::vector<std::string> findings;
   bool failed = false;  // a deadlock was found: whoever waits is let go
   bool held = false;    // calls and quiet moments move nothing
@@ -132,7 +145,8 @@ struct World {
   bool stray = false;   // planted: copies go to a stream that nobody waits for
   std::deque<OpRef> functions;  // host functions that are due
   std::map<std::string, std::pair<int, int>> failing;  // call: after so many of it, with this code
-  std::map<std::string, std::pair<Nanoseconds, Nanoseconds>> spans;  // when kernels really ran
+  // When kernels really ran, by device and name.
+  std::map<std::pair<int, std::string>, std::pair<Nanoseconds, Nanoseconds>> spans;
 };
 
 World& world();
@@ -163,7 +177,10 @@ void stop_driver_thread();
 int wait_for(Lock& lock, Device& device, OpRef op, const char* call);
 
 // waits.cpp: who waits for whom, from `thread` back to it; empty without a circle.
-std::string circle(const Thread& thread);
+std::string circle(const Thread& thread, bool long_since = false);
+// At threads that wait elsewhere: whether there was a circle, which is dissolved. `long_since`:
+// nothing has moved for a while, so that what has not been sent on is held up by its sender.
+bool look(bool long_since);
 std::string all_waits();
 
 }  // namespace hostile

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <set>
 #include <thread>
 
 #include "model.h"
@@ -15,7 +16,10 @@ using std::chrono::steady_clock;
 
 constexpr auto kQuiet = std::chrono::microseconds(150);  // without a call, after which it moves
 constexpr int kStubborn = 8;  // quiet moments after which it moves although calls go on
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kPatience = std::chrono::seconds(60), kLong = std::chrono::seconds(3);
+// Calls that may wait for all that a device has, as CUDA's documentation says, on any thread.
+const std::set<std::string> kWaiting = {"cuMemHostAlloc", "cuMemFreeHost", "cuMemHostRegister",
+                                        "cuMemHostUnregister"};
 constexpr int kLaunchTimeout = 702;
 
 std::unique_ptr<std::thread> driver;
@@ -31,14 +35,20 @@ bool may_end(const Op& op) {
   switch (op.kind) {
     // Once a deadlock was found it is dissolved, so that the case can end.
     case Op::Kind::outside: return world().failed || world().signalled.count(op.key) != 0;
+    case Op::Kind::collective: {
+      const auto& one = world().collectives.at(op.key);
+      return world().failed || one.begun == one.members.size();
+    }
     case Op::Kind::function: return false;  // the thread that runs it says so
     default: return !timed() || now() >= op.begun + op.lasts;
   }
 }
 
 void end(const OpRef& op) {
-  const bool known = timed() && op->kind != Op::Kind::outside && op->kind != Op::Kind::function;
+  const bool known = timed() && op->kind != Op::Kind::outside && op->kind != Op::Kind::function &&
+                     op->kind != Op::Kind::collective;
   if (op->ends) op->ends();
+  if (op->kind == Op::Kind::collective) --op->stream->device->collectives;
   op->state = Op::State::over;
   op->passed = known ? op->begun + op->lasts : now();
   op->stream->passed = op->passed;
@@ -61,6 +71,11 @@ void begin(Queue& queue) {
   if (op->begins) op->begins();
   if (op->kind == Op::Kind::record || op->kind == Op::Kind::wait) return end(op);
   op->stream->running = op;
+  if (op->kind == Op::Kind::collective) {
+    ++world().collectives.at(op->key).begun;
+    world().work.notify_all();  // other devices' may end
+    world().changed.notify_all();
+  }
   if (op->kind != Op::Kind::function) return;
   world().functions.push_back(op);
   world().work.notify_all();
@@ -92,7 +107,10 @@ Nanoseconds due() {
   Nanoseconds first = 0;
   for (auto& device : world().devices) {
     for (auto& stream : device.streams) {
-      if (!stream.running || stream.running->kind == Op::Kind::outside) continue;
+      if (!stream.running || stream.running->kind == Op::Kind::outside ||
+          stream.running->kind == Op::Kind::collective) {
+        continue;
+      }
       const Nanoseconds at = stream.running->begun + stream.running->lasts;
       if (first == 0 || at < first) first = at;
     }
@@ -118,9 +136,11 @@ void drive() {
   this_thread().name = "the driver's";
   auto& work = world().work;
   const auto rest = [&] {
+    if (look(false)) return;
     world().resting = true;
-    work.wait(lock);
+    const bool stirred = work.wait_for(lock, kLong) == std::cv_status::no_timeout;
     world().resting = false;
+    if (!stirred) look(true);
   };
   std::vector<uint64_t> seen;
   for (int busy = 0; !stopping;) {
@@ -189,8 +209,14 @@ void called(Lock& lock, Device& device, const char* call) {
   if (world().held) return;
   if (!world().settings.hostile) {
     while (step(device)) {}
-  } else if (device.chance() < device.synchronises) {
+  } else if (device.pins_wait && kWaiting.count(call) != 0) {
     wait_for(lock, device, nullptr, call);
+  } else if (device.chance() < device.synchronises) {
+    // A thread that launches has what it needs before what it launches, and so may wait for all of
+    // that at any call. Another one has not: a training's collectives are launched meanwhile.
+    if (thread.trains || device.collectives == 0 || kWaiting.count(call) != 0) {
+      wait_for(lock, device, nullptr, call);
+    }
   } else if (device.chance() < device.moves) {
     for (int n = static_cast<int>(device.chance() * (device.steps + 1)); n > 0 && step(device);) --n;
   }

@@ -12,6 +12,8 @@ namespace {
 
 class Search {
  public:
+  explicit Search(bool long_since = false) : long_since_(long_since) {}
+
   std::vector<std::string> path;  // in words, to the end of the circle
 
   bool thread(const Thread& one) {
@@ -51,6 +53,7 @@ class Search {
     const auto words = in_words(one);
     return visit(&one, words, [&] {
       if (one.state == Op::State::running) {
+        if (one.kind == Op::Kind::collective) return collective(one, words);
         if (one.kind != Op::Kind::outside) return false;
         return through(words + ", which waits for \"" + one.key + "\" from", [&] { return key(one.key); });
       }
@@ -68,30 +71,79 @@ class Search {
     });
   }
 
-  bool key(const std::string& name) {
-    if (world().signalled.count(name) != 0) return false;
-    const auto signaller = world().signallers.find(name);
-    if (signaller != world().signallers.end()) return op(*signaller->second);
-    const auto promised = world().promised.find(name);
-    if (promised == world().promised.end()) return false;
-    for (auto& one : world().threads) {
-      if (one.name == promised->second && (one.blocked || !one.awaits.empty())) return thread(one);
+  // Of those that have not begun: what stands on a device, or the thread that is to launch it.
+  bool collective(const Op& one, const std::string& words) {
+    const Collective& all = world().collectives.at(one.key);
+    for (auto& member : all.members) {
+      const auto launched = all.launched.find(member);
+      const std::string says = words + ", which waits for " + member + "'s part";
+      if (launched != all.launched.end()) {
+        const Op& part = *launched->second;
+        if (part.state == Op::State::queued && through(says, [&] { return op(part); })) return true;
+      } else if (through(says, [&] { return promised(member); })) {
+        return true;
+      }
     }
     return false;
   }
 
+  bool promised(const std::string& name) {
+    for (auto& one : world().threads) {
+      if (one.name == name && (one.blocked || !one.awaits.empty())) return thread(one);
+    }
+    return false;
+  }
+
+  // By its copy, and by whoever is to send that on, who may be blocked.
+  bool sent(const Op& copy) {
+    if (!copy.over()) return op(copy);
+    if (!long_since_) return false;
+    for (auto& one : world().threads) {
+      if (one.trains || !one.blocked || one.blocked->stream->device != copy.stream->device) continue;
+      if (through(in_words(copy) + ", which is over and not sent on by", [&] { return thread(one); })) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  bool key(const std::string& name) {
+    if (world().signalled.count(name) != 0) return false;
+    const auto sent = world().sent.find(name);
+    if (sent != world().sent.end()) return sent->second && this->sent(*sent->second);
+    const auto signaller = world().signallers.find(name);
+    if (signaller != world().signallers.end()) return op(*signaller->second);
+    const auto by = world().promised.find(name);
+    return by != world().promised.end() && promised(by->second);
+  }
+
+  const bool long_since_;
   std::set<const void*> seen_;
   std::vector<const void*> stack_;
 };
 
 }  // namespace
 
-std::string circle(const Thread& from) {
-  Search search;
+std::string circle(const Thread& from, bool long_since) {
+  Search search(long_since);
   if (!search.thread(from)) return "";
   std::string text;
   for (auto& part : search.path) text += (text.empty() ? "" : " -> ") + part;
   return text;
+}
+
+bool look(bool long_since) {
+  if (world().failed || world().collectives.empty()) return false;
+  for (auto& one : world().threads) {
+    if (one.awaits.empty()) continue;
+    const std::string found = circle(one, long_since);
+    if (found.empty()) continue;
+    finding("deadlock: " + found);
+    world().failed = true;
+    world().changed.notify_all();
+    return true;
+  }
+  return false;
 }
 
 std::string all_waits() {
