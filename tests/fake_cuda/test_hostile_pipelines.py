@@ -82,8 +82,8 @@ def test_planted_faults(plant: str, queues: int, says: tuple[str, ...]) -> None:
 def test_an_error_of_the_driver_is_told_to_everybody() -> None:
     """Whoever it hits and whoever waits for that one says why; nobody hangs, nothing is left."""
     jobs = [Job(4, 1, EXECUTOR, 8, seed) for seed in range(6)]
-    for errors, besides in apart(run_broken, jobs):
-        assert len(errors) == 4, errors
+    for job, (errors, besides) in zip(jobs, apart(run_broken, jobs), strict=True):
+        assert len(errors) == job.ranks, errors
         assert any("cuMemcpyDtoHAsync failed: CUDA_ERROR_LAUNCH_FAILED" in e for e in errors)
         assert not besides
 
