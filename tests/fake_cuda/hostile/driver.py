@@ -39,7 +39,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "signals": (None, [ctypes.c_int, _PTR, _TEXT, _TEXT]),
     "collective": (None, [ctypes.c_int, _PTR, _TEXT, _TEXT]),
     "sends": (None, [_TEXT, _PTR]),
-    "awaits": (None, [_TEXT]),
+    "waiting": (None, [_TEXT]),
+    "give_up": (None, []),
     "promise": (None, [_TEXT, _TEXT]),
     "signal": (None, [_TEXT]),
     "await": (ctypes.c_int, [_TEXT, ctypes.c_double]),
@@ -190,6 +191,10 @@ class Driver:
             "collective", self.device, self.current, key.encode(), ",".join(members).encode()
         )
 
+    def give_up(self) -> None:
+        """A rank has failed: nobody waits for its part of a collective any more."""
+        self._call("give_up")
+
     def sends(self, key: str, tensor: torch.Tensor) -> None:
         """The message `key` will be copied from `tensor`."""
         self._call("sends", key.encode(), tensor.data_ptr())
@@ -197,11 +202,11 @@ class Driver:
     @contextmanager
     def waiting(self, key: str) -> Iterator[None]:
         """This thread waits, elsewhere, for the message `key`."""
-        self._call("awaits", key.encode())
+        self._call("waiting", key.encode())
         try:
             yield
         finally:
-            self._call("awaits", b"")
+            self._call("waiting", b"")
 
     def promise(self, key: str, thread: str) -> None:
         self._call("promise", key.encode(), thread.encode())

@@ -114,6 +114,7 @@ def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Ou
                 train(driver, endpoint, job, me, timeout, plant, results[me])
             except Exception as error:
                 outcome.errors.append(f"rank {me}: {type(error).__name__}: {error}")
+                driver.give_up()
                 done.abort()
             with contextlib.suppress(threading.BrokenBarrierError):
                 done.wait(timeout)

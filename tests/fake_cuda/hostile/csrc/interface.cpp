@@ -279,6 +279,14 @@ TEST void hostile_collective(int ordinal, void* stream, const char* key, const c
   world().collectives[key].launched[this_thread().name] = issue(on, std::move(op));
 }
 
+// A rank has failed: nobody waits for its part of a collective, as where NCCL's are aborted.
+TEST void hostile_give_up() {
+  Lock lock(world().mutex);
+  world().failed = true;
+  world().changed.notify_all();
+  world().work.notify_all();
+}
+
 // The message `key` will be copied from `at`, by a copy to the host that is still to come.
 TEST void hostile_sends(const char* key, const void* at) {
   Lock lock(world().mutex);
@@ -287,7 +295,7 @@ TEST void hostile_sends(const char* key, const void* at) {
 }
 
 // This thread waits for that message, elsewhere; an empty key: no more.
-TEST void hostile_awaits(const char* key) {
+TEST void hostile_waiting(const char* key) {
   Lock lock(world().mutex);
   this_thread().awaits = key;
   if (*key != 0 && world().resting) world().work.notify_all();
