@@ -69,6 +69,24 @@ def test_what_dropping_activations_costs_counts_as_recompute():
     assert r.report()["wall"] == {"F": 13, "R": 11}
 
 
+@pytest.mark.parametrize(
+    ("start", "asked", "lag", "starved"),
+    [
+        (10.0, 8.0, 0.0, 0.0),  # no gap
+        (14.0, 9.0, 0.0, 0.0),  # a message was awaited, of which the host had asked in time
+        (14.0, 11.0, 0.0, 1.0),  # the host asked late
+        (14.0, 9.0, 2.0, 2.0),  # and launched late
+        (14.0, 13.0, 2.0, 4.0),  # never more than the gap
+        (9.5, 11.0, 2.0, 0.0),
+    ],
+)
+def test_what_a_host_is_late_is_told_by_itself(start, asked, lag, starved):
+    r = IterationRecord(1, 0, stock=True)
+    r.ops = [OpTime(Op(F, 0), 1.0, 10.0, 0.0), OpTime(Op(F, 1), start, 20.0, 0.0, asked, lag)]
+    assert r.starved == pytest.approx(starved)
+    assert r.report()["starved"] == pytest.approx(starved)
+
+
 def test_empty_record_reports():
     got = IterationRecord(0, 0).report()
     assert got["overhead"] == 1.0
