@@ -52,7 +52,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     text = "the same parts without a GPU: over the fake machine of tests/fake_cuda where torch is "
     add("--rehearse", action="store_true", help=f"{text}its build for CUDA, else on the CPU")
     add("--gpus", type=int, metavar="N", help="use so many (default: all; of the fake machine 2)")
-    add("--write", action="store_true", help=f"write the results into {page.NAME}")
+    add("--write", action="store_true", help=f"write the results of these parts into {page.NAME}")
     add("--timeout", type=float, default=MOST, metavar="S",
         help=f"seconds of each part, at most (default: {MOST:g})")  # fmt: skip
     add("--delay", type=float, default=40.0, metavar="MS",
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print()
             show_table(table)
     if options.write:
-        page.write(here.text, options.words, verdicts)
+        page.write(here.text, options.words, verdicts, PARTS)
         print(f"\nwritten: {page.NAME}")
     return 1 if any(verdict.word == FAIL for verdict in verdicts) else 0
 

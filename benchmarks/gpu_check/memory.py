@@ -70,18 +70,20 @@ def _activations(found: Verdict, ours: Trained) -> None:
             if memory is None or not memory["peak_bytes"]:
                 continue
             i, unit = record["iteration"], memory["per_microbatch"]
-            planned = rank["rows"][i].get("in_flight", 0.0)
-            budget = _budget(ours, i, stage)
+            planned, budget = rank["rows"][i]["in_flight"] or 0.0, _budget(ours, i, stage)
+            name, mib = f"iteration {i}, stage {stage}", memory["peak_bytes"] / MIB
             rows.append([f"{i}, stage {stage}{'' if record['stock'] else ', deeper'}",
                          f"{memory['peak']:g}", f"{planned:g}",
                          "-" if budget is None else f"{budget:g}",
-                         f"{memory['peak_bytes'] / MIB:.2f}", f"{planned * unit / MIB:.2f}",
+                         f"{mib:.2f}", f"{planned * unit / MIB:.2f}",
                          "-" if budget is None else f"{budget * unit / MIB:.2f}"])  # fmt: skip
             for what, most in (("planned", planned), ("the budget", budget)):
                 if most is not None:
-                    found.check(memory["peak"] <= most + 1e-6, f"iteration {i}, stage {stage}: "
-                                f"{memory['peak']:g} microbatches in flight, {what}: "
-                                f"{most:g}")  # fmt: skip
+                    found.check(memory["peak"] <= most + 1e-6, f"{name}: {memory['peak']:g} "
+                                f"microbatches in flight, {what}: {most:g}")  # fmt: skip
+            if budget is not None:
+                found.check(mib <= budget * unit / MIB, f"{name}: {mib:.2f} MiB, the budget is "
+                            f"{budget * unit / MIB:.2f}")  # fmt: skip
     if rows:
         found.figures.append(f"{len(rows)} iterations counted, none beyond its plan or its budget")
     found.check(bool(rows), "no iteration's bytes were counted")

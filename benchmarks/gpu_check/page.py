@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from common import markdown
 from verdict import Verdict
@@ -14,23 +15,32 @@ PAGE = ROOT / NAME
 HEADING = "## What scripts/gpu_check.sh found"
 
 
-def section(where: str, words: Sequence[str], verdicts: Sequence[Verdict]) -> str:
-    """Verdicts, then their tables; `words`: the command's."""
+def block(where: str, words: Sequence[str], verdict: Verdict) -> str:
+    """A part's: its verdict, when and on what, its tables. `words`: the command's."""
     command = " ".join(["scripts/gpu_check.sh", *words])
-    lines = "\n".join(f"- {verdict.line}" for verdict in verdicts)
-    tables = "\n".join(
-        f"### {verdict.part}\n\n" + "\n".join(markdown(table) for table in verdict.tables)
-        for verdict in verdicts if verdict.tables
-    )  # fmt: skip
-    return f"{HEADING}\n\n`{command}`, {datetime.date.today()}: {where}.\n\n{lines}\n\n{tables}"
+    tables = "\n".join(markdown(table) for table in verdict.tables)
+    return f"{verdict.line}\n\n`{command}`, {datetime.date.today()}: {where}.\n\n{tables}".strip()
 
 
-def replaced(text: str, new: str) -> str:
-    """The page with this section in place of its own of before, or at its end."""
+def replaced(text: str, blocks: Mapping[str, str], order: Sequence[str]) -> str:
+    """The page with the `blocks` of parts in place of theirs of before; others stay."""
     before, found, after = text.partition(f"{HEADING}\n")
-    _, more, rest = after.partition("\n## ") if found else ("", "", "")
-    return f"{before.rstrip()}\n\n{new.rstrip()}\n" + (f"\n## {rest}" if more else "")
+    body, more, rest = after.partition("\n## ") if found else ("", "", "")
+    parts = dict(_named(part) for part in re.split(r"^### ", body, flags=re.MULTILINE)[1:])
+    parts |= blocks
+    known = [f"### {part}\n\n{parts[part]}\n" for part in order if part in parts]
+    section = "\n".join([f"{HEADING}\n", *known])
+    return f"{before.rstrip()}\n\n{section}" + (f"\n## {rest}" if more else "")
 
 
-def write(where: str, words: Sequence[str], verdicts: Sequence[Verdict]) -> None:
-    PAGE.write_text(replaced(PAGE.read_text(), section(where, words, verdicts)))
+def _named(part: str) -> tuple[str, str]:
+    name, _, rest = part.partition("\n")
+    return name.strip(), rest.strip()
+
+
+def write(
+    where: str, words: Sequence[str], verdicts: Sequence[Verdict], order: Sequence[str]
+) -> None:
+    """`order`: of all parts there are."""
+    blocks = {verdict.part: block(where, words, verdict) for verdict in verdicts}
+    PAGE.write_text(replaced(PAGE.read_text(), blocks, order))

@@ -112,9 +112,11 @@ class Watch:
                     self.slow.switch()
             session = self.session()
             ours = session is not None and session.run is not None and not session.run.stock
+            in_flight = planned(session)  # of this iteration: after it, the next one's is known
             begin = time.monotonic()
             result = step(*words, **named)
-            row = {"ms": 1e3 * (time.monotonic() - begin), "ours": ours, **memory(session)}
+            row = {"ms": 1e3 * (time.monotonic() - begin), "ours": ours, "in_flight": in_flight}
+            row |= memory(session)
             if GIVEN["spoil"] and session is not None:
                 torch.cuda.reset_peak_memory_stats()  # as a planted fault
             self.rows.append(row)
@@ -156,15 +158,18 @@ def memory(session: Any) -> dict[str, Any]:
     """Of torch's allocator, as Megatron reports it, and of the host."""
     found = {"allocated": torch.cuda.memory_allocated(), "most": torch.cuda.max_memory_allocated(),
              "reserved": torch.cuda.max_memory_reserved()}  # fmt: skip
-    if session is not None and session.run is not None:
-        if (staging := session.run.wiring.staging) is not None:
-            host = staging.memory()
-            found |= {"held": host.held, "used": host.used, "pinned_peak": host.peak}
-        ballot = session.run.controller.ballot
-        found["in_flight"] = max(
-            ballot.schedule.peak_in_flight()[session.stage : session.stage + 1]
-        )
+    run = None if session is None else session.run
+    if run is not None and (staging := run.wiring.staging) is not None:
+        host = staging.memory()
+        found |= {"held": host.held, "used": host.used, "pinned_peak": host.peak}
     return found
+
+
+def planned(session: Any) -> float | None:
+    """Microbatches in flight at most, of the plan in force; None before there is one."""
+    if session is None or session.run is None:
+        return None
+    return float(session.run.controller.ballot.schedule.peak_in_flight()[session.stage])
 
 
 def on_a_gpu_all_the_same() -> None:

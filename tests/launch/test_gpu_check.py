@@ -51,7 +51,8 @@ def lines(text: str) -> dict[str, str]:
 def rehearsed(*words: str, status: int, **variables: str) -> dict[str, str]:
     page = PAGE.read_bytes()
     result = run(SCRIPT, "--rehearse", *words, timeout=900, **variables)
-    assert result.returncode == status, (result.stdout + result.stderr)[-6000:]
+    said = f"{lines(result.stdout)}\n{(result.stdout + result.stderr)[-6000:]}"
+    assert result.returncode == status, said
     assert PAGE.read_bytes() == page, "a rehearsal writes nothing"
     assert result.stdout.startswith("rehearsal ")
     return lines(result.stdout)
@@ -101,20 +102,27 @@ def test_a_verdict_is_one_line() -> None:
         assert verdict.not_run("hide", "why").line == "hide: NOT RUN: why"
 
 
-def test_only_its_own_section_is_replaced() -> None:
+def test_only_the_parts_that_ran_are_replaced() -> None:
+    parts = ("lanes", "clock", "hide")
     with modules("page", "verdict") as (page, verdict):
         found = verdict.Verdict("clock", figures=["off by 2 us"])
         found.table("The clock", ("what", "worst"), [["with anchors", "2 us"]])
-        first = page.section("2 x H100", ["clock"], [found])
-        assert "`scripts/gpu_check.sh clock`" in first
-        assert "- clock: OK, off by 2 us" in first
+        first = page.block("2 x H100", ["clock"], found)
+        assert first.startswith("clock: OK, off by 2 us\n\n`scripts/gpu_check.sh clock`, 2")
         assert "| with anchors | 2 us |" in first
-        second = page.section("1 x H100", [], [verdict.not_run("hide", "why")])
-        text = page.replaced("# GPU\n\nwords\n", first)
-        assert text == f"# GPU\n\nwords\n\n{first.rstrip()}\n"
-        assert page.replaced(text, second) == f"# GPU\n\nwords\n\n{second.rstrip()}\n"
-        more = page.replaced(text + "\n## Else\n\nlast\n", second)
-        assert more == f"# GPU\n\nwords\n\n{second.rstrip()}\n\n## Else\n\nlast\n"
+        text = f"# GPU\n\nwords\n\n{page.HEADING}\n\nNot run.\n\n## Else\n\nlast\n"
+        text = page.replaced(text, {"clock": first}, parts)
+        head, tail = f"# GPU\n\nwords\n\n{page.HEADING}\n\n", "\n## Else\n\nlast\n"
+        assert text == f"{head}### clock\n\n{first}\n{tail}"
+        text = page.replaced(text, {"hide": "hide: OK", "lanes": "lanes: OK"}, parts)
+        assert text == (
+            f"{head}### lanes\n\nlanes: OK\n\n### clock\n\n{first}\n\n### hide\n\nhide: OK\n{tail}"
+        )
+        second = page.replaced(text, {"clock": "clock: FAIL"}, parts)
+        assert second == text.replace(first, "clock: FAIL")
+        assert page.replaced("# GPU\n", {"hide": "x"}, parts) == (
+            f"# GPU\n\n{page.HEADING}\n\n### hide\n\nx\n"
+        )
 
 
 def test_the_page_has_a_place_for_it() -> None:
