@@ -9,9 +9,9 @@ from typing import Any
 from ranks import Deadline
 from trainings import BACK, INTO, Trained, train, why_not
 from verdict import Verdict, not_run
-from where import FAKE, Where
+from where import FAKE, GPU, Where
 
-LEAST = 1.2  # times faster than stock
+LEAST = {GPU: 1.2, FAKE: 1.0}  # times faster than stock; the fake's ranks share the CPU's cores
 OFF = 0.25  # of what was predicted
 
 
@@ -38,10 +38,11 @@ def run(where: Where, work: Path, deadline: Deadline, options: Any) -> Verdict:
         return found
     took = median([ours.ms[i] for i in hidden][-4:])
     gain = slow / took
-    found.check(gain >= LEAST, f"{took:.0f} ms, {slow:.0f} of stock: {gain:.2f} x, "
-                f"less than {LEAST:g}")  # fmt: skip
+    least = LEAST[where.kind]
+    found.check(gain > least, f"{took:.0f} ms, {slow:.0f} of stock: {gain:.2f} x, "
+                f"not more than {least:g}")  # fmt: skip
     predicted = _predicted(ours)
-    if where.kind != FAKE and predicted is not None:  # its ranks share the processor's cores
+    if where.kind == GPU and predicted is not None:
         found.check(abs(predicted / took - 1) <= OFF, f"{predicted:.0f} ms were predicted, "
                     f"{took:.0f} measured")  # fmt: skip
     healed = [i for i in range(plan.end, plan.iterations) if not ours.ours[i]]
