@@ -26,6 +26,8 @@ def told(driver: Driver, call: str, code: int) -> list[str]:
         there, here = a.open(), b.open()
         posted = here.irecv(memory(0), 0, 1)
         behind, back = here.irecv(memory(0), 0, 2), there.irecv(memory(0), 1, 3)
+        until(lambda: b.staging.memory().used >= 2 * SIZE, "both of rank 1 have memory")
+        until(lambda: a.staging.memory().used >= SIZE, "so has that of rank 0")
         if call == "cuMemHostAlloc":
             driver.fail("cuMemHostRegister_v2", code=801)
         driver.fail(call, code=code)
