@@ -78,6 +78,13 @@ class Driver:
         self.library.test_stop(ctypes.c_void_p(stream), ctypes.byref(gate))
         return lambda: self.library.test_go(ctypes.byref(gate))
 
+    def stop_pinning(self) -> Callable[[], None]:
+        """Whoever pins memory waits until what is returned is called."""
+        gate = ctypes.c_long(0)
+        self._gates.append(gate)
+        self.library.test_stop_pinning(ctypes.byref(gate))
+        return lambda: self.library.test_go(ctypes.byref(gate))
+
     def fill(self, stream: int, tensor: torch.Tensor, value: int) -> None:
         at = ctypes.c_void_p(tensor.data_ptr())
         size = ctypes.c_size_t(tensor.nbytes)

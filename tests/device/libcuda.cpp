@@ -21,6 +21,7 @@ std::mutex& g_mutex = *new std::mutex;
 std::condition_variable& g_changed = *new std::condition_variable;
 double g_offset = 1e6, g_rate = 1;  // of the device's clock
 double g_copy = 0;  // seconds that each copy takes
+long* g_pins = nullptr;  // where memory is not pinned for now
 int g_version = 13000, g_devices = 4, g_sticky = 0;
 std::map<std::string, std::pair<int, int>> g_failing;  // by call: after how many, with which code
 std::map<std::string, long> g_calls;
@@ -208,6 +209,7 @@ int cuMemFreeHost(void* at) {
 }
 int cuMemHostRegister_v2(void* at, size_t bytes, unsigned) {
   CALL(cuMemHostRegister_v2);
+  g_changed.wait(lock, [] { return g_pins == nullptr || *g_pins != 0; });
   return g_pinned.emplace(at, bytes).second ? 0 : 712;
 }
 int cuMemHostUnregister(void* at) {
@@ -246,6 +248,11 @@ void test_stop(void* stream, long* gate) {
     Lock lock(g_mutex);
     g_changed.wait(lock, [gate] { return *gate != 0; });
   });
+}
+// From here on memory is not pinned, until `test_go`: as a driver that waits for the GPU first.
+void test_stop_pinning(long* gate) {
+  Lock lock(g_mutex);
+  g_pins = gate;
 }
 void test_go(long* gate) {
   Lock lock(g_mutex);

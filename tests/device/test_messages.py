@@ -29,6 +29,34 @@ def is_all(tensor: torch.Tensor, value: int) -> bool:
     return bool((tensor == value).all())
 
 
+def pins(driver: Driver) -> None:
+    with two(driver) as (a, b):
+        there, here = a.open(), b.open()
+        first = here.irecv(memory(0), 0, 1)
+        sent = memory(1)
+        until(lambda: b.staging.memory().used >= SIZE, "the receive has memory")
+        a.staging.prepare(SIZE, 1)
+        until(lambda: a.staging.memory().held >= SIZE, "the send's is there")
+        go = driver.stop_pinning()
+        second = here.irecv(memory(0), 0, 2)
+        b.staging.prepare(SIZE, 3)
+        sends = [there.isend(sent, 1, 1)]
+        first.wait(PATIENCE)
+        sends[0].wait(PATIENCE)
+        assert not second.done()
+        go()
+        sends.append(there.isend(sent, 1, 2))
+        second.wait(PATIENCE)
+        sends[1].wait(PATIENCE)
+        there.close()
+        here.close()
+
+
+def test_a_driver_that_waits_before_it_pins_holds_up_no_other_message() -> None:
+    """What the GPU has to end first may wait for a peer, who waits for that message."""
+    run(pins)
+
+
 def both_ways(driver: Driver, kind: str) -> None:
     with two(driver, kind) as sides:
         lanes = [side.open() for side in sides]
