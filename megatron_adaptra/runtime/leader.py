@@ -43,6 +43,7 @@ from megatron_adaptra.runtime.decisions import (
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import WINDOW, Estimator
+from megatron_adaptra.telemetry.starvation import Starvation
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
 LEARN = 4  # iterations between two comparisons of the model with what it models
@@ -98,6 +99,7 @@ class Leader(Controller):
         self._since = 0  # the first iteration of the plan in force
         self._swap_lead = SWAP_LEAD
         self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
+        self._starvation = Starvation(start.stages)
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}  # by iteration and stage
         self._ran: dict[int, Schedule] = {}  # in recent iterations
         self._in_turn = threading.Lock()  # a proposal is sent before its decision
@@ -232,6 +234,8 @@ class Leader(Controller):
         if seconds is not None:
             self.log.record_outcome(iteration - 1, seconds)
             self._seconds.append(seconds)
+            if said := self._starvation.update(reports, seconds):
+                self._say_once(said)
         if iteration == self.first:
             return  # allocators and caches warm up
         changed = self.estimator.update(reports)

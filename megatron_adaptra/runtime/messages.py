@@ -27,7 +27,7 @@ KINDS: Mapping[str, Mapping[str, Check]] = {
         "stage": int, "iteration": int, "overhead": _NUMBER, "seconds": _MAYBE,
         "wall": dict, "cpu": dict, "delay": dict, "delay_p25": dict, "transit": dict,
         "ahead": dict, "memory": (dict, type(None)), "step": (dict, type(None)),
-        "probed": dict, "ops": (list, type(None)),
+        "probed": dict, "ops": (list, type(None)), "starved": _NUMBER,
     },
 }  # fmt: skip
 STATUS: Mapping[str, Check] = {

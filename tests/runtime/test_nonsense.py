@@ -25,7 +25,7 @@ PLAN = schedule((4, 1), 4)
 REPORT = {
     "stage": 0, "iteration": 1, "overhead": 1.0, "seconds": None, "wall": {"F": 0.1}, "cpu": {},
     "delay": {"1": 0.1}, "delay_p25": {}, "transit": {}, "ahead": {}, "memory": None, "step": None,
-    "probed": {"1": 0.1}, "ops": [["F0", 1.0, 2.0, 0.5]],
+    "probed": {"1": 0.1}, "ops": [["F0", 1.0, 2.0, 0.5]], "starved": 0.0,
 }  # fmt: skip
 MESSAGES: list[dict[str, Any]] = [
     {"kind": "alive", "run": -1},

@@ -1,0 +1,36 @@
+"""Stages whose GPU has nothing to do because its host is late: no schedule helps against that."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+WINDOW = 5  # iterations whose median counts
+MUCH = 0.1  # of an iteration
+
+
+class Starvation:
+    """Of the `stages` of a pipeline, the one that waits for its host most."""
+
+    def __init__(self, stages: int) -> None:
+        self._shares: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(stages)]
+        self._told = False
+
+    def update(self, reports: Sequence[Mapping[str, Any]], seconds: float) -> str:
+        """Take an iteration's `reports`, one per stage; what is to be said of it, once at most.
+
+        `seconds`: what an iteration takes.
+        """
+        for shares, report in zip(self._shares, reports, strict=True):
+            shares.append(report["starved"] / seconds)
+        typical = [median(shares) for shares in self._shares]
+        worst = max(range(len(typical)), key=typical.__getitem__)
+        if self._told or len(self._shares[0]) < WINDOW or typical[worst] < MUCH:
+            return ""
+        self._told = True
+        return (
+            f"the GPU of stage {worst} has nothing to do for {typical[worst]:.0%} of an iteration "
+            "because its host launches too late; no schedule helps against that"
+        )
