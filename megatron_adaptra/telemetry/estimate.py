@@ -22,7 +22,7 @@ from megatron_adaptra.telemetry.stock_messages import (
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
 WINDOW = 5  # iterations over which op seconds are taken
 PINNED = 3  # messages per microbatch in flight: posted on a device, and two in the host's memory
-SPARE = 4  # messages more, whatever the plan
+SPARE = 4  # messages under way beyond those that a plan has under way at once
 USABLE = 0.9  # share of a device's free memory that a budget may take
 
 

@@ -15,10 +15,9 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.telemetry.estimate import SPARE
 from megatron_adaptra.telemetry.probe import Memory
 from megatron_adaptra.transport.base import Stamps
-
-SPARE = 4  # messages that are under way beyond those that a plan has under way at once
 
 
 class Run:

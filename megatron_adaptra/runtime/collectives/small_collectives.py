@@ -197,10 +197,11 @@ class SmallCollectives:
         known = str(op) in KNOWN and not async_op and isinstance(tensor, torch.Tensor)
         one = self._find("all_reduce", tensor, op, group) if known else None
         if one is None:
-            work = self._leave(
-                known, "all_reduce", tensor, group,
-                lambda: native(tensor, op=op, group=group, async_op=async_op),
-            )  # fmt: skip
+
+            def call() -> Any:
+                return native(tensor, op=op, group=group, async_op=async_op)
+
+            work = self._leave(tensor, group, call) if known else call()
             self.wait_pending()
             return work
 
@@ -268,17 +269,15 @@ class SmallCollectives:
         span = CollectiveSpan(one.title, start, start, -1.0, direct, one.stages, one.kept, taken)
         self._spans.append(span)
 
-    def _leave(
-        self, known: bool, name: str, tensor: Any, group: Any, call: Callable[[], Any]
-    ) -> Any:
-        """Leave it to the backend for good; on a device, see what it takes between stages."""
-        between = self._clock.behind and known and self._by_training and self.members(group)
+    def _leave(self, tensor: torch.Tensor, group: Any, call: Callable[[], Any]) -> Any:
+        """Leave an all-reduce to the backend for good; on a device, see what it takes there."""
+        between = self._clock.behind and self._by_training and self.members(group)
         if not between:
             return call()
         start, returned = time.monotonic(), []
         taken = timed(self._clock, lambda: returned.append(call()))
         stages = tuple(sorted({self._stage_of[rank] for rank in between}))
-        title = f"{name} of {tensor.numel()} {tensor.dtype} between {len(between)} ranks"
+        title = f"all_reduce of {tensor.numel()} {tensor.dtype} between {len(between)} ranks"
         self._spans.append(CollectiveSpan(title, start, start, -1.0, -1.0, stages, True, taken))
         return returned[0]
 

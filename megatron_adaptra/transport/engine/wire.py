@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -26,11 +26,12 @@ from megatron_adaptra.transport.wire import Links, Wire
 class StoreBoard:
     """The job's store as an Endpoint's board; `key` and `text`: see Board.
 
-    `prefix`: of all keys. Raises RuntimeError, which torch words, where the store does not answer.
+    `prefix`: of all keys. `connect`: opens the store. Raises RuntimeError, which torch words, where
+    the store does not answer.
     """
 
-    def __init__(self, prefix: str) -> None:
-        self._store = dist.PrefixStore(prefix, store_connection())
+    def __init__(self, prefix: str, connect: Callable[[], Any] = store_connection) -> None:
+        self._store = dist.PrefixStore(prefix, connect())
         self._store.set_timeout(timedelta(seconds=waits.START))
 
     def put(self, key: str, text: str) -> None:

@@ -15,22 +15,6 @@ _Pair = tuple[list[int], list[int]]  # weights, and their gradients' sum
 _Ended = tuple[dict[int, _Pair], list[str], list[_Pair]]
 
 
-class _StoreBoard:
-    """Where endpoints find each other: a store of torch's."""
-
-    def __init__(self, store: dist.Store) -> None:
-        self._store = store
-
-    def put(self, key: str, text: str) -> None:
-        self._store.set(key, text)
-
-    def put_first(self, key: str, text: str) -> None:
-        self._store.compare_set(key, "", text)
-
-    def get(self, key: str) -> str | None:
-        return self._store.get(key).decode() if self._store.check([key]) else None
-
-
 def run_processes(job: Job) -> list[str]:
     """The faults of a job."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -54,13 +38,15 @@ def _rank(job: Job, me: int, port: int) -> _Ended:
 
     from megatron_adaptra.device.cuda import cuda_device
     from megatron_adaptra.transport.engine.endpoint import Endpoint
+    from megatron_adaptra.transport.engine.wire import StoreBoard
 
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=TIMEOUT))
     result = Result()
     with Driver(job.stages, job.queues, job.seed) as driver, driver.as_torch_cuda():
         driver.enter(me, f"rank {me}")
         machine = f"machine {me // 2}"
-        endpoint = Endpoint(me, "127.0.0.1", machine, _StoreBoard(store), TIMEOUT, ports=())
+        board = StoreBoard("engine", lambda: store)
+        endpoint = Endpoint(me, "127.0.0.1", machine, board, TIMEOUT, ports=())
         try:
             train(driver, endpoint, job, me, TIMEOUT, Plant.NOTHING, result, together=False)
             store.set(f"done {me}", "")
