@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kAnchors = 32;    // that are kept: what is older than all of them cannot be read
 constexpr double kDrift = 100e-6;  // seconds per second, at most, between the clocks
 constexpr double kNano = 1e-9;
-constexpr double kGrain = 5e-6;    // seconds: what two readings may differ by
+constexpr double kGrain = 5e-6;    // seconds that two readings may differ by
 }  // namespace
 
 void DeviceClock::stamp(Device& device, EventRef event, Nanoseconds seen) {
@@ -38,7 +38,7 @@ void DeviceClock::stamp(Device& device, EventRef event, Nanoseconds seen) {
   begun_ = false;
 }
 
-std::optional<int64_t> DeviceClock::host(Device& device, const EventRef& event, Nanoseconds seen) {
+std::optional<DeviceClock::Moment> DeviceClock::host(Device& device, const EventRef& event, Nanoseconds seen) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto anchor = anchors_.rbegin(); anchor != anchors_.rend(); ++anchor) {
     const double since = device.elapsed(anchor->event, event);
@@ -48,7 +48,8 @@ std::optional<int64_t> DeviceClock::host(Device& device, const EventRef& event, 
     anchor->offset = std::min(anchor->offset, latest - time);  // it had passed then
     double host = std::min(time + anchor->offset, latest);
     if (since >= 0) host = std::min(std::max(host, anchor->least), latest);
-    return static_cast<int64_t>(origin_) + static_cast<int64_t>(host / kNano);
+    const auto at = static_cast<int64_t>(origin_) + static_cast<int64_t>(host / kNano);
+    return Moment{at, kGrain + kDrift * std::max(since, 0.0)};
   }
   return {};
 }
@@ -77,21 +78,22 @@ Mark::Mark(std::shared_ptr<Device> device, cuda::Stream stream)
 std::optional<double> Mark::at() {
   if (!event_) return at_;
   Device::For marks(Use::Marks);
+  std::optional<DeviceClock::Moment> moment;
   try {
     if (!removed("mark: read when passed") && !device_->passed(event_)) return {};
     if (device_->clock.anchors() == 0) return {};
-    if (const auto host = device_->clock.host(*device_, event_, now())) {
-      at_ = *host * kNano;
-    } else {
-      fault_ = "it is older than every anchor: it was read too late";
-    }
+    moment = device_->clock.host(*device_, event_, now());
+    if (!moment) fault_ = "it is older than every anchor: it was read too late";
   } catch (const CudaError& error) {
     fault_ = error.what();
   }
   event_.reset();
-  if (at_ && *at_ < recorded_ - kGrain) {
-    fault_ = "it passed " + std::to_string(recorded_ - *at_) + " s before it was recorded";
-    at_.reset();
+  if (!moment) return {};
+  const double at = moment->at * kNano;
+  if (at < recorded_ - moment->early) {
+    fault_ = "it passed " + std::to_string(recorded_ - at) + " s before it was recorded";
+  } else {
+    at_ = std::max(at, recorded_);
   }
   return at_;
 }

@@ -22,9 +22,13 @@ class DeviceClock {
   // The host has seen at `seen` that `event` had passed.
   void stamp(Device& device, EventRef event, Nanoseconds seen);
 
-  // When `event` passed, in nanoseconds; it had at `seen`. Nothing while there is no anchor before it.
-  // Of two events the later one never has the earlier moment.
-  std::optional<int64_t> host(Device& device, const EventRef& event, Nanoseconds seen);
+  struct Moment {
+    int64_t at;    // nanoseconds of the host
+    double early;  // seconds that it may be too early, for clocks drift
+  };
+  // When `event` passed; it had at `seen`. Nothing while there is no anchor before it. Of two events
+  // the later one never has the earlier moment.
+  std::optional<Moment> host(Device& device, const EventRef& event, Nanoseconds seen);
 
   size_t anchors() const;
   void clear();

@@ -261,7 +261,8 @@ void DeviceMessages::copied_out(const TransferRef& transfer) {
   if (transfer->work->done()) return land(transfer);  // given up
   auto& stamps = transfer->work->stamps;
   const auto when = [&](const EventRef& event) {
-    return static_cast<Nanoseconds>(device_->clock.host(*device_, event, seen).value_or(seen));
+    const auto moment = device_->clock.host(*device_, event, seen);
+    return moment ? static_cast<Nanoseconds>(moment->at) : seen;
   };
   transfer->left = when(transfer->copied);
   stamps.sent = std::min(when(transfer->ready), transfer->left);

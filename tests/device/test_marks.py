@@ -84,6 +84,26 @@ def test_moments_keep_the_order_of_their_stream() -> None:
     run(in_order, random.randrange(1 << 30))
 
 
+def drifting(driver: Driver) -> None:
+    """A GPU's clock that is slow makes moments long after the anchor seem earlier than they are."""
+    driver.clock(1e6, 0.99992)
+    device, stream = opened(driver)
+    time.sleep(1.5)  # 120 us, more than a mark on an idle stream takes
+    for _ in range(20):
+        called = time.monotonic()
+        mark = device.mark()
+        driver.finish(stream)
+        over = time.monotonic()
+        moment = mark.at()
+        assert moment is not None, mark.fault
+        assert called <= mark.recorded <= moment <= over + LATE
+    device.close()
+
+
+def test_clocks_drift_in_long_iterations() -> None:
+    run(drifting)
+
+
 def better_anchor(driver: Driver) -> None:
     """The clocks turn out to be nearer to each other than was thought: no mark changes places."""
     device, stream = opened(driver)
