@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,6 +74,10 @@ class Device(Protocol):
 
     def mark(self) -> Mark:
         """Mark what was launched on the calling thread's current stream; takes microseconds."""
+        ...
+
+    def marker(self) -> Callable[[], Mark]:
+        """What marks the stream that is the calling thread's now; for many marks in a row."""
         ...
 
     def anchor(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from megatron_adaptra.device.base import Calls
 
@@ -33,6 +34,10 @@ class HostDevice:
         """As for Device."""
         self._marks += 1
         return HostMark()
+
+    def marker(self) -> Callable[[], HostMark]:
+        """As for Device."""
+        return self.mark
 
     def anchor(self) -> None:
         """Nothing: there is one clock."""

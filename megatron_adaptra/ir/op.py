@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 from megatron_adaptra.errors import BadInput
@@ -49,19 +50,24 @@ class Op(NamedTuple):
         replica = f"@{self.replica}" if self.replica is not None else ""
         return f"{self.kind.value}{self.microbatch}{chunk}{replica}"
 
-    @classmethod
-    def parse(cls, text: str) -> Op:
+    @staticmethod
+    def parse(text: str) -> Op:
         """The op that `text` stands for; raises BadInput for any ValueError."""
-        match = _TEXT.fullmatch(text)
-        try:
-            if match is None:
-                raise ValueError(text)
-            kind, microbatch, chunk, replica = match.groups()
-            return cls(
-                Kind(kind),
-                int(microbatch),
-                int(chunk or 0),
-                None if replica is None else int(replica),
-            )
-        except ValueError:
-            raise BadInput("op", text, "an op reads like F3, B3, I3.1, W3 or F3@2") from None
+        return _parsed(text)
+
+
+@lru_cache(1 << 14)  # the same ones are read in every iteration
+def _parsed(text: str) -> Op:
+    match = _TEXT.fullmatch(text)
+    try:
+        if match is None:
+            raise ValueError(text)
+        kind, microbatch, chunk, replica = match.groups()
+        return Op(
+            Kind(kind),
+            int(microbatch),
+            int(chunk or 0),
+            None if replica is None else int(replica),
+        )
+    except ValueError:
+        raise BadInput("op", text, "an op reads like F3, B3, I3.1, W3 or F3@2") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from megatron_adaptra.errors import BadInput
@@ -20,7 +21,7 @@ from megatron_adaptra.sim.clock import simulate
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule, what it should take, and how far from the best possible that is.
+    """A schedule, what it should take under `conditions`, and how far from the best that is.
 
     `extra`: seconds that it takes beyond its timeline, as measured.
     """
@@ -28,9 +29,18 @@ class Plan:
     schedule: Schedule
     program: Program
     timeline: Timeline
-    lower_bound: float
-    peak_in_flight: tuple[float, ...]
+    conditions: Conditions
     extra: float = 0.0
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """Seconds that no schedule can do without."""
+        return lower_bound(self.conditions)
+
+    @cached_property
+    def peak_in_flight(self) -> tuple[float, ...]:
+        """Microbatches whose activations a stage holds at most, per stage."""
+        return self.schedule.peak_in_flight()
 
     @property
     def predicted(self) -> float:
@@ -112,7 +122,7 @@ def search_time(conditions: Conditions, sends: str, time_limit: float) -> float:
     taken = []
     for _ in range(3):
         start = worked(0.0)
-        evaluate(PLANNERS["zb-h1"](small, sends, None), small, sends)
+        _ = evaluate(PLANNERS["zb-h1"](small, sends, None), small, sends).lower_bound
         taken.append(worked(start))
     cells = conditions.stages * conditions.microbatches * conditions.chunks
     unit = min(taken) * cells / (stages * count)
@@ -132,9 +142,7 @@ def evaluate(
     `sends`: "eager" or "rendezvous". `ahead`: see `lower`.
     """
     program = lower(schedule, ahead)
-    timeline = simulate(program, conditions, sends)
-    bound = lower_bound(conditions)
-    return Plan(schedule, program, timeline, bound, schedule.peak_in_flight())
+    return Plan(schedule, program, simulate(program, conditions, sends), conditions)
 
 
 def slow_links(conditions: Conditions) -> str:

@@ -324,9 +324,12 @@ class Leader(Controller):
     def _reconsider(self, iteration: int) -> None:
         """Whether the plan in force is still needed: it was made from a few hasty samples."""
         began = time.perf_counter()
+        at_start = self.ballot.schedule.same_as(self._start)
+        if at_start and self.estimator.stock_extra == 0:
+            return
         conditions = self.estimator.conditions()
         current = self._evaluate(self.ballot.schedule, conditions)
-        if self.ballot.schedule.same_as(self._start):
+        if at_start:
             # Perhaps it has only turned out by now how much Megatron's messages cost.
             if current.extra > self.rule.min_gain * current.predicted:
                 self._replan_from_stock(iteration, conditions, current)

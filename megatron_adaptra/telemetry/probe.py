@@ -22,7 +22,7 @@ _Marks = tuple[Op, Mark, Mark, float, float, float]
 
 
 class OpTime(NamedTuple):
-    """Seconds on the monotonic clock, and of CPU in the thread that ran the op.
+    """Seconds on the monotonic clock, and of CPU in the thread that ran the op; 0 on a device.
 
     Of an op that Megatron's own messages came before: `asked`, when the host called for them, and
     `lag`, the seconds from when it had been answered until it launched the op.
@@ -227,6 +227,8 @@ class Probe:
         self.record = IterationRecord(stage, -1)
         self._marks: list[_Marks] = []
         self._asked = self._answered = 0.0
+        self._mark = clock.marker()
+        self._cpu = _no_seconds if clock.behind else time.thread_time  # that run the ops
         self._start = self._begin = clock.mark()
         self._op_cpu = self._process = 0.0
         self._over = self._begin.recorded  # when the last op was launched
@@ -238,17 +240,18 @@ class Probe:
         self._marks = []
         self._process = time.process_time()
         self.clock.anchor()
-        self._begin = self.clock.mark()
+        self._mark = self.clock.marker()
+        self._begin = self._mark()
 
     def op_begins(self) -> None:
         """An op starts."""
-        self._start, self._op_cpu = self.clock.mark(), time.thread_time()
+        self._start, self._op_cpu = self._mark(), self._cpu()
 
     def op_ends(self, op: Op) -> None:
         """The op that has started is over, and was this one."""
-        cpu = time.thread_time() - self._op_cpu
+        cpu = self._cpu() - self._op_cpu
         lag = self._start.recorded - self._answered if self._asked else 0.0
-        self._marks.append((op, self._start, self.clock.mark(), cpu, self._asked, lag))
+        self._marks.append((op, self._start, self._mark(), cpu, self._asked, lag))
         self._asked = 0.0
 
     def asks(self) -> None:
@@ -301,6 +304,11 @@ class Probe:
         self._unread.append(fill)
         if not self.clock.behind:
             self.read()
+
+
+def _no_seconds() -> float:
+    """Of a device's ops: to ask the kernel takes as long as to launch one of them."""
+    return 0.0
 
 
 def _read_ops(

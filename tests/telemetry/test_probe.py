@@ -200,6 +200,9 @@ class Losing:
     def mark(self):
         return Lost()
 
+    def marker(self):
+        return self.mark
+
     def anchor(self): ...
 
 

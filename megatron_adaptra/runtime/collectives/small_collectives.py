@@ -194,6 +194,10 @@ class SmallCollectives:
         self, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
         native = self._native["all_reduce"]
+        if not self.members(group):
+            work = native(tensor, op=op, group=group, async_op=async_op)
+            self.wait_pending()
+            return work
         known = str(op) in KNOWN and not async_op and isinstance(tensor, torch.Tensor)
         one = self._find("all_reduce", tensor, op, group) if known else None
         if one is None:

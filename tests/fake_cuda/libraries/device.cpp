@@ -106,6 +106,20 @@ bool finish_due(State& all, Lock& lock, double time) {
   return !due.empty();
 }
 
+// Whether the one op of a queue is over at once, as on a GPU: then nobody needs to be woken for it.
+bool takes_no_time(const Queue& queue) {
+  if (queue.ops.size() != 1 || queue.holder || !can_start(queue.ops.front())) return false;
+  const Kind kind = queue.ops.front().kind;
+  return kind == Kind::record || kind == Kind::wait;
+}
+
+bool all_idle(const State& all) {
+  for (auto& device : all.devices)
+    for (const Queue* queue : device.queues)
+      if (!queue->ops.empty()) return false;
+  return true;
+}
+
 bool start_ready(State& all) {
   bool any = false;
   for (auto& device : all.devices)
@@ -243,8 +257,14 @@ bool launch(Stream* s, Op op) {
     op.after.push_back({of.legacy, of.legacy->launched});
   }
   const double wanted = op.launched + (op.kind == Kind::network ? 0 : least_sleep);
-  s->queue->ops.push_back(std::move(op));
+  Queue& queue = *s->queue;
+  queue.ops.push_back(std::move(op));
   account(Count::launches, 1);
+  if (takes_no_time(queue)) {
+    start(all, queue);
+    all.progressed.notify_all();
+    if (all_idle(all)) return true;
+  }
   wake(all, wanted);
   return true;
 }
