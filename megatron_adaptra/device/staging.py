@@ -46,7 +46,8 @@ class Staging:
 
         Returns at once. What RDMA devices know is given back when the endpoint closes.
         """
-        self.pinned.trim(self.device.handle, all)
+        if self.memory().held:  # while all is well nothing is, and no thread is woken
+            self.pinned.trim(self.device.handle, all)
 
     def close(self) -> None:
         """Give back all, and what is under way when that has ended."""
