@@ -1,7 +1,8 @@
 """The training program of tests, while links of NCCL get slow and heal at given iterations.
 
 FAKE_LINKS_CHANGE holds the file that the fake NCCL reads, the rules to write into it, and the
-iterations (from 0) that begin and end slow times: "FILE|0-1 40;2-3 40|10,25,40,55".
+iterations (from 0) that begin and end slow times: "FILE|0-1 40;2-3 40|10,25,40,55". FAKE_PROGRAM:
+another program, as pretrain_gpt.py of a checkout of Megatron-LM.
 """
 
 import functools
@@ -37,6 +38,7 @@ def never_complex(*args, **kwargs):
 
 norm, optimizer.get_grad_norm_fp32 = optimizer.get_grad_norm_fp32, never_complex
 training.train_step = train_step
-program = Path(__file__).parents[1] / "adapter" / "pretrain_gpt_small.py"
+small = Path(__file__).parents[1] / "adapter" / "pretrain_gpt_small.py"
+program = Path(os.environ.get("FAKE_PROGRAM", small))
 sys.path.insert(0, str(program.parent))
 runpy.run_path(str(program), run_name="__main__")
