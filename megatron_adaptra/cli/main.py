@@ -27,7 +27,7 @@ from megatron_adaptra.errors import (
 )
 
 # Each is a module here with `add_parser(subparsers)`, which sets `run`: (args) -> exit status.
-COMMANDS = ("plan", "compare", "simulate", "draw", "demo", "netlab", "bench", "run")
+COMMANDS = ("plan", "compare", "simulate", "draw", "demo", "netlab", "bench", "doctor", "run")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

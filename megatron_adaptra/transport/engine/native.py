@@ -196,6 +196,11 @@ def missing_tls() -> str:
     return missing() or str(_module().no_tls())
 
 
+def missing_verbs() -> str:
+    """Why there is no RDMA here, or an empty string."""
+    return missing() or str(_module().verbs_missing())
+
+
 def new_engine(window: int, piece: int) -> Engine:
     """An engine; `window`: bytes per peer without a receive, `piece`: that move at once.
 

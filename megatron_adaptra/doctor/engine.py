@@ -1,0 +1,109 @@
+"""The engine, its parts, and the RDMA ports that it may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+
+from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
+from megatron_adaptra.errors import BadInput, line_of
+from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine.native import Port
+from megatron_adaptra.transport.engine.rails import Rail, chosen
+
+_BUILD = "install g++, then: pip install --force-reinstall --no-deps megatron-adaptra"
+# Of cables and ports. What congestion or a lost packet counts is no fault of this host's.
+_BROKEN = (
+    "symbol_error", "port_rcv_errors", "link_downed", "link_error_recovery",
+    "local_link_integrity_errors", "excessive_buffer_overrun_errors",
+)  # fmt: skip
+
+
+def engine(root: Path = Path("/")) -> Iterator[Finding]:
+    """`root`: of the file systems that the kernel shows."""
+    if why := native.missing():
+        says = f"{why}; messages go over gloo"
+        yield warn("engine", says, _BUILD)
+    else:
+        yield ok("engine", "built: shared memory and TCP")
+        if why := native.missing_tls():
+            yield warn("TLS", f"messages cannot be encrypted: {why}", "apt-get install libssl3")
+        else:
+            yield ok("TLS", "messages can be encrypted")
+    yield from rdma(native.ports(), root / "sys")
+
+
+def rdma(ports: Sequence[Port], root: Path) -> Iterator[Finding]:
+    """The RDMA `ports` that the engine sees, and the devices that the kernel shows.
+
+    `root`: of sysfs.
+    """
+    devices = sorted(folder.name for folder in (root / "class" / "infiniband").glob("*"))
+    if not devices:
+        yield ok("RDMA", "there is no device: messages go over TCP and shared memory")
+        return
+    if not native.missing() and (why := native.missing_verbs()):
+        says = f"{', '.join(devices)} cannot be used: {why}"
+        yield fail("RDMA", says, "apt-get install libibverbs1 ibverbs-providers")
+        return
+    used = yield from _chosen(ports)
+    known = {(port.device, port.port): port for port in ports}
+    for device in devices:
+        for folder in sorted((root / "class" / "infiniband" / device / "ports").glob("*")):
+            port = known.get((device, int(folder.name)))
+            yield _port(device, folder, port, [rail for rail in used if rail.device == device])
+
+
+def _chosen(ports: Sequence[Port]) -> Generator[Finding, None, list[Rail]]:
+    """Says which of `ports` carry messages, and returns them."""
+    what = "RDMA"
+    said = [f"{n}={os.environ[n]}" for n in ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX") if n in os.environ]
+    by = f" ({', '.join(said)})" if said else ""
+    if os.environ.get("NCCL_IB_DISABLE") == "1":
+        says = "not used, for NCCL_IB_DISABLE=1: messages go over TCP"
+        yield warn(what, says, "unset NCCL_IB_DISABLE")
+        return []
+    try:
+        rails = chosen(ports, os.environ)
+    except BadInput as error:
+        yield fail(what, line_of(error), "unset NCCL_IB_GID_INDEX")
+        return []
+    if rails:
+        names = ", ".join(f"{rail.device}:{rail.port}" for rail in rails)
+        yield ok(what, f"messages use {names}{by}")
+    elif ports:
+        yield warn(what, f"no port is used{by}: messages go over TCP", "see the ports below")
+    else:
+        yield warn(what, "the engine sees no port: messages go over TCP", "ibv_devinfo says more")
+    return rails
+
+
+def _port(device: str, folder: Path, port: Port | None, used: Sequence[Rail]) -> Finding:
+    """Of the port whose `folder` in sysfs it is; `port`: as verbs see it, if they do."""
+
+    def text(name: str) -> str:
+        try:
+            return (folder / name).read_text().strip()
+        except OSError:
+            return ""
+
+    what = f"port {device}:{folder.name}"
+    state, rate, link = text("state"), text("rate"), text("link_layer")
+    parts = [part for part in (state.partition(": ")[2].lower() or state, rate, link) if part]
+    if port is not None:
+        address = f"GID {port.gid_index}, {port.why}" if port.gid_index >= 0 else port.why
+        parts.append(address)
+    errors = {name: int(n) for name in _BROKEN if (n := text(f"counters/{name}")).isdecimal()}
+    wrong = {name: count for name, count in errors.items() if count}
+    says = ", ".join(parts)
+    if port is not None and not port.active:
+        remedy = f"rdma link show {device}/{folder.name}; then its cable, its interface, its switch"
+        return warn(what, says, remedy)
+    if port is not None and port.gid_index < 0:
+        return warn(what, says, "give its interface an address: ip address add ... dev ...")
+    if wrong:
+        counted = ", ".join(f"{name} {count}" for name, count in wrong.items())
+        remedy = "look at the cable and the switch port; these count since the driver started"
+        return warn(what, f"{says}; {counted}", remedy)
+    return ok(what, says if used or port is None else f"{says}; not used")

@@ -1,0 +1,55 @@
+"""GPUs: the driver, what is near to each, and variables that decide how work is queued."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from megatron_adaptra.device import native
+from megatron_adaptra.device.pci import Distance, nic_of
+from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
+
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+_NEAR = {
+    Distance.SWITCH: "one switch away",
+    Distance.ROOT_PORT: "below one root port",
+    Distance.NODE: "in one NUMA node",
+}
+_DEVICE_FILES = ("nvidiactl", "dxg")
+_BY_ADDRESS = Path("driver") / "nvidia" / "gpus"  # below /proc
+
+
+def gpus(root: Path = Path("/")) -> Iterator[Finding]:
+    """`root`: of the file systems that the kernel and the driver show."""
+    there = any((root / "dev" / name).exists() for name in _DEVICE_FILES)
+    if why := native.missing():
+        if there:
+            says = f"messages of GPUs stay with NCCL, and no link is measured: {why}"
+            yield fail("GPUs", says, "nvidia-smi says whether the driver works")
+        else:
+            yield ok("GPUs", "none: everything runs on CPUs and gloo")
+        return
+    yield ok("GPUs", "the driver works")
+    for folder in sorted((root / "proc" / _BY_ADDRESS).glob("*")):
+        yield _near(folder.name, root / "sys")
+    yield _queues()
+
+
+def _near(pci: str, sysfs: Path) -> Finding:
+    """What is near to the GPU at `pci`."""
+    nics = nic_of(pci, sysfs)
+    least = min((nic.distance for nic in nics), default=Distance.FAR)
+    names = ", ".join(nic.name for nic in nics if nic.distance is least)
+    says = f"{names} {_NEAR[least]}" if least in _NEAR else "no interface is near to it"
+    return ok(f"GPU {pci}", says)
+
+
+def _queues() -> Finding:
+    value = os.environ.get(QUEUES)
+    if value is None:
+        says = "unset: 8; Megatron asks for 1 where it overlaps tensor parallelism"
+        return ok(QUEUES, says)
+    if not value.isdecimal() or not 1 <= int(value) <= 32:
+        return warn(QUEUES, f"{value!r} is no number from 1 to 32", f"export {QUEUES}=1")
+    return ok(QUEUES, value)

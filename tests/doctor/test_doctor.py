@@ -1,0 +1,223 @@
+"""`adaptra doctor` on machines that are made up, broken, or this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron_adaptra.device import native as gpu_driver
+from megatron_adaptra.doctor.engine import rdma
+from megatron_adaptra.doctor.examine import examine
+from megatron_adaptra.doctor.finding import Finding, Verdict
+from megatron_adaptra.doctor.gpus import gpus
+from megatron_adaptra.doctor.machine import machine
+from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine.native import Port
+
+OK, WARN, FAIL = Verdict
+ACTIVE = Port("mlx5_0", 1, True, "Ethernet", 3, b"\0" * 16, "RoCE v2, IPv4")
+CLOCK = "sys/devices/system/clocksource/clocksource0"
+
+
+def put(root: Path, **files: object) -> None:
+    """Files by their path, whose / is written as __."""
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+
+def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
+    return {finding.what: finding for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("now", "others", "verdict", "remedy"),
+    [
+        ("tsc", "tsc hpet", OK, ""),
+        ("hpet", "tsc hpet", WARN, f"echo tsc > /{CLOCK}/current_clocksource"),
+        ("acpi_pm", "acpi_pm", WARN, "ask for a machine"),
+    ],
+)
+def test_a_slow_clock(tmp_path: Path, now: str, others: str, verdict: Verdict, remedy: str) -> None:
+    path = CLOCK.replace("/", "__")
+    put(tmp_path, **{f"{path}__current_clocksource": now, f"{path}__available_clocksource": others})
+    found = by_name(machine(tmp_path))["clock"]
+    assert found.verdict is verdict
+    assert found.remedy.startswith(remedy)
+    assert bool(found.remedy) == bool(remedy)
+
+
+def test_a_machine_that_says_nothing_has_no_faults_but_missing_memory(tmp_path: Path) -> None:
+    found = by_name(machine(tmp_path))
+    assert found["clock"].verdict is OK
+    assert found["shared memory"].verdict is WARN
+    assert "--shm-size" not in found["shared memory"].remedy
+
+
+def test_locked_memory_matters_where_there_are_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (8 << 20, 8 << 20))
+    assert by_name(machine(tmp_path))["locked memory"].verdict is OK
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    found = by_name(machine(tmp_path))["locked memory"]
+    assert (found.verdict, found.remedy[:18]) == (WARN, "ulimit -l unlimite")
+    assert "8 MiB" in found.says
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    assert by_name(machine(tmp_path))["locked memory"].verdict is OK
+
+
+def test_interfaces_that_lose_packets(tmp_path: Path) -> None:
+    for name, errors in (("eth0", 0), ("eth1", 7)):
+        here = f"sys__class__net__{name}"
+        put(tmp_path, **{f"{here}__operstate": "up", f"{here}__speed": 25000, f"{here}__mtu": 9000})
+        put(tmp_path, **{f"{here}__statistics__rx_crc_errors": errors})
+    put(tmp_path, sys__class__net__lo__operstate="unknown")
+    found = by_name(machine(tmp_path))
+    assert found["interface eth0"] == (OK, "interface eth0", "up, 25 Gbit/s, MTU 9000", "")
+    assert found["interface eth1"].verdict is WARN
+    assert "rx_crc_errors 7" in found["interface eth1"].says
+    assert found["interface eth1"].remedy == "ethtool -S eth1"
+    assert "interface lo" not in found
+
+
+@pytest.fixture
+def ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with two ports; the root of its sysfs."""
+    monkeypatch.setattr(native, "missing_verbs", lambda: "")
+    for name in ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    for device in ("mlx5_0", "mlx5_1"):
+        here = f"class__infiniband__{device}__ports__1"
+        put(tmp_path, **{f"{here}__state": "4: ACTIVE", f"{here}__rate": "200 Gb/sec (4X HDR)"})
+        put(tmp_path, **{f"{here}__link_layer": "Ethernet", f"{here}__counters__link_downed": 0})
+    return tmp_path
+
+
+def test_rdma_ports_and_which_are_used(ports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [ACTIVE, replace(ACTIVE, device="mlx5_1")]
+    found = by_name(rdma(both, ports))
+    assert found["RDMA"].says == "messages use mlx5_0:1, mlx5_1:1"
+    assert found["port mlx5_0:1"].says == (
+        "active, 200 Gb/sec (4X HDR), Ethernet, GID 3, RoCE v2, IPv4"
+    )
+    monkeypatch.setenv("NCCL_IB_HCA", "mlx5_1")
+    found = by_name(rdma(both, ports))
+    assert found["RDMA"].says == "messages use mlx5_1:1 (NCCL_IB_HCA=mlx5_1)"
+    assert found["port mlx5_0:1"].says.endswith("; not used")
+    monkeypatch.setenv("NCCL_IB_GID_INDEX", "three")
+    assert by_name(rdma(both, ports))["RDMA"].verdict is FAIL
+    monkeypatch.setenv("NCCL_IB_DISABLE", "1")
+    found = by_name(rdma(both, ports))
+    assert (found["RDMA"].verdict, found["RDMA"].remedy) == (WARN, "unset NCCL_IB_DISABLE")
+
+
+def test_rdma_ports_that_do_not_work(ports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    down = Port("mlx5_0", 1, False, "Ethernet", 3, b"", "RoCE v2, IPv4")
+    bare = Port("mlx5_1", 1, True, "Ethernet", -1, b"", "no address")
+    found = by_name(rdma([down, bare], ports))
+    assert found["port mlx5_0:1"].remedy.startswith("rdma link show mlx5_0/1")
+    assert found["port mlx5_1:1"].remedy.startswith("give its interface an address")
+    put(ports, class__infiniband__mlx5_0__ports__1__counters__link_downed=3)
+    found = by_name(rdma([ACTIVE], ports))
+    assert found["port mlx5_0:1"].verdict is WARN
+    assert "link_downed 3" in found["port mlx5_0:1"].says
+    monkeypatch.setattr(native, "missing_verbs", lambda: "libibverbs.so.1: cannot open")
+    found = by_name(rdma([], ports))
+    assert (found["RDMA"].verdict, "libibverbs1" in found["RDMA"].remedy) == (FAIL, True)
+    assert [*by_name(rdma([], ports / "nowhere")).values()] == [
+        (OK, "RDMA", "there is no device: messages go over TCP and shared memory", "")
+    ]
+
+
+def test_gpus_whose_driver_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_driver, "missing", lambda: "cuInit says no")
+    assert [f.verdict for f in gpus(tmp_path)] == [OK]
+    put(tmp_path, dev__nvidiactl="")
+    (found,) = gpus(tmp_path)
+    assert found.verdict is FAIL
+    assert "cuInit says no" in found.says
+    monkeypatch.setattr(gpu_driver, "missing", lambda: "")
+    (tmp_path / "proc/driver/nvidia/gpus/0000:1b:00.0").mkdir(parents=True)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "many")
+    found = by_name(gpus(tmp_path))
+    assert found["GPU 0000:1b:00.0"].says == "no interface is near to it"
+    assert found["CUDA_DEVICE_MAX_CONNECTIONS"].verdict is WARN
+
+
+def torch_is(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    (folder / "torch").mkdir()
+    (folder / "torch" / "__init__.py").write_text(code)
+    path = os.pathsep.join([str(folder), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", path)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("raise OSError('libtorch.so is not there')", "imported: libtorch.so is not there"),
+        ("import os; os.abort()", "not examined to the end: SIGABRT"),
+        ("import time; time.sleep(600)", "not examined to the end: no answer in 3 s"),
+        ("import os; os._exit(3)", "not examined to the end"),
+    ],
+    ids=["broken", "aborts", "hangs", "exits"],
+)
+def test_a_torch_that_does_not_load_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str
+) -> None:
+    torch_is(tmp_path, monkeypatch, code)
+    (part,) = examine(["software"], patience=3)
+    first, *others = part.findings
+    assert first.what == "megatron-adaptra"
+    assert any(f.verdict is FAIL and says in f.says and f.remedy for f in others), others
+
+
+def test_the_command_on_a_bare_machine(tmp_path: Path) -> None:
+    """Neither torch nor Megatron nor the engine can be found."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Nothing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        top = name.partition('.')[0]\n"
+        "        if top in ('torch', 'megatron') or name.endswith('_native'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Nothing())\n"
+        "import importlib.util as util\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda n, p=None: None if n in ('torch', 'megatron') else find(n, p)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "megatron_adaptra", "doctor"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "FAIL  torch" in done.stdout
+    assert "-> pip install torch" in done.stdout
+    assert "FAIL  megatron-core" in done.stdout
+    assert "messages go over gloo" in done.stdout
+    assert "not examined" not in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(" 2 FAIL")
+
+
+def test_the_command_here() -> None:
+    command = [sys.executable, "-m", "megatron_adaptra", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    data = json.loads(done.stdout)
+    assert data["ok"] is True
+    assert [*data["parts"]] == ["machine", "software", "engine", "GPUs"]
+    found = [row for rows in data["parts"].values() for row in rows]
+    assert all(row["verdict"] in ("OK", "WARN") and row["says"] for row in found)
+    assert all(bool(row["remedy"]) == (row["verdict"] != "OK") for row in found)
+    names = [row["what"] for row in found]
+    assert {"torch", "megatron-core", "patch schedule", "engine executor", "TLS"} <= {*names}
+    warned = any(row["verdict"] == "WARN" for row in found)
+    assert subprocess.run([*command, "--strict"], capture_output=True).returncode == warned
