@@ -14,11 +14,11 @@ PACKAGE = ROOT / "megatron_adaptra"
 LAYER = PACKAGE / "device"
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if LAYER not in path.parents]
 
-# What others may ask torch.cuda for: which GPU there is, and figures of its memory.
+# What others may ask torch.cuda for: which GPU and NCCL there are, and figures of its memory.
 FREE = {
     "current_device", "device_count", "get_device_name", "is_available", "is_initialized",
     "max_memory_allocated", "mem_get_info", "memory_allocated", "memory_reserved", "memory_stats",
-    "random", "reset_peak_memory_stats",
+    "nccl", "random", "reset_peak_memory_stats",
 }  # fmt: skip
 # Of tensors and of torch itself, wherever they come from.
 CALLS = {"pin_memory", "record_stream", "cudart", "memcpy_async", "elapsed_time"}
