@@ -128,7 +128,7 @@ def row(
     stock does, for which the others have a prediction."""
     decisions = [arm.decision for arm in known if arm.decision is not None]
     mine = turns[-1].decision
-    predicted = decisions[-1]["stock_ms"] if decisions else None
+    predicted = median(d["stock_ms"] for d in decisions) if decisions else None
     if mine:
         predicted = mine["refreshed_ms"] or mine["predicted_ms"]
     ratios = [s.median_ms / arm.median_ms for s, arm in zip(stock, turns, strict=True)]
