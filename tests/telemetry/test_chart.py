@@ -49,6 +49,48 @@ def test_noise_is_no_change(base, stage, sigma):
     assert alarms <= 4
 
 
+def alarmed(rng, rows: int, extra: float, count: int) -> list[list[int]]:
+    """Of `rows` links of 2 ms, the iterations from 1 on that are alarmed once they get slower."""
+    found = []
+    for _ in range(rows):
+        chart, samples = DelayChart(), noise(rng, 2 * MS, 120 + count, 0.25)
+        for _ in range(120):
+            if chart.update(next(samples), 2 * MS):
+                chart.accept(2 * MS)
+        row = []
+        for i in range(1, count + 1):
+            if chart.update(next(samples) + extra, 2 * MS):
+                chart.accept(2 * MS)
+            row += [i] * chart.alarm
+        found.append(row)
+    return found
+
+
+def test_healthy_link_is_hardly_ever_alarmed():
+    """0.04 to 0.08 of 1000 iterations, benchmarks/detector.py."""
+    print(f"seed {SEED}")
+    rows = alarmed(random.Random(SEED), 20, 0.0, 1000)
+    assert sum(map(len, rows)) <= 0.25 * 20
+
+
+@pytest.mark.parametrize(("extra", "mean"), [(0.5, 4), (1, 2), (5, 1), (20, 1)])
+def test_slower_link_is_alarmed_before_it_is_confirmed(extra, mean):
+    print(f"seed {SEED}")
+    rows = alarmed(random.Random(SEED), 30, extra * MS, 30)
+    assert sum(row[0] for row in rows) / 30 <= mean
+
+
+def test_alarm_is_over_once_the_delay_is_planned_for():
+    chart = steady(2 * MS)
+    chart.update(22 * MS, STAGE)
+    assert chart.alarm
+    assert chart.update(22 * MS, STAGE)
+    chart.accept(STAGE)
+    assert not chart.alarm
+    chart.update(22 * MS, STAGE)
+    assert not chart.alarm
+
+
 @pytest.mark.parametrize(("before", "after"), [(0, 40), (0.1, 5), (2, 8), (40, 0), (40, 20)])
 def test_step_is_confirmed_by_its_second_or_third_sample(before, after):
     chart = steady(before * MS)
