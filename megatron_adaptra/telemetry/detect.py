@@ -30,7 +30,8 @@ class DelayChart:
         self.level: float | None = None  # the delay taken for normal: the last one planned for
         self.estimate = 0.0  # the delay now
         self.alarm = False
-        self._spread = 0.0
+        self._deviation = 0.0  # of the calm samples, as a standard deviation
+        self._spread = 0.0  # the same, and no less than what means nothing
         self._average = 0.0
         self._recent: deque[tuple[float, bool]] = deque(maxlen=3)  # sample, whether it is out
         self._calm: list[float] = []  # samples of the level, CALM at most
@@ -44,9 +45,9 @@ class DelayChart:
         if self.level is None:
             return self._begin(delay, stage_seconds)
         self._average = LAMBDA * delay + (1 - LAMBDA) * self._average
-        # The level is a median of few samples, and as uncertain as that.
-        uncertain = LAMBDA / (2 - LAMBDA) + math.pi / (2 * max(1, len(self._calm)))
-        width = LIMIT * self._spread * math.sqrt(uncertain)
+        # The level is a median of few samples, and as uncertain as these differ.
+        uncertain = self._deviation * math.sqrt(math.pi / (2 * max(1, len(self._calm))))
+        width = LIMIT * math.hypot(self._spread * math.sqrt(LAMBDA / (2 - LAMBDA)), uncertain)
         change = abs(delay - self.level)
         out = abs(self._average - self.level) > width and self._material(change, stage_seconds)
         self.alarm = out
@@ -98,7 +99,7 @@ class DelayChart:
 
     def resume(self, level: float) -> None:
         """Start from a delay, `level`, that is planned for already; the spread is learned anew."""
-        self._calm = [level]
+        self._calm, self._deviation = [level], 0.0
         self.level = self.estimate = self._average = level
         self._spread = max(0.05 * level, 1e-6)
 
@@ -114,6 +115,6 @@ class DelayChart:
     def _learn(self, stage_seconds: float) -> float:
         """Level and spread from the calm samples; the level."""
         level = self.level = median(self._calm)
-        deviation = median(abs(sample - level) for sample in self._calm)
-        self._spread = max(1.4826 * deviation, 0.05 * level, 0.05 * stage_seconds, 1e-6)
+        self._deviation = 1.4826 * median(abs(sample - level) for sample in self._calm)
+        self._spread = max(self._deviation, 0.05 * level, 0.05 * stage_seconds, 1e-6)
         return level

@@ -98,6 +98,14 @@ def test_step_is_confirmed_by_its_second_or_third_sample(before, after):
     assert chart.level == chart.estimate == after * MS
 
 
+@pytest.mark.parametrize("count", [BASELINE, BASELINE + 1, 20])
+def test_first_two_samples_of_a_large_step_confirm_it(count):
+    """On a link that is steady, however few samples it has had: 38 ms of a stage's 90."""
+    chart = steady(2 * MS, count, 90 * MS)
+    assert confirmed(chart, [40 * MS] * 10, 90 * MS) == [2]
+    assert confirmed(chart, [2 * MS] * 10, 90 * MS) == [2]
+
+
 @pytest.mark.parametrize("factor", [2, 4, 20])
 def test_step_in_noise_is_confirmed_soon_and_back(factor):
     print(f"seed {SEED}")
