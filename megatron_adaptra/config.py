@@ -136,6 +136,12 @@ class AdaptraConfig:
     decision_log: str = _setting(
         "", "file that decisions to change the plan are appended to, as JSON lines", metavar="FILE"
     )
+    record: str = _setting(
+        "",
+        "folder in which to keep what was measured and decided, for adaptra report and replay: "
+        "64 MiB per data-parallel replica at most",
+        metavar="DIR",
+    )
     strict: bool = _setting(
         False, "end with an error where this Megatron does not fit, instead of training as stock"
     )
@@ -162,8 +168,9 @@ class AdaptraConfig:
         rules = self.emulate_link
         if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
             raise BadInput("emulate_link", rules, "a list of rules such as [2-3:40ms@10..]")
-        if not isinstance(self.decision_log, str):
-            raise BadInput("decision_log", self.decision_log, "the name of a file")
+        for name, what in (("decision_log", "file"), ("record", "folder")):
+            if not isinstance(getattr(self, name), str):
+                raise BadInput(name, getattr(self, name), f"the name of a {what}")
         for name in ("strict", "recompute", "encrypt"):
             if not isinstance(getattr(self, name), bool):
                 raise BadInput(name, getattr(self, name), "true or false")

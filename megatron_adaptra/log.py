@@ -13,6 +13,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _PATIENCE = 2.0  # seconds that a line waits for a reader of standard error who has stopped
@@ -60,11 +61,19 @@ class LogFile:
     """Appends lines to the file at `path`, in a thread of its own: a disk may hang, or be full.
 
     The file is opened at once, as a trial, and again for every line. What cannot be written is
-    lost, which standard error says once. `what`: of the lines, for that.
+    lost, which standard error says once. `what`: of the lines, for that. A file of more than `most`
+    bytes is replaced by the lines that `shorten` leaves of its own; nobody else writes to it then.
     """
 
-    def __init__(self, path: Path, what: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        what: str,
+        most: int = 0,
+        shorten: Callable[[list[bytes]], list[bytes]] | None = None,
+    ) -> None:
         self._path, self._what = path, what
+        self._most, self._shorten = most, shorten
         with contextlib.suppress(OSError):  # the script that trains may go to another folder
             self._path = path.absolute()
         self._lines: queue.Queue[bytes | None] = queue.Queue(_WAITING)
@@ -97,8 +106,11 @@ class LogFile:
                     size = os.fstat(fd).st_size
                     if line and size and os.pread(fd, 1, size - 1) != b"\n":  # a disk was full
                         line = b"\n" + line
+                    size += len(line)
                     while line:
                         line = line[os.write(fd, line) :]
+                    if self._shorten is not None and size > self._most:
+                        self._replace(self._shorten(self._path.read_bytes().splitlines(True)))
                 finally:
                     self._lock(fd, fcntl.LOCK_UN)  # closing does not, when a fork has it too
                     os.close(fd)
@@ -107,6 +119,12 @@ class LogFile:
                     reason = getattr(error, "strerror", None) or error
                     log_line(f"{self._what} cannot be logged in {str(self._path)!r}: {reason}")
                 said = True
+
+    def _replace(self, lines: list[bytes]) -> None:
+        """Whole files only: who reads it sees the old lines or the new ones."""
+        partial = self._path.with_name(f".{self._path.name}.partial")
+        partial.write_bytes(b"".join(lines))
+        os.replace(partial, self._path)
 
     @staticmethod
     def _lock(fd: int, how: int) -> None:

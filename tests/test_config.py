@@ -138,6 +138,7 @@ def test_unknown_key_names_the_nearest(file, key, words):
         ("emulate_link: 2-3:40ms", "a list of rules"),
         ("emulate_link: [3]", "a list of rules"),
         ("decision_log: 5", "decision_log: 5"),
+        ("record: 5", "record: 5"),
         ("strict: 1", "strict: 1 is not allowed; true or false"),
     ],
 )

@@ -106,7 +106,7 @@ TREES = {
     "profile": (lambda data: isinstance(data, dict) and conditions_of(data), PROFILE),
     "settings": (lambda data: isinstance(data, dict) and AdaptraConfig.from_mapping(data, "x"), {
         "engine": "executor", "timeout": 60, "min_gain": 0.1, "emulate_link": [RULE],
-        "activation_budget": 12, "decision_log": "log", "strict": False,
+        "activation_budget": 12, "decision_log": "log", "record": "dir", "strict": False,
     }),
 }  # fmt: skip
 

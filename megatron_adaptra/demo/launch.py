@@ -65,8 +65,8 @@ def prepare(options: DemoOptions) -> Path:
     """
     out = results_folder(Path(options.out))
     try:
-        for stale in RESULTS:
-            out.joinpath(stale).unlink(missing_ok=True)
+        for stale in [*map(out.joinpath, RESULTS), *out.glob("replica-*.jsonl")]:
+            stale.unlink(missing_ok=True)
     except OSError as error:
         raise BadFile("--out", str(out), f"it cannot be written: {error}") from None
     return out

@@ -53,7 +53,7 @@ class Prediction:
         """For the schedule in force and the links as they are. Only on the leader."""
         conditions = controller.estimator.conditions()
         plan = controller.rule.evaluate(controller.ballot.schedule, conditions)
-        return cls(plan, controller.stock())
+        return cls(plan, controller.replanner.stock())
 
     @classmethod
     def of(cls, decision: Decision, controller: Leader) -> Prediction:

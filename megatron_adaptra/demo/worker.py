@@ -125,6 +125,7 @@ class _Demo:
             emulate_link=options.rules,
             timeout=options.timeout,
             decision_log=str(self.out / "decisions.jsonl"),
+            record=str(self.out),
         )
         if options.activation_budget:
             config = replace(config, activation_budget=options.activation_budget)

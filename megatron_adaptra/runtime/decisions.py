@@ -13,6 +13,7 @@ from typing import Any
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.log import LogFile
 from megatron_adaptra.plan.base import Plan
+from megatron_adaptra.runtime.record import RunRecord
 
 OUTCOME = 3  # iterations whose median is the measured outcome of a decision
 
@@ -58,11 +59,12 @@ class DecisionLog:
     """Decisions as JSON lines, appended to a file; without a `path` nothing is written.
 
     The first line of a decision has all that is known when it is made, later ones what has become
-    known since, see `read_log`. `last`: the decision that has come into force last. `made`,
-    `in_force`: how many there have been.
+    known since, see `read_log`. `record`: of the run, which gets the same lines. `last`: the
+    decision that has come into force last. `made`, `in_force`: how many there have been.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, record: RunRecord | None = None) -> None:
+        self.record = record or RunRecord(None)
         self.last: Decision | None = None
         self.made = self.in_force = 0
         self._awaited: list[Decision] = []  # committed, the outcome not known
@@ -106,19 +108,26 @@ class DecisionLog:
         self._awaited = [d for d in self._awaited if d is not decision]
         self._write(decision, measured_ms=measured_ms)
 
-    def close(self) -> None:
-        """Write what is known of the last outcome, and wait for the file ten seconds at most."""
+    def settle(self) -> None:
+        """A run is over: write what is known of its last outcome."""
         for decision in self._awaited:
             self._end(decision)
+
+    def close(self) -> None:
+        """The same, and wait for the files, ten seconds at most for each."""
+        self.settle()
         if self._file is not None:
             self._file.close()
+        self.record.close()
 
     def _end(self, decision: Decision) -> None:
         self.measure(decision, median(decision.samples) if decision.samples else None)
 
     def _write(self, decision: Decision, **known: Any) -> None:
+        line = {"job": self._job, "number": decision.number, **known}
         if self._file is not None:
-            self._file.write(json.dumps({"job": self._job, "number": decision.number, **known}))
+            self._file.write(json.dumps(line))
+        self.record.decision(line)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -8,22 +8,13 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
-import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from megatron_adaptra import waits
-from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.op import Kind
-from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.log import log_line
-from megatron_adaptra.plan import Plan, make_plan
-from megatron_adaptra.plan.baselines import first_schedule
 from megatron_adaptra.runtime.agreement import (
     LONGEST_SWAP_LEAD,
     Ballot,
@@ -33,33 +24,24 @@ from megatron_adaptra.runtime.agreement import (
 )
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import MOST_JOBS, Controller
-from megatron_adaptra.runtime.decisions import (
-    Decision,
-    DecisionLog,
-    sentence,
-    what_back,
-    why_swap,
-)
+from megatron_adaptra.runtime.decisions import Decision, DecisionLog, sentence
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.sim.clock import simulate
+from megatron_adaptra.runtime.replanner import Change, Replanner
 from megatron_adaptra.telemetry.estimate import WINDOW, Estimator
 from megatron_adaptra.telemetry.starvation import Starvation
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
-LEARN = 4  # iterations between two comparisons of the model with what it models
 RECENT = 256  # iterations of which it is kept what ran, and what some stages have reported
 KEPT = 512  # iterations whose delays are kept
-
-Link = tuple[int, int]
 
 
 @dataclass
 class _Open:
-    """A proposal under way, its decision, and the links it is for, with their old delays."""
+    """A proposal under way, and its decision."""
 
     proposal: Proposal
     decision: Decision
-    reason: dict[Link, float]
+    change: Change
 
 
 class Leader(Controller):
@@ -86,20 +68,21 @@ class Leader(Controller):
         announce: bool = False,
     ) -> None:
         super().__init__(ballot, channels, board, first)
+        self.replanner = Replanner(start, estimator, rule)
         self.estimator, self.rule, self.log = estimator, rule, log
         self.delays: dict[int, dict[str, float]] = {}
         self._every = 1  # of so many iterations the delays of one are kept
-        self._start, self._watcher, self._announce = start, watcher, announce
+        self._watcher, self._announce = watcher, announce
         self._token = f"decision/{secrets.token_hex(8)}"  # no other leader's decisions are ours
         self._proposed = 0
         self._not_before = 0  # the iteration from which on the board is tried again
         self._open: _Open | None = None  # only the planning thread looks at it
-        self._changed: dict[Link, float] = {}  # links not yet planned for, with their old delays
-        self._over_budget = False  # a plan in force may take more memory than there is
-        self._since = 0  # the first iteration of the plan in force
         self._swap_lead = SWAP_LEAD
-        self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
         self._starvation = Starvation(start.stages)
+        log.record.run(
+            first, start=start.to_json(), now=ballot.schedule.to_json(),
+            estimator=estimator.settings(), delays=estimator.delays(), rule=asdict(rule),
+        )  # fmt: skip
         self._reports: dict[int, dict[int, dict[str, Any]]] = {}  # by iteration and stage
         self._ran: dict[int, Schedule] = {}  # in recent iterations
         self._in_turn = threading.Lock()  # a proposal is sent before its decision
@@ -129,25 +112,18 @@ class Leader(Controller):
         done.wait(timeout)
 
     def close(self) -> None:
-        """End training's plans: all members leave, and the log has its last outcome.
+        """End this run's plans: all members leave, and the log has the last outcome.
 
         Waits `waits.GOODBYE` at most for the members, and the same for each of its own threads.
         """
         super().close()
         self._queue.put(None)
         self._planner.join(waits.GOODBYE)
-        self.log.close()
+        self.log.settle()
 
     def _take_leave(self) -> None:
         for channel in self._channels.values():
             self._send(channel, {"kind": "bye"})
-
-    def stock(self) -> Timeline:
-        """What unchanged Megatron would do now: it posts a receive when it needs the message."""
-        conditions = self.estimator.conditions(native=True)
-        policy = "interleaved" if conditions.chunks > 1 else "1f1b"
-        schedule = make_plan(conditions, policy, self.rule.sends).schedule
-        return simulate(lower(schedule, 0), conditions, self.rule.sends)
 
     def _report(self, report: dict[str, Any]) -> None:
         if self._queue.qsize() < MOST_JOBS:
@@ -209,18 +185,20 @@ class Leader(Controller):
         row[report["stage"]] = report
         if len(row) == stages:
             del self._reports[iteration]
-            self._on_reports(iteration, [row[s] for s in range(stages)])
+            reports = [row[s] for s in range(stages)]
+            self._on_reports(iteration, reports)
             self._send_status(iteration)
+            self.log.record.iteration(iteration, reports, self.status)
 
     def _send_status(self, iteration: int) -> None:
         """What charts of the training show.
 
-        `delays` in seconds per link, and of the last decision the predicted seconds of an iteration
-        and their lower bound.
+        `delays` in seconds per link, `alarms` the links that are out of their charts, and of the
+        last decision the predicted seconds of an iteration and their lower bound.
         """
         self.status = {
             "iteration": iteration, "delays": self.estimator.delays() if self.delays else {},
-            "replans": self.log.in_force,
+            "alarms": self.estimator.alarms(), "replans": self.log.in_force,
         }  # fmt: skip
         if (last := self.log.last) is not None:
             self.status["predicted"] = (last.refreshed_ms or last.predicted_ms) / 1e3
@@ -233,38 +211,20 @@ class Leader(Controller):
         seconds = reports[0]["seconds"]  # of the iteration before
         if seconds is not None:
             self.log.record_outcome(iteration - 1, seconds)
-            self._seconds.append(seconds)
             if said := self._starvation.update(reports, seconds):
                 self._say_once(said)
         if iteration == self.first:
             return  # allocators and caches warm up
-        changed = self.estimator.update(reports)
-        self._over_budget |= self.estimator.measure_budget(reports)
-        self._keep_delays(iteration)
         ran = self._ran.pop(iteration - 1, None)
-        # To simulate an iteration takes a while, in which training launches less.
-        often = ran is not None and ran.stock and self.estimator.stock_delay > 0
-        if ran is not None and seconds is not None and (often or iteration % LEARN == 0):
-            plain = self.estimator.conditions(corrected=False, native=ran.stock)
-            predicted = self.rule.evaluate(ran, plain).predicted
-            learn = self.estimator.learn_stock if ran.stock else self.estimator.learn
-            learn(predicted, seconds)
-            self._refresh_prediction(iteration, ran, predicted)
-        if self.rule.fixed:
-            return
-        cannot_propose = iteration < self._not_before or self._misses_somebody()
-        if self._over_budget and self._open is None and not cannot_propose:
-            self._replan_for_memory(iteration)
-        for link in changed:
-            self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
-        if self._open is not None or self.ballot.opening or cannot_propose:
-            return
-        if iteration < self._since:  # of the plan before: what really has changed shows again
-            self._changed = {}
-        elif self._changed:
-            self._replan_for_links(iteration)
-        elif iteration % LEARN == 0 and self.estimator.calibrated:
-            self._reconsider(iteration)
+        changed = self.replanner.observe(iteration, reports, ran)
+        self._keep_delays(iteration)
+        if ran is not None and self.replanner.predicted is not None:
+            self._refresh_prediction(iteration, ran, self.replanner.predicted)
+        possible = self._open is None and not self.ballot.opening
+        possible = possible and iteration >= self._not_before and not self._misses_somebody()
+        change = self.replanner.propose(iteration, changed, self.ballot.schedule, possible)
+        if change is not None and not self._propose(iteration, change):
+            self.replanner.failed(change)
 
     def _keep_delays(self, iteration: int) -> None:
         """However long the training is, `delays` spans it and has so many rows at most."""
@@ -286,100 +246,9 @@ class Leader(Controller):
         if iteration > last.iteration + WINDOW:
             self.log.refresh(last, 1e3 * predicted)
 
-    def _replan_for_links(self, iteration: int) -> None:
-        """Some delays have changed for good."""
-        began = time.perf_counter()
-        conditions = self.estimator.conditions()
-        before, self._changed = self._changed, {}
-        now = {link: conditions.link(*link).delay for link in before}
-        eased = any(now[link] < before[link] for link in before)
-        self.estimator.accept()
-        current = self._evaluate(self.ballot.schedule, conditions)
-        plan = self._choose(conditions)
-        if not self.rule.worth(plan, current, eased):
-            return
-        why = why_swap(before, now, current, plan, back=plan.schedule is self._start)
-        seconds = time.perf_counter() - began
-        if not self._propose(iteration, why, plan, current, conditions, seconds, before):
-            self._changed = before
-
-    def _replan_for_memory(self, iteration: int) -> None:
-        """What stages may hold has become known in microbatches: keep to it."""
-        now, budgets = self.ballot.schedule, self.estimator.budgets
-        if now.chunks == 1 and not self._start.stock:  # Megatron's own is what it is
-            self._start = first_schedule(now.stages, now.microbatches, budgets)
-        conditions = self.estimator.conditions()
-        current = self._evaluate(now, conditions)
-        held = [] if now.stock else current.peak_in_flight
-        over = [s for s, most in enumerate(held) if most > budgets[s]]
-        halved = not self.estimator.split and any(op.kind is Kind.W for op in chain(*now.order))
-        self._over_budget = bool(over) or halved  # until a plan that fits is in force
-        why = "there is no memory for backwards in halves"
-        if over:
-            first, may = over[0], budgets[over[0]]
-            why = f"stage {first} holds {held[first]:g} microbatches, its memory is for {may:.4g}"
-        if self._over_budget:
-            self._propose(iteration, why, self._choose(conditions), current, conditions)
-
-    def _reconsider(self, iteration: int) -> None:
-        """Whether the plan in force is still needed: it was made from a few hasty samples."""
-        began = time.perf_counter()
-        at_start = self.ballot.schedule.same_as(self._start)
-        if at_start and self.estimator.stock_extra == 0:
-            return
-        conditions = self.estimator.conditions()
-        current = self._evaluate(self.ballot.schedule, conditions)
-        if at_start:
-            # Perhaps it has only turned out by now how much Megatron's messages cost.
-            if current.extra > self.rule.min_gain * current.predicted:
-                self._replan_from_stock(iteration, conditions, current)
-            return
-        start = self._evaluate(self._start, conditions)
-        if self.rule.spares(start, current):
-            why = f"a deeper warmup gains too little now: {what_back(current, start)}"
-            seconds = time.perf_counter() - began
-            self._propose(iteration, why, start, current, conditions, seconds)
-
-    def _replan_from_stock(self, iteration: int, conditions: Conditions, current: Plan) -> None:
-        plan = self._choose(conditions)
-        if self.rule.worth(plan, current, eased=False):
-            worst = max(conditions.links, key=lambda link: conditions.link(*link).delay)
-            now = {worst: conditions.link(*worst).delay}
-            why = why_swap({worst: 0.0}, now, current, plan, back=False)
-            self._propose(iteration, why, plan, current, conditions)
-
-    def _choose(self, conditions: Conditions) -> Plan:
-        """The policy's plan where it is clearly faster, else the first: memory is precious."""
-        start = self._evaluate(self._start, conditions)
-        plan = self.rule.make_plan(conditions)
-        return plan if self.rule.gains(plan, start) else start
-
-    def _evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
-        """What an iteration takes under `conditions`; what Megatron runs has links of its own."""
-        if not schedule.stock:
-            return self.rule.evaluate(schedule, conditions)
-        plan = self.rule.evaluate(schedule, self.estimator.conditions(native=True))
-        extra = self.estimator.stock_extra
-        if self.ballot.schedule.stock:  # then nobody has to guess
-            extra = min(extra, max(0.0, min(self._seconds, default=0.0) - plan.predicted))
-        return replace(plan, extra=extra)
-
-    def _propose(
-        self,
-        iteration: int,
-        why: str,
-        plan: Plan,
-        current: Plan,
-        conditions: Conditions,
-        planning: float = 0.0,
-        reason: Mapping[Link, float] | None = None,
-    ) -> bool:
-        """Propose a plan to all, and log why; False when that is not possible now.
-
-        `current`: the plan in force. `planning`: the seconds that it took. `reason`: the links that
-        the plan is for, with their old delays.
-        """
-        stock, number = self.stock(), self._proposed
+    def _propose(self, iteration: int, change: Change) -> bool:
+        """Propose a change to all, and log why; False when that is not possible now."""
+        plan, stock, number = change.plan, self.replanner.stock(), self._proposed
         self._proposed += 1
         proposal = Proposal(number, 0, plan.schedule, Board.key(self._token, number))
         if not self._board.write(proposal):
@@ -395,19 +264,19 @@ class Leader(Controller):
             number=self.log.made,
             iteration=swap,
             detected=iteration,
-            why=why,
+            why=change.why,
             warmup_before=list(self.ballot.schedule.warmup),
             warmup_after=list(plan.schedule.warmup),
             predicted_ms=1e3 * plan.predicted,
-            predicted_without_ms=1e3 * current.predicted,
+            predicted_without_ms=1e3 * change.current.predicted,
             stock=stock,
             lower_bound_ms=1e3 * plan.lower_bound,
-            planning_ms=1e3 * planning,
+            planning_ms=1e3 * change.seconds,
             digest=plan.schedule.digest(),
             plan=plan.schedule.text(),
-            conditions=conditions.to_json(),
+            conditions=change.conditions.to_json(),
         )
-        self._open = _Open(proposal, decision, dict(reason or {}))
+        self._open = _Open(proposal, decision, change)
         self.log.add(decision)
         return True
 
@@ -420,11 +289,11 @@ class Leader(Controller):
         if closing is None or closing.proposal is not proposal:
             return
         if proposal.committed:
-            self._since, self._changed = proposal.swap, {}
+            self.replanner.swapped(proposal.swap)
             self._swap_lead = SWAP_LEAD
             self.log.commit(closing.decision)
             if self._announce:
                 log_line(sentence(closing.decision))
         else:  # the reason still stands: try again, with more time for the answers
-            self._changed |= closing.reason
+            self.replanner.failed(closing.change)
             self._swap_lead = min(2 * self._swap_lead, LONGEST_SWAP_LEAD)

@@ -31,7 +31,8 @@ KINDS: Mapping[str, Mapping[str, Check]] = {
     },
 }  # fmt: skip
 STATUS: Mapping[str, Check] = {
-    "iteration": int, "delays": dict, "replans": int, "predicted": _NUMBER, "lower_bound": _NUMBER,
+    "iteration": int, "delays": dict, "alarms": list, "replans": int, "predicted": _NUMBER,
+    "lower_bound": _NUMBER,
 }  # fmt: skip
 
 
@@ -52,6 +53,8 @@ def checked(message: Mapping[str, Any]) -> dict[str, Any]:
             raise BadMessage(f"a status with {str(name)[:40]!r} {str(value)[:40]!r}")
     if not all(_is(seconds, _NUMBER) for seconds in status.get("delays", {}).values()):
         raise BadMessage("a status with delays that are no numbers")
+    if not all(_is(link, str) for link in status.get("alarms", [])):
+        raise BadMessage("a status with alarms that are no links")
     return dict(message)
 
 

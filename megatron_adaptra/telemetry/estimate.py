@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -79,6 +80,7 @@ class Estimator:
         self.everything, self._budget = everything, budget
         self.chunks, self.split, self.recompute = chunks, split, recompute
         self._splits = split  # even where there is no memory for it
+        self._at_first = tuple(at_first)
         stages = len(hosts)
         self.budgets = (budget.microbatches,) * stages  # microbatches in flight, per stage
         if budget.in_bytes and at_first:
@@ -208,6 +210,24 @@ class Estimator:
         """What is planned for, to go on from after a restart: seconds per link."""
         return {f"{a}>{b}": c.level for (a, b), c in self.charts.items() if c.level is not None}
 
+    def settings(self) -> dict[str, Any]:
+        """What it was made with, for json.dump and `from_settings`."""
+        budget = {key: x for key, x in self._budget._asdict().items() if x not in (math.inf, False)}
+        return {
+            "microbatches": self.microbatches, "hosts": list(self.hosts), "cores": self.cores,
+            "message_bytes": self.message_bytes, "budget": budget, "rendezvous": self.rendezvous,
+            "everything": self.everything, "chunks": self.chunks, "split": self._splits,
+            "recompute": self.recompute, "on_device": self._on_device,
+            "at_first": [None if math.isinf(x) else x for x in self._at_first],
+        }  # fmt: skip
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Estimator:
+        """One that has measured nothing yet, made with what `settings()` of another has said."""
+        at_first = [math.inf if x is None else x for x in settings["at_first"]]
+        budget = Budget(**settings["budget"])
+        return cls(**{**settings, "budget": budget, "at_first": at_first})
+
     def resume(self, state: Mapping[str, float]) -> None:
         """Take the delays of `state()` for those that the plan in force is made for."""
         for (a, b), chart in self.charts.items():
@@ -247,6 +267,10 @@ class Estimator:
     def delays(self) -> dict[str, float]:
         """Seconds of every link now, by `"2>3"`."""
         return {f"{a}>{b}": chart.estimate for (a, b), chart in self.charts.items()}
+
+    def alarms(self) -> list[str]:
+        """The links whose last delay is out of its chart, as `"2>3"`."""
+        return [f"{a}>{b}" for (a, b), chart in self.charts.items() if chart.alarm]
 
     def conditions(self, corrected: bool = True, native: bool = False) -> Conditions:
         """What to plan for. `corrected`: by `correction`. `native`: stock's messages and step."""

@@ -300,6 +300,7 @@ SETTINGS = {
     "link": "emulate_link: 2-3:40ms",
     "links": "emulate_link: [1, 2]",
     "log": "decision_log: 7",
+    "record": "record: [a]",
     "nul": 'decision_log: "a\\0b"',
     "strict": "strict: 1",
     "twice": "timeout: 60\ntimeout: 70",

@@ -177,6 +177,8 @@ def drive(
             barrier.abort()
             raise
         controller.close()
+        if isinstance(controller, Leader):
+            controller.log.close()
         transport.close()
         return ran
 

@@ -34,6 +34,7 @@ from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.failure_log import FailureLog, SharedFailureLog
 from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.runtime.mailbox import Mailbox
+from megatron_adaptra.runtime.record import RunRecord
 from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
@@ -162,6 +163,8 @@ class Wiring:
     def close(self) -> None:
         """Put torch's collectives back and close all connections."""
         with contextlib.ExitStack() as stack:  # all of them, whatever one comes to; patches first
+            if self.log is not None:  # it has failed to open
+                stack.callback(self.log.close)
             stack.callback(self.wire.close)
             for transport in (self.control, *self.pipelines):
                 stack.callback(transport.close)
@@ -218,7 +221,7 @@ def open_wiring(
     if config.small_collectives != "off":
         stand_ins = collectives.stand_ins({name: getattr(dist, name) for name in FUNCTIONS})
         patched = patch("small-collectives", **stand_ins)
-    log = context.guard.call(DecisionLog, _log_file(config) if group.leader else None)
+    log = context.guard.call(_decision_log, config) if group.leader else DecisionLog(None)
     board = context.guard.call(lambda: Board(KeyValueStore("adaptra/")))
     probes = None
     if probed is not None:
@@ -315,6 +318,12 @@ def _links(context: RankContext, chunks: int) -> list[tuple[int, int]]:
     if chunks > 1 and stages > 2:
         links += [(stages - 1, 0), (0, stages - 1)]
     return links
+
+
+def _decision_log(config: AdaptraConfig) -> DecisionLog:
+    folder = Path(config.record) if config.record else None
+    record = folder and folder / f"replica-{mpu.get_data_parallel_rank()}.jsonl"
+    return DecisionLog(_log_file(config), RunRecord(record))
 
 
 def _log_file(config: AdaptraConfig) -> Path | None:

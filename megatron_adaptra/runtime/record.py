@@ -1,0 +1,161 @@
+"""The record of a run: what stages reported and what was decided, for reports and replays.
+
+One file per data-parallel replica, written by its leader; JSON lines, each with its `kind`:
+
+- `run`: a controller starts, at the beginning of a job or with another number of microbatches;
+- `iteration`: the reports of all stages, the delays and alarms of the links, what was predicted;
+- `decision`: as in the log of decisions, line by line.
+
+Seconds everywhere but in decisions. An iteration has as many bytes as any other, and a file at most
+LARGEST: beyond that half of the older iterations are left out, again and again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.errors import BadFile
+from megatron_adaptra.log import LogFile
+
+VERSION = 1
+LARGEST = 2**26  # bytes of a file
+DIGITS = 7  # tenths of a microsecond
+AROUND = 20  # iterations kept before and after a decision, whatever their age ...
+DECISIONS = 100  # ... of the last so many decisions
+_ITERATION, _DECISION = b'{"kind": "iteration", "iteration": ', b'{"kind": "decision", '
+
+
+class RunRecord:
+    """Appends to the file at `path`; without one, nothing is written."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = None if path is None else LogFile(path, "a record", LARGEST, shortened)
+
+    @property
+    def kept(self) -> bool:
+        """Whether anything is written."""
+        return self._file is not None
+
+    def run(self, first: int, **about: Any) -> None:
+        """A controller starts with iteration `first`; `about`: what a replay needs to know."""
+        self._write("run", iteration=first, version=VERSION, at=_now(), **about)
+
+    def iteration(
+        self, iteration: int, reports: Sequence[Mapping[str, Any]], status: Mapping[str, Any]
+    ) -> None:
+        """All stages have reported `iteration`. `reports`, `status`: see Leader."""
+        if self._file is not None:
+            each = [{k: v for k, v in report.items() if k != "kind"} for report in reports]
+            status = {k: v for k, v in status.items() if k != "iteration"}
+            self._write("iteration", iteration=iteration, at=_now(), **status, reports=each)
+
+    def decision(self, line: Mapping[str, Any]) -> None:
+        """A `line` of the log of decisions."""
+        self._write("decision", **line)
+
+    def close(self) -> None:
+        """Wait, ten seconds at most, until all is written."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, kind: str, **data: Any) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(_rounded({"kind": kind, **data})))
+
+
+def _now() -> float:
+    """The wall clock, for people."""
+    return round(time.time(), 3)
+
+
+def _rounded(data: Any) -> Any:
+    if isinstance(data, float):
+        return round(data, DIGITS)
+    if isinstance(data, Mapping):
+        return {key: _rounded(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_rounded(value) for value in data]
+    return data
+
+
+def shortened(lines: Sequence[bytes]) -> list[bytes]:
+    """Some of the `lines` of a file: of its older iterations, three quarters, every second one.
+
+    What stood around the last decisions stays, and all other lines do.
+    """
+    at = [i for i, line in enumerate(lines) if line.startswith(_ITERATION)]
+    decided = [i for i, line in enumerate(lines) if line.startswith(_DECISION)][-DECISIONS:]
+    near: set[int] = set()
+    for i in decided:
+        near.update(range(i - AROUND, i + AROUND + 1))
+    left_out = set(at[: len(at) * 3 // 4 : 2]) - near
+    if not left_out:  # decisions everywhere
+        left_out = set(at[: len(at) // 2])
+    return [line for i, line in enumerate(lines) if i not in left_out]
+
+
+@dataclass
+class Recorded:
+    """One start of a replica's controller: `about` it, its `iterations`, its `decisions`.
+
+    `iterations`: by number, as RunRecord has written them, in order. `decisions`: oldest first.
+    """
+
+    about: Mapping[str, Any]
+    iterations: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+
+    def seconds(self) -> dict[int, float]:
+        """By iteration, what it took. The one after it has told."""
+        found = {}
+        for number, row in self.iterations.items():
+            if (seconds := row["reports"][0]["seconds"]) is not None:
+                found[number - 1] = seconds
+        return found
+
+
+def read_record(path: Path) -> list[Recorded]:
+    """What the file at `path` holds, oldest first.
+
+    An iteration that was trained again, from a checkpoint, counts as it was the last time. A line
+    that is not whole, as the disk was full or the job was killed, is left out. Raises BadFile.
+    """
+    try:
+        with open(path, "rb") as file:
+            return _read(file, path)
+    except OSError as error:
+        raise BadFile("record", path, f"it cannot be read: {error.strerror}") from None
+
+
+def _read(lines: Iterable[bytes], path: Path) -> list[Recorded]:
+    runs: list[Recorded] = []
+    decisions: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+            kind = row.pop("kind")
+        except (ValueError, KeyError, AttributeError):
+            continue
+        if kind == "run":
+            if row["version"] > VERSION:
+                fault = f"it was written by a newer adaptra (format {row['version']})"
+                raise BadFile("record", path, f"{fault}; this one reads up to {VERSION}")
+            runs.append(Recorded(row))
+            for run in runs[:-1]:
+                run.iterations = {i: r for i, r in run.iterations.items() if i < row["iteration"]}
+        elif runs and kind == "iteration":
+            runs[-1].iterations[row["iteration"]] = row
+        elif runs and kind == "decision":
+            name = row["job"], row["number"]
+            if name not in decisions:
+                decisions[name] = {}
+                runs[-1].decisions.append(decisions[name])
+            decisions[name].update(row)
+    if not runs:
+        raise BadFile("record", path, "it is no record of a run; --adaptra-record writes them")
+    return runs

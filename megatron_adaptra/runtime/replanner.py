@@ -1,0 +1,202 @@
+"""When to change the plan, and to what: from iteration to iteration, without threads or messages.
+
+The leader asks it while a job trains, and a replay asks it again afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.plan import Plan, make_plan
+from megatron_adaptra.plan.baselines import first_schedule
+from megatron_adaptra.runtime.decisions import what_back, why_swap
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.sim.clock import simulate
+from megatron_adaptra.telemetry.estimate import Estimator
+
+LEARN = 4  # iterations between two comparisons of the model with what it models
+
+Link = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A plan to swap to. `current`: the one in force; `seconds`: what planning took.
+
+    `reason`: the links that it is for, with their old delays.
+    """
+
+    why: str
+    plan: Plan
+    current: Plan
+    conditions: Conditions
+    seconds: float = 0.0
+    reason: Mapping[Link, float] = field(default_factory=dict)
+
+
+class Replanner:
+    """Feeds the estimator, and compares plans by the rule.
+
+    `start`: the schedule to come back to when no link is slow. `predicted`: seconds that the last
+    iteration was expected to take, uncorrected; None where that was not asked.
+    """
+
+    def __init__(self, start: Schedule, estimator: Estimator, rule: ReplanPolicy) -> None:
+        self.estimator, self.rule = estimator, rule
+        self.predicted: float | None = None
+        self._start, self._in_force = start, start
+        self._changed: dict[Link, float] = {}  # links not yet planned for, with their old delays
+        self._over_budget = False  # a plan in force may take more memory than there is
+        self._since = 0  # the first iteration of the plan in force
+        self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
+
+    def observe(
+        self, iteration: int, reports: Sequence[Mapping[str, Any]], ran: Schedule | None
+    ) -> list[Link]:
+        """Take the `reports` of `iteration`, one per stage; the links that have changed.
+
+        `ran`: the schedule of the iteration before, whose seconds the reports have; None where that
+        is not known any more.
+        """
+        seconds = reports[0]["seconds"]
+        if seconds is not None:
+            self._seconds.append(seconds)
+        changed = self.estimator.update(reports)
+        self._over_budget |= self.estimator.measure_budget(reports)
+        self.predicted = None
+        # To simulate an iteration takes a while, in which training launches less.
+        often = ran is not None and ran.stock and self.estimator.stock_delay > 0
+        if ran is not None and seconds is not None and (often or iteration % LEARN == 0):
+            plain = self.estimator.conditions(corrected=False, native=ran.stock)
+            self.predicted = self.rule.evaluate(ran, plain).predicted
+            learn = self.estimator.learn_stock if ran.stock else self.estimator.learn
+            learn(self.predicted, seconds)
+        return changed
+
+    def propose(
+        self, iteration: int, changed: Iterable[Link], in_force: Schedule, possible: bool
+    ) -> Change | None:
+        """A plan that is better than the one `in_force`, if there is one after `iteration`.
+
+        `changed`: links, as from `observe`. `possible`: a proposal can be made now; else the links
+        are remembered.
+        """
+        if self.rule.fixed:
+            return None
+        self._in_force = in_force
+        for link in changed:
+            self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
+        if not possible:
+            return None
+        if self._over_budget and (change := self._for_memory()) is not None:
+            return change
+        if iteration < self._since:  # of the plan before: what really has changed shows again
+            self._changed = {}
+        elif self._changed:
+            return self._for_links()
+        elif iteration % LEARN == 0 and self.estimator.calibrated:
+            return self._reconsider()
+        return None
+
+    def swapped(self, iteration: int) -> None:
+        """The change is in force from `iteration` on."""
+        self._since, self._changed = iteration, {}
+
+    def failed(self, change: Change) -> None:
+        """It will not be: its reason still stands."""
+        self._changed |= change.reason
+
+    def stock(self) -> Timeline:
+        """What unchanged Megatron would do now: it posts a receive when it needs the message."""
+        conditions = self.estimator.conditions(native=True)
+        policy = "interleaved" if conditions.chunks > 1 else "1f1b"
+        schedule = make_plan(conditions, policy, self.rule.sends).schedule
+        return simulate(lower(schedule, 0), conditions, self.rule.sends)
+
+    def _for_links(self) -> Change | None:
+        """Some delays have changed for good."""
+        began = time.perf_counter()
+        conditions = self.estimator.conditions()
+        before, self._changed = self._changed, {}
+        now = {link: conditions.link(*link).delay for link in before}
+        eased = any(now[link] < before[link] for link in before)
+        self.estimator.accept()
+        current = self._evaluate(self._in_force, conditions)
+        plan = self._choose(conditions)
+        if not self.rule.worth(plan, current, eased):
+            return None
+        why = why_swap(before, now, current, plan, back=plan.schedule is self._start)
+        return Change(why, plan, current, conditions, time.perf_counter() - began, before)
+
+    def _for_memory(self) -> Change | None:
+        """What stages may hold has become known in microbatches: keep to it."""
+        now, budgets = self._in_force, self.estimator.budgets
+        if now.chunks == 1 and not self._start.stock:  # Megatron's own is what it is
+            self._start = first_schedule(now.stages, now.microbatches, budgets)
+        conditions = self.estimator.conditions()
+        current = self._evaluate(now, conditions)
+        held = [] if now.stock else current.peak_in_flight
+        over = [s for s, most in enumerate(held) if most > budgets[s]]
+        halved = not self.estimator.split and any(op.kind is Kind.W for op in chain(*now.order))
+        self._over_budget = bool(over) or halved  # until a plan that fits is in force
+        why = "there is no memory for backwards in halves"
+        if over:
+            first, may = over[0], budgets[over[0]]
+            why = f"stage {first} holds {held[first]:g} microbatches, its memory is for {may:.4g}"
+        if not self._over_budget:
+            return None
+        return Change(why, self._choose(conditions), current, conditions)
+
+    def _reconsider(self) -> Change | None:
+        """Whether the plan in force is still needed: it was made from a few hasty samples."""
+        began = time.perf_counter()
+        at_start = self._in_force.same_as(self._start)
+        if at_start and self.estimator.stock_extra == 0:
+            return None
+        conditions = self.estimator.conditions()
+        current = self._evaluate(self._in_force, conditions)
+        if at_start:
+            # Perhaps it has only turned out by now how much Megatron's messages cost.
+            if current.extra > self.rule.min_gain * current.predicted:
+                return self._from_stock(conditions, current)
+            return None
+        start = self._evaluate(self._start, conditions)
+        if not self.rule.spares(start, current):
+            return None
+        why = f"a deeper warmup gains too little now: {what_back(current, start)}"
+        return Change(why, start, current, conditions, time.perf_counter() - began)
+
+    def _from_stock(self, conditions: Conditions, current: Plan) -> Change | None:
+        plan = self._choose(conditions)
+        if not self.rule.worth(plan, current, eased=False):
+            return None
+        worst = max(conditions.links, key=lambda link: conditions.link(*link).delay)
+        now = {worst: conditions.link(*worst).delay}
+        why = why_swap({worst: 0.0}, now, current, plan, back=False)
+        return Change(why, plan, current, conditions)
+
+    def _choose(self, conditions: Conditions) -> Plan:
+        """The policy's plan where it is clearly faster, else the first: memory is precious."""
+        start = self._evaluate(self._start, conditions)
+        plan = self.rule.make_plan(conditions)
+        return plan if self.rule.gains(plan, start) else start
+
+    def _evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
+        """What an iteration takes under `conditions`; what Megatron runs has links of its own."""
+        if not schedule.stock:
+            return self.rule.evaluate(schedule, conditions)
+        plan = self.rule.evaluate(schedule, self.estimator.conditions(native=True))
+        extra = self.estimator.stock_extra
+        if self._in_force.stock:  # then nobody has to guess
+            extra = min(extra, max(0.0, min(self._seconds, default=0.0) - plan.predicted))
+        return replace(plan, extra=extra)
