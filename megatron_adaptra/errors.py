@@ -115,6 +115,10 @@ class BadMessage(AdaptraError):
     """What another rank said on a control lane is no message, or is none that can be."""
 
 
+class BadBundle(AdaptraError):
+    """What was proposed must not come into force: damaged, of another shape or an unknown kind."""
+
+
 class Disagreement(AdaptraError):
     """What was decided on a plan could not be found out, by any way, in time."""
 

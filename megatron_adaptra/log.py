@@ -97,6 +97,8 @@ class LogFile:
         while (line := self._lines.get()) is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
+                if not line and self._shorten is not None:  # at first: of a job that was killed
+                    self._partial.unlink(missing_ok=True)
                 # A FIFO is not waited for.
                 flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
                 fd = os.open(self._path, flags, 0o666)
@@ -122,9 +124,12 @@ class LogFile:
 
     def _replace(self, lines: list[bytes]) -> None:
         """Whole files only: who reads it sees the old lines or the new ones."""
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        partial.write_bytes(b"".join(lines))
-        os.replace(partial, self._path)
+        self._partial.write_bytes(b"".join(lines))
+        os.replace(self._partial, self._path)
+
+    @property
+    def _partial(self) -> Path:
+        return self._path.with_name(f".{self._path.name}.partial")
 
     @staticmethod
     def _lock(fd: int, how: int) -> None:

@@ -17,7 +17,8 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.telemetry.probe import IterationRecord, Memory, merge
+from megatron_adaptra.telemetry.probe import IterationRecord, merge
+from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.png import no_matplotlib
@@ -51,15 +52,15 @@ class Prediction:
     @classmethod
     def now(cls, controller: Leader) -> Prediction:
         """For the schedule in force and the links as they are. Only on the leader."""
-        conditions = controller.estimator.conditions()
-        plan = controller.rule.evaluate(controller.ballot.schedule, conditions)
-        return cls(plan, controller.replanner.stock())
+        loop = controller.loop
+        plan = loop.rule.evaluate(controller.ballot.schedule, loop.estimator.conditions())
+        return cls(plan, loop.replanner.stock())
 
     @classmethod
     def of(cls, decision: Decision, controller: Leader) -> Prediction:
         """As it was when the plan was made."""
         conditions = Conditions.from_json(decision.conditions)
-        plan = controller.rule.evaluate(Schedule.parse(decision.plan), conditions)
+        plan = controller.loop.rule.evaluate(Schedule.parse(decision.plan), conditions)
         return cls(plan, decision.stock)
 
 
@@ -91,7 +92,7 @@ def write(
         end = decisions[i + 1].iteration if i + 1 < len(decisions) else options.iterations
         end = min([end, *(b for _, b in options.phases.values() if b > decision.iteration)])
         lived = iteration_ms["adaptra"][decision.iteration + 1 : end]
-        controller.log.measure(decision, median(lived) if lived else None)
+        controller.loop.log.measure(decision, median(lived) if lived else None)
     shown = [ranks[rank] for rank in pipeline]
     slow = options.phases.get("slow", (0, options.iterations))
     made = [d for d in decisions if slow[0] <= d.iteration < slow[1]]
@@ -114,7 +115,7 @@ def write(
         summary=summary,
         arms=arms,
         phases=options.phases,
-        link_delay_ms=_delays_ms(controller.delays),
+        link_delay_ms=_delays_ms(controller.loop.delays),
     )
     out.joinpath("report.html").write_text(report_html(report))
     try:
@@ -165,7 +166,7 @@ def _memory(
     kept = [[r.memory for r in row if r.memory is not None] for row in records]
     if not all(kept):
         return None
-    budgets = controller.estimator.budgets
+    budgets = controller.loop.estimator.budgets
     # A plan's bytes are counted once, in its second iteration.
     upto = _last(shown)
     counted = [m for rank in shown for m in [m for i, m in rank.counted if i <= upto][-1:]]

@@ -163,7 +163,7 @@ class _Demo:
                 self._progress(iteration)
             leader = self.session.run.controller
             if self.rank == 0 and isinstance(leader, Leader) and self.last_drawn in iterations:
-                leader.drain()
+                leader.loop.drain()
                 self.drawn = Prediction.now(leader)
         self._finish()
 
@@ -204,7 +204,7 @@ class _Demo:
         self.seconds[name].append(time.perf_counter() - begin)
         arm.end()
         controller = self.session.run.controller if name == "adaptra" else None
-        last = controller.log.last if isinstance(controller, Leader) else None
+        last = controller.loop.log.last if isinstance(controller, Leader) else None
         if last is not None and last not in self.decisions[-1:]:
             self.decisions.append(last)
         self.losses[name].append(losses)
@@ -244,7 +244,7 @@ class _Demo:
         watchdog.phase = "collecting the results"
         controller = self.session.run.controller
         if isinstance(controller, Leader):
-            controller.drain()
+            controller.loop.drain()
         losses = {
             n: [self.gpt.mean_loss(step) for step in steps] for n, steps in self.losses.items()
         }

@@ -1,28 +1,30 @@
-"""All stages of a pipeline swap to a plan at the same iteration boundary, or none does.
+"""All ranks that vote swap to a bundle at the same iteration boundary, or none does.
 
 Two-phase commit between the leader (stage 0) and the others, off the critical path:
 
-1. the leader proposes a plan, as bytes with their digest, and the iteration S of the swap;
-2. a member that has read and checked it, and that can read the board (torch's key-value store),
-   acknowledges; from then on it will not start iteration S without the decision;
-3. the leader commits when all have acknowledged, and aborts when it reaches S before that.
+1. the leader proposes a bundle, as text with its digest, and the iteration S of the swap;
+2. a member that has read and checked it, and that can read the store (torch's key-value store),
+   acknowledges with the digest of what it has read; from then on it will not start iteration S
+   without the decision;
+3. the leader commits when all have acknowledged its own digest, and aborts when it reaches S before
+   that.
 
-The leader's decision goes to each member over its lane, and onto the board. A member that stands at
+The leader's decision goes to each member over its lane, and into the store. A member that stands at
 S without it takes it from wherever it comes first.
 
-Why nobody runs another plan than the rest, whatever is lost, late, or sent twice:
+Why nobody runs another bundle than the rest, whatever is lost, late, or sent twice:
 
 - One process decides, once: `Ballot.acknowledge` (the last yes: commit; any no: abort) and
   `Ballot.at_boundary` (abort) are the only places, under one lock, and what is decided stays.
-  Lane and board only carry it, so they cannot contradict each other.
-- Commit needs the yes of every member, so every member has the plan, and each stops at S until it
+  Lane and store only carry it, so they cannot contradict each other.
+- Commit needs the yes of every member, so every member has the bundle, and each stops at S until it
   knows the decision. The leader itself knows it at S, as it decides there at the latest.
 - A member that has not said yes is no reason to wait: without its yes the decision is abort, and
   without the plan it goes on as it was.
 
 Why nobody waits in vain: the leader never waits for anybody, and it reaches S with the others, as
 it is a stage of their pipeline. Then its decision is under way by two ways that fail apart. A
-member has used both just before it said yes: the lane brought the proposal, and the board was read.
+member has used both just before it said yes: the lane brought the proposal, and the store was read.
 Only who loses both in the one or two iterations until S ends with Disagreement: to guess would run
 two orders inside one tensor-parallel group, which gives wrong numbers and no error. A leader that
 dies ends the training in any case.
@@ -33,42 +35,39 @@ iteration.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from megatron_adaptra.errors import BadInput, Disagreement, ScheduleError
-from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.program import lower
+from megatron_adaptra.errors import BadBundle, Disagreement
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle, digest_of, scheduled
 from megatron_adaptra.runtime.store import KeyValueStore
 
 TRIAL = 5  # iterations of a trial
 LONGEST_SWAP_LEAD = 64  # iterations between a proposal and its swap
-_SLOTS = 8  # decisions that the board keeps: no member is that many proposals behind the leader
+_SLOTS = 8  # decisions that the store keeps: no member is that many proposals behind the leader
 
 
 @dataclass
 class Proposal:
-    """A `schedule` to run from iteration `swap` on.
+    """A `bundle` that comes into force with iteration `swap`.
 
-    `key`: of the decision, on the board. `acks`: the ranks that have acknowledged it. `committed`:
+    `key`: of the decision, in the store. `acks`: the ranks that have acknowledged it. `committed`:
     None while it is open.
     """
 
     number: int
     swap: int
-    schedule: Schedule
+    bundle: Bundle
     key: str = ""
     acks: set[int] = field(default_factory=set)
     committed: bool | None = None
 
 
-class Board:
-    """Where the leader writes its decisions for members that do not hear from it."""
+class DecisionStore:
+    """Where the leader writes its decisions for members whose lane is lost."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store
@@ -83,7 +82,7 @@ class Board:
         return self._store.put(proposal.key, f"{proposal.number} {proposal.committed}")
 
     def reaches(self, proposal: Proposal) -> bool:
-        """Whether a proposal that is open is on the board: what is decided can be read there."""
+        """Whether a proposal that is open is in the store: what is decided can be read there."""
         return self._store.get(proposal.key) == f"{proposal.number} None"
 
     def decision(self, proposal: Proposal) -> bool | None:
@@ -94,55 +93,50 @@ class Board:
 
 def pack(proposal: Proposal) -> dict[str, Any]:
     """The message that proposes it."""
-    plan = json.dumps(proposal.schedule.to_json(), sort_keys=True)
-    digest = hashlib.sha256(plan.encode()).hexdigest()
+    bundle = proposal.bundle
     return {
-        "kind": "propose", "number": proposal.number, "swap": proposal.swap, "plan": plan,
-        "digest": digest, "key": proposal.key,
+        "kind": "propose", "number": proposal.number, "swap": proposal.swap, "bundle": bundle.text,
+        "digest": bundle.digest, "key": proposal.key,
     }  # fmt: skip
 
 
-def unpack(message: dict[str, Any], stages: int, microbatches: int) -> Proposal:
-    """The proposal in a `message` for a pipeline of `stages` and so many `microbatches`.
+def unpack(message: dict[str, Any], in_force: Bundle) -> Proposal:
+    """The proposal in a `message`, which may follow what is `in_force`.
 
-    Raises ScheduleError for one that must not run: damaged, of another shape, or unable to finish.
+    Raises BadBundle, or another AdaptraError, for one that must not: damaged, of another shape, or
+    unable to finish.
     """
-    plan, number = message["plan"], message["number"]
-    if hashlib.sha256(plan.encode()).hexdigest() != message["digest"]:
-        raise ScheduleError(f"plan {number}: its bytes do not match their digest")
-    try:
-        schedule = Schedule.from_json(json.loads(plan))
-    except (BadInput, ValueError, RecursionError) as error:
-        raise ScheduleError(f"plan {number} is no schedule: {str(error)[:80]}") from error
-    if (schedule.stages, schedule.microbatches) != (stages, microbatches):
-        raise ScheduleError(
-            f"plan {number} is for {schedule.stages} stages and "
-            f"{schedule.microbatches} microbatches; here are {stages} and {microbatches}"
-        )
-    check(lower(schedule))
-    return Proposal(number, message["swap"], schedule, message["key"])
+    text, number = message["bundle"], message["number"]
+    if digest_of(text) != message["digest"]:
+        raise BadBundle(f"proposal {number}: its bytes do not match their digest")
+    return Proposal(number, message["swap"], in_force.read(text), message["key"])
 
 
 class Ballot:
-    """One rank's side: at most one open proposal, and the `schedule` in force.
+    """One rank's side: at most one open proposal, and the bundle that is `in_force`.
 
     `decide` and `acknowledge` are called by control threads, `at_boundary` by the training thread.
-    `opening`: runs instead before iteration `until`, which everybody knows, so that it takes no
-    vote.
+    `first`: what is in force at first. `opening`: is so instead before iteration `until`, which
+    all ranks know, so that it takes no vote.
     """
 
-    def __init__(self, schedule: Schedule, opening: Schedule | None = None, until: int = 0) -> None:
-        self.schedule = opening or schedule  # in force
-        self._afterwards = None if opening is None else schedule
+    def __init__(self, first: Bundle, opening: Bundle | None = None, until: int = 0) -> None:
+        self.in_force = opening or first
+        self._afterwards = None if opening is None else first
         self._until = until
         self.iteration = -1  # the last one started
         self._open: Proposal | None = None
         self._changed = threading.Condition()
 
     @property
-    def lasting(self) -> Schedule:
+    def schedule(self) -> Schedule:
+        """The one in force."""
+        return self.in_force[SCHEDULE]
+
+    @property
+    def lasting(self) -> Bundle:
         """What is in force, or will be when an opening is over."""
-        return self._afterwards or self.schedule
+        return self._afterwards or self.in_force
 
     @property
     def opening(self) -> bool:
@@ -166,19 +160,21 @@ class Ballot:
                     self._open.committed = commit
                 self._changed.notify_all()
 
-    def acknowledge(self, number: int, member: int, ok: bool, voters: int) -> Proposal | None:
-        """The leader has an answer; the proposal, if that decides it.
+    def acknowledge(self, number: int, member: int, digest: str, voters: int) -> Proposal | None:
+        """The leader has an answer to proposal `number`; the proposal, if that decides it.
 
-        `member`: of so many `voters`. `ok`: whether it agrees to proposal `number`.
+        `member`: of so many `voters`. `digest`: of the bundle as this member has read it, empty
+        where it refuses it. One that differs is a refusal.
         """
         with self._changed:
             proposal = self._open
             if proposal is None or proposal.number != number or proposal.committed is not None:
                 return None
             proposal.acks.add(member)
-            if ok and len(proposal.acks) < voters:
+            agrees = digest == proposal.bundle.digest
+            if agrees and len(proposal.acks) < voters:
                 return None
-            proposal.committed = ok
+            proposal.committed = agrees
             return proposal
 
     def at_boundary(
@@ -197,7 +193,7 @@ class Ballot:
         with self._changed:
             self.iteration = iteration
             if self._afterwards is not None and iteration >= self._until:
-                self.schedule, self._afterwards = self._afterwards, None
+                self.in_force, self._afterwards = self._afterwards, None
             proposal = self._open
             if proposal is None or proposal.swap > iteration:
                 return None
@@ -208,12 +204,13 @@ class Ballot:
                 self.await_decision(proposal, timeout)
             if proposal.committed is None:
                 raise Disagreement(
-                    f"no decision on plan {proposal.number} at iteration {iteration}: waited "
+                    f"no decision on proposal {proposal.number} at iteration {iteration}: waited "
                     f"{timeout:g} s for stage 0, whose word came neither directly nor by the store"
                 )
             self._open = None
             if proposal.committed:
-                self.schedule, self._afterwards = proposal.schedule, None
+                self.in_force = self.lasting.replaced_by(proposal.bundle)
+                self._afterwards = None
             return proposal
 
     def await_decision(self, proposal: Proposal, timeout: float) -> bool:
@@ -223,10 +220,15 @@ class Ballot:
 
 
 def starting_ballot(
-    schedule: Schedule, resumed: Schedule | None, trial: Schedule | None, first: int
+    schedule: Schedule,
+    resumed: Schedule | None = None,
+    trial: Schedule | None = None,
+    first: int = 0,
 ) -> Ballot:
     """What to begin iteration `first` with: `resumed`, from a checkpoint, if there is one.
 
     Else `schedule`, but a few iterations of `trial`, if any, which tells its ops' costs.
     """
-    return Ballot(resumed) if resumed else Ballot(schedule, trial, first + TRIAL)
+    if resumed is not None or trial is None:
+        return Ballot(scheduled(resumed or schedule))
+    return Ballot(scheduled(schedule), scheduled(trial), first + TRIAL)

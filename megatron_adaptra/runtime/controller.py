@@ -22,12 +22,13 @@ from typing import Any
 from megatron_adaptra import waits
 from megatron_adaptra.errors import AdaptraError, BadMessage, PeerLost
 from megatron_adaptra.exits import wait_at_exit
-from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import GOES_ON, log_line
-from megatron_adaptra.runtime.agreement import Ballot, Board, Proposal, unpack
+from megatron_adaptra.runtime.agreement import Ballot, DecisionStore, Proposal, unpack
+from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.channel import ANY_RUN, Channel
 from megatron_adaptra.runtime.messages import checked
 from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.telemetry.report import StageReport
 
 MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped
 
@@ -36,18 +37,18 @@ class Controller(ABC):
     """One rank's part in the loop: a Leader or a Member.
 
     `ballot`: with the schedule to start with (`starting_ballot`). `channels`: by index of the rank
-    at the other end; they outlive the controller. `board`: for decisions. `first`: the first
+    at the other end; they outlive the controller. `store`: of decisions. `first`: the first
     iteration of this run. `status` is what charts of the training show, as the leader last sent it;
     empty on all ranks but the leader and its watcher. `refused`: messages that were none.
     """
 
     def __init__(
-        self, ballot: Ballot, channels: Mapping[int, Channel], board: Board, first: int
+        self, ballot: Ballot, channels: Mapping[int, Channel], store: DecisionStore, first: int
     ) -> None:
         self.ballot, self.first = ballot, first
         self.status: dict[str, Any] = {}
         self.refused = 0
-        self._channels, self._board = dict(channels), board
+        self._channels, self._store = dict(channels), store
         self._last: IterationRecord | None = None
         self._said: set[str] = set()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -62,8 +63,8 @@ class Controller(ABC):
         ]
 
     @abstractmethod
-    def begin(self, iteration: int) -> Schedule:
-        """Called by the training thread at the boundary before `iteration`: the schedule to run.
+    def begin(self, iteration: int) -> Bundle:
+        """Called by the training thread at the boundary before `iteration`: what is in force.
 
         The leader never waits. Raises Disagreement on a member, see there.
         """
@@ -71,7 +72,8 @@ class Controller(ABC):
     def report(self, record: IterationRecord) -> None:
         """Called by the training thread when the pipeline part of an iteration is over."""
         try:
-            self._report(self._report_of(record))
+            before, self._last = self._last, record
+            self._report(record.report(before))
         except Exception as error:
             self._say("an iteration cannot be reported", error)
 
@@ -90,7 +92,7 @@ class Controller(ABC):
             thread.join(2 * waits.POLL)
 
     @abstractmethod
-    def _report(self, report: dict[str, Any]) -> None:
+    def _report(self, report: StageReport) -> None:
         """Pass this rank's own report on. On the training thread."""
 
     @abstractmethod
@@ -196,25 +198,11 @@ class Controller(ABC):
                 else:
                     self._say(f"no plan is changed while member {channel.peer} is silent")
 
-    def _report_of(self, record: IterationRecord) -> dict[str, Any]:
-        """The message, with the step and the whole of the iteration before.
-
-        `record` itself has not ended when it is reported.
-        """
-        last, self._last = self._last, record
-        ended = last is not None and last.end > 0
-        return {
-            "kind": "report",
-            **record.report(),
-            "step": last.step if last and ended else None,
-            "seconds": last.end - last.begin if last and ended else None,
-        }
-
 
 class Member(Controller):
     """Runs the leader's plans. `channels`: that to the leader alone, rank 0 of the group.
 
-    `ballot`, `board`, `first`: see Controller. `timeout`: seconds that `begin` waits for the
+    `ballot`, `store`, `first`: see Controller. `timeout`: seconds that `begin` waits for the
     leader's decision on a plan that this rank has acknowledged; then Disagreement names the plan.
     `reports`: whether this rank is of the leader's own pipeline.
     """
@@ -223,33 +211,33 @@ class Member(Controller):
         self,
         ballot: Ballot,
         channels: Mapping[int, Channel],
-        board: Board,
+        store: DecisionStore,
         timeout: float,
         *,
         first: int = 0,
         reports: bool = True,
     ) -> None:
-        super().__init__(ballot, channels, board, first)
+        super().__init__(ballot, channels, store, first)
         self._timeout, self._reports = timeout, reports
         self._start_threads()
 
-    def begin(self, iteration: int) -> Schedule:
+    def begin(self, iteration: int) -> Bundle:
         """As for Controller, at `iteration`; may wait for the leader's decision."""
         self.ballot.at_boundary(iteration, self._timeout, leads=False, look_up=self._look_up_later)
-        return self.ballot.schedule
+        return self.ballot.in_force
 
-    def _report(self, report: dict[str, Any]) -> None:
+    def _report(self, report: StageReport) -> None:
         if self._reports and self._jobs.qsize() < MOST_JOBS:
             self._jobs.put(lambda: self._send_report(report))
 
-    def _send_report(self, report: dict[str, Any]) -> None:
-        self._send(self._channels[0], report)
+    def _send_report(self, report: StageReport) -> None:
+        self._send(self._channels[0], {"kind": "report", "report": report.to_json()})
 
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
         if message["kind"] == "propose":
-            ok = self._accepts(message)
-            self._send(channel, {"kind": "ack", "number": message["number"], "ok": ok})
-        elif message["kind"] == "verdict":
+            digest = self._accepted(message)
+            self._send(channel, {"kind": "ack", "number": message["number"], "digest": digest})
+        elif message["kind"] == "decision":
             self.ballot.decide(message["number"], message["commit"])
         elif message["kind"] == "status":
             self.status = message["status"]
@@ -259,22 +247,25 @@ class Member(Controller):
             return False
         return True
 
-    def _accepts(self, message: dict[str, Any]) -> bool:
-        """Whether a proposal can run here, and its decision will be known here in any case."""
-        schedule = self.ballot.schedule
+    def _accepted(self, message: dict[str, Any]) -> str:
+        """The digest of a proposal that can come into force here; empty where it cannot.
+
+        It can if its decision will be known here in any case.
+        """
         try:
-            proposal = unpack(message, schedule.stages, schedule.microbatches)
+            proposal = unpack(message, self.ballot.in_force)
         except AdaptraError:
-            return False
-        return self._board.reaches(proposal) and self.ballot.offer(proposal)
+            return ""
+        accepted = self._store.reaches(proposal) and self.ballot.offer(proposal)
+        return proposal.bundle.digest if accepted else ""
 
     def _look_up_later(self, proposal: Proposal) -> None:
         self._jobs.put(lambda: self._look_up(proposal))
 
     def _look_up(self, proposal: Proposal) -> None:
-        """Training waits for a decision: look at the board, too, until it is there."""
+        """Training waits for a decision: look into the store, too, until it is there."""
         end, pause = time.monotonic() + self._timeout, waits.LOOK_UP
         while not self.ballot.await_decision(proposal, pause) and time.monotonic() < end:
-            if (commit := self._board.decision(proposal)) is not None:
+            if (commit := self._store.decision(proposal)) is not None:
                 self.ballot.decide(proposal.number, commit)
             pause = min(2 * pause, waits.POLL)

@@ -23,7 +23,7 @@ class Decision:
     """A change of plan. Times are milliseconds, as in every report.
 
     `number`: of those made before. `iteration`: the first one on the new plan. `detected`: the one
-    whose reports led to it.
+    whose reports led to it. `kinds`: of values that change, in a Bundle.
     `predicted_without_ms`: an iteration under the same conditions without the decision.
     `refreshed_ms`: predicted again for the iterations to come, uncorrected, once all that the model
     is fed with was measured under the plan. Ops take longer while a pipeline stalls.
@@ -32,6 +32,7 @@ class Decision:
     number: int
     iteration: int
     detected: int
+    kinds: list[str]
     why: str
     warmup_before: list[int]
     warmup_after: list[int]

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from megatron_adaptra import waits
 from megatron_adaptra.log import GOES_ON, log_line
@@ -24,7 +24,9 @@ from megatron_adaptra.log import GOES_ON, log_line
 MOST = 10_000  # pieces that may wait; a healthy rank has a few
 _LONGEST = 300  # characters of an error that are said
 
+S = TypeVar("S")
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Guard:
@@ -46,18 +48,32 @@ class Guard:
 
     # On the training thread. What takes `seconds` waits, and for no longer; nothing else does.
 
-    def call(self, function: Callable[..., T], *args: Any, default: Any = None) -> T:
-        """What `function(*args)` returns, here and now; `default` once something has failed."""
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """What `function(*args)` returns, here and now; None once something has failed."""
         if not self.off:
             try:
-                return function(*args)
+                return function(*args, **kwargs)
             except Exception as error:
                 self.fail(function, error)
-        return cast(T, default)
+        return None
 
-    def cover(self, make: Callable[..., T], *args: Any) -> T:
-        """`make(*args)`, whose methods are called as by `call`: None once something has failed."""
-        return cast(T, _Covered(self, self.call(make, *args)))
+    def method(
+        self, target: S | None, method: Callable[Concatenate[S, P], T]
+    ) -> Callable[P, T | None]:
+        """A `method` of `target`, which is called as by `call`; None where that was not made.
+
+        One frame, for ops are measured through this.
+        """
+
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
+            if not self.off and target is not None:
+                try:
+                    return method(target, *args, **kwargs)
+                except Exception as error:
+                    self.fail(method, error)
+            return None
+
+        return guarded
 
     def later(self, function: Callable[..., Any], *args: Any) -> None:
         """Have `function(*args)` called on the background thread, unless something has failed."""
@@ -173,28 +189,6 @@ class Guard:
                 return f", it is in {path.relative_to(here)}, line {frame.f_lineno}"
             frame = frame.f_back
         return ""
-
-
-class _Covered:
-    """Stands for an object, whose methods are called through a guard."""
-
-    def __init__(self, guard: Guard, target: Any) -> None:
-        self._guard, self._target = guard, target
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        guard, target = self._guard, self._target
-
-        def method(*args: Any) -> Any:
-            if not guard.off:  # as `call`, which costs more: ops are measured through this
-                try:
-                    return getattr(target, name)(*args)
-                except Exception as error:
-                    guard.fail(method, error)
-            return None
-
-        method.__qualname__ = f"{type(target).__name__}.{name}"
-        self.__dict__[name] = method  # the next call finds it at once
-        return method
 
 
 def _nothing() -> None:

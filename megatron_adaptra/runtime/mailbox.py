@@ -11,6 +11,7 @@ from megatron_adaptra.errors import PeerLost, ScheduleError
 from megatron_adaptra.ir.deps import ACTIVATION, GRADIENT, Token, carried
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.unused_posts import UnusedPosts
+from megatron_adaptra.runtime.guarded_probe import GuardedProbe
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Stamps, Transport, Work
@@ -35,7 +36,7 @@ class Mailbox:
         stage: int,
         stages: int,
         transport: Transport,
-        probe: Probe,
+        probe: Probe | GuardedProbe,
         watchdog: Watchdog,
         timeout: float,
         gradients: Transport | None = None,

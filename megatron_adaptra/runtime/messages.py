@@ -10,26 +10,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_adaptra.errors import BadMessage
+from megatron_adaptra.telemetry.report import StageReport
 
 Check = type | tuple[type, ...]
 _NUMBER = (int, float)
-_MAYBE = (int, float, type(None))
 
 KINDS: Mapping[str, Mapping[str, Check]] = {
     "alive": {},
     "lost": {},
     "bye": {},
-    "propose": {"number": int, "swap": int, "plan": str, "digest": str, "key": str},
-    "ack": {"number": int, "ok": bool},
-    "verdict": {"number": int, "commit": bool},
+    "propose": {"number": int, "swap": int, "bundle": str, "digest": str, "key": str},
+    "ack": {"number": int, "digest": str},
+    "decision": {"number": int, "commit": bool},
     "status": {"status": dict},
-    "report": {
-        "stage": int, "iteration": int, "overhead": _NUMBER, "seconds": _MAYBE,
-        "wall": dict, "cpu": dict, "delay": dict, "delay_p25": dict, "transit": dict,
-        "ahead": dict, "memory": (dict, type(None)), "step": (dict, type(None)),
-        "probed": dict, "ops": (list, type(None)), "starved": _NUMBER,
-    },
-}  # fmt: skip
+    "report": {"report": dict},
+}
 STATUS: Mapping[str, Check] = {
     "iteration": int, "delays": dict, "alarms": list, "replans": int, "predicted": _NUMBER,
     "lower_bound": _NUMBER,
@@ -37,7 +32,10 @@ STATUS: Mapping[str, Check] = {
 
 
 def checked(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The `message`, if all of its fields are there and of their types; else BadMessage."""
+    """The `message`, if all of its fields are there and of their types; else BadMessage.
+
+    The `report` of one is a StageReport from here on.
+    """
     kind = message.get("kind")
     fields = KINDS.get(kind) if isinstance(kind, str) else None
     if fields is None:
@@ -55,6 +53,8 @@ def checked(message: Mapping[str, Any]) -> dict[str, Any]:
         raise BadMessage("a status with delays that are no numbers")
     if not all(_is(link, str) for link in status.get("alarms", [])):
         raise BadMessage("a status with alarms that are no links")
+    if kind == "report":
+        return {**message, "report": StageReport.from_json(message["report"])}
     return dict(message)
 
 

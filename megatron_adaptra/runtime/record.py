@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.errors import BadFile
+from megatron_adaptra.errors import AdaptraError, BadFile, BadMessage
 from megatron_adaptra.log import LogFile
+from megatron_adaptra.telemetry.report import StageReport
 
 VERSION = 1
 LARGEST = 2**26  # bytes of a file
@@ -46,11 +47,11 @@ class RunRecord:
         self._write("run", iteration=first, version=VERSION, at=_now(), **about)
 
     def iteration(
-        self, iteration: int, reports: Sequence[Mapping[str, Any]], status: Mapping[str, Any]
+        self, iteration: int, reports: Sequence[StageReport], status: Mapping[str, Any]
     ) -> None:
-        """All stages have reported `iteration`. `reports`, `status`: see Leader."""
+        """All stages have reported `iteration`. `status`: what charts show, see ReplanLoop."""
         if self._file is not None:
-            each = [{k: v for k, v in report.items() if k != "kind"} for report in reports]
+            each = [report.to_json() for report in reports]
             status = {k: v for k, v in status.items() if k != "iteration"}
             self._write("iteration", iteration=iteration, at=_now(), **status, reports=each)
 
@@ -93,37 +94,44 @@ def shortened(lines: Sequence[bytes]) -> list[bytes]:
     near: set[int] = set()
     for i in decided:
         near.update(range(i - AROUND, i + AROUND + 1))
-    left_out = set(at[: len(at) * 3 // 4 : 2]) - near
+    left_out = set(at[1 : len(at) * 3 // 4 : 2]) - near
     if not left_out:  # decisions everywhere
         left_out = set(at[: len(at) // 2])
     return [line for i, line in enumerate(lines) if i not in left_out]
 
 
+@dataclass(frozen=True)
+class RecordedIteration:
+    """`at`: seconds since 1970. `status`: of charts, see ReplanLoop. `reports`: by stage."""
+
+    at: float
+    status: Mapping[str, Any]
+    reports: tuple[StageReport, ...]
+
+
 @dataclass
 class Recorded:
-    """One start of a replica's controller: `about` it, its `iterations`, its `decisions`.
+    """One start of a replica's replan loop: `about` it, its `iterations`, its `decisions`.
 
-    `iterations`: by number, as RunRecord has written them, in order. `decisions`: oldest first.
+    `iterations`: by number, in order. `decisions`: oldest first, each with all that became known.
     """
 
     about: Mapping[str, Any]
-    iterations: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    iterations: dict[int, RecordedIteration] = field(default_factory=dict)
     decisions: list[dict[str, Any]] = field(default_factory=list)
 
     def seconds(self) -> dict[int, float]:
-        """By iteration, what it took. The one after it has told."""
-        found = {}
-        for number, row in self.iterations.items():
-            if (seconds := row["reports"][0]["seconds"]) is not None:
-                found[number - 1] = seconds
-        return found
+        """By iteration, what it took, which the one after it has reported."""
+        each = ((number, row.reports[0].seconds) for number, row in self.iterations.items())
+        return {number - 1: seconds for number, seconds in each if seconds is not None}
 
 
 def read_record(path: Path) -> list[Recorded]:
     """What the file at `path` holds, oldest first.
 
     An iteration that was trained again, from a checkpoint, counts as it was the last time. A line
-    that is not whole, as the disk was full or the job was killed, is left out. Raises BadFile.
+    that is not whole, as the disk was full or the job was killed, is left out. Raises BadFile,
+    also for a record of another version.
     """
     try:
         with open(path, "rb") as file:
@@ -135,27 +143,39 @@ def read_record(path: Path) -> list[Recorded]:
 def _read(lines: Iterable[bytes], path: Path) -> list[Recorded]:
     runs: list[Recorded] = []
     decisions: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            kind = row.pop("kind")
-        except (ValueError, KeyError, AttributeError):
+        except ValueError:
             continue
-        if kind == "run":
-            if row["version"] > VERSION:
-                fault = f"it was written by a newer adaptra (format {row['version']})"
-                raise BadFile("record", path, f"{fault}; this one reads up to {VERSION}")
-            runs.append(Recorded(row))
-            for run in runs[:-1]:
-                run.iterations = {i: r for i, r in run.iterations.items() if i < row["iteration"]}
-        elif runs and kind == "iteration":
-            runs[-1].iterations[row["iteration"]] = row
-        elif runs and kind == "decision":
-            name = row["job"], row["number"]
-            if name not in decisions:
-                decisions[name] = {}
-                runs[-1].decisions.append(decisions[name])
-            decisions[name].update(row)
+        try:
+            _add(row, runs, decisions)
+        except (AdaptraError, KeyError, TypeError, AttributeError) as error:
+            reason = str(error) if isinstance(error, AdaptraError) else f"{error!r}"[:80]
+            raise BadFile("record", path, f"line {number}: {reason}") from None
     if not runs:
         raise BadFile("record", path, "it is no record of a run; --adaptra-record writes them")
     return runs
+
+
+def _add(
+    row: dict[str, Any], runs: list[Recorded], decisions: dict[tuple[str, int], dict[str, Any]]
+) -> None:
+    """Take one line. What stands before the first start of a loop has lost it to `shortened`."""
+    kind = row.pop("kind")
+    if kind == "run":
+        if row["version"] != VERSION:
+            raise BadMessage(f"a record of version {row['version']!r}; this one reads {VERSION}")
+        runs.append(Recorded(row))
+        for run in runs[:-1]:
+            run.iterations = {i: r for i, r in run.iterations.items() if i < row["iteration"]}
+    elif runs and kind == "iteration":
+        reports = tuple(StageReport.from_json(report) for report in row.pop("reports"))
+        iteration, at = row.pop("iteration"), row.pop("at")
+        runs[-1].iterations[iteration] = RecordedIteration(at, row, reports)
+    elif runs and kind == "decision":
+        name = row["job"], row["number"]
+        if name not in decisions:
+            decisions[name] = {}
+            runs[-1].decisions.append(decisions[name])
+        decisions[name].update(row)

@@ -1,6 +1,6 @@
 """When to change the plan, and to what: from iteration to iteration, without threads or messages.
 
-The leader asks it while a job trains, and a replay asks it again afterwards.
+The replan loop asks it while a job trains, and a replay asks it again afterwards.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind
@@ -23,6 +22,7 @@ from megatron_adaptra.runtime.decisions import what_back, why_swap
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.report import StageReport
 
 LEARN = 4  # iterations between two comparisons of the model with what it models
 
@@ -61,14 +61,14 @@ class Replanner:
         self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
 
     def observe(
-        self, iteration: int, reports: Sequence[Mapping[str, Any]], ran: Schedule | None
+        self, iteration: int, reports: Sequence[StageReport], ran: Schedule | None
     ) -> list[Link]:
         """Take the `reports` of `iteration`, one per stage; the links that have changed.
 
         `ran`: the schedule of the iteration before, whose seconds the reports have; None where that
         is not known any more.
         """
-        seconds = reports[0]["seconds"]
+        seconds = reports[0].seconds
         if seconds is not None:
             self._seconds.append(seconds)
         changed = self.estimator.update(reports)

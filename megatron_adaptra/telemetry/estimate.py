@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
+from megatron_adaptra.telemetry.report import Memory, StageReport
 from megatron_adaptra.telemetry.step_sync import StepSyncModel
 from megatron_adaptra.telemetry.stock_messages import (
     RECENT,
@@ -85,7 +86,7 @@ class Estimator:
         self.budgets = (budget.microbatches,) * stages  # microbatches in flight, per stage
         if budget.in_bytes and at_first:
             self.budgets = tuple(at_first)
-        self.memory: dict[int, Mapping[str, Any]] = {}  # by stage, as last measured in bytes
+        self.memory: dict[int, Memory] = {}  # by stage, as last measured in bytes
         self._limits: dict[int, float] = {}  # bytes, once a budget in bytes can be kept to
         pairs = [(s, s + 1) for s in range(stages - 1)]
         if chunks > 1 and stages > 2:
@@ -98,18 +99,18 @@ class Estimator:
         self._on_device = on_device
         self._step = StepSyncModel(None) if on_device else StepSyncModel()
         # Where threads wait for a core, many a message does; a slow link delays all of them.
-        self._typical = "delay_p25" if on_device or cores is not None else "delay"
+        self._crowded = on_device or cores is not None
         self._ratios: deque[float] = deque(maxlen=WINDOW)
         self._waits: deque[float] = deque(maxlen=RECENT)  # unexplained, per second of delay
         self._excesses = {link: Excess() for link in self.charts}
         self._excess = dict.fromkeys(self.charts, 0.0)  # now, of Megatron's messages over ours
 
-    def update(self, reports: Sequence[Mapping[str, Any]]) -> list[Link]:
+    def update(self, reports: Sequence[StageReport]) -> list[Link]:
         """Take one iteration's `reports`, one per stage; the links whose change is confirmed."""
-        clock = "wall" if self.cores is None else "cpu"
         for report in reports:
-            scale = 1.0 if self.cores is None else report["overhead"]
-            stage, seconds = report["stage"], report[clock]
+            scale, stage, seconds = 1.0, report.stage, report.wall
+            if self.cores is not None:
+                scale, seconds = report.overhead, report.cpu
             shares = Shares(*_medians(self._shares[stage])) if self._shares[stage] else Shares()
             shares = _shares(seconds, shares)
             self._shares[stage].append(shares)
@@ -122,8 +123,8 @@ class Estimator:
             if link in delays and chart.update(max(0.0, delays[link]), stage_seconds)
         ]
         for report in reports:
-            if report["stage"] == 0 and report.get("step") is not None:
-                self._step.update(report["step"], self._delays)
+            if report.stage == 0 and report.step is not None:
+                self._step.update(report.step, self._delays)
         return changed
 
     @property
@@ -131,13 +132,14 @@ class Estimator:
         """Seconds per link, as far as the step's collectives see them."""
         return {link: c.estimate * self.everything for link, c in self.charts.items()}
 
-    def _of_ours(self, reports: Sequence[Mapping[str, Any]]) -> dict[Link, float]:
+    def _of_ours(self, reports: Sequence[StageReport]) -> dict[Link, float]:
         """Seconds per link, from the stamps of our messages.
 
         What a link is worse for Megatron's messages is added where that was once measured.
         """
-        delays = _by_link(reports, self._typical)
-        transits, ahead = _by_link(reports, "transit"), _by_link(reports, "ahead")
+        delays = _by_link((r.stage, r.delay_p25 if self._crowded else r.delay) for r in reports)
+        transits = _by_link((r.stage, r.transit) for r in reports)
+        ahead = _by_link((r.stage, r.ahead) for r in reports)
         found = {}
         for link in self.charts:
             if (delay := self._delay(link, delays, transits, ahead)) is not None:
@@ -145,9 +147,10 @@ class Estimator:
                 found[link] = delay + max(0.0, excess)
         return found
 
-    def _of_stock(self, reports: Sequence[Mapping[str, Any]]) -> dict[Link, float]:
+    def _of_stock(self, reports: Sequence[StageReport]) -> dict[Link, float]:
         """Seconds per link, the longer of those for our probes and for Megatron's messages."""
-        probed, (theirs, transits) = _by_link(reports, "probed"), stock_links(reports, self.chunks)
+        probed = _by_link((r.stage, r.probed) for r in reports)
+        theirs, transits = stock_links(reports, self.chunks)
         matters, found = ABSOLUTE * self.stage_seconds(), {}
         for link in self.charts:
             ours = self._either_way(link, probed, probed)
@@ -301,16 +304,16 @@ class Estimator:
         shorter = max(0.0, -excess if native else excess)
         return max(0.0, self.charts[link].estimate - shorter)
 
-    def measure_budget(self, reports: Sequence[Mapping[str, Any]]) -> bool:
+    def measure_budget(self, reports: Sequence[StageReport]) -> bool:
         """Take the bytes in `reports`; whether a budget in bytes now means other microbatches.
 
         It does when all stages have measured for the first time. Afterwards only where a plan has
         taken more than it may: halves and temporaries are no exact shares of a microbatch.
         """
         fresh = {
-            report["stage"]: report["memory"]
+            report.stage: report.memory
             for report in reports
-            if report["memory"] is not None and report["memory"]["per_microbatch"]
+            if report.memory is not None and report.memory.per_microbatch
         }
         self.memory |= fresh
         if not self._budget.in_bytes or len(self.memory) < len(self.budgets):
@@ -321,46 +324,42 @@ class Estimator:
             for stage, memory in self.memory.items():
                 budgets[stage] = self._fit(self._limits[stage], memory)
         for stage, memory in fresh.items():
-            taken = memory["peak_bytes"] + (0 if self._budget.auto else memory["pinned"])
+            taken = (memory.peak_bytes or 0) + (0 if self._budget.auto else memory.pinned)
             limit = self._limits[stage]
             if taken > limit:
-                budgets[stage] = min(budgets[stage], memory["peak"] * limit / taken)
+                budgets[stage] = min(budgets[stage], memory.peak * limit / taken)
         before = self.budgets, self.split
         self.budgets = tuple(max(1.0, float(b)) for b in budgets)
         # Less than one microbatch is not to be had, but a backward in one piece may be.
         self.split = self.split and min(budgets) >= 1
         return (self.budgets, self.split) != before
 
-    def _fit(self, limit: float, memory: Mapping[str, Any]) -> float:
+    def _fit(self, limit: float, memory: Memory) -> float:
         """Microbatches whose activations fit into `limit`.
 
         On a GPU beside what ops take in passing. There each microbatch more has a receive standing
         posted and, of a budget of so many bytes, pinned memory of the host for two messages; what
         is free on a GPU has none of that in it.
         """
-        each = memory["per_microbatch"]
+        each = memory.per_microbatch
         if not self._on_device:
             return float(limit // each)
-        passing = max(0.0, memory["peak_bytes"] - memory["peak"] * each)
+        passing = max(0.0, (memory.peak_bytes or 0) - memory.peak * each)
         message = self.message_bytes
         if self._budget.auto:
             return float((limit - passing) // (each + message))
         return float((limit - passing - SPARE * message) // (each + PINNED * message))
 
-    def _limit(self, memory: Mapping[str, Any]) -> float:
+    def _limit(self, memory: Memory) -> float:
         """Bytes that a stage may take, by what it was first seen to take."""
         if self._budget.auto:
-            return float(memory["peak_bytes"] + USABLE * memory["free"])
+            return (memory.peak_bytes or 0) + USABLE * (memory.free or 0)
         return self._budget.nbytes
 
 
-def _by_link(reports: Sequence[Mapping[str, Any]], what: str) -> dict[Link, float]:
-    """A report's sources are integers, or text once it has travelled as JSON."""
-    return {
-        (int(source), report["stage"]): seconds
-        for report in reports
-        for source, seconds in report[what].items()
-    }
+def _by_link(rows: Iterable[tuple[int, Mapping[int, float]]]) -> dict[Link, float]:
+    """`rows`: stages, each with seconds by source."""
+    return {(source, stage): s for stage, row in rows for source, s in row.items()}
 
 
 def _shares(seconds: Mapping[str, float], before: Shares) -> Shares:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
+from megatron_adaptra.telemetry.report import Collective, Memory, StageReport, Step, StockOp
 from megatron_adaptra.transport.base import Stamps
 
 UNREAD = 32  # halves of iterations whose times may be unknown
@@ -34,22 +35,6 @@ class OpTime(NamedTuple):
     cpu: float
     asked: float = 0.0
     lag: float = 0.0
-
-
-class Memory(NamedTuple):
-    """What one iteration's activations took on one stage.
-
-    `peak`: microbatches in flight, as they were counted; `peak_bytes`: None where bytes were not
-    counted; `per_microbatch`: bytes of one microbatch of all the stage's layers, 0 if not counted;
-    `free`: bytes that the device had left besides, None if not asked; `pinned`: bytes of the host,
-    through which a device's messages go.
-    """
-
-    peak: float
-    peak_bytes: int | None = None
-    per_microbatch: int = 0
-    free: int | None = None
-    pinned: int = 0
 
 
 class CollectiveSpan(NamedTuple):
@@ -102,29 +87,32 @@ class IterationRecord:
     probed: list[tuple[int, Stamps]] = field(default_factory=list)
     unusable: str = ""
 
-    def report(self) -> dict[str, Any]:
-        """The small message to the leader: seconds, per source stage where there is one.
+    def report(self, before: IterationRecord | None = None) -> StageReport:
+        """The small message to the leader; `before`: the iteration before, whose end is known.
 
         A transit contains the difference of the two stages' clocks; there and back it cancels.
         """
         compute = sum(o.cpu for o in self.ops)
         sources = sorted({source for source, _, _ in self.messages})
-        return {
-            "stage": self.stage,
-            "iteration": self.iteration,
-            "wall": self._seconds("wall"),
-            "cpu": self._seconds("cpu"),
-            "overhead": self.cpu / compute if compute > 0 else 1.0,
-            "delay": {source: self.delay(source) for source in sources},
-            "delay_p25": {source: self.delay_p25(source) for source in sources},
-            "transit": {source: self.transit(source) for source in sources},
-            "ahead": {source: self.ahead(source) for source in sources},
-            "waited": sum(stamps.exposed for _, _, stamps in self.messages),
-            "starved": self.starved,
-            "memory": None if self.memory is None else self.memory._asdict(),
-            "probed": {source: stamps.delay for source, stamps in self.probed},
-            "ops": [(str(o.op), *o[1:3], *o[4:]) for o in self.ops] if self.stock else None,
-        }
+        stock = (StockOp(str(o.op), o.start, o.end, o.asked, o.lag) for o in self.ops)
+        ended = before is not None and before.end > 0
+        return StageReport(
+            self.stage,
+            self.iteration,
+            wall=self._seconds("wall"),
+            cpu=self._seconds("cpu"),
+            overhead=self.cpu / compute if compute > 0 else 1.0,
+            delay={source: self.delay(source) for source in sources},
+            delay_p25={source: self.delay_p25(source) for source in sources},
+            transit={source: self.transit(source) for source in sources},
+            ahead={source: self.ahead(source) for source in sources},
+            starved=self.starved,
+            probed={source: stamps.delay for source, stamps in self.probed},
+            memory=self.memory,
+            ops=tuple(stock) if self.stock else None,
+            step=before.step if before and ended else None,
+            seconds=before.end - before.begin if before and ended else None,
+        )
 
     @property
     def known(self) -> bool:
@@ -197,17 +185,13 @@ class IterationRecord:
         return [t for t in stamps if t.eager or t.posted <= t.sent] or stamps
 
     @property
-    def step(self) -> dict[str, Any]:
-        """Seconds of the step, and its collectives.
-
-        Of each the name, the seconds it took, the backend's and an all-gather's, its stages, and
-        whether it is kept.
-        """
-        collectives = [
-            (c.name, c.end - c.start, c.backend, c.direct, c.stages, c.kept)
+    def step(self) -> Step:
+        """The step, and its collectives."""
+        collectives = (
+            Collective(c.name, c.end - c.start, c.backend, c.direct, c.stages, c.kept)
             for c in self.collectives
-        ]
-        return {"seconds": self.end - self.last_op_end, "collectives": collectives}
+        )
+        return Step(self.end - self.last_op_end, tuple(collectives))
 
     @property
     def last_op_end(self) -> float:

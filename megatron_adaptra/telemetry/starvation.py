@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
+
+from megatron_adaptra.telemetry.report import StageReport
 
 WINDOW = 5  # iterations whose median counts
 MUCH = 0.1  # of an iteration
@@ -18,13 +19,13 @@ class Starvation:
         self._shares: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(stages)]
         self._told = False
 
-    def update(self, reports: Sequence[Mapping[str, Any]], seconds: float) -> str:
+    def update(self, reports: Sequence[StageReport], seconds: float) -> str:
         """Take an iteration's `reports`, one per stage; what is to be said of it, once at most.
 
         `seconds`: what an iteration takes.
         """
         for shares, report in zip(self._shares, reports, strict=True):
-            shares.append(report["starved"] / seconds)
+            shares.append(report.starved / seconds)
         typical = [median(shares) for shares in self._shares]
         worst = max(range(len(typical)), key=typical.__getitem__)
         if self._told or len(self._shares[0]) < WINDOW or typical[worst] < MUCH:

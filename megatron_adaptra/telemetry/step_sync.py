@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from megatron_adaptra.telemetry.report import Step
 
 WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has a longer step
 PASSES = 4  # delays of gloo's small all-reduce: there and back, each after a handshake
@@ -55,12 +57,12 @@ class StepSyncModel:
         self._stages: dict[str, frozenset[int]] = {}
         self._kept: set[str] = set()  # by the backend, whatever the links
 
-    def update(self, step: Mapping[str, Any], delays: Delays) -> None:
-        """`step`: as an IterationRecord has it. `delays`: seconds per link."""
-        collectives = step["collectives"]
-        self._work.append(max(0.0, step["seconds"] - sum(taken for _, taken, *_ in collectives)))
-        self._done.append([name for name, *_ in collectives])
-        for name, _, native, direct, stages, kept in collectives:
+    def update(self, step: Step, delays: Delays) -> None:
+        """Take another `step`. `delays`: seconds per link."""
+        together = sum(one.seconds for one in step.collectives)
+        self._work.append(max(0.0, step.seconds - together))
+        self._done.append([one.name for one in step.collectives])
+        for name, _, native, direct, stages, kept in step.collectives:
             self._stages[name] = frozenset(stages)
             (self._kept.add if kept else self._kept.discard)(name)
             delay = self._slowest(name, delays)

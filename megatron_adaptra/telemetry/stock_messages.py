@@ -8,13 +8,13 @@ around the ops.)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 from megatron_adaptra.ir.deps import ACTIVATION, remote_need
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.transport.base import Stamps
 
 Link = tuple[int, int]
@@ -22,13 +22,13 @@ RECENT = 3  # iterations whose median counts
 FIRST_PATIENCE, MOST_PATIENCE = 64, 8192  # iterations
 
 
-def is_stock(reports: Sequence[Mapping[str, Any]]) -> bool:
+def is_stock(reports: Sequence[StageReport]) -> bool:
     """Whether an iteration, of which these are all `reports`, ran over Megatron's own messages."""
-    return all(report.get("ops") for report in reports)
+    return all(report.ops for report in reports)
 
 
 def stock_links(
-    reports: Sequence[Mapping[str, Any]], chunks: int
+    reports: Sequence[StageReport], chunks: int
 ) -> tuple[dict[Link, float], dict[Link, float]]:
     """Delay and transit per link, as an IterationRecord has them, from all stages' `reports`.
 
@@ -37,7 +37,7 @@ def stock_links(
     KeyError for one that nobody has run.
     """
     stages = len(reports)
-    times = [{Op.parse(text): row for text, *row in report["ops"]} for report in reports]
+    times = [{Op.parse(text): row for text, *row in report.ops or ()} for report in reports]
     delays, transits = {}, {}
     for stage, ops in enumerate(times):
         record, before = IterationRecord(stage, 0), 0.0

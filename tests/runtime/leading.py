@@ -18,15 +18,18 @@ from telemetry.records import job, record, stock, stock_records
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.baselines import stock_warmup
 from megatron_adaptra.plan.initial import over_own_messages
-from megatron_adaptra.runtime.agreement import Board, starting_ballot
+from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
+from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.record import RunRecord
+from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.probe import Memory
+from megatron_adaptra.telemetry.report import Memory, StageReport
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 FORWARD, BACKWARD = 0.010, 0.020
@@ -45,19 +48,27 @@ class Run:
     told: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Watched(Leader):
-    """A Leader that tells the test when it has dealt with an iteration."""
+class WatchedLoop(ReplanLoop):
+    """A loop that notifies the test when it has dealt with an iteration."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._moved = threading.Condition()
-        self._seen = -1
+        self.moved = threading.Condition()
+        self.seen = -1
         super().__init__(*args, **kwargs)
 
-    def _on_reports(self, iteration: int, reports: Sequence[dict[str, Any]]) -> None:
+    def _on_reports(self, iteration: int, reports: Sequence[StageReport]) -> None:
         super()._on_reports(iteration, reports)
-        with self._moved:
-            self._seen = iteration
-            self._moved.notify_all()
+        with self.moved:
+            self.seen = iteration
+            self.moved.notify_all()
+
+
+class Watched(Leader):
+    """A Leader that does so at each step of a vote."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._moved = args[3].moved
+        super().__init__(*args, **kwargs)
 
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
         more = super()._on_message(channel, message)
@@ -75,9 +86,9 @@ class Watched(Leader):
         decided."""
 
         def done() -> bool:
-            now = self._open
-            decided = now is None or now.proposal.committed is not None or self._misses_somebody()
-            return self._seen >= iteration and (decided or not votes)
+            lost = any(channel.lost for channel in self._channels.values())
+            decided = self._open is None or self._open.committed is not None or lost
+            return self.loop.seen >= iteration and (decided or not votes)
 
         with self._moved:
             assert self._moved.wait_for(done, PATIENCE), f"iteration {iteration} is not dealt with"
@@ -104,6 +115,7 @@ def drive(
     rule: ReplanPolicy = ReplanPolicy(),  # noqa: B008  # frozen
     memory: Memory | None = None,
     theirs: Delays | None = None,
+    record_at: Path | None = None,
     **estimate: Any,
 ) -> Run:
     """`at(stage, iteration)` is called by every stage between the start and the report.
@@ -116,7 +128,7 @@ def drive(
     where none is given. `memory`: what every stage
     measures from its second iteration on; `estimate`: more arguments of the Estimator. `theirs`:
     the links for Megatron's own messages, with which the training begins then; `delays` are for
-    ours and for probes.
+    ours and for probes. `record_at`: of the run's record.
     """
     members = stages + followers
     network = control or LoopbackNetwork()
@@ -135,23 +147,24 @@ def drive(
         peers = range(1, members) if stage == 0 else [0]
         made = {peer: channel(transport, peer) for peer in peers}
         ballot = starting_ballot(start, resumed, None, 0)
-        board = Board(KeyValueStore("", lambda: store))
+        decisions = DecisionStore(KeyValueStore("", lambda: store))
         controller: Watched | Member
         if stage == 0:
             estimator = Estimator(count, ["one"] * stages, None, 1000, **estimate)
             if resumed is not None:
                 estimator.resume({f"{a}>{b}": 0.04 for a, b in estimator.charts})
-            log = DecisionLog(path)
-            controller = Watched(start, ballot, made, board, estimator, rule, log, watcher=watcher)
+            log = DecisionLog(path, RunRecord(record_at))
+            loop = WatchedLoop(start, estimator, rule, log)
+            controller = Watched(ballot, made, decisions, loop, watcher=watcher)
             leaders.append(controller)
         else:
-            controller = Member(ballot, made, board, PATIENCE, reports=stage < stages)
+            controller = Member(ballot, made, decisions, PATIENCE, reports=stage < stages)
         if stage == watcher:
             watchers.append(controller)
         ran = []
         try:
             for iteration in range(iterations):
-                ran.append(controller.begin(iteration))
+                ran.append(controller.begin(iteration)[SCHEDULE])
                 at(stage, iteration)
                 if not paced:
                     time.sleep(rng.uniform(0.0, pause))
@@ -178,7 +191,7 @@ def drive(
             raise
         controller.close()
         if isinstance(controller, Leader):
-            controller.log.close()
+            controller.loop.log.close()
         transport.close()
         return ran
 

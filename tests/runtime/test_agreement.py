@@ -16,8 +16,9 @@ from runtime.pipeline import schedule
 
 from megatron_adaptra.errors import Disagreement
 from megatron_adaptra.runtime.agreement import Ballot, Proposal
+from megatron_adaptra.runtime.bundle import scheduled
 
-OLD, NEW = schedule((3, 2, 1), 4), schedule((4, 3, 1), 4)
+OLD, NEW = scheduled(schedule((3, 2, 1), 4)), scheduled(schedule((4, 3, 1), 4))
 MEMBERS = (1, 2)
 SWAP, LAST = 1, 2  # iterations
 NUMBER = 0
@@ -33,7 +34,7 @@ class Rank:
     def key(self) -> Any:
         made = self.ballot._open
         return (
-            self.ballot.iteration, self.ballot.schedule is NEW, self.waits,
+            self.ballot.iteration, self.ballot.in_force == NEW, self.waits,
             None if made is None else (made.committed, len(made.acks)),
         )  # fmt: skip
 
@@ -125,12 +126,12 @@ class State:
             return
         ok = not self.board_lost and self.board == "open"
         ok = ok and ballot.offer(Proposal(NUMBER, SWAP, NEW))
-        self.to_leader[member] += (ok,)
+        self.to_leader[member] += (NEW.digest if ok else "",)
 
     def take_ack(self, member: int) -> None:
-        ok, *rest = self.to_leader[member]
+        digest, *rest = self.to_leader[member]
         self.to_leader[member] = tuple(rest)
-        decided = self.ranks[0].ballot.acknowledge(NUMBER, member, ok, len(MEMBERS))
+        decided = self.ranks[0].ballot.acknowledge(NUMBER, member, digest, len(MEMBERS))
         if decided is not None:
             self.tell(bool(decided.committed))
 
@@ -182,7 +183,7 @@ def test_no_order_of_events_and_no_loss_splits_the_ranks_or_holds_one_up() -> No
     swapped = stayed = 0
     for state in states:
         past = [rank for rank in state.ranks if rank.ballot.iteration >= SWAP and not rank.waits]
-        plans = {rank.ballot.schedule.digest() for rank in past}
+        plans = {rank.ballot.in_force.digest for rank in past}
         assert len(plans) <= 1, state
         for member in MEMBERS:
             rank, leader = state.ranks[member], state.ranks[0]
@@ -199,8 +200,8 @@ def test_no_order_of_events_and_no_loss_splits_the_ranks_or_holds_one_up() -> No
             loses_both = member in state.cut and state.board_lost
             assert knows or by_lane or by_board or loses_both, state
         if all(rank.ballot.iteration == LAST for rank in state.ranks):
-            swapped += state.ranks[0].ballot.schedule is NEW
-            stayed += state.ranks[0].ballot.schedule is OLD
+            swapped += state.ranks[0].ballot.in_force == NEW
+            stayed += state.ranks[0].ballot.in_force == OLD
     assert len(states) > 1000
     assert swapped
     assert stayed

@@ -1,18 +1,23 @@
 """The two-phase commit of one stage, and what a stage refuses to run."""
 
+from __future__ import annotations
+
 import json
 import threading
+from dataclasses import dataclass
 
 import pytest
 from patience import PATIENCE
 from runtime.pipeline import schedule
 
-from megatron_adaptra.errors import Disagreement, ScheduleError
+from megatron_adaptra.errors import BadBundle, BadInput, Disagreement, ScheduleError
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.runtime.agreement import LONGEST_SWAP_LEAD, Ballot, Proposal, pack, unpack
+from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle, ValueKind, scheduled
 
-OLD, NEW, OTHER = schedule((3, 2, 1), 6), schedule((6, 5, 1), 6), schedule((6, 6, 6), 6)
+START = schedule((3, 2, 1), 6)
+OLD, NEW, OTHER = map(scheduled, (START, schedule((6, 5, 1), 6), schedule((6, 6, 6), 6)))
 FOLLOWER, LEADER = False, True
 
 
@@ -27,15 +32,15 @@ def travelled(message):
 
 
 def test_plan_travels_and_is_what_it_was():
-    got = unpack(travelled(pack(Proposal(4, 17, NEW, "k"))), 3, 6)
-    assert (got.number, got.swap, got.schedule, got.key) == (4, 17, NEW, "k")
+    got = unpack(travelled(pack(Proposal(4, 17, NEW, "k"))), OLD)
+    assert (got.number, got.swap, got.bundle, got.key) == (4, 17, NEW, "k")
     assert got.committed is None
-    assert got.schedule.digest() == NEW.digest()
+    assert got.bundle.digest == NEW.digest
 
 
 def deadlock() -> Schedule:
     """Stage 0 wants the gradient of a microbatch before it has sent the next one that is needed."""
-    lines = [list(line) for line in OLD.order]
+    lines = [list(line) for line in START.order]
     lines[0] = [Op(Kind.F, 0), Op(Kind.B, 0)] + [op for op in lines[0] if op.microbatch]
     lines[2] = [Op(Kind.F, 0), Op(Kind.F, 1), Op(Kind.B, 0)] + [
         op for op in lines[2] if op.microbatch > 1 or op == Op(Kind.B, 1)
@@ -44,7 +49,7 @@ def deadlock() -> Schedule:
 
 
 def missing() -> Schedule:
-    return Schedule((OLD.order[0][:-1], *OLD.order[1:]), 6)
+    return Schedule((START.order[0][:-1], *START.order[1:]), 6)
 
 
 @pytest.mark.parametrize(
@@ -57,19 +62,19 @@ def missing() -> Schedule:
     ],
 )
 def test_plan_that_must_not_run_is_refused(bad, words):
-    with pytest.raises(ScheduleError) as refused:
-        unpack(travelled(pack(Proposal(1, 5, bad))), 3, 6)
+    with pytest.raises((BadBundle, ScheduleError)) as refused:
+        unpack(travelled(pack(Proposal(1, 5, scheduled(bad)))), OLD)
     assert words in str(refused.value)
 
 
 def test_tampered_plan_is_refused():
     message = pack(Proposal(9, 5, NEW))
-    plan = message["plan"]
+    plan = message["bundle"]
     swapped = plan.replace('"F4", "F5"', '"F5", "F4"')
     assert swapped != plan
     for altered in (swapped, plan + " ", plan[:-1], ""):
-        with pytest.raises(ScheduleError, match="plan 9: its bytes do not match their digest"):
-            unpack({**message, "plan": altered}, 3, 6)
+        with pytest.raises(BadBundle, match="proposal 9: its bytes do not match their digest"):
+            unpack({**message, "bundle": altered}, OLD)
 
 
 def test_commit_swaps_at_the_boundary_and_not_before():
@@ -77,10 +82,10 @@ def test_commit_swaps_at_the_boundary_and_not_before():
     assert b.offer(Proposal(0, 3, NEW))
     b.decide(0, True)
     assert b.at_boundary(2, 0.0, FOLLOWER) is None
-    assert b.schedule == OLD
+    assert b.in_force == OLD
     closed = b.at_boundary(3, 0.0, FOLLOWER)
     assert (closed.number, closed.committed) == (0, True)
-    assert b.schedule == NEW
+    assert b.in_force == NEW
     assert b.at_boundary(4, 0.0, FOLLOWER) is None
 
 
@@ -89,7 +94,7 @@ def test_abort_keeps_the_plan():
     b.offer(Proposal(0, 3, NEW))
     b.decide(0, False)
     assert b.at_boundary(3, 0.0, FOLLOWER).committed is False
-    assert b.schedule == OLD
+    assert b.in_force == OLD
 
 
 def test_leader_at_the_swap_without_a_decision_aborts():
@@ -98,7 +103,7 @@ def test_leader_at_the_swap_without_a_decision_aborts():
     assert b.at_boundary(2, PATIENCE, LEADER).committed is False
     b.decide(0, True)  # the last acknowledgement was too late
     assert b.at_boundary(3, 0.0, LEADER) is None
-    assert b.schedule == OLD
+    assert b.in_force == OLD
 
 
 def test_first_decision_stays():
@@ -119,7 +124,7 @@ def test_second_proposal_and_late_proposal_are_refused():
     b.decide(2, True)  # not the open one
     b.decide(1, True)
     b.at_boundary(7, 0.0, FOLLOWER)
-    assert b.schedule == NEW
+    assert b.in_force == NEW
     assert b.offer(Proposal(3, 9, OTHER))
 
 
@@ -146,7 +151,7 @@ def test_follower_waits_for_the_decision(commit):
     b.decide(0, commit)
     thread.join(PATIENCE)
     assert out[0].committed is commit
-    assert b.schedule == (NEW if commit else OLD)
+    assert b.in_force == (NEW if commit else OLD)
 
 
 def test_follower_without_a_decision_ends_in_time():
@@ -155,10 +160,10 @@ def test_follower_without_a_decision_ends_in_time():
     with pytest.raises(Disagreement) as error:
         b.at_boundary(2, 0.05, FOLLOWER)
     assert str(error.value) == (
-        "no decision on plan 6 at iteration 2: waited 0.05 s for stage 0, whose word came neither "
-        "directly nor by the store"
+        "no decision on proposal 6 at iteration 2: waited 0.05 s for stage 0, whose word came "
+        "neither directly nor by the store"
     )
-    assert b.schedule == OLD
+    assert b.in_force == OLD
 
 
 def test_an_opening_ends_by_itself():
@@ -166,7 +171,7 @@ def test_an_opening_ends_by_itself():
     ran = []
     for iteration in range(5):
         assert made.at_boundary(iteration, 0.0, FOLLOWER) is None
-        ran.append(made.schedule)
+        ran.append(made.in_force)
         assert made.opening is (iteration < 3)
         assert made.lasting == OLD
     assert ran == [OTHER, OTHER, OTHER, OLD, OLD]
@@ -180,5 +185,96 @@ def test_a_plan_takes_the_place_of_an_opening_for_good():
     ran = []
     for iteration in range(1, 5):
         made.at_boundary(iteration, 0.0, FOLLOWER)
-        ran.append(made.schedule)
+        ran.append(made.in_force)
     assert ran == [OTHER, NEW, NEW, NEW]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A second kind of value, as one that replicas share out may be."""
+
+    parts: tuple[int, ...]
+
+    def to_json(self) -> list[int]:
+        return list(self.parts)
+
+    @classmethod
+    def read(cls, data: object) -> Shares:
+        if not isinstance(data, list) or not all(type(part) is int for part in data):
+            raise BadInput("shares", data, "a list of whole numbers")
+        return cls(tuple(data))
+
+    def follows(self, now: Shares) -> None:
+        if sum(self.parts) != sum(now.parts):
+            raise BadBundle(f"shares of {sum(self.parts)}, here are {sum(now.parts)}")
+
+
+SHARES = ValueKind("shares", Shares.read, Shares.follows)
+EVEN, UNEVEN = Shares((3, 3)), Shares((4, 2))
+BOTH = Bundle({SCHEDULE: START, SHARES: EVEN})
+
+
+def test_several_kinds_change_together_or_not_at_all():
+    """Whoever looks in between, on another thread, never sees one of them without the other."""
+    deep, seen, over = NEW[SCHEDULE], set(), threading.Event()
+    b = Ballot(BOTH)
+
+    def looks():
+        while not over.is_set():
+            now = b.in_force
+            seen.add((now[SCHEDULE], now[SHARES]))
+
+    thread = threading.Thread(target=looks)
+    thread.start()
+    for number, (plan, shares) in enumerate([(deep, UNEVEN), (START, EVEN)] * 100):
+        b.offer(Proposal(number, number + 1, Bundle({SCHEDULE: plan, SHARES: shares})))
+        b.decide(number, True)
+        b.at_boundary(number + 1, 0.0, FOLLOWER)
+        assert (b.in_force[SCHEDULE], b.in_force[SHARES]) == (plan, shares)
+    over.set()
+    thread.join(PATIENCE)
+    assert seen <= {(START, EVEN), (deep, UNEVEN)}
+
+
+def test_what_a_proposal_leaves_out_stays():
+    b = Ballot(BOTH)
+    b.offer(Proposal(0, 1, NEW))
+    b.decide(0, True)
+    b.at_boundary(1, 0.0, FOLLOWER)
+    assert b.in_force == Bundle({SCHEDULE: NEW[SCHEDULE], SHARES: EVEN})
+    assert b.in_force.names == ["schedule", "shares"]
+    assert b.in_force.digest != NEW.digest
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({SCHEDULE: START, SHARES: Shares((4, 3))}, "shares of 7, here are 6"),
+        ({SCHEDULE: missing(), SHARES: UNEVEN}, "stage 0 runs F of microbatch 5"),
+        ({SCHEDULE: START, ValueKind("others", Shares.read, Shares.follows): EVEN}, "'others'"),
+        ({SHARES: START}, "its shares is none"),
+        ({}, "it has"),
+    ],
+)
+def test_one_value_that_must_not_run_refuses_all(values, words):
+    with pytest.raises((BadBundle, ScheduleError)) as refused:
+        unpack(travelled(pack(Proposal(1, 5, Bundle(values)))), BOTH)
+    assert words in str(refused.value)
+
+
+def test_a_bundle_goes_through_json_and_keeps_its_digest():
+    whole = Bundle({SHARES: UNEVEN, SCHEDULE: NEW[SCHEDULE]})
+    got = unpack(travelled(pack(Proposal(2, 5, whole))), BOTH).bundle
+    assert got == whole
+    assert got.digest == whole.digest
+
+
+@pytest.mark.parametrize("digests", [("other", "own"), ("own", "other"), ("own", "")])
+def test_one_digest_that_differs_aborts(digests):
+    b = ballot(1)
+    b.offer(Proposal(0, 3, NEW))
+    words = {"own": NEW.digest, "other": OTHER.digest, "": ""}
+    decided = [b.acknowledge(0, i + 1, words[word], 2) for i, word in enumerate(digests)]
+    assert [one.committed for one in decided if one is not None] == [False]
+    b.at_boundary(3, 0.0, LEADER)
+    assert b.in_force == OLD

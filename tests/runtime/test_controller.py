@@ -17,7 +17,7 @@ from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.decisions import read_log
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.telemetry.probe import Memory
+from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 SLOW = {(1, 2): 0.04, (2, 1): 0.04}
@@ -120,17 +120,17 @@ def test_healthy_links_change_nothing(tmp_path):
     path = tmp_path / "decisions.jsonl"
     run = drive(path, lambda _: {}, iterations=20, paced=True)
     assert warmups(run.ran[0]) == [STOCK]
-    assert run.leader.log.made == 0
-    assert list(run.leader.delays) == [*range(1, 20)]  # iteration 0 does not count
-    assert set(run.leader.delays[1]) == {"0>1", "1>0", "1>2", "2>1"}
+    assert run.leader.loop.log.made == 0
+    assert list(run.leader.loop.delays) == [*range(1, 20)]  # iteration 0 does not count
+    assert set(run.leader.loop.delays[1]) == {"0>1", "1>0", "1>2", "2>1"}
 
 
 def test_a_fixed_schedule_stays(tmp_path):
     path = tmp_path / "decisions.jsonl"
     run = drive(path, lambda _: SLOW, 20, rule=ReplanPolicy(fixed=True), paced=True)
     assert warmups(run.ran[0]) == [STOCK]
-    assert run.leader.log.made == 0
-    assert run.leader.delays[19]["1>2"] == pytest.approx(0.04, rel=0.1)
+    assert run.leader.loop.log.made == 0
+    assert run.leader.loop.delays[19]["1>2"] == pytest.approx(0.04, rel=0.1)
 
 
 @pytest.mark.parametrize(("nbytes", "depths"), [(250, (2, 2, 1)), (199, (1, 1, 1))])
@@ -170,7 +170,7 @@ def test_a_slow_link_is_planned_for_within_a_budget_in_bytes(tmp_path):
     before, during = (run.ran[0][i] for i in (7, -1))
     assert before.warmup == STOCK
     # Of what was free, nine tenths may be taken: 300 + 180 bytes are 4 microbatches.
-    assert run.leader.estimator.budgets == (4.0, 4.0, 4.0)
+    assert run.leader.loop.estimator.budgets == (4.0, 4.0, 4.0)
     assert all(peak_in_flight(line) <= 4.0 for line in during.order)
     assert {Kind.I, Kind.W} <= {op.kind for line in during.order for op in line}
 
@@ -199,7 +199,7 @@ def test_a_plan_of_a_checkpoint_is_in_force_at_once_and_stays(tmp_path):
     slow = dict.fromkeys(((0, 1), (1, 0), (1, 2), (2, 1)), 0.04)
     run = drive(path, lambda _: slow, 20, resumed=deep, paced=True)
     assert {one for ran in run.ran for one in ran} == {deep}
-    assert run.leader.log.made == 0
+    assert run.leader.loop.log.made == 0
 
 
 def test_a_plan_of_a_checkpoint_is_left_when_the_links_have_healed(tmp_path):

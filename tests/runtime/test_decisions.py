@@ -20,6 +20,7 @@ def decision(number: int) -> Decision:
         number=number,
         iteration=number + 2,
         detected=number,
+        kinds=["schedule"],
         why="link 2->3 takes 40 ms " * 50,
         warmup_before=[3, 2, 1],
         warmup_after=[6, 4, 1],
@@ -105,7 +106,7 @@ def test_a_log_that_cannot_be_written_costs_one_line_and_no_replan(
     unwritable: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = drive(unwritable, lambda i: {(1, 2): 0.04} if i >= 8 else {}, 30, paced=True)
-    assert run.leader.log.in_force == 1
+    assert run.leader.loop.log.in_force == 1
     (line,) = capfd.readouterr().err.splitlines()
     where = str(unwritable.absolute())
     assert line.startswith(f"adaptra: decisions cannot be logged in {where!r}: ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 from patience import PATIENCE
@@ -34,10 +33,10 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_failure_is_said_once_and_ends_everything_else(said: list[str]) -> None:
     guard, ran = Guard("stage 1 (rank 3)"), list[int]()
-    probe = guard.cover(Probe)
-    assert [probe.count(), probe.count(), probe.count(), probe.count()] == [1, 2, None, None]
+    count = guard.method(guard.call(Probe), Probe.count)
+    assert [count(), count(step=1), count(), count()] == [1, 2, None, None]
     guard.later(ran.append, 1)
-    assert guard.call(int, "1", default=7) == 7
+    assert guard.call(int, "1") is None
     guard.fail(int, "another one")
     until(lambda: said, "it is said")
     guard.close(PATIENCE)
@@ -51,8 +50,9 @@ def test_a_failure_is_said_once_and_ends_everything_else(said: list[str]) -> Non
 
 def test_what_cannot_be_made_does_nothing(said: list[str]) -> None:
     guard = Guard()
-    assert guard.cover(Path(__file__).read_bytes, 1).whatever() is None
+    count = guard.method(guard.call(Probe, 1), Probe.count)  # type: ignore[call-arg]
     assert guard.off
+    assert count() is None
 
 
 def test_work_is_done_in_its_order_beside_the_caller(said: list[str]) -> None:

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from patience import PATIENCE
-from runtime.leading import Watched, drive, warmups
+from runtime.leading import Watched, WatchedLoop, drive, warmups
 from runtime.pipeline import schedule
 from telemetry.records import record
 from transport.ranks import Processes, Seat, until
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import Disagreement, PeerLost
-from megatron_adaptra.runtime.agreement import Ballot, Board, Proposal, pack
+from megatron_adaptra.runtime.agreement import DecisionStore, Proposal, pack, starting_ballot
+from megatron_adaptra.runtime.bundle import SCHEDULE, scheduled
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Member
 from megatron_adaptra.runtime.decisions import DecisionLog
@@ -61,7 +62,7 @@ class Cut(Channel):
         self.lost = "cut by the test"
 
 
-@pytest.mark.parametrize("at", ["report", "propose", "ack", "verdict"])
+@pytest.mark.parametrize("at", ["report", "propose", "ack", "decision"])
 def test_a_lane_that_is_cut_at_any_moment_splits_and_ends_nobody(
     at: str, tmp_path: Any, hasty: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +75,7 @@ def test_a_lane_that_is_cut_at_any_moment_splits_and_ends_nobody(
     )  # fmt: skip
     for ran in run.ran:
         assert ran == run.ran[0]
-    assert len(warmups(run.ran[0])) == (2 if at == "verdict" else 1)
+    assert len(warmups(run.ran[0])) == (2 if at == "decision" else 1)
     said = [line for line in capfd.readouterr().err.splitlines() if "is not heard" in line]
     assert len(said) == 2 or (reports and said)  # by each end
     assert all("training goes on with the plan in force" in line for line in said)
@@ -139,8 +140,8 @@ def test_a_store_that_ends_with_the_training_is_no_news(
 
     run = drive(tmp_path / "d", lambda i: SLOW if i >= 6 else {}, 30, store=store, at=at)
     store.over.set()
-    run.leader._planner.join(PATIENCE)
-    assert not run.leader._planner.is_alive()
+    run.leader.loop._thread.join(PATIENCE)
+    assert not run.leader.loop._thread.is_alive()
     assert "key-value store" not in capfd.readouterr().err
 
 
@@ -152,7 +153,7 @@ def test_a_store_that_dies_during_the_vote_does_not_matter_where_lanes_are_whole
 
     class Kills(Channel):
         def send(self, message: dict[str, Any]) -> bool:
-            if message["kind"] == "ack" and message["ok"]:
+            if message["kind"] == "ack" and message["digest"]:
                 store.alive = False
             return super().send(message)
 
@@ -167,10 +168,10 @@ def test_a_store_that_dies_during_the_vote_does_not_matter_where_lanes_are_whole
 
 def follows_a_leader_that_dies(seat: Seat) -> Any:
     """Rank 0 proposes, gets the acknowledgement, and is killed before it decides."""
-    board = Board(KeyValueStore("adaptra/"))
+    decisions = DecisionStore(KeyValueStore("adaptra/"))
     if seat.rank == 0:
-        channel, proposal = Channel(seat.transport, 1), Proposal(0, 2, DEEP, "k")
-        board.write(proposal)
+        channel, proposal = Channel(seat.transport, 1), Proposal(0, 2, scheduled(DEEP), "k")
+        decisions.write(proposal)
         channel.send({**pack(proposal), "run": 0})
         answer = None
         while answer is None or answer["kind"] != "ack":
@@ -178,10 +179,10 @@ def follows_a_leader_that_dies(seat: Seat) -> Any:
         seat.meet()
         seat.say(answer)
         threading.Event().wait(PATIENCE)  # killed here, and not with a lock that others need
-    follower = Member(Ballot(START), {0: Channel(seat.transport, 0)}, board, 0.5)
-    assert follower.begin(0) == START
+    follower = Member(starting_ballot(START), {0: Channel(seat.transport, 0)}, decisions, 0.5)
+    assert follower.begin(0)[SCHEDULE] == START
     seat.meet()
-    assert follower.begin(1) == START
+    assert follower.begin(1)[SCHEDULE] == START
     with pytest.raises(Disagreement) as error:
         follower.begin(2)
     follower.close()
@@ -191,10 +192,12 @@ def follows_a_leader_that_dies(seat: Seat) -> Any:
 def test_leader_that_dies_before_its_decision_holds_nobody() -> None:
     """It ends the training in any case; this one names what it waited for."""
     with Processes(follows_a_leader_that_dies) as processes:
-        assert processes.heard(0) == {"kind": "ack", "number": 0, "ok": True, "run": 0}
+        assert processes.heard(0) == {
+            "kind": "ack", "number": 0, "digest": scheduled(DEEP).digest, "run": 0
+        }  # fmt: skip
         processes.kill(0)
         words = processes.result(1)
-    assert words.startswith("no decision on plan 0 at iteration 2: waited 0.5 s for stage 0")
+    assert words.startswith("no decision on proposal 0 at iteration 2: waited 0.5 s for stage 0")
 
 
 def trains(seat: Seat, what: str) -> Any:
@@ -212,19 +215,18 @@ def trains(seat: Seat, what: str) -> Any:
     assert isinstance(transport, GlooTransport)
     relink = Relink(transport, (0, 1), peer, "control", new_devices())
     channel = Lane(transport, peer, None if what == "cut for good" else relink)
-    board = Board(KeyValueStore("adaptra/"))
+    decisions = DecisionStore(KeyValueStore("adaptra/"))
+    ballot = starting_ballot(schedule((2, 1), 8))
     controller: Watched | Member
     if seat.rank == 0:
         estimator = Estimator(8, ["one"] * 2, None, 1000)
-        controller = Watched(
-            schedule((2, 1), 8), Ballot(schedule((2, 1), 8)), {1: channel}, board, estimator,
-            ReplanPolicy(), DecisionLog(None),
-        )  # fmt: skip
+        loop = WatchedLoop(schedule((2, 1), 8), estimator, ReplanPolicy(), DecisionLog(None))
+        controller = Watched(ballot, {1: channel}, decisions, loop)
     else:
-        controller = Member(Ballot(schedule((2, 1), 8)), {0: channel}, board, PATIENCE)
+        controller = Member(ballot, {0: channel}, decisions, PATIENCE)
     ran = []
     for iteration in range(24):
-        ran.append(controller.begin(iteration).warmup[0])
+        ran.append(controller.begin(iteration)[SCHEDULE].warmup[0])
         if iteration == 8:
             seat.meet()
             happens(what, seat, channel, before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import random
 from typing import Any
@@ -14,26 +13,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime.leading import drive, warmups
 from runtime.pipeline import schedule
+from telemetry.records import report
 
-from megatron_adaptra.errors import BadMessage, PeerLost, ScheduleError
+from megatron_adaptra.errors import BadBundle, BadMessage, PeerLost, ScheduleError
 from megatron_adaptra.runtime.agreement import Proposal, pack, unpack
+from megatron_adaptra.runtime.bundle import digest_of, scheduled
 from megatron_adaptra.runtime.channel import _FRAME, _HEAD, LONGEST, Channel
 from megatron_adaptra.runtime.messages import checked
+from megatron_adaptra.telemetry.report import Collective, Memory, Step, StockOp
 from megatron_adaptra.transport.loopback import LoopbackNetwork
 
-PLAN = schedule((4, 1), 4)
-REPORT = {
-    "stage": 0, "iteration": 1, "overhead": 1.0, "seconds": None, "wall": {"F": 0.1}, "cpu": {},
-    "delay": {"1": 0.1}, "delay_p25": {}, "transit": {}, "ahead": {}, "memory": None, "step": None,
-    "probed": {"1": 0.1}, "ops": [["F0", 1.0, 2.0, 0.5]], "starved": 0.0,
-}  # fmt: skip
+BUNDLE = scheduled(schedule((4, 1), 4))
+REPORT = report(
+    0, wall={"F": 0.1}, delay={1: 0.1}, probed={1: 0.1}, seconds=0.2,
+    ops=(StockOp("F0", 1.0, 2.0, 0.5, 0.0),), memory=Memory(1.0, 100),
+    step=Step(0.1, (Collective("all_reduce", 0.1, -1.0, 0.1, (0, 1), False),)),
+)  # fmt: skip
 MESSAGES: list[dict[str, Any]] = [
     {"kind": "alive", "run": -1},
-    {"kind": "ack", "number": 0, "ok": True, "run": 0},
-    {"kind": "verdict", "number": 0, "commit": True, "run": 0},
+    {"kind": "ack", "number": 0, "digest": "", "run": 0},
+    {"kind": "decision", "number": 0, "commit": True, "run": 0},
     {"kind": "status", "status": {"delays": {"0>1": 0.1}, "iteration": 1, "replans": 0}, "run": 0},
-    {**pack(Proposal(0, 2, PLAN, "k")), "run": 0},
-    {"kind": "report", "run": 0, **REPORT},
+    {**pack(Proposal(0, 2, BUNDLE, "k")), "run": 0},
+    {"kind": "report", "run": 0, "report": json.loads(json.dumps(REPORT.to_json()))},
 ]
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 VALUES = st.recursive(
@@ -63,23 +65,23 @@ def changed(draw: st.DrawFn) -> dict[str, Any]:
 
 def test_real_messages_pass() -> None:
     for message in MESSAGES:
-        assert checked(json.loads(json.dumps(message))) == message
+        got = checked(json.loads(json.dumps(message)))
+        assert got == {**message, "report": REPORT} if "report" in message else message
 
 
 @given(st.dictionaries(st.text(max_size=8), VALUES, max_size=4) | changed())
 def test_a_message_is_understood_or_refused(message: dict[str, Any]) -> None:
-    with contextlib.suppress(BadMessage, ScheduleError):
+    with contextlib.suppress(BadMessage, BadBundle, ScheduleError):
         if checked(message)["kind"] == "propose":
-            unpack(message, 2, 4)
+            unpack(message, BUNDLE)
 
 
 @given(VALUES | st.recursive(SCALARS, lambda inner: st.fixed_dictionaries({"order": inner})))
 def test_a_plan_is_a_plan_or_refused(plan: Any) -> None:
-    text = json.dumps(plan)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    message = {"number": 0, "swap": 2, "plan": text, "digest": digest, "key": "k"}
-    with pytest.raises(ScheduleError):
-        unpack(message, 2, 4)
+    text = json.dumps({"schedule": plan})
+    message = {"number": 0, "swap": 2, "bundle": text, "digest": digest_of(text), "key": "k"}
+    with pytest.raises((BadBundle, ScheduleError)):
+        unpack(message, BUNDLE)
 
 
 def frames(seed: int) -> list[bytes]:
@@ -146,6 +148,6 @@ def babble(rng: random.Random) -> dict[str, Any]:
     junk = [None, True, -1, 10**30, 1e308, float("nan"), "x", [], {}, [[]], {"F": "x"}]
     message = dict(rng.choice(MESSAGES))
     message[rng.choice([*message])] = rng.choice(junk)
-    if message.get("kind") in ("ack", "report", "verdict"):  # a vote of its own it may not have
+    if message.get("kind") in ("ack", "report", "decision"):  # a vote of its own it may not have
         message["kind"] = rng.choice([None, "vote", 7, ["ack"]])
     return message

@@ -16,11 +16,12 @@ from telemetry.records import record
 from transport.ranks import Processes, Seat, until
 
 from megatron_adaptra import waits
-from megatron_adaptra.runtime.agreement import Ballot, Board
+from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Member
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.estimate import Estimator
@@ -58,12 +59,13 @@ def soak(seat: Seat, iterations: int) -> list[tuple[tuple[int, int], int, int]]:
     """
     waits.HEARTBEAT = 0.05
     network, store = LoopbackNetwork(), dist.HashStore()
-    start, board = schedule((2, 1), COUNT), Board(KeyValueStore("", lambda: store))
+    start, decisions = schedule((2, 1), COUNT), DecisionStore(KeyValueStore("", lambda: store))
     ends = [Channel(network.open(rank), 1 - rank) for rank in range(2)]
     estimator = Estimator(COUNT, ["one"] * 2, None, 1000)
     log = DecisionLog(None)
-    leader = Leader(start, Ballot(start), {1: ends[0]}, board, estimator, ReplanPolicy(), log)
-    member = Member(Ballot(start), {0: ends[1]}, board, PATIENCE)
+    loop = ReplanLoop(start, estimator, ReplanPolicy(), log)
+    leader = Leader(starting_ballot(start), {1: ends[0]}, decisions, loop)
+    member = Member(starting_ballot(start), {0: ends[1]}, decisions, PATIENCE)
     found = []
     for iteration in range(iterations):
         delay = 0.05 if iteration % 1000 > 900 else 1e-4
@@ -75,7 +77,7 @@ def soak(seat: Seat, iterations: int) -> list[tuple[tuple[int, int], int, int]]:
         if iteration % 16 == 0:  # no stage is far ahead of the planning, as in a real training
             until(lambda i=iteration: leader.status.get("iteration", 0) >= i - 1, "a report")
         if iteration in (SETTLED, iterations - 1):
-            leader.drain(PATIENCE)  # a search under way holds memory, too
+            loop.drain(PATIENCE)  # a search under way holds memory, too
             gc.collect()
             found.append((in_use(), threading.active_count(), len(os.listdir("/proc/self/fd"))))
     assert log.in_force > iterations // 2000

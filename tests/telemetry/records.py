@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
@@ -13,6 +15,7 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.probe import IterationRecord, OpTime
+from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.transport.base import Stamps
 
 
@@ -48,6 +51,11 @@ def record(
     out.cpu = busy * sum(op.cpu for op in out.ops)
     out.end = now + ahead.get(stage, 0.0) + step
     return out
+
+
+def report(stage: int, **fields: Any) -> StageReport:
+    """Of a stage that has measured nothing but these `fields`."""
+    return replace(IterationRecord(stage, 0).report(), **fields)
 
 
 def noise(

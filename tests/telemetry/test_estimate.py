@@ -2,13 +2,15 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
-from telemetry.records import record
+from telemetry.records import record, report
 
 from megatron_adaptra.config import Budget
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.report import Memory, StageReport, Step
 
 MS = 1e-3
 HOST = ["one"] * 3
@@ -23,11 +25,8 @@ def reports(iteration, delays, **more):
     out = []
     for stage in range(3):
         sources = {s: delays.get((s, stage), 0.0) for s in (stage - 1, stage + 1) if 0 <= s < 3}
-        one = {
-            **record(stage, iteration, sources, **more).report(),
-            "step": {"seconds": 0.005, "collectives": []},
-        }
-        out.append(json.loads(json.dumps(one)) if stage else one)
+        one = replace(record(stage, iteration, sources, **more).report(), step=Step(0.005))
+        out.append(StageReport.from_json(json.loads(json.dumps(one.to_json()))) if stage else one)
     return out
 
 
@@ -71,7 +70,7 @@ def test_where_cores_are_shared_a_wait_for_one_is_not_a_slow_link():
         for r in mixed[1:]:
             r.messages += record(r.stage, i, {r.stage - 1: 9 * MS}).messages[:7]
             r.messages = r.messages[-14:]
-        got = [{**r.report(), "step": None} for r in mixed]
+        got = [r.report() for r in mixed]
         alone.update(got)
         shared.update(got)
     assert alone.conditions().link(0, 1).delay > 4 * MS
@@ -138,7 +137,7 @@ def test_one_way_between_two_hosts_tells_nothing():
     e = estimator(["one", "two", "two"])
     for i in range(6):
         some = reports(i, {(1, 0): 40 * MS}, clock={0: 77.0})
-        del some[1]["transit"]["0"]
+        some[1] = replace(some[1], transit={})
         assert e.update(some) == []
     assert e.conditions().link(1, 0).delay == 0.0
 
@@ -183,9 +182,9 @@ def test_halves_of_backwards_are_taken_as_they_were_measured():
     for i in range(12):
         rows = reports(i, {})
         for row in rows if i < 6 else ():
-            for clock in ("wall", "cpu"):
-                whole = row[clock].pop("B")
-                row[clock] |= {"I": 0.75 * whole, "W": 0.5 * whole}
+            for seconds in (row.wall, row.cpu):
+                whole = seconds.pop("B")
+                seconds |= {"I": 0.75 * whole, "W": 0.5 * whole}
         e.update(rows)
         c = e.conditions()
         factor = 1.25 if i < 8 else 1.0  # of five iterations the median counts
@@ -200,8 +199,7 @@ def test_what_ran_once_is_known_when_it_runs_no_more():
     for i in range(20):
         rows = reports(i, {})
         for row in rows:
-            for clock in ("wall", "cpu"):
-                seconds = row[clock]
+            for seconds in (row.wall, row.cpu):
                 if i < 5:
                     seconds |= {"I": 0.7 * seconds["B"], "W": 0.5 * seconds["B"]}
                     seconds["R"] = 1.25 * seconds["F"]
@@ -232,41 +230,39 @@ def test_seconds_of_a_stage_are_those_of_all_its_chunks():
 )
 def test_a_budget_in_bytes_is_known_once_all_stages_have_measured(budget, microbatches):
     e = estimator(budget=budget)
-    memory = {"peak": 3.0, "peak_bytes": 900, "per_microbatch": 300, "free": 2000, "pinned": 0}
-    rows = [{"stage": s, "memory": None} for s in range(3)]
-    rows[0]["memory"] = rows[1]["memory"] = memory
+    memory = Memory(3.0, peak_bytes=900, per_microbatch=300, free=2000)
+    rows = [report(0, memory=memory), report(1, memory=memory), report(2)]
     assert not e.measure_budget(rows)
     assert e.budgets == (math.inf,) * 3
-    rows[2]["memory"] = {**memory, "per_microbatch": 2000}
+    rows[2] = report(2, memory=replace(memory, per_microbatch=2000))
     assert e.measure_budget(rows)
     assert e.budgets == (microbatches, microbatches, 1.0)
-    for row in rows:
-        row["memory"] = {**memory, "peak_bytes": 900, "free": 99000}
+    rows = [report(s, memory=replace(memory, peak_bytes=900, free=99000)) for s in range(3)]
     assert not e.measure_budget(rows), "what is given back must not make room for more"
 
 
 def test_a_plan_that_takes_more_bytes_than_it_may_gets_a_smaller_budget():
     e = estimator(budget=Budget(nbytes=1000))
-    memory = {"peak": 3.0, "peak_bytes": 900, "per_microbatch": 250, "free": 0, "pinned": 0}
-    assert e.measure_budget([{"stage": s, "memory": memory} for s in range(3)])
+    memory = Memory(3.0, peak_bytes=900, per_microbatch=250, free=0)
+    assert e.measure_budget([report(s, memory=memory) for s in range(3)])
     assert e.budgets == (4.0, 4.0, 4.0)
-    rows = [{"stage": s, "memory": {**memory, "peak": 4.0, "peak_bytes": 1000}} for s in range(3)]
+    rows = [report(s, memory=replace(memory, peak=4.0, peak_bytes=1000)) for s in range(3)]
     assert not e.measure_budget(rows)
-    rows[2]["memory"] = {**memory, "peak": 4.0, "peak_bytes": 1250}
+    rows[2] = report(2, memory=replace(memory, peak=4.0, peak_bytes=1250))
     assert e.measure_budget(rows)
     assert e.budgets == (4.0, 4.0, pytest.approx(3.2))
     assert not e.measure_budget(rows), "the same plan says nothing new"
-    rows[2]["memory"] = {**memory, "peak": 3.2, "peak_bytes": 9999}
+    rows[2] = report(2, memory=replace(memory, peak=3.2, peak_bytes=9999))
     assert e.measure_budget(rows)
     assert e.budgets == (4.0, 4.0, 1.0)
 
 
 def test_backwards_in_halves_that_take_more_than_one_microbatch_may_are_given_up():
     e = estimator(budget=Budget(nbytes=1000), split=True)
-    memory = {"peak": 1.0, "peak_bytes": 900, "per_microbatch": 900, "free": 0, "pinned": 0}
-    assert e.measure_budget([{"stage": s, "memory": memory} for s in range(3)])
+    memory = Memory(1.0, peak_bytes=900, per_microbatch=900, free=0)
+    assert e.measure_budget([report(s, memory=memory) for s in range(3)])
     assert e.split
-    rows = [{"stage": s, "memory": {**memory, "peak_bytes": 1200}} for s in range(3)]
+    rows = [report(s, memory=replace(memory, peak_bytes=1200)) for s in range(3)]
     assert e.measure_budget(rows)
     assert not e.split
     assert e.budgets == (1.0, 1.0, 1.0)
@@ -280,11 +276,11 @@ def test_backwards_in_halves_that_take_more_than_one_microbatch_may_are_given_up
 )  # fmt: skip
 def test_on_a_gpu_a_budget_is_for_passing_memory_and_messages_too(budget, fit):
     e = Estimator(4, ["a", "b"], None, 100, budget, on_device=True)
-    memory = {"peak": 3.0, "peak_bytes": 3400, "per_microbatch": 1000, "free": 8000, "pinned": 0}
-    assert e.measure_budget([{"stage": s, "memory": memory} for s in range(2)])
+    memory = Memory(3.0, peak_bytes=3400, per_microbatch=1000, free=8000)
+    assert e.measure_budget([report(s, memory=memory) for s in range(2)])
     assert e.budgets == (fit, fit)
     # All that was pinned counts against a budget of bytes, but not against what a GPU has free.
-    rows = [{"stage": s, "memory": {**memory, "pinned": 9999}} for s in range(2)]
+    rows = [report(s, memory=replace(memory, pinned=9999)) for s in range(2)]
     assert e.measure_budget(rows) is not budget.auto
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from telemetry.records import report
 
 from megatron_adaptra.telemetry.starvation import WINDOW, Starvation
 
@@ -10,7 +11,10 @@ from megatron_adaptra.telemetry.starvation import WINDOW, Starvation
 def said(*rows: tuple[float, float], seconds: float = 0.2) -> list[str]:
     """Each row: seconds for which the GPUs of two stages had nothing to do."""
     starvation = Starvation(2)
-    return [starvation.update([{"starved": one} for one in row], seconds) for row in rows]
+    return [
+        starvation.update([report(s, starved=one) for s, one in enumerate(row)], seconds)
+        for row in rows
+    ]
 
 
 def test_the_stage_that_waits_most_is_named_once() -> None:

@@ -2,9 +2,14 @@
 
 import pytest
 
+from megatron_adaptra.telemetry.report import Collective, Step
 from megatron_adaptra.telemetry.step_sync import StepSyncModel
 
 MS = 1e-3
+
+
+def step(seconds, *collectives):
+    return Step(seconds, tuple(Collective(*row) for row in collectives))
 
 
 def slow(delay):
@@ -21,7 +26,7 @@ def model(*rows, delay=0.0):
         named = [
             (f"all_reduce {i}", *crossing, (), False) for i, crossing in enumerate(collectives)
         ]
-        made.update({"seconds": seconds, "collectives": named}, slow(delay))
+        made.update(step(seconds, *named), slow(delay))
     return made
 
 
@@ -59,7 +64,7 @@ def test_a_collective_that_was_measured_before_the_link_got_slow():
     made = model((5 * MS, (1 * MS, 1 * MS, 1 * MS), (1 * MS, 1 * MS, 1 * MS)))
     now = (160 * MS, 160 * MS, 1 * MS)
     collectives = [(f"all_reduce {i}", *now, (), False) for i in range(2)]
-    made.update({"seconds": 330 * MS, "collectives": collectives}, slow(40 * MS))
+    made.update(step(330 * MS, *collectives), slow(40 * MS))
     assert sum(made.sync(slow(40 * MS))) == pytest.approx(41 * MS)
     assert made.native(slow(40 * MS)) == pytest.approx((160 * MS, 160 * MS))
     assert sum(made.sync(slow(0.0))) <= 2 * MS
@@ -90,7 +95,7 @@ def test_what_nobody_waits_for_takes_no_time_and_is_not_the_first():
 def test_what_is_known_last_holds_for_all_iterations_of_the_window():
     made = model((9 * MS, (1 * MS, 1 * MS, 1 * MS)))
     crossing = ("all_reduce 0", 40 * MS, 160 * MS, 40 * MS, (), False)
-    made.update({"seconds": 50 * MS, "collectives": [crossing]}, slow(40 * MS))
+    made.update(step(50 * MS, crossing), slow(40 * MS))
     assert made.sync(slow(40 * MS)) == pytest.approx((40 * MS,))
 
 
@@ -114,7 +119,7 @@ def test_a_slow_link_is_not_between_those_who_take_part():
     made = StepSyncModel()
     ends = ("all_reduce 0", 1 * MS, 4 * MS, 1 * MS, [0, 3], False)
     everybody = ("all_reduce 1", 1 * MS, 1 * MS, 1 * MS, [0, 1, 2, 3], False)
-    made.update({"seconds": 5 * MS, "collectives": [ends, everybody]}, slow(0.0))
+    made.update(step(5 * MS, ends, everybody), slow(0.0))
     assert sum(made.native(slow(40 * MS))) == pytest.approx(164 * MS)
     assert sum(made.native({(0, 3): 40 * MS})) == pytest.approx(320 * MS)
 
@@ -126,7 +131,7 @@ def test_what_the_backend_keeps_takes_what_it_takes_there_and_nobody_waits_for_l
         kept = ("all_reduce of 262144", seconds, seconds, -1.0, (0, 1), True)
         scalar = ("all_reduce 0", seconds, seconds, -1.0, (), False)
         link = {(0, 1): delay, (1, 0): delay}
-        made.update({"seconds": 9 * MS + 2 * seconds, "collectives": [kept, scalar]}, link)
+        made.update(step(9 * MS + 2 * seconds, kept, scalar), link)
     assert made.work == pytest.approx(9 * MS)
     assert made.sync({(0, 1): 40 * MS}) == pytest.approx((80 * MS,))
     assert made.native({(0, 1): 40 * MS}) == pytest.approx((80 * MS, 80 * MS))

@@ -1,6 +1,7 @@
 """Links as seen through Megatron's own messages: when ops began and ended, and nothing else."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,15 +12,16 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import Probe
+from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.stock_messages import FIRST_PATIENCE, Excess, stock_links
 
 MS = 1e-3
 
 
-def reports(timeline, *args, **kwargs) -> list[dict]:
+def reports(timeline, *args, **kwargs) -> list[StageReport]:
     """What all stages say of an iteration, see stock_records."""
     records = stock_records(timeline, *args, **kwargs)
-    return [{**record.report(), "step": None, "seconds": None} for record in records]
+    return [record.report() for record in records]
 
 
 @given(st.integers(2, 6), st.integers(1, 2), st.data())
@@ -71,10 +73,10 @@ def test_of_several_calls_before_an_op_the_last_one_brought_its_message():
 
 def test_an_op_that_nobody_has_run_is_an_error():
     two = reports(stock(job({}, 2)))
-    two[0]["ops"] = two[0]["ops"][1:]
+    two[0] = replace(two[0], ops=two[0].ops[1:])
     with pytest.raises(KeyError):
         stock_links(two, 1)
-    assert Op.parse(two[0]["ops"][0][0])
+    assert Op.parse(two[0].ops[0].op)
 
 
 LINKS = [(0, 1), (1, 0), (1, 2), (2, 1)]

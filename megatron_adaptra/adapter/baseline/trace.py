@@ -14,13 +14,14 @@ from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.errors import PeerLost, ScheduleError, reason_of
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line
+from megatron_adaptra.runtime.guarded_probe import GuardedProbe
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe
 
 
 @contextlib.contextmanager
 def traced_ops(
-    probe: Probe, line: Line, otherwise: Callable[[str], None] | None = None
+    probe: Probe | GuardedProbe, line: Line, otherwise: Callable[[str], None] | None = None
 ) -> Iterator[None]:
     """Record every forward_step and backward_step of Megatron's schedule in `probe`.
 
@@ -56,7 +57,7 @@ def traced_ops(
 
 
 @contextlib.contextmanager
-def timed_messages(probe: Probe) -> Iterator[None]:
+def timed_messages(probe: Probe | GuardedProbe) -> Iterator[None]:
     """Tell `probe` when the host calls for Megatron's own messages, for one iteration.
 
     With its usual settings Megatron makes the host wait there for the whole device.

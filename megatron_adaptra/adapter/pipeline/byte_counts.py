@@ -11,7 +11,7 @@ from megatron.core.pipeline_parallel import schedules
 
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
-from megatron_adaptra.adapter.pipeline.memory import ActivationMeter
+from megatron_adaptra.adapter.pipeline.guarded_meter import GuardedMeter
 from megatron_adaptra.adapter.pipeline.recompute import buffers_of
 from megatron_adaptra.adapter.pipeline.wiring import RankContext
 from megatron_adaptra.ir.op import Kind
@@ -46,7 +46,7 @@ class ByteCounts:
             return
         models = models_of(arguments)
         ignored = (t for model in models for t in (*model.parameters(), *buffers_of(model)))
-        meter = context.guard.cover(ActivationMeter, len(models), True, ignored)
+        meter = GuardedMeter(context.guard, len(models), True, ignored)
         line = program.order[context.stage]
         forwards, backwards = (iter([o for o in line if o.kind is k]) for k in (Kind.F, Kind.B))
 

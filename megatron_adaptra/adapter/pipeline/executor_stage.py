@@ -18,7 +18,8 @@ from torch.autograd.graph import GradientEdge
 from megatron_adaptra.adapter.compat.profiles import call
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
 from megatron_adaptra.adapter.pipeline.grad_sync import GradSync
-from megatron_adaptra.adapter.pipeline.memory import ActivationMeter, Key
+from megatron_adaptra.adapter.pipeline.guarded_meter import GuardedMeter
+from megatron_adaptra.adapter.pipeline.memory import Key
 from megatron_adaptra.adapter.pipeline.recompute import Replay, buffers_of
 from megatron_adaptra.adapter.pipeline.split import SplitBackward, WeightGradStore
 from megatron_adaptra.ir.deps import position_of
@@ -74,7 +75,7 @@ class MegatronStage:
         self.sync = GradSync(self.config, self.models, line, self.stage)
         self.splits = splits
         ignored = (t for m in self.models for t in (*m.parameters(), *buffers_of(m)))
-        self.meter = guard.cover(ActivationMeter, len(self.models), count_bytes, ignored)
+        self.meter = GuardedMeter(guard, len(self.models), count_bytes, ignored)
         self._held: dict[Key, _Held] = {}
         self._stores: dict[Key, WeightGradStore] = {}  # between the two halves of a backward
         self._gradients: dict[Key, torch.Tensor | None] = {}  # of inputs, until they are sent

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
 from megatron_adaptra.ir.timeline import INPUT_HALF, LIGHT
-from megatron_adaptra.telemetry.probe import Memory
+from megatron_adaptra.telemetry.report import Memory
 
 WHOLE, HALF = 1.0, 1.0 - INPUT_HALF  # in units: a whole microbatch's activations
 Key = tuple[int, int]  # microbatch and chunk
@@ -207,7 +208,7 @@ def with_free_memory(memory: Memory | None) -> Memory | None:
     with open("/proc/meminfo") as file:
         rows = [row.split() for row in file if row.startswith("MemAvailable:")]
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return memory._replace(free=1024 * int(rows[0][1]) // ranks if rows else 0)
+    return replace(memory, free=1024 * int(rows[0][1]) // ranks if rows else 0)
 
 
 def saved_tensors(node: Any) -> Iterator[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -14,9 +15,10 @@ from megatron_adaptra.errors import Disagreement, PeerLost
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
+from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle
 from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.telemetry.estimate import SPARE
-from megatron_adaptra.telemetry.probe import Memory
+from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.transport.base import Stamps
 
 
@@ -91,7 +93,7 @@ class Run:
         """`memory` with the most that has been pinned for messages since this plan began."""
         if memory is None or self.wiring.staging is None:
             return memory
-        return memory._replace(pinned=self.wiring.staging.memory().peak)
+        return replace(memory, pinned=self.wiring.staging.memory().peak)
 
     def abandon(self) -> None:
         """End the run although an iteration has begun, as all ranks do: another one follows."""
@@ -110,10 +112,10 @@ class Run:
     def _next(self, iteration: int) -> Schedule:
         """What to run in `iteration`: as agreed, which may fail without having been asked for."""
         try:
-            schedule = self.controller.begin(iteration)
-            if isinstance(schedule, Schedule):
-                return schedule
-            self._context.guard.fail(self.controller.begin, f"it says {schedule!r}")
+            bundle = self.controller.begin(iteration)
+            if isinstance(bundle, Bundle):
+                return bundle[SCHEDULE]
+            self._context.guard.fail(self.controller.begin, f"it says {bundle!r}")
         except (Disagreement, PeerLost):
             raise
         except Exception as error:

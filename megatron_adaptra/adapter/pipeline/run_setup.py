@@ -24,13 +24,15 @@ from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.config import SPLITTING
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.initial import over_own_messages, starting_schedule, trial
 from megatron_adaptra.runtime.agreement import Ballot, starting_ballot
+from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.estimate import Estimator
 
@@ -135,34 +137,29 @@ def _prepare(
 ) -> tuple[Controller, str]:
     """This rank's part in the replan loop, and a digest of what it begins with."""
     config, group = context.config, wiring.plan_group
+    channels, store, log = wiring.channels, wiring.store, wiring.log
+    if channels is None or store is None or log is None:
+        raise AdaptraError("control is not open")  # the guard has logged why
     start = _starting(context, wiring, means)
     resumed, delays = _resumed(context, wiring, means, start) if resumes else (None, {})
     tries = means.searches and (means.split or means.recompute) and not start.stock
     first_trial = trial(start, means.split, means.recompute) if tries else None
     ballot = starting_ballot(start, resumed, first_trial, iteration)
-    digest = f"{ballot.schedule.digest()} {ballot.lasting.digest()}"
+    digest = f"{ballot.in_force.digest} {ballot.lasting.digest}"
     if not group.leader:
         reports = group.leads(context.ranks)
-        member = Member(
-            ballot, wiring.channels, wiring.board, config.timeout, first=iteration, reports=reports
-        )
+        member = Member(ballot, channels, store, config.timeout, first=iteration, reports=reports)
         return member, digest
-    peaks = ballot.lasting.peak_in_flight()
+    peaks = ballot.lasting[SCHEDULE].peak_in_flight()
     estimator = _estimator(context, wiring, means, new_message().nbytes, peaks)
     estimator.resume(delays)
     last = dist.get_world_size() - 1  # Megatron's own writers are there
-    leader = Leader(
-        start,
-        ballot,
-        wiring.channels,
-        wiring.board,
-        estimator,
-        _policy(context, means),
-        wiring.log,
-        first=iteration,
-        watcher=group.members.index(last) if last in group.members[1:] else None,
+    loop = ReplanLoop(
+        start, estimator, _policy(context, means), log,
         announce=announce and group.members[0] == 0,
-    )
+    )  # fmt: skip
+    watcher = group.members.index(last) if last in group.members[1:] else None
+    leader = Leader(ballot, channels, store, loop, first=iteration, watcher=watcher)
     return leader, digest
 
 

@@ -32,7 +32,8 @@ from megatron_adaptra.device.host import HOST
 from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.runtime.heap import FrozenHeap
-from megatron_adaptra.telemetry.probe import IterationRecord, Memory
+from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.telemetry.report import Memory
 
 KEPT = 1000  # records of iterations at most, the last ones
 
@@ -74,7 +75,7 @@ class Session:
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
         self._unreported: deque[tuple[Run, IterationRecord]] = deque()
-        self._heap = self.guard.cover(FrozenHeap)
+        self._heap = self.guard.call(FrozenHeap)
         self._stock = ""  # why Megatron runs the pipeline from now on
         self._steps = False  # an iteration's step is still to come, or under way
 
@@ -111,9 +112,11 @@ class Session:
         run.wiring.mailbox.finish()
         record = probe.pipeline_ends()
         self._steps = True
-        self.guard.call(self._keep, record)
-        self._heap.iteration_done()
-        self.guard.call(self._unreported.append, (run, record))
+        if record is not None:
+            self.guard.call(self._keep, record)
+            self.guard.call(self._unreported.append, (run, record))
+        if self._heap is not None:
+            self.guard.call(self._heap.iteration_done)
         self.guard.later(self._report)
         self.iteration += 1
         # Now, not at the next call: the word that a receive is posted takes as long as a message.
@@ -156,7 +159,8 @@ class Session:
         run, self.run = self.run, None
         self.step_result = None  # it has connections of the run's
         with contextlib.ExitStack() as stack:
-            stack.callback(self._heap.close)
+            if self._heap is not None:
+                stack.callback(self.guard.call, self._heap.close)
             stack.callback(self.guard.close, waits.END)
             stack.callback(self.guard.attempt, waits.END, self.context.failure_log.close)
             if run is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_adaptra.adapter.pipeline.run import Run
+from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.leader import Leader
 
 
@@ -12,8 +13,8 @@ def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
     """What a checkpoint keeps, on the rank that leads; None on others."""
     if run is None or not isinstance(run.controller, Leader):
         return None
-    schedule = run.controller.ballot.lasting
-    return {"schedule": schedule.text(), "delays": run.controller.estimator.state()}
+    schedule = run.controller.ballot.lasting[SCHEDULE]
+    return {"schedule": schedule.text(), "delays": run.controller.loop.estimator.state()}
 
 
 def summary(run: Run | None) -> str:

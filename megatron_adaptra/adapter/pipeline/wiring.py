@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
+from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
@@ -23,7 +24,7 @@ from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.errors import BadInput, DeviceFailed, NoConnections, PeerLost, reason_of
 from megatron_adaptra.log import LogOnce, log_line
-from megatron_adaptra.runtime.agreement import Board
+from megatron_adaptra.runtime.agreement import DecisionStore
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.collectives.small_collectives import (
     FUNCTIONS,
@@ -33,13 +34,13 @@ from megatron_adaptra.runtime.collectives.small_collectives import (
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.failure_log import FailureLog, SharedFailureLog
 from megatron_adaptra.runtime.guard import Guard
+from megatron_adaptra.runtime.guarded_probe import GuardedProbe
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.record import RunRecord
 from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.link_probe import LinkProbes
-from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.descriptors import too_few
 from megatron_adaptra.transport.emulate import LinkEmulator
@@ -73,8 +74,8 @@ class RankContext:
     failure_log: FailureLog
     watchdog: Watchdog
     guard: Guard
-    probe: Probe
-    notices: LogOnce
+    probe: GuardedProbe
+    notices: LogOnce | None
     device: Device
 
     @classmethod
@@ -97,14 +98,15 @@ class RankContext:
             failure_log,
             Watchdog(stage, ranks, failure_log),
             guard,
-            guard.cover(Probe, stage, device),
-            guard.cover(LogOnce, dist.get_rank() == 0),
+            GuardedProbe(guard, stage, device),
+            guard.call(LogOnce, dist.get_rank() == 0),
             device,
         )
 
     def say(self, text: str) -> None:
         """Say `text` once, at rank 0."""
-        self.guard.later(self.notices.line, text)
+        if self.notices is not None:
+            self.guard.later(self.notices.line, text)
 
     @property
     def stages(self) -> int:
@@ -129,10 +131,10 @@ class Wiring:
 
     `wire`: over which all of it goes. `pipelines`: one transport, or one for each kind of message,
     which are on `device`. `control`: between the leader of the plan group and its other members.
-    `channels`: over that by member, of the leader to all others, of these to the leader. `board`:
+    `channels`: over that by member, of the leader to all others, of these to the leader. `store`:
     where decisions are when control is lost. `log`: of the leader's decisions. `patched`: torch's
     functions, for which `small_collectives` stands in. `probes`: of links, where Megatron's own
-    messages may be in use.
+    messages may be in use. What has failed to open through the `guard` is None.
     """
 
     plan_group: PlanGroup
@@ -140,12 +142,13 @@ class Wiring:
     device: torch.device
     pipelines: tuple[Transport, ...]
     control: Transport
-    channels: dict[int, Channel]
-    board: Board
+    channels: dict[int, Channel] | None
+    store: DecisionStore | None
     mailbox: Mailbox
     small_collectives: SmallCollectives
     patched: contextlib.ExitStack
-    log: DecisionLog
+    log: DecisionLog | None
+    guard: Guard
     probes: LinkProbes | None = None
 
     @property
@@ -163,13 +166,13 @@ class Wiring:
     def close(self) -> None:
         """Put torch's collectives back and close all connections."""
         with contextlib.ExitStack() as stack:  # all of them, whatever one comes to; patches first
-            if self.log is not None:  # it has failed to open
-                stack.callback(self.log.close)
+            if self.log is not None:
+                stack.callback(self.guard.attempt, waits.END, self.log.close)
             stack.callback(self.wire.close)
             for transport in (self.control, *self.pipelines):
                 stack.callback(transport.close)
             if self.probes is not None:
-                stack.callback(self.probes.close)
+                stack.callback(self.guard.call, self.probes.close)
             stack.callback(self.small_collectives.close)
             stack.callback(self.patched.close)
 
@@ -221,15 +224,15 @@ def open_wiring(
     if config.small_collectives != "off":
         stand_ins = collectives.stand_ins({name: getattr(dist, name) for name in FUNCTIONS})
         patched = patch("small-collectives", **stand_ins)
-    log = context.guard.call(_decision_log, config) if group.leader else DecisionLog(None)
-    board = context.guard.call(lambda: Board(KeyValueStore("adaptra/")))
+    log = context.guard.call(_decision_log, config, group.leader)
+    store = context.guard.call(lambda: DecisionStore(KeyValueStore("adaptra/")))
     probes = None
     if probed is not None:
         neighbours = sorted({b for a, b in _links(context, chunks) if a == context.stage})
-        probes = context.guard.cover(LinkProbes, probed, neighbours)
+        probes = context.guard.call(LinkProbes, probed, neighbours)
     return Wiring(
-        group, wire, device, pipelines, control, channels, board, mailbox, collectives, patched,
-        log, probes,
+        group, wire, device, pipelines, control, channels, store, mailbox, collectives, patched,
+        log, context.guard, probes,
     )  # fmt: skip
 
 
@@ -320,7 +323,10 @@ def _links(context: RankContext, chunks: int) -> list[tuple[int, int]]:
     return links
 
 
-def _decision_log(config: AdaptraConfig) -> DecisionLog:
+def _decision_log(config: AdaptraConfig, leads: bool) -> DecisionLog:
+    """Of a rank that `leads`; others decide nothing."""
+    if not leads:
+        return DecisionLog(None)
     folder = Path(config.record) if config.record else None
     record = folder and folder / f"replica-{mpu.get_data_parallel_rank()}.jsonl"
     return DecisionLog(_log_file(config), RunRecord(record))

@@ -22,12 +22,14 @@ from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.ir.unused_posts import first_posts
-from megatron_adaptra.runtime.agreement import Board, starting_ballot
+from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
+from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.decisions import DecisionLog
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.mailbox import Mailbox
+from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
@@ -115,15 +117,16 @@ class _Rank:
         start = Schedule(order, MICROBATCHES)
         channels = {1 - me: Channel(self.control, 1 - me)}
         ballot = starting_ballot(start, None, None, 0)
-        board = Board(KeyValueStore("", lambda: store))
+        decisions = DecisionStore(KeyValueStore("", lambda: store))
         self.controller: Controller
         if me == 0:
             hosts = ["one"] * STAGES
             estimator = Estimator(MICROBATCHES, hosts, None, 8 * WORDS, on_device=True)
             rule, log = ReplanPolicy(sends="eager"), DecisionLog(course.log)
-            self.controller = Leader(start, ballot, channels, board, estimator, rule, log)
+            loop = ReplanLoop(start, estimator, rule, log)
+            self.controller = Leader(ballot, channels, decisions, loop)
         else:
-            self.controller = Member(ballot, channels, board, TIMEOUT, reports=True)
+            self.controller = Member(ballot, channels, decisions, TIMEOUT, reports=True)
         self.unreported: deque[IterationRecord] = deque()
 
     def run(self, seen: Seen) -> None:
@@ -140,7 +143,7 @@ class _Rank:
 
     def _iterate(self, iteration: int, seen: Seen) -> None:
         self.emulator.iteration = iteration
-        schedule = self.controller.begin(iteration)
+        schedule = self.controller.begin(iteration)[SCHEDULE]
         program = lower(schedule)
         if self.me:
             seen.warmup.append(schedule.warmup)
@@ -158,6 +161,6 @@ class _Rank:
             self.controller.report(record)
             if self.me:
                 report = record.report()
-                seen.seconds.append(report["wall"].get("F", 0.0))
-                seen.delays.append(report["delay"][0])
+                seen.seconds.append(report.wall.get("F", 0.0))
+                seen.delays.append(report.delay[0])
                 seen.unusable.append(record.unusable)

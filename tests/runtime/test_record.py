@@ -1,0 +1,139 @@
+"""The record of a run: what is written is read again, whatever has happened to the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runtime.leading import drive
+from telemetry.records import report
+
+from megatron_adaptra.errors import BadFile
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.log import LogFile
+from megatron_adaptra.runtime.decisions import read_log
+from megatron_adaptra.runtime.record import AROUND, VERSION, RunRecord, read_record, shortened
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.runtime.replanner import Replanner
+from megatron_adaptra.telemetry.estimate import Estimator
+
+SLOW = {(1, 2): 0.04, (2, 1): 0.04}
+STATUS = {"iteration": 0, "delays": {"0>1": 1e-4}, "alarms": [], "replans": 0}
+
+
+def write(path: Path, iterations: range, first: int = 0) -> None:
+    record = RunRecord(path)
+    record.run(first, start={})
+    for i in iterations:
+        record.iteration(i, [report(0, iteration=i, seconds=0.5 + i)], {**STATUS, "iteration": i})
+    record.close()
+
+
+def test_a_run_is_recorded_whole(tmp_path: Path) -> None:
+    """Every iteration with all reports, and every decision as in its log."""
+    path, log = tmp_path / "replica-0.jsonl", tmp_path / "decisions.jsonl"
+    drive(
+        log, lambda i: SLOW if 6 <= i < 16 else {}, 30, paced=True, record_at=path,
+    )  # fmt: skip
+    (run,) = read_record(path)
+    assert list(run.iterations) == list(range(30))
+    for number, row in run.iterations.items():
+        assert [one.stage for one in row.reports] == [0, 1, 2]
+        assert {one.iteration for one in row.reports} == {number}
+    assert run.iterations[12].status["delays"]["1>2"] == pytest.approx(0.04, rel=0.1)
+    assert list(run.seconds()) == list(range(29))
+    decisions = read_log(log)
+    assert len(decisions) == 2
+    assert [d["why"] for d in run.decisions] == [d["why"] for d in decisions]
+    assert [d["committed"] for d in run.decisions] == [True, True]
+
+
+def test_a_replay_comes_to_the_same_plans(tmp_path: Path) -> None:
+    path = tmp_path / "replica-0.jsonl"
+    drive(tmp_path / "d", lambda i: SLOW if 6 <= i < 16 else {}, 30, paced=True, record_at=path)
+    (run,) = read_record(path)
+    rule = ReplanPolicy(**run.about["rule"])
+    start, now = (Schedule.from_json(run.about[name]) for name in ("start", "now"))
+    replanner = Replanner(start, Estimator.from_settings(run.about["estimator"]), rule)
+    swaps = {d["iteration"]: Schedule.parse(d["plan"]) for d in run.decisions}
+    found = []
+    for iteration, row in run.iterations.items():
+        ran, now = now, swaps.get(iteration, now)
+        if iteration == run.about["iteration"]:
+            continue
+        changed = replanner.observe(iteration, row.reports, ran)
+        due = [d for d in run.decisions if d["detected"] < iteration <= d["iteration"]]
+        if iteration in swaps:
+            replanner.swapped(iteration)
+        change = replanner.propose(iteration, changed, now, possible=not due)
+        if change is not None:
+            found.append((iteration, change.plan.schedule.text()))
+    assert found == [(d["detected"], d["plan"]) for d in run.decisions]
+
+
+@pytest.mark.parametrize("cut", [1, 30, 2])
+def test_a_line_that_was_cut_off_costs_that_line_alone(tmp_path: Path, cut: int) -> None:
+    """A job is killed in the middle of a line, and is started again."""
+    path = tmp_path / "r.jsonl"
+    write(path, range(5))
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert list(read_record(path)[0].iterations) == [0, 1, 2, 3, 4][: 5 if cut == 1 else 4]
+    write(path, range(3, 8), first=3)
+    before, after = read_record(path)
+    assert list(before.iterations) == [0, 1, 2], "iteration 3 was trained again"
+    assert list(after.iterations) == [3, 4, 5, 6, 7]
+    assert after.seconds()[4] == 5.5
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"kind": "run", "iteration": 0, "version": VERSION + 1}, "line 4: a record of version 2"),
+        ({"kind": "run", "iteration": 0, "version": None}, "a record of version None"),
+        ({"kind": "iteration", "iteration": 3, "at": 1.0, "reports": [{"version": 9}]},
+         "line 4: a report of version 9; this one reads 1"),
+        ({"kind": "iteration", "reports": []}, "line 4: KeyError('iteration')"),
+        ([], "line 4"),
+    ],
+)  # fmt: skip
+def test_what_another_version_has_written_is_refused(tmp_path: Path, row: Any, words: str) -> None:
+    path = tmp_path / "r.jsonl"
+    write(path, range(2))
+    with open(path, "a") as file:
+        file.write(json.dumps(row) + "\n")
+    with pytest.raises(BadFile) as refused:
+        read_record(path)
+    assert words in str(refused.value)
+
+
+def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="it cannot be read"):
+        read_record(tmp_path / "none")
+    tmp_path.joinpath("empty").touch()
+    with pytest.raises(BadFile, match="--adaptra-record writes them"):
+        read_record(tmp_path / "empty")
+
+
+def test_a_long_run_keeps_to_its_size_and_what_is_near_decisions(tmp_path: Path) -> None:
+    """The same lines as in a training, and a file of 40,000 bytes at most."""
+    path, most, decided = tmp_path / "r.jsonl", 40_000, 150
+    record = RunRecord(path)
+    assert record._file is not None
+    record._file.close()
+    record._file = LogFile(path, "a record", most, shortened)
+    record.run(0, start={})
+    for i in range(600):
+        record.iteration(i, [report(0, iteration=i, seconds=1.0)], STATUS)
+        if i == decided:
+            record.decision({"job": "a", "number": 0, "why": "slow"})
+    record.close()
+    assert path.stat().st_size <= most + 1000
+    assert [one.name for one in tmp_path.iterdir()] == ["r.jsonl"]
+    (run,) = read_record(path)
+    kept = list(run.iterations)
+    assert set(range(decided - AROUND + 1, decided + AROUND)) <= set(kept)
+    assert kept[-10:] == list(range(590, 600)), "the last ones are whole"
+    assert kept[0] < 50, "and something of the beginning is there"
+    assert [d["why"] for d in run.decisions] == ["slow"]
