@@ -2,7 +2,10 @@
 
 import sys
 
-from megatron_adaptra.cli.main import main
+from megatron_adaptra.package import prefer_installed
 
 if __name__ == "__main__":
+    prefer_installed("megatron_adaptra")
+    from megatron_adaptra.cli.main import main
+
     sys.exit(main())

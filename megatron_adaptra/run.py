@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megatron_adaptra.errors import AdaptraError, BadFile, BadInput, line_of
+from megatron_adaptra.package import SAFE_PATH, prefer_installed, script
 from megatron_adaptra.units import whole
 
 USAGE = """\
@@ -48,11 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if words else 2
     try:
         check_rank(os.environ)
-        script = _script(words[0])
+        path = _script(words[0])
     except BadInput as error:
         return _refuse(error)
     sys.argv = words
-    sys.path[0] = str(script.resolve().parent)  # as Python does for a script
+    if not SAFE_PATH:
+        sys.path[0] = str(path.resolve().parent)  # as Python does for a script
     from megatron_adaptra.adapter.entry.register import register
 
     register()
@@ -90,7 +92,7 @@ def launch(words: Sequence[str]) -> int:
     except BadInput as error:
         return _refuse(error)
     torchrun = [sys.executable, "-m", "torch.distributed.run", *words[:at]]
-    os.execv(sys.executable, [*torchrun, "-m", "megatron_adaptra.run", *words[at:]])
+    os.execv(sys.executable, [*torchrun, *script(__spec__.name, *words[at:])])
 
 
 def check_rank(environment: Mapping[str, str], needed: str = "") -> None:
@@ -159,4 +161,5 @@ def _refuse(error: AdaptraError) -> int:
 
 
 if __name__ == "__main__":
+    prefer_installed(__spec__.name)
     sys.exit(main())

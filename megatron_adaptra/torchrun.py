@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.package import script
 from megatron_adaptra.processes import started
 
 _GRACE = 25.0  # seconds that torchrun gets to end its ranks
@@ -18,18 +19,19 @@ LONGEST_LINE = 2**16  # bytes; what goes on longer comes in parts
 
 def run_ranks(
     count: int,
-    module: Sequence[str],
+    module: str,
+    arguments: Sequence[str],
     environment: Mapping[str, str],
     on_line: Callable[[str], None],
 ) -> int:
-    """Run `count` ranks of a `module` with its arguments; torchrun's exit status.
+    """Run `count` ranks of our `module` with its `arguments`; torchrun's exit status.
 
     `environment`: their variables. `on_line` gets all that they print. SIGTERM and SIGINT end
     them, and raise AdaptraError.
     """
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(count), "--module", *module,
+        "--nproc-per-node", str(count), *script(module, *arguments),
     ]  # fmt: skip
     terminated = threading.Event()
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from megatron_adaptra.bench.options import RESULT, Options
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab.lab import Lab
+from megatron_adaptra.package import command
 from megatron_adaptra.torchrun import run_ranks
 from megatron_adaptra.transport.engine.native import missing
 
@@ -41,7 +41,7 @@ def measure(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]
     if options.link:
         status = _in_lab(options, environment, on_line, say)
     else:
-        status = run_ranks(options.ranks, [_WORKER, options.dump()], environment, on_line)
+        status = run_ranks(options.ranks, _WORKER, [options.dump()], environment, on_line)
     if status or not found:
         ours = [line.removeprefix(_OURS) for line in lines if line.startswith(_OURS)]
         said = "\n".join(ours[:_KEPT] or lines[-_KEPT:])
@@ -56,7 +56,6 @@ def _in_lab(
     say: Callable[[str], None],
 ) -> int:
     """One rank per host."""
-    command = [sys.executable, "-m", _WORKER, options.dump()]
     with Lab(options.ranks, options.rules) as lab:
         for measured in lab.measure():
             if measured.fault:
@@ -66,4 +65,4 @@ def _in_lab(
         def of_host(_: int, line: bytes) -> None:
             on_line(line.decode(errors="replace"))
 
-        return max(lab.run(command, environment, of_host))
+        return max(lab.run(command(_WORKER, options.dump()), environment, of_host))

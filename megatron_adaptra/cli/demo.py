@@ -14,10 +14,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from megatron_adaptra.cli.output import note
 from megatron_adaptra.config import POLICIES
 from megatron_adaptra.demo.options import DEMO_ENGINES, ENVIRONMENT, PRECISIONS, DemoOptions
 from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.run import check_rank
+from megatron_adaptra.transport.engine.native import missing
 from megatron_adaptra.units import number, parse_seconds, whole
 from megatron_adaptra.view.findings import memory_rows
 
@@ -213,6 +215,8 @@ def run(args: argparse.Namespace) -> int:
     if args.rank_from_env:
         return _one_rank(options)
     out = prepare(options)  # refused before anything is shown
+    if why := missing():  # of what the ranks say the user only sees why they ended
+        note(f"messages go over gloo, for there is no engine: {why}")
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from megatron_adaptra.files import MARKER, results_folder
 from megatron_adaptra.log import GOES_ON
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.user import give
+from megatron_adaptra.package import command
 from megatron_adaptra.torchrun import run_ranks
 
 _WORKER = "megatron_adaptra.demo.worker"
@@ -127,12 +127,11 @@ def _progress(line: str) -> dict[str, Any] | None:
 
 
 def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], on_line: OnLine) -> int:
-    return run_ranks(options.world, [_WORKER, options.dump()], environment, on_line)
+    return run_ranks(options.world, _WORKER, [options.dump()], environment, on_line)
 
 
 def _in_lab(options: DemoOptions, environment: Mapping[str, str], on_line: OnLine) -> int:
     """One rank per host of a laboratory; its links change when the iterations say so."""
-    command = [sys.executable, "-m", _WORKER, options.dump()]
     handed: deque[Future[None]] = deque()
     # What moves packets does not wait for a terminal that nobody reads.
     with Lab(options.world, options.host_rules, options.seed) as lab, ThreadPoolExecutor(1) as pool:
@@ -148,7 +147,7 @@ def _in_lab(options: DemoOptions, environment: Mapping[str, str], on_line: OnLin
                 handed.popleft().result()
             return len(handed) > _LINES_AHEAD
 
-        status = max(lab.run(command, environment, of_host, full=full))
+        status = max(lab.run(command(_WORKER, options.dump()), environment, of_host, full=full))
         for line in handed:
             line.result()
     return status

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
 from megatron_adaptra.errors import BadInput, line_of
+from megatron_adaptra.package import how_to_build
 from megatron_adaptra.transport.engine import native
 from megatron_adaptra.transport.engine.native import Port
 from megatron_adaptra.transport.engine.rails import Rail, chosen
 
-_BUILD = "install g++, then: pip install --force-reinstall --no-deps megatron-adaptra"
 # Of cables and ports. What congestion or a lost packet counts is no fault of this host's.
 _BROKEN = (
     "symbol_error", "port_rcv_errors", "link_downed", "link_error_recovery",
@@ -22,9 +22,8 @@ _BROKEN = (
 
 def engine(root: Path = Path("/")) -> Iterator[Finding]:
     """`root`: of the file systems that the kernel shows."""
-    if why := native.missing():
-        says = f"{why}; messages go over gloo"
-        yield warn("engine", says, _BUILD)
+    if why := native.not_built():
+        yield warn("engine", f"{why}; messages go over gloo", how_to_build())
     else:
         yield ok("engine", "built: shared memory and TCP")
         if why := native.missing_tls():

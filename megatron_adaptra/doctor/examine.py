@@ -1,6 +1,6 @@
 """Runs the checks, each part in a process of its own: what they load may hang or end it.
 
-As a command, `python -m megatron_adaptra.doctor.examine PART`: print a part's findings, one JSON
+As a command, with PART as its argument: print a part's findings, one JSON
 object per line, as they are found.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from megatron_adaptra.doctor.gpus import gpus
 from megatron_adaptra.doctor.machine import machine
 from megatron_adaptra.doctor.software import software
 from megatron_adaptra.errors import line_of
+from megatron_adaptra.package import command
 from megatron_adaptra.processes import started
 
 PATIENCE = 60.0  # seconds for a part: to import torch and Megatron from a cold disk takes half
@@ -44,9 +46,9 @@ def examine(parts: Iterable[str] = tuple(PARTS), patience: float = PATIENCE) -> 
         running = []
         for name in parts:
             out, err = stack.enter_context(TemporaryFile()), stack.enter_context(TemporaryFile())
-            command = [sys.executable, "-m", __spec__.name, name]
+            words, streams = command(__spec__.name, name), {"stdout": out, "stderr": err}
             process = stack.enter_context(
-                started(command, _GRACE, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+                started(words, _GRACE, stdin=subprocess.DEVNULL, **streams)
             )
             running.append((name, process, out, err))
         for name, process, out, err in running:
@@ -74,7 +76,7 @@ def _last_line(err: Any) -> str:
 
 def _end(name: str, status: int | None, patience: float, said: str) -> Iterator[Finding]:
     """What it means how a part's process has ended."""
-    remedy = f"{sys.executable} -m {__spec__.name} {name} shows where"
+    remedy = f"{shlex.join(command(__spec__.name, name))} shows where"
     if status is None:
         yield fail(name, f"not examined to the end: no answer in {patience:g} s", remedy)
     elif status < 0:

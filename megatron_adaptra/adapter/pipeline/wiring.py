@@ -88,7 +88,7 @@ class RankContext:
         rules = load_rules(config.emulate_link, len(ranks))
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
         failure_log: FailureLog = guard.call(SharedFailureLog) or FailureLog()
-        return cls(
+        context = cls(
             config,
             profile,
             patches,
@@ -102,6 +102,12 @@ class RankContext:
             guard.call(LogOnce, dist.get_rank() == 0),
             device,
         )
+        adapts = len(ranks) > 1 and config.engine != "stock" and not device.behind
+        falls_back = config.transport == "auto" and not config.encrypt
+        if adapts and falls_back and (why := native.missing()):
+            # At once: the first iteration of a large job is minutes away.
+            context.say(_over_gloo(f"rank {dist.get_rank()}: {why}"))
+        return context
 
     def say(self, text: str) -> None:
         """Say `text` once, at rank 0."""
@@ -261,7 +267,7 @@ def _connect(
     if missing and device.type == "cuda":
         raise NoConnections(f"messages on GPUs need our engine: {missing}")
     if missing and asked == "auto":
-        context.say(f"messages go over gloo, for there is no engine: {missing}")
+        context.say(_over_gloo(missing))
     error: Exception | None = None
     with contextlib.ExitStack() as unless_open:
         try:
@@ -286,6 +292,11 @@ def _connect(
             raise NoConnections(f"cannot connect: {reason}")
         unless_open.pop_all()
         return wire, tuple(pipelines), control, probed
+
+
+def _over_gloo(missing: str) -> str:
+    """What is said once, although it is known twice. `missing`: the rank, and why."""
+    return f"messages go over gloo, for there is no engine: {missing}"
 
 
 def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:

@@ -9,6 +9,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from megatron_adaptra.package import HERE, how_to_build
+
 
 class Work(Protocol):
     """A send or a receive under way."""
@@ -183,11 +185,17 @@ def _module() -> Any:
 
 
 def missing() -> str:
+    """Why there is no engine here, and how to get it; or an empty string."""
+    why = not_built()
+    return f"{why}; {how_to_build()}" if why else ""
+
+
+def not_built() -> str:
     """Why there is no engine here, or an empty string."""
     try:
         _module()
     except ImportError as error:
-        return f"it was not built ({error}); install a C++ compiler and megatron-adaptra again"
+        return f"it was not built in {HERE} ({error})"
     return ""
 
 
