@@ -61,9 +61,7 @@ def prefer_installed(module: str) -> None:
     if os.environ.get("RANK", "0") == "0":
         from megatron_adaptra.log import log_line
 
-        log_line(
-            f"{other} runs, which is installed; {HERE} has no engine. To use that: {how_to_build()}"
-        )
+        log_line(f"the installed {other} runs, for {HERE} has no engine; {how_to_build()}")
     _run(other, module)
     sys.exit()
 

@@ -22,13 +22,14 @@ from megatron_adaptra.adapter.compat.profiles import (
 )
 from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
 from megatron_adaptra.errors import UnsupportedMegatron, line_of
+from megatron_adaptra.package import HERE
 
 OPTIONAL = ("transformer-engine", "apex")
 
 
 def software() -> Iterator[Finding]:
     """What is installed here, and how it fits together."""
-    yield ok("megatron-adaptra", __version__)
+    yield ok("megatron-adaptra", f"{__version__} at {HERE}")
     torch = yield from _torch()
     yield from _megatron(torch)
     for name in OPTIONAL:

@@ -196,8 +196,8 @@ def test_python_m_goes_on_with_the_installed_package_and_says_so(place: Place, m
     assert ran(inside)[0][:2] == [str(place.installed), ""]
     assert outside.stderr == ""
     assert inside.stderr == (
-        f"adaptra: {place.installed} runs, which is installed; {place.source} has no engine. "
-        f"To use that: {place.build}\n"
+        f"adaptra: the installed {place.installed} runs, for {place.source} has no engine; "
+        f"{place.build}\n"
     )
     assert place.run(*words, cwd=place.clone, RANK="1", WORLD_SIZE="2").stderr == ""
 
