@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from megatron_adaptra.errors import DeviceFailed
+from megatron_adaptra.package import HERE, how_to_build
 
 _MODULE = "megatron_adaptra.transport.engine._native"
 
@@ -172,9 +173,7 @@ def missing() -> str:
     try:
         return str(_module().cuda_missing())
     except ImportError as error:
-        return (
-            f"the engine was not built ({error}); install a C++ compiler and megatron-adaptra again"
-        )
+        return f"the engine was not built in {HERE} ({error}); {how_to_build()}"
 
 
 def open_device(ordinal: int) -> Device:
