@@ -31,6 +31,7 @@ CORE = {
     "units": "their numbers",
     "errors": "names of what ends a training",
     "processes": "ends children with their parents",
+    "package": "where this copy of the package is, and what builds its engine",
     "exits": "keeps a list of what is closed when the process ends",
     "waits": "durations",
     "runtime.guard": "the line itself",
