@@ -12,8 +12,8 @@ mode=()
 case "${1:-}" in
   --quick | --full) mode=("$1") && shift ;;
 esac
-venv=${ADAPTRA_VENV:-$PWD/.venv} newest="" making="" notes=() said=$(mktemp)
-trap 'rm -f "$said"; [ -z "$making" ] || kill "$making" 2>/dev/null || true' EXIT
+venv=${ADAPTRA_VENV:-$PWD/.venv} newest="" making="" notes=() said=$(mktemp) chance=$(mktemp)
+trap 'rm -f "$said" "$chance"; [ -z "$making" ] || kill "$making" 2>/dev/null || true' EXIT
 make_venv "$venv" demo,dev
 export PATH="$venv/bin:$PATH" OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 
@@ -37,7 +37,7 @@ lint-imports
 
 run=(-m pytest ${mode[@]+"${mode[@]}"})
 jobs=3 # on two cores: tests wait more than they compute
-if [ $# -gt 0 ]; then rm -f "$said" && exec python "${run[@]}" "$@"; fi
+if [ $# -gt 0 ]; then rm -f "$said" "$chance" && exec python "${run[@]}" "$@"; fi
 
 say_line() { echo "== $("$1" -c 'import platform; from importlib.metadata import version as v; print("megatron-core", v("megatron-core"), "on Python", platform.python_version())')"; }
 failed=()
@@ -45,7 +45,7 @@ failed=()
 run_line() {
   local name=$1
   say_line "$2"
-  "$2" "${run[@]}" -n "$jobs" --durations=25 "${@:3}" 2>&1 | tee "$said" && return
+  "$2" "${run[@]}" --chance="$chance" -n "$jobs" --durations=25 "${@:3}" 2>&1 | tee "$said" && return
   failed+=("adaptra: tests failed on $name:")
   while IFS= read -r line; do failed+=("  ${line:0:300}"); done < <(grep -E '^(FAILED|ERROR) ' "$said")
 }
@@ -61,6 +61,10 @@ if [ -n "$newest" ]; then
 fi
 echo "== in short"
 for note in ${notes[@]+"${notes[@]}"}; do echo "adaptra: $note"; done
+# --quick runs none of the tests that can fail by chance, and is no run of theirs.
+if [ "${mode[0]:-}" != --quick ]; then
+  python tests/chance.py "$chance" || failed+=("adaptra: too much failed by chance")
+fi
 if [ ${#failed[@]} -gt 0 ]; then
   printf '%s\n' "${failed[@]}"
   exit 1

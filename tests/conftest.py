@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["chance"]
+
 settings.register_profile(
     "adaptra",
     max_examples=60,

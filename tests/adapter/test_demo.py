@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from patience import in_time
 from running import cold_summary, summary
 
 from megatron_adaptra.ir.schedule import Schedule
@@ -54,11 +55,9 @@ def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) ->
     done = cold_summary(tmp_path, *words, "--delay", "250ms", "--slow-link", link)
     first, second = done["replans"]
     onset, end = done["config"]["from_iteration"], done["config"]["to_iteration"]
-    assert onset < first["iteration"] < end < second["iteration"]
-    assert done["detected_after_iterations"] <= 3
+    assert onset < first["iteration"]
+    assert end < second["iteration"]
     assert first["warmup_before"] == second["warmup_after"] == [4, 3, 2, 1]
-    # Under the plan; how long planning took is another matter.
-    assert done["arms"]["stock"]["phases"]["slow"]["iteration_ms"] > 1.5 * first["measured_ms"]
     # What was planned is what ran: the measured order of ops is the plan's, stage by stage.
     plan = Schedule.parse(read_log(tmp_path / "decisions.jsonl")[0]["plan"])
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
@@ -71,6 +70,11 @@ def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) ->
     assert lines == [[str(op) for op in line] for line in plan.order]
     for name in ("report.html", "report.png", "decisions.jsonl"):
         assert (tmp_path / name).stat().st_size > 0
+    in_time("iterations until it is found", done["detected_after_iterations"], 4)
+    in_time("iterations until the plan", first["iteration"], end)
+    # Under the plan; how long planning took is another matter.
+    slow = done["arms"]["stock"]["phases"]["slow"]["iteration_ms"]
+    in_time("an adapted iteration", 1.5 * first["measured_ms"], slow)
 
 
 @pytest.mark.timing

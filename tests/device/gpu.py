@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from patience import PATIENCE
+from patience import PATIENCE, TooLate, too_late
 
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
@@ -197,6 +197,8 @@ def run(body: Callable[..., Any], *args: Any) -> Any:
     finally:
         process.kill()
         process.join(PATIENCE)
+    if word == "late":
+        raise TooLate(value)
     assert word == "returned", value
     return value
 
@@ -205,7 +207,7 @@ def _process(pipe: Any, file: Path, body: Callable[..., Any], args: Any) -> None
     torch.set_num_threads(1)
     try:
         pipe.send(("returned", body(Driver(file), *args)))
-    except BaseException:
-        pipe.send(("raised", traceback.format_exc()))
+    except BaseException as error:
+        pipe.send(("late" if too_late(error) else "raised", traceback.format_exc()))
     pipe.close()
     os._exit(0)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from device.gpu import Driver, run, two, until
-from patience import PATIENCE
+from patience import PATIENCE, in_time
 
 from megatron_adaptra.device import cuda
 from megatron_adaptra.errors import PeerLost
@@ -229,9 +229,10 @@ def slow_copies(driver: Driver) -> None:
         works = [here.irecv(memory(0), 0, tag) for tag in range(3)]
         sends = [there.isend(memory(1), 1, tag) for tag in range(3)]
         stamps = [work.wait(PATIENCE) for work in works]
-        assert all(0 <= s.delay < COPY / 2 for s in stamps), [s.delay for s in stamps]
+        assert all(s.delay >= 0 for s in stamps), [s.delay for s in stamps]
+        in_time("the delay of a message", max(s.delay for s in stamps), COPY / 2)
         sent = [send.wait(PATIENCE).sent for send in sends]
-        assert max(sent) - min(sent) < COPY, "their producers ended at once"
+        in_time("from the first producer's end to the last", max(sent) - min(sent), COPY)
         gaps = [b.sent - a.sent for a, b in pairwise(stamps)]
         assert min(gaps) > COPY / 2, "one copy after the other"
         until(lambda: here.copies()[1].count == 3, "all copies have passed")

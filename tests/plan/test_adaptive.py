@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ir.strategies import random_conditions
 from jobs import jobs
+from patience import in_time
 from small_cases import OPTIMA, small_case
 
 from megatron_adaptra.cli.main import main
@@ -328,7 +329,7 @@ def test_the_time_limit_is_what_it_takes():
         took.append(time.perf_counter() - began)
         assert_valid(plan, c)
         assert plan.predicted > plan.lower_bound * 1.01
-    assert took[1] > took[0] + 1
+    in_time("a search of 1 s, beside one of 4", took[0] + 1, took[1])
 
 
 # --- in words ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from patience import PATIENCE
+from patience import PATIENCE, TooLate, too_late
 
 # Each process is a fork of a server that has imported torch, and so starts in no time.
 _processes = mp.get_context("forkserver")
@@ -38,14 +38,14 @@ def _apart(said: Any, function: Callable[..., Any], args: tuple[Any, ...], secon
         if not ours.poll(seconds):
             raise Failed(f"{function.__name__}{args}: nothing after {seconds:g} s")
         try:
-            good, result = ours.recv()
+            good, late, result = ours.recv()
         except EOFError:
             process.join(seconds)
             end = said.read()[-4000:].decode(errors="replace")
             what = f"{function.__name__}{args}"
             raise Failed(f"{what}: exit status {process.exitcode}: {end}") from None
         if not good:
-            raise Failed(result)
+            raise (TooLate if late else Failed)(result)
         return result
     finally:
         if process.is_alive():
@@ -58,6 +58,6 @@ def _apart(said: Any, function: Callable[..., Any], args: tuple[Any, ...], secon
 def _process(pipe: Any, said: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
     try:
-        pipe.send((True, function(*args)))
-    except BaseException:
-        pipe.send((False, traceback.format_exc()))
+        pipe.send((True, False, function(*args)))
+    except BaseException as error:
+        pipe.send((False, too_late(error), traceback.format_exc()))
