@@ -24,17 +24,20 @@ settings.register_profile(
 settings.register_profile("the same", settings.get_profile("adaptra"), derandomize=True)
 
 # Tests of one of these files share trainings, or a machine; in test_schedules.py those of a layout.
+# They are started in this order: those that take longest first.
 SHARING = (
-    "adapter/test_executor_training.py", "adapter/test_iteration_end.py",
-    "adapter/test_law.py", "adapter/test_pretrain.py", "adapter/test_schedules.py",
+    "soft_roce/test_verbs.py", "adapter/test_executor_training.py",
     "fake_cuda/test_fake_adaptation.py", "fake_cuda/test_fake_trainings.py",
-    "soft_roce/test_verbs.py",
+    "adapter/test_iteration_end.py", "adapter/test_pretrain.py", "adapter/test_law.py",
+    "adapter/test_schedules.py",
 )  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the large sizes and whole products, too")
-    parser.addoption("--quick", action="store_true", help="leave out cold, crowd, timing and vm")
+    parser.addoption(
+        "--quick", action="store_true", help="leave out cold, crowd, quiet, timing and vm"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """What the mode leaves out is deselected, which the last line of a run counts."""
     left_out = set() if config.getoption("--full") else {"large"}
     if config.getoption("--quick"):
-        left_out |= {"cold", "crowd", "timing", "vm"}
+        left_out |= {"cold", "crowd", "quiet", "timing", "vm"}
     chosen, others = [], []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
@@ -59,6 +62,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         items[:] = chosen
         config.hook.pytest_deselected(items=others)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: started(item.nodeid))
+
+
+def started(nodeid: str) -> int:
+    """Its turn among several processes: a long chain that is started last is waited for."""
+    path = nodeid.partition("::")[0]
+    return next((turn for turn, file in enumerate(SHARING) if path.endswith(file)), len(SHARING))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -77,6 +88,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             layout = name.partition("[")[2].partition(" ")[0]
             return f"{path} {layout}" if path.endswith("test_schedules.py") else path
 
+    config.option.loadscopereorder = False  # not by how many they are
     return Scheduling(config, log)
 
 

@@ -34,6 +34,7 @@ markers =
   vm
   timing
   crowd
+  quiet
 """
 LIBRARY = "make_venv() { :; }\n"  # there is an environment
 PLANTED = """
@@ -111,7 +112,12 @@ def test_red_is_left_out_alone(request):
     pytest.skip("not here")
 
 def test_green():
-    pass
+    assert "PYTEST_XDIST_WORKER" in os.environ  # beside others, by scripts/test.sh
+
+@pytest.mark.timing
+@pytest.mark.quiet
+def test_green_alone():
+    assert "PYTEST_XDIST_WORKER" not in os.environ
 
 @pytest.mark.timing
 def test_crashes(request):
@@ -346,7 +352,7 @@ def test_a_run_with_one_is_green_and_the_next_with_the_same_is_red(suite: Suite)
     assert second.returncode == 1
     assert f"adaptra: {name} failed by chance 2 times in 2 runs" in in_short(second)
     assert "all tests passed" not in second.stdout
-    quick = suite.all("test_green", "--quick")
+    quick = suite.all("test_green and not alone", "--quick")
     assert quick.returncode == 0, quick.stdout
     assert "by chance" not in in_short(quick)
 
@@ -354,6 +360,8 @@ def test_a_run_with_one_is_green_and_the_next_with_the_same_is_red(suite: Suite)
 def test_a_run_says_all_that_makes_it_red(suite: Suite) -> None:
     done = suite.all("test_four or test_red_wrong or test_green")
     assert done.returncode == 1
+    assert "test_green" not in in_short(done)
+    assert " 1 passed, " in done.stdout.partition("\n== in short\n")[0].splitlines()[-1]
     assert in_short(done).count("  failed by chance: ") == 4
     assert f"adaptra: more than {MOST} failed by chance" in in_short(done)
     assert "  FAILED tests/test_planted.py::test_red_wrong - " in in_short(done)

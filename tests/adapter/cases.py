@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from pairwise import Row, covering, rows
@@ -135,6 +135,7 @@ def possible(row: Row) -> bool:
     return True
 
 
+@cache  # adaptive plans take their time
 def chosen(release: str, everything: bool) -> list[tuple[str, Case]]:
     """Layout and case: all of a release, or its share of those in which every pair of values is."""
     found = rows(AXES, possible) if everything else covering(AXES, possible)

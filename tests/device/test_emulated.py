@@ -42,6 +42,7 @@ def slow_link(driver: Driver) -> None:
 
 
 @pytest.mark.timing
+@pytest.mark.quiet
 def test_an_emulated_link_delays_what_could_leave() -> None:
     run(slow_link)
 

@@ -243,6 +243,7 @@ def slow_copies(driver: Driver) -> None:
 
 
 @pytest.mark.timing
+@pytest.mark.quiet
 def test_copies_are_no_part_of_the_links_delay() -> None:
     run(slow_copies)
 

@@ -318,6 +318,7 @@ def test_the_same_bytes_from_the_same_job(c):
 
 
 @pytest.mark.timing
+@pytest.mark.quiet
 def test_the_time_limit_is_what_it_takes():
     """On a job whose bound is not reached, so that there is always more to try."""
     c = Conditions(24, (9.0,) * 8, (10.0,) * 8, (6.0,) * 8, both_ways({3: 60.0}))
