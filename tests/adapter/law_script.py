@@ -7,6 +7,7 @@ before every case, and one with what came of it. Two ranks are a job; several jo
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -121,7 +122,11 @@ def main() -> None:
         setattr(waits, name, seconds)
     if not sys.argv[1]:
         find(dataset, stock, folder)
-    for case in json.loads(Path(sys.argv[1]).read_text())[job::jobs] if sys.argv[1] else ():
+    cases = json.loads(Path(sys.argv[1]).read_text())[job::jobs] if sys.argv[1] else []
+    for number, case in enumerate(cases):
+        if number % 10 == 9:
+            gc.collect()
+        gc.freeze()  # as it was, or the collection in each training looks at all of torch again
         say("BEGIN " + json.dumps(case))
         fail(case, dataset, stock, rank, folder / "log.jsonl")
         dist.barrier()
