@@ -1,7 +1,7 @@
 """The engine's own C++ programs, under the sanitizers: races, memory, leaks, undefined behaviour.
 
-Objects are kept in build/, one set for each sanitizer, and compiled again where a source, a header
-or the compiler has changed.
+Objects are kept beyond the checkout, one set for each sanitizer, and compiled again where a source,
+a header or the compiler has changed.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import os
 import random
 import shutil
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from chance import cache
 
 ROOT = Path(__file__).parents[2]
 ENGINE, TESTS = ROOT / "csrc" / "rdma_offload", ROOT / "tests" / "csrc"
@@ -28,6 +30,7 @@ SANITIZERS = {
     "memory": ["-fsanitize=address,undefined,float-cast-overflow"],
 }
 SETTINGS = {"UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
+UNUSED = 14 * 24 * 3600  # seconds after which an object is removed
 COMPILING, RUNNING = 300, 550  # seconds; against hanging, nothing is measured with them
 
 # What it runs, how often (seeds or frames) by default and with --full.
@@ -54,17 +57,22 @@ def everything_included() -> bytes:
 
 
 def compiled(sanitizer: str, source: Path) -> Path:
-    """The object of `source`; another process of pytest may be making it."""
-    folder = ROOT / "build" / "sanitized" / sanitizer
+    """The object of `source`; another process, also of another checkout, may be making it."""
+    folder = cache() / "sanitized" / sanitizer
     folder.mkdir(parents=True, exist_ok=True)
-    made, key = folder / f"{source.stem}.o", folder / f"{source.stem}.key"
-    wanted = hashlib.sha256(everything_included() + source.read_bytes()).hexdigest()
+    key = hashlib.sha256(everything_included() + source.read_bytes()).hexdigest()[:24]
+    made, part = folder / f"{source.stem}.{key}.o", folder / f"{source.stem}.part"
     with open(folder / f"{source.stem}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (made.exists() and key.exists() and key.read_text() == wanted):
-            key.unlink(missing_ok=True)
-            run([COMPILER, *FLAGS, *SANITIZERS[sanitizer], "-c", str(source), "-o", str(made)])
-            key.write_text(wanted)
+        if not made.exists():
+            anywhere = f"-ffile-prefix-map={ROOT}=."
+            flags = [*FLAGS, *SANITIZERS[sanitizer], anywhere]
+            run([COMPILER, *flags, "-c", str(source), "-o", str(part)])
+            part.replace(made)
+        made.touch()
+        for other in folder.glob(f"{source.stem}.*.o"):
+            if other.stat().st_mtime < time.time() - UNUSED:
+                other.unlink()
     return made
 
 
