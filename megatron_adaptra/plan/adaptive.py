@@ -17,13 +17,13 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan.base import PLANNERS, planner, slow_links
-from megatron_adaptra.plan.baselines import one_by_one
-from megatron_adaptra.plan.compaction import least_memory, merge_backwards
-from megatron_adaptra.plan.job_shop import ROOM, JobShop, Order, exact_times
+from megatron_adaptra.plan.fixed.baselines import one_by_one
 from megatron_adaptra.plan.robust import candidates, least_mean
-from megatron_adaptra.plan.rule_search import RuleSearch, shorter
-from megatron_adaptra.plan.search_budget import SearchBudget, end_of, late, left
-from megatron_adaptra.plan.tabu_search import TabuSearch
+from megatron_adaptra.plan.search.compaction import least_memory, merge_backwards
+from megatron_adaptra.plan.search.job_shop import ROOM, JobShop, Order, exact_times
+from megatron_adaptra.plan.search.rule_search import RuleSearch, shorter
+from megatron_adaptra.plan.search.search_budget import SearchBudget, end_of, late, left
+from megatron_adaptra.plan.search.tabu_search import TabuSearch
 from megatron_adaptra.sim.clock import simulate
 
 RIVALS = ("1f1b", "zb-h1", "zb-h2", "interleaved")

@@ -14,8 +14,8 @@ from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.model.bounds import lower_bound
-from megatron_adaptra.plan.job_shop import exact_times
-from megatron_adaptra.plan.search_budget import end_of, since, worked
+from megatron_adaptra.plan.search.job_shop import exact_times
+from megatron_adaptra.plan.search.search_budget import end_of, since, worked
 from megatron_adaptra.sim.clock import simulate
 
 

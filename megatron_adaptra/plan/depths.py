@@ -15,8 +15,8 @@ from itertools import accumulate
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.model.bounds import lower_bound
-from megatron_adaptra.plan.baselines import stock_warmup
-from megatron_adaptra.plan.search_budget import late
+from megatron_adaptra.plan.fixed.baselines import stock_warmup
+from megatron_adaptra.plan.search.search_budget import late
 from megatron_adaptra.sim.warmup import WarmupClock
 
 Depths = tuple[int, ...]

@@ -15,8 +15,8 @@ from statistics import NormalDist, fmean, stdev
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.job_shop import JobShop, exact_times
-from megatron_adaptra.plan.search_budget import late
+from megatron_adaptra.plan.search.job_shop import JobShop, exact_times
+from megatron_adaptra.plan.search.search_budget import late
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws, log_deviation
 

@@ -13,19 +13,19 @@ from __future__ import annotations
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan.base import planner, slow_links
-from megatron_adaptra.plan.baselines import stock_warmup
 from megatron_adaptra.plan.depths import Depths, DepthSearch
-from megatron_adaptra.plan.interleaved import deeper_interleaved
-from megatron_adaptra.plan.search_budget import end_of
+from megatron_adaptra.plan.fixed.baselines import stock_warmup
+from megatron_adaptra.plan.interleaved_depths import deeper_interleaved
+from megatron_adaptra.plan.search.search_budget import end_of
 
 
 @planner("warmup")
 def warmup(conditions: Conditions, sends: str, time_limit: float | None) -> Schedule:
     """The fastest warmup depths within the budget, then the shallowest of these.
 
-    With several chunks those of interleaved 1F1B, see `plan/interleaved.py`. Never slower than 1F1B
-    in the simulator where the budget allows 1F1B. Depths never increase towards the last stage: a
-    stage cannot wait for a backward that its successor has not begun. `sends`: "eager" or
+    With several chunks those of interleaved 1F1B, see `plan/interleaved_depths.py`. Never slower
+    than 1F1B in the simulator where the budget allows 1F1B. Depths never increase towards the last
+    stage: a stage cannot wait for a backward that its successor has not begun. `sends`: "eager" or
     "rendezvous"; `time_limit`: seconds, or None for as many as it takes.
     """
     end = end_of(time_limit)

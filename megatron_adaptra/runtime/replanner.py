@@ -17,7 +17,7 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
-from megatron_adaptra.plan.baselines import first_schedule
+from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.runtime.decisions import what_back, why_swap
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate

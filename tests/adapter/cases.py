@@ -11,7 +11,7 @@ from pairwise import Row, covering, rows
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan import make_plan
-from megatron_adaptra.plan.interleaved import interleaved_line
+from megatron_adaptra.plan.fixed.interleaved import interleaved_line
 
 # How it is run: by the executor under a policy, or by Megatron's own functions, with its warmup
 # and with deeper ones.

@@ -11,7 +11,7 @@ from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
-from megatron_adaptra.plan.interleaved import interleaved
+from megatron_adaptra.plan.fixed.interleaved import interleaved
 
 
 def assert_served(program):

@@ -21,7 +21,7 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule, parse_line
 from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.model.bounds import lower_bound, one_f_one_b_seconds, unlimited_bound
-from megatron_adaptra.plan.baselines import stock_warmup
+from megatron_adaptra.plan.fixed.baselines import stock_warmup
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.warmup import WarmupClock
 

@@ -21,9 +21,9 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan.base import PLANNERS
-from megatron_adaptra.plan.baselines import one_by_one
-from megatron_adaptra.plan.compaction import merge_backwards
-from megatron_adaptra.plan.job_shop import JobShop
+from megatron_adaptra.plan.fixed.baselines import one_by_one
+from megatron_adaptra.plan.search.compaction import merge_backwards
+from megatron_adaptra.plan.search.job_shop import JobShop
 from megatron_adaptra.sim.clock import simulate
 
 MOST_OPS = 800  # 8 stages, 32 microbatches in halves: proven in half a minute; 0.4 GB of memory

@@ -9,7 +9,8 @@ import pytest
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.plan import make_plan, search_budget
+from megatron_adaptra.plan import make_plan
+from megatron_adaptra.plan.search import search_budget
 
 
 class Calls:

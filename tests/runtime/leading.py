@@ -16,7 +16,7 @@ from runtime.pipeline import on_threads, schedule
 from telemetry.records import job, record, stock, stock_records
 
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.baselines import stock_warmup
+from megatron_adaptra.plan.fixed.baselines import stock_warmup
 from megatron_adaptra.plan.initial import over_own_messages
 from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
 from megatron_adaptra.runtime.bundle import SCHEDULE

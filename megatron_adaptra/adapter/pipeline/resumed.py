@@ -15,7 +15,7 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule, warmup_line, warmup_of
-from megatron_adaptra.plan.interleaved import interleaved_line
+from megatron_adaptra.plan.fixed.interleaved import interleaved_line
 from megatron_adaptra.units import LONGEST
 from megatron_adaptra.user_files import read_data
 

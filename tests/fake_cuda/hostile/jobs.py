@@ -11,7 +11,7 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.schedule import Line, Schedule, warmup_line
-from megatron_adaptra.plan.interleaved import interleaved_line
+from megatron_adaptra.plan.fixed.interleaved import interleaved_line
 from megatron_adaptra.transport.rules import LinkRule
 
 NATIVE, EXECUTOR = "native", "executor"

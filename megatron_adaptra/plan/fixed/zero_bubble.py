@@ -13,7 +13,7 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.plan.base import planner
-from megatron_adaptra.plan.baselines import refuse_chunks
+from megatron_adaptra.plan.fixed.baselines import refuse_chunks
 
 
 @planner("zb-h1")

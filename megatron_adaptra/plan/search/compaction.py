@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line, Schedule
-from megatron_adaptra.plan.dispatch import dispatch
-from megatron_adaptra.plan.job_shop import BACKWARD, WEIGHT, JobShop, Order
-from megatron_adaptra.plan.rule_search import RuleResult
-from megatron_adaptra.plan.search_budget import late
+from megatron_adaptra.plan.search.dispatch import dispatch
+from megatron_adaptra.plan.search.job_shop import BACKWARD, WEIGHT, JobShop, Order
+from megatron_adaptra.plan.search.rule_search import RuleResult
+from megatron_adaptra.plan.search.search_budget import late
 
 
 def least_memory(shop: JobShop, best: RuleResult, end: float) -> Order:

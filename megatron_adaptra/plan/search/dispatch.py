@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from megatron_adaptra.ir.timeline import INPUT_HALF, LIGHT
-from megatron_adaptra.plan.job_shop import (
+from megatron_adaptra.plan.search.job_shop import (
     BACKWARD,
     FORWARD,
     RECOMPUTE,
@@ -25,7 +25,7 @@ from megatron_adaptra.plan.job_shop import (
     JobShop,
     Order,
 )
-from megatron_adaptra.plan.search_budget import late
+from megatron_adaptra.plan.search.search_budget import late
 
 SAME = 1e-12  # seconds that do not count
 LOOKS = 1000  # events, about 1 ms, between two looks at the clock

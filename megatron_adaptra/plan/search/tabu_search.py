@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from megatron_adaptra.plan.job_shop import (
+from megatron_adaptra.plan.search.job_shop import (
     BACKWARD,
     FORWARD,
     RECOMPUTE,
@@ -23,7 +23,7 @@ from megatron_adaptra.plan.job_shop import (
     JobShop,
     Order,
 )
-from megatron_adaptra.plan.search_budget import SearchBudget
+from megatron_adaptra.plan.search.search_budget import SearchBudget
 
 REACH = 12  # ops that a move passes at most
 BORDER = 5  # ops at each end of a block that change places with their neighbours

@@ -16,9 +16,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from megatron_adaptra.plan.dispatch import Rule, dispatch
-from megatron_adaptra.plan.job_shop import JobShop, Order
-from megatron_adaptra.plan.search_budget import SearchBudget, late
+from megatron_adaptra.plan.search.dispatch import Rule, dispatch
+from megatron_adaptra.plan.search.job_shop import JobShop, Order
+from megatron_adaptra.plan.search.search_budget import SearchBudget, late
 
 Rules = tuple[Rule, ...]
 Change = dict[str, Any]  # fields of a Rule

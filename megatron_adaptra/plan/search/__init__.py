@@ -1,0 +1,1 @@
+"""The search of the adaptive policy, and how long any search may take."""
