@@ -18,7 +18,7 @@ from megatron_adaptra.cli.source import add_source, planned_or_read
 from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.files import results_folder
 from megatron_adaptra.units import whole
-from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_legend, ascii_timeline
+from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_gantt, ascii_legend
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.drawing import (
     WIDTH,
@@ -28,6 +28,7 @@ from megatron_adaptra.view.drawing import (
     drawing_svg,
 )
 from megatron_adaptra.view.png import no_matplotlib
+from megatron_adaptra.view.schedule_drawing import schedule_drawing
 
 SUFFIX = {"ascii": ".txt", "svg": ".svg", "png": ".png", "html": ".html", "trace": ".trace.json"}
 _OF_SUFFIX = {".txt": "ascii", ".svg": "svg", ".png": "png", ".html": "html", ".json": "trace"}
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     job = ": ".join(filter(None, (title_of(args), in_words(conditions))))
     job += ", all ops equally long" * equal
     timeline = replace(plan.timeline, name=name)
-    drawing = Drawing(name, job, plan.schedule.why, timeline, plan.lower_bound)
+    drawing = schedule_drawing(name, job, plan.schedule.why, timeline, plan.lower_bound)
     files = _files(args, formats, in_folder, name) if out is not None else {}
     missing = [kind for kind, path in files.items() if not _write(drawing, kind, path, args.width)]
     if args.json:
@@ -156,19 +157,18 @@ def _no_times(args: argparse.Namespace) -> bool:
 
 
 def _text(drawing: Drawing, kind: str, width: int | None) -> str:
-    timeline = drawing.timeline
     if kind == "svg":
         return drawing_svg(drawing, width or WIDTH)
     if kind == "html":
         return drawing_html(drawing, width or WIDTH)
     if kind == "trace":
-        return json.dumps(chrome_trace({drawing.name: timeline}), allow_nan=False) + "\n"
+        return json.dumps(chrome_trace({drawing.name: drawing.gantt}), allow_nan=False) + "\n"
     return _ascii(drawing, width or _TEXT_WIDTH)
 
 
 def _ascii(drawing: Drawing, width: int, colour: bool = False) -> str:
-    rows = ascii_timeline(drawing.timeline, width, colour)
-    return f"{drawing.job}\n{rows}\n{ascii_legend(drawing.timeline, colour)}\n"
+    rows = ascii_gantt(drawing.gantt, width, colour)
+    return f"{drawing.job}\n{rows}\n{ascii_legend(drawing.gantt, colour)}\n"
 
 
 def _write(drawing: Drawing, kind: str, path: Path, width: int | None) -> bool:

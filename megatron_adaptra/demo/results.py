@@ -21,6 +21,7 @@ from megatron_adaptra.telemetry.probe import IterationRecord, merge
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.html.report import report_html
+from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.png import no_matplotlib
 from megatron_adaptra.view.report import ArmReport, Report
 
@@ -103,13 +104,13 @@ def write(
         controller, shown, prediction.plan, made[-1].iteration if made else 0
     )
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    timelines = {
-        f"{arm.name} {kind}": timeline
+    gantts = {
+        f"{arm.name} {kind}": pipeline_gantt(timeline)
         for arm in arms
         for kind, timeline in (("measured", arm.measured), ("predicted", arm.predicted))
         if timeline is not None
     }
-    out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(timelines)))
+    out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(gantts)))
     report = Report(
         title="A GPT through a pipeline with a slow link",
         summary=summary,

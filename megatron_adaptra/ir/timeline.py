@@ -1,4 +1,7 @@
-"""When each op ran: one type for predicted and for measured iterations."""
+"""When each op of a pipeline ran: one type for predicted and for measured iterations.
+
+Pictures show it as bars on rows (view/pipeline.py), and what is no pipeline in the same way.
+"""
 
 from __future__ import annotations
 

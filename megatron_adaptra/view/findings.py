@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.view.axis import number
+from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.charts import Mark, Series, known
+from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.report import ArmReport, Report
 from megatron_adaptra.view.theme import OTHER, STOCK, arm_colour
 
@@ -17,10 +18,10 @@ QUIET = 0.25  # a link whose highest delay is below this share of the worst one 
 
 
 class Picture(NamedTuple):
-    """A timeline to draw; `timeline` None says that there is none."""
+    """A timeline to draw; `gantt` None says that there is none."""
 
     title: str
-    timeline: Timeline | None
+    gantt: Gantt | None
     measured: bool
 
 
@@ -136,15 +137,16 @@ def pictures(report: Report) -> list[Picture]:
     out = []
     for arm in report.arms:
         if arm.measured is not None or arm.predicted is not None:
-            out.append(Picture(f"{arm.name} measured", arm.measured, True))
-            out.append(Picture(f"{arm.name} predicted", arm.predicted, False))
+            for timeline, word in ((arm.measured, "measured"), (arm.predicted, "predicted")):
+                gantt = None if timeline is None else pipeline_gantt(timeline)
+                out.append(Picture(f"{arm.name} {word}", gantt, word == "measured"))
     return out
 
 
 def common_seconds(report: Report) -> float:
     """The length of the one axis on which all timelines are drawn."""
-    spans = [p.timeline.makespan for p in pictures(report) if p.timeline is not None]
-    return 1.04 * max(spans, default=0.0) or 1.0
+    lengths = [p.gantt.makespan for p in pictures(report) if p.gantt is not None]
+    return 1.04 * max(lengths, default=0.0) or 1.0
 
 
 def peak_in_flight(report: Report, arm: ArmReport) -> str:

@@ -1,13 +1,12 @@
-"""What the colours of timelines mean: the kinds of op and the lines that occur in them."""
+"""What the colours of Gantts mean: the categories and the lines that occur in them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from megatron_adaptra.ir.op import Kind
-from megatron_adaptra.ir.timeline import Message, Timeline
-from megatron_adaptra.view.theme import MESSAGE, OP_FILL, OP_NAME, op_fill
+from megatron_adaptra.view.bars import Arrow, Category, Gantt
+from megatron_adaptra.view.theme import MESSAGE, lighter
 
 SLOW = 0.008  # a message under way for this share of the scale is drawn
 
@@ -20,23 +19,26 @@ class Key(NamedTuple):
     line: bool = False
 
 
-def slow_messages(timeline: Timeline, seconds: float) -> list[Message]:
+def slow_messages(gantt: Gantt, seconds: float) -> list[Arrow]:
     """The messages worth a line on an axis of `seconds`; the others would stand upright."""
-    return [m for m in timeline.messages if m.arrived - m.sent >= SLOW * seconds]
+    return [arrow for arrow in gantt.arrows if arrow.arrived - arrow.sent >= SLOW * seconds]
 
 
-def legend_keys(timelines: Sequence[Timeline], seconds: float) -> list[Key]:
-    """The entries of a legend for all `timelines` together, drawn on an axis of `seconds`."""
-    kinds = {span.op.kind for timeline in timelines for span in timeline.spans}
-    out = [Key(_words(kind), (fill,)) for kind, fill in OP_FILL.items() if kind in kinds]
-    chunks = 1 + max((s.op.chunk for t in timelines for s in t.spans), default=0)
-    if chunks > 1:
-        words = "chunk " + ", ".join(map(str, range(chunks)))
-        out.append(Key(words, tuple(op_fill(Kind.F, chunk) for chunk in range(chunks))))
-    if any(slow_messages(timeline, seconds) for timeline in timelines):
+def categories_in(gantts: Sequence[Gantt]) -> list[Category]:
+    """Those of the bars of all `gantts`, in the order of a legend."""
+    used = {bar.category for gantt in gantts for bar in gantt.bars}
+    known = dict.fromkeys(category for gantt in gantts for category in gantt.categories)
+    return [category for category in known if category in used]
+
+
+def legend_keys(gantts: Sequence[Gantt], seconds: float) -> list[Key]:
+    """The entries of a legend for all `gantts` together, drawn on an axis of `seconds`."""
+    out = [Key(f"{c.code} {c.name}".strip(), (c.fill,)) for c in categories_in(gantts)]
+    shades = 1 + max((bar.shade for gantt in gantts for bar in gantt.bars), default=0)
+    for shading in dict.fromkeys(gantt.shading for gantt in gantts):
+        if shading and shades > 1:
+            words = f"{shading.name} " + ", ".join(map(str, range(shades)))
+            out.append(Key(words, tuple(lighter(shading.category.fill, i) for i in range(shades))))
+    if any(slow_messages(gantt, seconds) for gantt in gantts):
         out.append(Key("message on a slow link", (MESSAGE,), line=True))
     return out
-
-
-def _words(kind: Kind) -> str:
-    return OP_NAME[kind] if kind is Kind.STEP else f"{kind.value} {OP_NAME[kind]}"

@@ -13,20 +13,26 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Span, Timeline
-from megatron_adaptra.view.ascii import ascii_legend, ascii_schedule, ascii_timeline
+from megatron_adaptra.view.ascii import ascii_gantt, ascii_legend
 from megatron_adaptra.view.axis import ms, number, round_up, ticks
+from megatron_adaptra.view.pipeline import pipeline_gantt
+from megatron_adaptra.view.schedule_grid import ascii_schedule
+
+
+def text_of(timeline: Timeline, width: int = 100, colour: bool = False) -> str:
+    return ascii_gantt(pipeline_gantt(timeline), width, colour)
 
 
 @settings(max_examples=30, deadline=None)
 @given(width=st.integers(32, 300), policy=st.sampled_from(["1f1b", "warmup", "zb-h2"]))
 def test_no_line_is_wider_than_asked(width: int, policy: str) -> None:
-    picture = ascii_timeline(measured(plan(policy).timeline), width)
+    picture = text_of(measured(plan(policy).timeline), width)
     assert max(map(len, picture.splitlines())) <= width
 
 
 def test_wide_enough_timeline_shows_every_op_of_its_stage() -> None:
     timeline = plan("warmup").timeline
-    rows = ascii_timeline(timeline, 700).splitlines()
+    rows = text_of(timeline, 700).splitlines()
     for span in timeline.spans:
         if span.op.kind.computes:
             assert str(span.op) in rows[1 + span.stage]
@@ -35,7 +41,7 @@ def test_wide_enough_timeline_shows_every_op_of_its_stage() -> None:
 
 def test_ops_stand_in_proportion_to_time() -> None:
     spans = (Span(0, Op(Kind.F, 0), 0.0, 0.01), Span(0, Op(Kind.B, 0), 0.03, 0.04))
-    row = ascii_timeline(Timeline(spans), 50).splitlines()[1]
+    row = text_of(Timeline(spans), 50).splitlines()[1]
     cells = row.partition("|")[2].rstrip("|")
     assert row.startswith("stage 0 |F0-")
     assert cells.index("B0") == round(0.75 * len(cells))
@@ -44,19 +50,19 @@ def test_ops_stand_in_proportion_to_time() -> None:
 
 def test_row_with_more_ops_than_room_says_so() -> None:
     spans = tuple(Span(0, Op(Kind.F, i), 0.001 * i, 0.001 * (i + 1)) for i in range(200))
-    row = ascii_timeline(Timeline(spans), 60).splitlines()[1]
+    row = text_of(Timeline(spans), 60).splitlines()[1]
     assert len(row) == 60
     assert row.endswith(">|")
 
 
 def test_empty_timeline_and_absurd_width() -> None:
-    assert "nothing ran" in ascii_timeline(Timeline((), name="measured"))
+    assert "nothing ran" in text_of(Timeline((), name="measured"))
     with pytest.raises(BadInput, match="width"):
-        ascii_timeline(Timeline(()), 5)
+        text_of(Timeline(()), 5)
 
 
 def test_instant_timeline_is_drawn() -> None:
-    assert "stage 0" in ascii_timeline(Timeline((Span(0, Op(Kind.F, 0), 0.0, 0.0),)))
+    assert "stage 0" in text_of(Timeline((Span(0, Op(Kind.F, 0), 0.0, 0.0),)))
 
 
 def test_schedule_grid_keeps_order_and_dependencies() -> None:
@@ -103,7 +109,7 @@ def test_ticks_are_even_and_within(top: float) -> None:
 def test_colours_take_no_room() -> None:
     timeline = plan("warmup").timeline
     for width in (32, 80, 300):
-        painted, plain = (ascii_timeline(timeline, width, c).splitlines() for c in (True, False))
+        painted, plain = (text_of(timeline, width, c).splitlines() for c in (True, False))
         for coloured, row in zip(painted[1:-1], plain[1:-1], strict=True):
             assert "\x1b[" in coloured
             assert len(re.sub(r"\x1b\[[0-9;]*m", "", coloured)) == len(row) == width
@@ -112,10 +118,7 @@ def test_colours_take_no_room() -> None:
 def test_later_chunks_are_told_apart_however_narrow() -> None:
     spans = (Span(0, Op(Kind.F, 3), 0.0, 1.0), Span(0, Op(Kind.F, 3, 1), 1.0, 2.0))
     filler = Span(0, Op(Kind.F, 0), 2.0, 90.0)
-    rows = [
-        ascii_timeline(Timeline((*spans, filler)), width).splitlines()[1]
-        for width in (400, 220, 60)
-    ]
+    rows = [text_of(Timeline((*spans, filler)), width).splitlines()[1] for width in (400, 220, 60)]
     assert "F3--F3.1" in rows[0]
     assert "F3f3" in rows[1]
     assert "Ff" in rows[2]
@@ -124,10 +127,10 @@ def test_later_chunks_are_told_apart_however_narrow() -> None:
 def test_legend_names_what_occurs() -> None:
     kinds = (Kind.F, Kind.I, Kind.W, Kind.R)
     spans = tuple(Span(0, Op(kind, 0), i, i + 1.0) for i, kind in enumerate(kinds))
-    legend = ascii_legend(Timeline(spans))
+    legend = ascii_legend(pipeline_gantt(Timeline(spans)))
     for words in ("F0-- forward", "I0~~ input gradient", "W0++ weight gradient", "R0** recompute"):
         assert words in legend
     assert "backward" not in legend
     assert "chunk" not in legend
     later = Span(0, Op(Kind.F, 0, 1), 9.0, 10.0)
-    assert "later chunk" in ascii_legend(Timeline((*spans, later)))
+    assert "later chunk" in ascii_legend(pipeline_gantt(Timeline((*spans, later))))

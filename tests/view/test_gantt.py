@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
+from typing import Any
 
 from view_sample import measured, plan
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.view.charts import Mark, Series
-from megatron_adaptra.view.svg.gantt import timeline_svg
+from megatron_adaptra.view.pipeline import CATEGORY, pipeline_gantt
+from megatron_adaptra.view.svg.gantt import gantt_svg
 from megatron_adaptra.view.svg.line_chart import line_chart_svg
-from megatron_adaptra.view.theme import MESSAGE, OP_FILL, SLOW_PHASE, op_fill
+from megatron_adaptra.view.theme import MESSAGE, SLOW_PHASE, lighter
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert('&')</script>"
+
+
+def timeline_svg(timeline: Timeline, seconds: float | None = None, **style: Any) -> str:
+    return gantt_svg(pipeline_gantt(timeline), seconds, **style)
 
 
 def boxes(svg: str) -> dict[str, tuple[float, float, float]]:
@@ -81,10 +87,11 @@ def test_only_slow_messages_are_drawn_and_they_slant() -> None:
 
 
 def test_colours_tell_kinds_apart() -> None:
-    spans = tuple(Span(0, Op(kind, 0), i, i + 1) for i, kind in enumerate(OP_FILL))
+    spans = tuple(Span(0, Op(kind, 0), i, i + 1) for i, kind in enumerate(CATEGORY))
     svg = timeline_svg(Timeline(spans))
-    assert len(set(OP_FILL.values())) == len(OP_FILL)
-    assert all(fill in svg for fill in OP_FILL.values())
+    fills = {category.fill for category in CATEGORY.values()}
+    assert len(fills) == len(CATEGORY)
+    assert all(fill in svg for fill in fills)
 
 
 def test_empty_timeline_and_evil_title() -> None:
@@ -122,9 +129,13 @@ def test_chart_survives_gaps_and_nothing() -> None:
 
 
 def test_later_chunks_are_lighter_but_no_other_kinds_colour() -> None:
-    fills = {(kind, chunk): op_fill(kind, chunk) for kind in OP_FILL for chunk in range(4)}
+    fills = {
+        (kind, chunk): lighter(category.fill, chunk)
+        for kind, category in CATEGORY.items()
+        for chunk in range(4)
+    }
     assert len(set(fills.values())) == len(fills)
-    for kind in OP_FILL:
+    for kind in CATEGORY:
         light = [int(fills[kind, chunk][1:3], 16) for chunk in range(4)]
         assert light == sorted(light)
 
@@ -147,5 +158,6 @@ def test_the_mark_stands_where_it_is_told() -> None:
     spans = (Span(0, Op(Kind.F, 0), 0.0, 1.0), Span(1, Op(Kind.W, 0), 1.0, 3.0))
     timeline = Timeline(spans)
     for end, label in ((None, "1000 ms"), (timeline.makespan, "3000 ms")):
-        words = [e.text for e in ET.fromstring(timeline_svg(timeline, end=end)).iter(f"{SVG}text")]
+        svg = gantt_svg(pipeline_gantt(timeline, end))
+        words = [e.text for e in ET.fromstring(svg).iter(f"{SVG}text")]
         assert label in words

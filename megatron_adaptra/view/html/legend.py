@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.charts import Curve, Dots
 from megatron_adaptra.view.legend import legend_keys
 from megatron_adaptra.view.markup import element, text
 
 
-def timeline_legend(timelines: Sequence[Timeline], seconds: float) -> str:
-    """Of timelines that are drawn on an axis of `seconds`."""
+def gantt_legend(gantts: Sequence[Gantt], seconds: float) -> str:
+    """Of `gantts` that are drawn on an axis of `seconds`."""
     items = []
-    for key in legend_keys(timelines, seconds):
+    for key in legend_keys(gantts, seconds):
         if key.line:
             signs = [_sign("message", f"border-color:{key.fills[0]}")]
         else:

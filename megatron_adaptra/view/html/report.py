@@ -8,11 +8,11 @@ from typing import Any
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.view import findings
 from megatron_adaptra.view.axis import ms, number
-from megatron_adaptra.view.html.legend import timeline_legend
+from megatron_adaptra.view.html.legend import gantt_legend
 from megatron_adaptra.view.html.page import header, page, section, tiles
 from megatron_adaptra.view.markup import element, text
 from megatron_adaptra.view.report import ArmReport, Report
-from megatron_adaptra.view.svg.gantt import timeline_svg
+from megatron_adaptra.view.svg.gantt import gantt_svg
 from megatron_adaptra.view.svg.line_chart import line_chart_svg
 from megatron_adaptra.view.theme import arm_colour
 
@@ -76,12 +76,12 @@ def _timelines(report: Report) -> str:
     seconds = findings.common_seconds(report)
     drawn = []
     for i, picture in enumerate(pictures):
-        if picture.timeline is None:
+        if picture.gantt is None:
             words = f"{picture.title}: no timeline was recorded"
             drawn.append(element("p", text(words), class_="note"))
             continue
-        svg = timeline_svg(
-            picture.timeline,
+        svg = gantt_svg(
+            picture.gantt,
             seconds,
             row=24 if picture.measured else 13,
             title=picture.title[:1].upper() + picture.title[1:],
@@ -94,7 +94,7 @@ def _timelines(report: Report) -> str:
     note = "All on one time scale. Hover over a box for its times."
     return section(
         f"One iteration{which}, measured and predicted",
-        timeline_legend([p.timeline for p in pictures if p.timeline is not None], seconds),
+        gantt_legend([p.gantt for p in pictures if p.gantt is not None], seconds),
         element("div", *drawn, class_="scroll"),
         note=note,
     )

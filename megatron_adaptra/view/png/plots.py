@@ -9,18 +9,17 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from megatron_adaptra.ir.op import Kind
-from megatron_adaptra.ir.timeline import Span, Timeline
 from megatron_adaptra.view.axis import ms, number, ticks
+from megatron_adaptra.view.bars import Bar, Gantt
 from megatron_adaptra.view.charts import DotChart, XYChart
 from megatron_adaptra.view.legend import legend_keys, slow_messages
-from megatron_adaptra.view.theme import MESSAGE, OP_TEXT, op_fill
+from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, SOFT, GOOD, BAD = "#1b2530", "#5b6875", "#0e7c7b", "#b3372f"
-BOX = 0.62  # height of a stage's boxes; the rest of the row is for messages
+BOX = 0.62  # height of a row's boxes; the rest of the row is for messages
 INCHES = 13.0  # width of every figure
 STYLE = {
     "font.size": 9.5,
@@ -59,32 +58,26 @@ def write_header(figure: Any, height: float, headline: str, *lines: str) -> None
         figure.text(0.025, y, words, va="top", fontsize=10.5, color=SOFT)
 
 
-def draw_gantt(
-    axes: Axes, timeline: Timeline, seconds: float, title: str, end: float | None = None
-) -> None:
-    """As `timeline_svg` draws it, under `title`, on an axis of `seconds`.
-
-    `end` is where the iteration's length stands.
-    """
-    begin = min((span.start for span in timeline.spans), default=0.0)
-    for stage in range(timeline.stages):
-        mine = [s for s in timeline.spans if s.stage == stage]
+def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
+    """As `gantt_svg` draws it, under `title`, on an axis of `seconds`."""
+    begin, end = gantt.begin, gantt.length
+    for row in range(gantt.rows):
+        mine = [bar for bar in gantt.bars if bar.row == row]
         axes.broken_barh(
-            [(1e3 * (s.start - begin), 1e3 * (s.end - s.start)) for s in mine],
-            (stage - BOX / 2, BOX),
-            facecolors=[op_fill(s.op.kind, s.op.chunk) for s in mine],
+            [(1e3 * (bar.start - begin), 1e3 * (bar.end - bar.start)) for bar in mine],
+            (row - BOX / 2, BOX),
+            facecolors=[bar.fill for bar in mine],
             edgecolor="white",
             linewidth=0.5,
         )
-        for span in mine:
-            _word(axes, span, begin, seconds)
-    for m in slow_messages(timeline, seconds):
+        for bar in mine:
+            _word(axes, bar, begin, seconds)
+    for m in slow_messages(gantt, seconds):
         side = BOX / 2 if m.target > m.source else -BOX / 2
         times = [1e3 * (m.sent - begin), 1e3 * (m.arrived - begin)]
         style: dict[str, Any] = {"color": MESSAGE, "linewidth": 0.7, "zorder": 0.9}
         style["alpha"] = 0.75 if abs(m.target - m.source) == 1 else 0.35
         axes.plot(times, [m.source + side, m.target - side], **style)
-    end = timeline.iteration if end is None else end
     axes.axvline(1e3 * end, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
     beside_title = seconds * (0.008 * len(title) + 0.03)
     axes.annotate(
@@ -98,10 +91,10 @@ def draw_gantt(
         fontsize=9,
     )
     axes.set_xlim(0, 1e3 * seconds)
-    axes.set_ylim(max(timeline.stages, 1) - 0.45, -0.55)
+    axes.set_ylim(max(gantt.rows, 1) - 0.45, -0.55)
     marks = ticks(1e3 * seconds, 10)
     axes.set_xticks(marks, [number(tick) if tick else "0 ms" for tick in marks])
-    axes.set_yticks(range(timeline.stages), [f"stage {s}" for s in range(timeline.stages)])
+    axes.set_yticks(range(gantt.rows), [gantt.row_name(row) for row in range(gantt.rows)])
     axes.tick_params(length=0, labelsize=8)
     axes.grid(axis="x", color="#e8ecf0", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -109,25 +102,24 @@ def draw_gantt(
     axes.set_title(title[:1].upper() + title[1:], loc="left", fontsize=10, fontweight="bold", pad=5)
 
 
-def _word(axes: Axes, span: Span, begin: float, seconds: float) -> None:
-    """An op's text, or its microbatch, where its box is wide enough."""
-    inches = (span.end - span.start) / seconds * 0.90 * INCHES
-    step = span.op.kind is Kind.STEP
-    for word in ["step"] if step else [str(span.op), str(span.op.microbatch)]:
+def _word(axes: Axes, bar: Bar, begin: float, seconds: float) -> None:
+    """A bar's text, or a shorter one, where its box is wide enough."""
+    inches = (bar.end - bar.start) / seconds * 0.90 * INCHES
+    for word in bar.inside or (bar.label,):
         if inches >= 0.065 * len(word) + 0.02:
-            middle = 500 * (span.start + span.end - 2 * begin)
+            middle = 500 * (bar.start + bar.end - 2 * begin)
             style: dict[str, Any] = {
                 "ha": "center",
                 "va": "center_baseline",
                 "fontsize": 6.5,
-                "color": OP_TEXT,
+                "color": BOX_TEXT,
             }
-            axes.text(middle, span.stage, word, **style)
+            axes.text(middle, bar.row, word, **style)
             return
 
 
-def draw_legend(figure: Any, timelines: Sequence[Timeline], seconds: float, y: float) -> None:
-    """What the colours of timelines on an axis of `seconds` mean.
+def draw_legend(figure: Any, gantts: Sequence[Gantt], seconds: float, y: float) -> None:
+    """What the colours of `gantts` on an axis of `seconds` mean.
 
     One line of `figure` that ends at height `y`, from 0 to 1.
     """
@@ -135,7 +127,7 @@ def draw_legend(figure: Any, timelines: Sequence[Timeline], seconds: float, y: f
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    keys, handles = legend_keys(timelines, seconds), list[Any]()
+    keys, handles = legend_keys(gantts, seconds), list[Any]()
     for key in keys:
         if key.line:
             handles.append(Line2D([], [], color=key.fills[0], linewidth=1, label=key.words))

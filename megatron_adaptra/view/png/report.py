@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def report_png(report: Report, path: str | os.PathLike[str]) -> None:
     """Write the figure: headline, timelines on one scale, iteration times, link delays."""
-    pictures = [(p, p.timeline) for p in findings.pictures(report) if p.timeline is not None]
+    pictures = [(p, p.gantt) for p in findings.pictures(report) if p.gantt is not None]
     seconds = findings.common_seconds(report)
     charts = [
         (title, series)
@@ -30,8 +30,8 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
         if series
     ]
     rows = [
-        (0.30 * max(1, timeline.stages) + 0.1) * (1.0 if picture.measured else 0.66)
-        for picture, timeline in pictures
+        (0.30 * max(1, gantt.rows) + 0.1) * (1.0 if picture.measured else 0.66)
+        for picture, gantt in pictures
     ]
     tall = [r + 0.55 for r in rows] + [2.7] * bool(charts)
     head, foot = 1.6, 0.35
@@ -39,12 +39,12 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
     def draw(figure: Any, height: float) -> None:
         _header(figure, report, height)
         top = height - head
-        for (picture, timeline), row, full in zip(pictures, rows, tall, strict=False):
+        for (picture, gantt), row, full in zip(pictures, rows, tall, strict=False):
             at = (0.07, (top - row) / height, 0.90, row / height)
-            draw_gantt(figure.add_axes(at), timeline, seconds, picture.title)
+            draw_gantt(figure.add_axes(at), gantt, seconds, picture.title)
             top -= full
         if pictures:
-            draw_legend(figure, [t for _, t in pictures], seconds, (height - head) / height)
+            draw_legend(figure, [gantt for _, gantt in pictures], seconds, (height - head) / height)
         wide = 0.90 / max(1, len(charts)) - (0.03 if len(charts) > 1 else 0.0)
         for i, (title, series) in enumerate(charts):
             left = 0.07 + i * (wide + 0.06)

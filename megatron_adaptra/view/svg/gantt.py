@@ -1,4 +1,4 @@
-"""A Gantt of one Timeline as SVG.
+"""A Gantt as SVG.
 
 Text and grid take the colour of the page (`currentColor`), so the picture fits a light and a dark
 page; alone in a file it is black on nothing. With `seconds` given, several Gantts of the same width
@@ -7,65 +7,58 @@ have one scale, and an instant stands at one x in all of them.
 
 from __future__ import annotations
 
-from megatron_adaptra.ir.op import Kind
-from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.view.axis import ms, number, ticks
+from megatron_adaptra.view.bars import Arrow, Bar, Gantt
 from megatron_adaptra.view.legend import slow_messages
 from megatron_adaptra.view.markup import element, picture, text
 from megatron_adaptra.view.svg.legend import legend_svg
 from megatron_adaptra.view.svg.parts import label, rule
-from megatron_adaptra.view.theme import MESSAGE, OP_TEXT, op_fill, op_name
+from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE
 
-LEFT, RIGHT = 62, 14  # room for the stages' names, and for the last tick's label
+LEFT, RIGHT = 62, 14  # room for the rows' names, and for the last tick's label
 _ALONE = (
     "svg{color:#1b2530;background:#fff}"
     "@media(prefers-color-scheme:dark){svg{color:#e3e9ef;background:#1a212a}}"
 )
 
 
-def timeline_svg(
-    timeline: Timeline,
+def gantt_svg(
+    gantt: Gantt,
     seconds: float | None = None,
     *,
     width: int = 1160,
     row: int = 24,
     title: str = "",
     axis: bool = True,
-    end: float | None = None,
     alone: bool = False,
 ) -> str:
-    """One row of `row` pixels per stage, slow messages between the rows, an `axis` in ms.
+    """Rows of `row` pixels, slow messages between them, an `axis` in ms.
 
-    Times count from the timeline's first start. `seconds` is the length of the axis, `end` where
-    the mark with the iteration's length stands (default: where the first stage ends). `width`:
-    pixels. `title`: default is the timeline's name. `alone`: a file of its own, with a legend, a
-    margin, and colours for light and dark.
+    Times count from the first start. `seconds` is the length of the axis. `width`: pixels. `title`:
+    default is the Gantt's name. `alone`: a file of its own, with a legend, a margin, and colours
+    for light and dark.
     """
-    title = title or timeline.name
-    end = timeline.iteration if end is None else end
-    return _Gantt(timeline, seconds, width, row, title, axis, end, alone).svg()
+    return _Picture(gantt, seconds, width, row, title or gantt.name, axis, alone).svg()
 
 
-class _Gantt:
+class _Picture:
     def __init__(
         self,
-        timeline: Timeline,
+        gantt: Gantt,
         seconds: float | None,
         width: int,
         row: int,
         title: str,
         axis: bool,
-        end: float,
         alone: bool,
     ) -> None:
-        self.timeline, self.title, self.axis = timeline, title, axis
-        self.finish, self.alone = end, alone
-        self.width, self.row = width, row
-        self.begin = min((span.start for span in timeline.spans), default=0.0)
-        self.seconds = seconds or timeline.makespan or 1.0
+        self.gantt, self.title, self.axis = gantt, title, axis
+        self.begin, self.finish = gantt.begin, gantt.length
+        self.width, self.row, self.alone = width, row, alone
+        self.seconds = seconds or gantt.makespan or 1.0
         self.gap = max(9, row * 2 // 3)
         self.top = 26 if self.title else 8
-        rows = max(1, timeline.stages)
+        rows = max(1, gantt.rows)
         self.bottom = self.top + rows * row + (rows - 1) * self.gap
         self.height = self.bottom + (26 if axis else 6) + (22 if alone else 0)
 
@@ -73,18 +66,18 @@ class _Gantt:
         """Where a time of the axis stands."""
         return LEFT + seconds / self.seconds * (self.width - LEFT - RIGHT)
 
-    def y(self, stage: int) -> int:
-        return self.top + stage * (self.row + self.gap)
+    def y(self, row: int) -> int:
+        return self.top + row * (self.row + self.gap)
 
     def svg(self) -> str:
         name = f"{self.title or 'timeline'}: {ms(self.finish)}"
         parts = [element("title", text(name)), *self.grid(), *self.labels()]
-        parts += [self.line(message) for message in slow_messages(self.timeline, self.seconds)]
-        parts += [self.box(span) for span in self.timeline.spans]
+        parts += [self.line(arrow) for arrow in slow_messages(self.gantt, self.seconds)]
+        parts += [self.box(bar) for bar in self.gantt.bars]
         parts += self.end()
         if self.alone:
             parts.insert(0, element("style", _ALONE))
-            parts += legend_svg(self.timeline, self.seconds, LEFT, self.height - 6)
+            parts += legend_svg(self.gantt, self.seconds, LEFT, self.height - 6)
         return picture(parts, self.width, self.height, "gantt", margin=14 * self.alone)
 
     def grid(self) -> list[str]:
@@ -104,19 +97,19 @@ class _Gantt:
                 element("text", text(self.title), x=0, y=13, font_size=13, font_weight=600)
             )
         size = 12 if self.row >= 18 else 10
-        for stage in range(self.timeline.stages):
-            middle = self.y(stage) + self.row / 2 + size * 0.35
-            parts.append(label(f"stage {stage}", LEFT - 10, middle, "end", size))
-        if not self.timeline.spans:
+        for row in range(self.gantt.rows):
+            middle = self.y(row) + self.row / 2 + size * 0.35
+            parts.append(label(self.gantt.row_name(row), LEFT - 10, middle, "end", size))
+        if not self.gantt.bars:
             parts.append(label("nothing ran", LEFT, self.top + self.row / 2, "start", 12))
         return parts
 
-    def box(self, span: Span) -> str:
-        """A rectangle with the op's text, or only its microbatch, as far as there is room."""
-        start, length = span.start - self.begin, span.end - span.start
-        x, y = self.x(start), self.y(span.stage)
+    def box(self, bar: Bar) -> str:
+        """A rectangle with the bar's text, or a shorter one, as far as there is room."""
+        start, length = bar.start - self.begin, bar.end - bar.start
+        x, y = self.x(start), self.y(bar.row)
         wide = max(0.6, self.x(start + length) - x)
-        name = f"{span.op} {op_name(span.op.kind)}" if span.op.kind is not Kind.STEP else "step"
+        name = bar.title or bar.label
         parts = [
             element("title", text(f"{name}\nstart {ms(start)}\nduration {ms(length)}")),
             element(
@@ -126,12 +119,11 @@ class _Gantt:
                 width=max(0.6, wide - 0.8),  # a hairline between two boxes that touch
                 height=self.row,
                 rx=1.5 if wide < 8 else 2.5,
-                fill=op_fill(span.op.kind, span.op.chunk),
+                fill=bar.fill,
             ),
         ]
         size = 10 if self.row >= 18 else 8.5
-        words = ["step"] if span.op.kind is Kind.STEP else [str(span.op), str(span.op.microbatch)]
-        for word in words:
+        for word in bar.inside or (bar.label,):
             if len(word) * size * 0.6 + 1 <= wide:
                 parts.append(
                     element(
@@ -141,35 +133,35 @@ class _Gantt:
                         y=y + self.row / 2 + size * 0.36,
                         text_anchor="middle",
                         font_size=size,
-                        fill=OP_TEXT,
+                        fill=BOX_TEXT,
                     )
                 )
                 break
         return element("g", *parts)
 
-    def line(self, message: Message) -> str:
+    def line(self, arrow: Arrow) -> str:
         """From the sender's row to the receiver's, slanted by the time under way."""
-        down = message.target > message.source
-        sent, arrived = message.sent - self.begin, message.arrived - self.begin
+        down = arrow.target > arrow.source
+        sent, arrived = arrow.sent - self.begin, arrow.arrived - self.begin
         what = (
-            f"{message.op} from stage {message.source} to {message.target}\n"
+            f"{arrow.label} from {self.gantt.row_name(arrow.source)} to {arrow.target}\n"
             f"sent {ms(sent)}\nunder way {ms(arrived - sent)}"
         )
         return element(
             "line",
             element("title", text(what)),
             x1=self.x(sent),
-            y1=self.y(message.source) + (self.row if down else 0),
+            y1=self.y(arrow.source) + (self.row if down else 0),
             x2=self.x(arrived),
-            y2=self.y(message.target) + (0 if down else self.row),
+            y2=self.y(arrow.target) + (0 if down else self.row),
             stroke=MESSAGE,
             stroke_width=1.1,
-            stroke_opacity=0.75 if abs(message.target - message.source) == 1 else 0.35,
+            stroke_opacity=0.75 if abs(arrow.target - arrow.source) == 1 else 0.35,
         )
 
     def end(self) -> list[str]:
-        """A mark where the iteration ends, with its length."""
-        if not self.timeline.spans:
+        """A mark where it ends, with the length."""
+        if not self.gantt.bars:
             return []
         x = self.x(self.finish)
         mark = element(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.legend import legend_keys
 from megatron_adaptra.view.markup import element, text
 
 
-def legend_svg(timeline: Timeline, seconds: float, x: float, y: float) -> list[str]:
+def legend_svg(gantt: Gantt, seconds: float, x: float, y: float) -> list[str]:
     """One line of boxes and words for an axis of `seconds`, from pixel `x` on, at height `y`."""
     parts = []
-    for key in legend_keys([timeline], seconds):
+    for key in legend_keys([gantt], seconds):
         for fill in key.fills:
             if key.line:
                 ends = {"x1": x, "x2": x + 12, "y1": y - 4, "y2": y - 4}
