@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from megatron_adaptra.errors import PeerLost, ScheduleError
-from megatron_adaptra.ir.deps import ACTIVATION, GRADIENT, Token, carried
+from megatron_adaptra.ir.neighbours import Exchange, Neighbours
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.unused_posts import UnusedPosts
 from megatron_adaptra.runtime.guarded_probe import GuardedProbe
@@ -25,28 +25,28 @@ class Mailbox:
     """Delivers `F3`'s input and `B3`'s gradient, and sends what they make.
 
     A send returns at once and owns a copy; a receive is posted when `post` says so and awaited
-    when `take` needs it. `stage`: this one, of so many `stages`. `timeout`: seconds that a `take`
-    waits for its message, and that `finish` and `close` wait for all sends together; then PeerLost
-    names op and peer. `gradients`: another transport for these, where two stages exchange both
-    kinds over one link: messages of one link are awaited in the order of their posts.
+    when `take` needs it. `neighbours`: of this stage, to whom its messages go and from whom they
+    come. `timeout`: seconds that a `take` waits for its message, and that `finish` and `close` wait
+    for all sends together; then PeerLost names op and peer. `gradients`: another transport for
+    these, where two stages exchange both kinds over one link: messages of one link are awaited in
+    the order of their posts.
     """
 
     def __init__(
         self,
-        stage: int,
-        stages: int,
+        neighbours: Neighbours,
         transport: Transport,
         probe: Probe | GuardedProbe,
         watchdog: Watchdog,
         timeout: float,
         gradients: Transport | None = None,
     ) -> None:
-        self.stage, self.stages, self.probe = stage, stages, probe
-        self._transports = {ACTIVATION: transport, GRADIENT: gradients or transport}
+        self.neighbours, self.probe = neighbours, probe
+        self._transports = {Kind.F: transport, Kind.B: gradients or transport}
         self.watchdog, self.timeout = watchdog, timeout
         self._new: Callable[[], torch.Tensor] = lambda: torch.empty(0)
         self._iteration = 0
-        self._posted: dict[Token, tuple[Work, torch.Tensor]] = {}
+        self._posted: dict[Exchange, tuple[Work, torch.Tensor]] = {}
         self._sent: list[tuple[Op, int, Work]] = []
         self._sent_before: list[tuple[Op, int, Work]] = []
 
@@ -54,14 +54,23 @@ class Mailbox:
         """Start `iteration`; `new()` makes an empty tensor for one message."""
         self._iteration, self._new = iteration, new
 
+    @property
+    def stage(self) -> int:
+        """This stage."""
+        return self.neighbours.stage
+
+    @property
+    def stages(self) -> int:
+        """How many the pipeline has."""
+        return self.neighbours.stages
+
     def post(self, op: Op) -> None:
         """Post the receive that PF3 or PB3 names, unless it is posted already."""
-        token = carried(op, self.stage, self.stages)
-        assert token is not None
-        if token not in self._posted:
-            buffer = self._new()
-            source, transport = token.position % self.stages, self._transports[token.kind]
-            self._posted[token] = transport.irecv(buffer, source, self._tag(token)), buffer
+        exchange = self.neighbours.exchange(op)
+        if exchange not in self._posted:
+            buffer, (made, source) = self._new(), exchange
+            work = self._transports[made.kind].irecv(buffer, source, self._tag(made))
+            self._posted[exchange] = work, buffer
 
     def buffer(self, op: Op) -> torch.Tensor:
         """What `take` will return; its contents are not there yet."""
@@ -69,22 +78,16 @@ class Mailbox:
 
     def take(self, op: Op) -> torch.Tensor:
         """What `op` needs from another stage. Raises PeerLost if it does not come in time."""
-        token = self._awaited(op)
-        work, buffer = self._posted.pop(token)
-        source = token.position % self.stages
-        stamps = self._wait(work, op, source, self.timeout)
-        kind = Kind.F if token.kind == ACTIVATION else Kind.B
-        made = Op(kind, token.microbatch, token.position // self.stages)
-        self.probe.arrived(source, made, stamps)
+        exchange = self._awaited(op)
+        work, buffer = self._posted.pop(exchange)
+        stamps = self._wait(work, op, exchange.peer, self.timeout)
+        self.probe.arrived(exchange.peer, exchange.made, stamps)
         return buffer
 
     def send(self, op: Op, tensor: torch.Tensor) -> None:
         """Send what SF3 or SB3 names; the tensor may be freed as soon as this returns."""
-        token = carried(op, self.stage, self.stages)
-        assert token is not None
-        step = 1 if op.kind is Kind.SEND_F else -1
-        target = (self.stage + step) % self.stages
-        work = self._transports[token.kind].isend(tensor, target, self._tag(token))
+        made, target = self.neighbours.exchange(op)
+        work = self._transports[made.kind].isend(tensor, target, self._tag(made))
         self._sent.append((op, target, work))
 
     def discard(self, unused: UnusedPosts) -> None:
@@ -95,10 +98,9 @@ class Mailbox:
         for op in unused.to_send:
             self.send(op, self._new())
         for op in unused.to_discard:
-            token = carried(op, self.stage, self.stages)
-            assert token is not None
-            work, _ = self._posted.pop(token)
-            self._wait(work, op, token.position % self.stages, self.timeout)
+            exchange = self.neighbours.exchange(op)
+            work, _ = self._posted.pop(exchange)
+            self._wait(work, op, exchange.peer, self.timeout)
 
     def finish(self) -> None:
         """End the iteration. Sends are waited for one iteration late: by then they are done.
@@ -113,10 +115,8 @@ class Mailbox:
         self._await(self._sent_before + self._sent)
         self._sent, self._sent_before = [], []
 
-    def _awaited(self, op: Op) -> Token:
-        token = carried(op._replace(kind=_POST_OF[op.kind]), self.stage, self.stages)
-        assert token is not None
-        return token
+    def _awaited(self, op: Op) -> Exchange:
+        return self.neighbours.exchange(op._replace(kind=_POST_OF[op.kind]))
 
     def _await(self, sends: list[tuple[Op, int, Work]]) -> None:
         deadline = time.monotonic() + self.timeout
@@ -132,13 +132,12 @@ class Mailbox:
         self.watchdog.waits_for = None
         return stamps
 
-    def _tag(self, token: Token) -> int:
-        """Iteration, what the message is, chunk and microbatch, in 31 bits."""
-        chunk, microbatch = token.position // self.stages, token.microbatch
-        if chunk >= _CHUNKS or microbatch >= _MICROBATCHES:
+    def _tag(self, made: Op) -> int:
+        """Iteration, kind, chunk and microbatch of the op that made the message, in 31 bits."""
+        if made.chunk >= _CHUNKS or made.microbatch >= _MICROBATCHES:
             raise ScheduleError(
-                f"microbatch {microbatch} of chunk {chunk} has no tag: there are tags for "
-                f"{_MICROBATCHES} microbatches and {_CHUNKS} chunks"
+                f"microbatch {made.microbatch} of chunk {made.chunk} has no tag: there are tags "
+                f"for {_MICROBATCHES} microbatches and {_CHUNKS} chunks"
             )
-        what = (chunk << 1) | (token.kind == ACTIVATION)
-        return (self._iteration % _RING) << 27 | what << 18 | microbatch
+        what = (made.chunk << 1) | (made.kind is Kind.F)
+        return (self._iteration % _RING) << 27 | what << 18 | made.microbatch

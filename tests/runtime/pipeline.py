@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from patience import PATIENCE
 
+from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
@@ -84,7 +85,9 @@ class Stage:
         self.layer = layer(stage)
         self.probe = Probe(stage)
         self.watchdog = Watchdog(stage, range(stages))
-        self.mailbox = Mailbox(stage, stages, transport, self.probe, self.watchdog, timeout)
+        self.mailbox = Mailbox(
+            Neighbours(stage, stages), transport, self.probe, self.watchdog, timeout
+        )
         self.iteration = -1
         self.inputs: dict[int, torch.Tensor] = {}
         self.outputs: dict[int, torch.Tensor] = {}

@@ -16,7 +16,7 @@ from runtime.pipeline import (
 )
 
 from megatron_adaptra.errors import PeerLost, ScheduleError
-from megatron_adaptra.ir.deps import ACTIVATION, GRADIENT, Token
+from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import parse_line
@@ -98,7 +98,7 @@ def test_kind_without_handler_is_refused():
 
 def mailbox(transport, stage=1, timeout=0.05):
     watchdog = Watchdog(stage, [4, 5, 6])
-    made = Mailbox(stage, 3, transport, Probe(stage), watchdog, timeout)
+    made = Mailbox(Neighbours(stage, 3), transport, Probe(stage), watchdog, timeout)
     made.begin(0, lambda: torch.empty(2))
     return made
 
@@ -171,16 +171,17 @@ def test_an_iteration_of_which_only_receives_were_posted_leaves_no_trace(rendezv
 
 def test_no_two_messages_under_way_have_one_tag():
     """Of three iterations in a row, of many chunks and microbatches, both ways."""
-    mailbox = Mailbox(0, 2, LoopbackNetwork().open(0), Probe(0), Watchdog(0, range(2)), PATIENCE)
+    transport, watchdog = LoopbackNetwork().open(0), Watchdog(0, range(2))
+    mailbox = Mailbox(Neighbours(0, 2), transport, Probe(0), watchdog, PATIENCE)
     tags = set()
     for iteration in (14, 15, 16):
         mailbox.begin(iteration, lambda: torch.empty(1))
         for chunk in (0, 1, 15, 16, 31, 32, 254):
             for microbatch in (0, 1, 2**18 - 1):
-                for kind in (ACTIVATION, GRADIENT):
-                    tags.add(mailbox._tag(Token(kind, 2 * chunk, microbatch)))
+                for kind in (Kind.F, Kind.B):
+                    tags.add(mailbox._tag(Op(kind, microbatch, chunk)))
     assert len(tags) == 3 * 7 * 3 * 2
     assert max(tags) < 2**31 - 1  # that one says that a side is gone
     for chunk, microbatch in ((255, 0), (0, 2**18)):
         with pytest.raises(ScheduleError, match="262144 microbatches and 255 chunks"):
-            mailbox._tag(Token(ACTIVATION, 2 * chunk, microbatch))
+            mailbox._tag(Op(Kind.F, microbatch, chunk))

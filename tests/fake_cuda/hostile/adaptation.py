@@ -19,6 +19,7 @@ from fake_cuda.hostile.stage_model import Host
 
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.staging import Staging
+from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.ir.unused_posts import first_posts
@@ -110,7 +111,9 @@ class _Rank:
         self.control = EngineTransport(self.endpoint, "control", ends)
         self.probe = Probe(me, self.device)
         watchdog = Watchdog(me, range(STAGES))
-        self.mailbox = Mailbox(me, STAGES, self.transport, self.probe, watchdog, TIMEOUT)
+        self.mailbox = Mailbox(
+            Neighbours(me, STAGES), self.transport, self.probe, watchdog, TIMEOUT
+        )
         seconds, host = course.kernel, course.hosts[me]
         self.stage = ExecutorStage(driver, self.device, self.mailbox, 1, WORDS, seconds, host)
         order = tuple(warmup_line(STAGES - s, MICROBATCHES) for s in range(STAGES))

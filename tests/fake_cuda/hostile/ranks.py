@@ -27,6 +27,7 @@ from patience import PATIENCE
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.device.staging import Staging
+from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.unused_posts import first_posts
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
@@ -195,7 +196,7 @@ def train(
         if plant is Plant.LATE_SENDS:
             sender = stack.enter_context(contextlib.closing(LateSends(driver, transport, me)))
         told = sender if plant in ON_DEVICE else Told(driver, sender, ranks, me)
-        mailbox = Mailbox(at, job.stages, told, probe, watchdog, timeout)
+        mailbox = Mailbox(Neighbours(at, job.stages), told, probe, watchdog, timeout)
         kind = NativeStage if job.order == NATIVE else ExecutorStage
         others = Collectives(driver, job, replica, at) if together else None
         stage = kind(driver, clock, mailbox, job.chunks, job.words, collectives=others)
