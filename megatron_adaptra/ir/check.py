@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.deps import Token, carried, light_of, makes, needs
+from megatron_adaptra.ir.in_flight import in_flight
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
-from megatron_adaptra.ir.timeline import in_flight
 
 SENDS = ("eager", "rendezvous")
 _SENDS = (Kind.SEND_F, Kind.SEND_B)

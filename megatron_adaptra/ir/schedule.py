@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.user_files import parse_json
 
 Line = tuple[Op, ...]

@@ -5,13 +5,13 @@ Pictures show it as bars on rows (view/pipeline.py), and what is no pipeline in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from megatron_adaptra.errors import reading
-from megatron_adaptra.ir.deps import light_of
-from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.in_flight import peak_in_flight
+from megatron_adaptra.ir.op import Op
 
 
 class Span(NamedTuple):
@@ -102,37 +102,6 @@ class Timeline:
                 tuple(Message(s, t, Op.parse(op), *times) for s, t, op, *times in data["messages"]),
                 data["name"],
             )
-
-
-INPUT_HALF = 0.5  # share of a microbatch's activations that the input-gradient half gives back
-LIGHT = 0.05  # what a light microbatch (one that will be recomputed) holds until its R
-
-
-_CHANGE = {Kind.R: 1.0 - LIGHT, Kind.B: -1.0, Kind.I: -INPUT_HALF, Kind.W: INPUT_HALF - 1.0}
-
-
-def in_flight(line: Sequence[Op], chunks: int = 1) -> list[float]:
-    """What one stage holds after each op of `line`, in microbatches' activations on that stage.
-
-    One of several `chunks` has an equal share of the stage's layers, and so of its activations.
-    """
-    light = light_of(line)
-    held, out = 0.0, []
-    for op in line:
-        if op.kind is Kind.F:
-            held += LIGHT if (op.microbatch, op.chunk) in light else 1.0
-        else:
-            held += _CHANGE.get(op.kind, 0.0)
-        out.append(round(held / chunks, 9))
-    return out
-
-
-def peak_in_flight(line: Sequence[Op], chunks: int = 1) -> float:
-    """The most activations held at once by one stage that runs `line`, in microbatches.
-
-    `chunks`: how many the stage has.
-    """
-    return max(in_flight(line, chunks), default=0.0)
 
 
 def _when(span: Span) -> tuple[float, float]:

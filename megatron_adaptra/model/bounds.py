@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.timeline import LIGHT
+from megatron_adaptra.ir.in_flight import LIGHT
 from megatron_adaptra.model.starts import Floats, Ints, Job, Starts, earliest
 
 

@@ -15,9 +15,9 @@ from small_cases import OPTIMA, small_case
 
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
+from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.plan.fixed.baselines import one_by_one
 from megatron_adaptra.plan.search.compaction import least_memory, merge_backwards

@@ -20,10 +20,10 @@ from small_cases import OPTIMA, small_case
 from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState, both_ways
+from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule, parse_line
-from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan import evaluate, make_plan
 

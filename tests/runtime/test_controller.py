@@ -11,9 +11,9 @@ from runtime.pipeline import schedule
 from transport.ranks import threads
 
 from megatron_adaptra.config import Budget
+from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.timeline import peak_in_flight
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.decisions import read_log
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy

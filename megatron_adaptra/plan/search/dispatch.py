@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from megatron_adaptra.ir.timeline import INPUT_HALF, LIGHT
+from megatron_adaptra.ir.in_flight import INPUT_HALF, LIGHT
 from megatron_adaptra.plan.search.job_shop import (
     BACKWARD,
     FORWARD,
