@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from fake_runs import first_report, run_script
+
+RUNS = 20  # at most, until one is quick
 
 
 def scenario(name: str, ranks: int, **options: Any) -> list[Any]:
@@ -24,39 +29,82 @@ def test_every_operation_moves_and_adds_the_right_values() -> None:
         }, rank  # fmt: skip
 
 
+def soonest(runs: Iterator[Mapping[Any, float]], limits: Mapping[Any, float]) -> None:
+    """Of some `runs`, each has in one of them taken less than its limit.
+
+    Whatever a busy machine does makes it take longer; what really waits is late in all of them.
+    """
+    least = dict.fromkeys(limits, inf)
+    for run in islice(runs, RUNS):
+        assert run.keys() == limits.keys()
+        least = {key: min(least[key], run[key]) for key in limits}
+        late = {key: (s, limits[key]) for key, s in least.items() if s >= limits[key]}
+        if not late:
+            return
+    raise AssertionError(f"seconds, and what they should be below: {late}")
+
+
 def test_a_send_waits_for_its_receive_on_the_stream_and_not_on_the_host() -> None:
-    sender, receiver = scenario("asynchronous", ranks=2, kernel_us=1000)
-    assert sender["launched"] < 0.25
-    assert sender["took"] > 0.3
-    assert receiver == {"early": [2.0], "late": [1.0]}
+    def runs() -> Iterator[Mapping[Any, float]]:
+        while True:
+            sender, receiver = scenario("asynchronous", ranks=2, kernel_us=1000)
+            assert sender["took"] > 0.3
+            assert receiver == {"early": [2.0], "late": [1.0]}
+            yield {"launched": sender["launched"]}
+
+    soonest(runs(), {"launched": 0.25})
+
+
+# Seconds, per state of the links: a message to device 1 and to 2, an all-reduce, an all-gather. A
+# ring's all-reduce crosses each link twice: values to be added, and the sum. At last a link carries
+# one message of 0.2 s after another: two of the all-gather, and four thirds of the all-reduce.
+LINKS = [(0, 0, 0, 0), (0.2, 0, 0.4, 0.2), (0, 0, 0, 0), (0.2, 0, 0.2 / 3 * 4, 0.4)]
 
 
 def test_a_slow_link_slows_what_crosses_it_and_heals(tmp_path: Path) -> None:
     path = tmp_path / "links"
-    path.write_text("")
-    ranks = scenario("links", ranks=3, links=path)
-    for state, (to_1, to_2, reduced, gathered) in enumerate(
-        [(0, 0, 0, 0), (0.2, 0, 0.4, 0.2), (0, 0, 0, 0), (0.2, 0, 0.2 / 3 * 2, 0.2)]
-    ):
+    limits = {}
+    for state, (to_1, to_2, reduced, gathered) in enumerate(LINKS):
+        messages = {(state, "ring", n): s + 0.15 for n, s in enumerate((0, to_1, to_2))}
+        rings = {(state, "all-reduce"): reduced + 0.25, (state, "all-gather"): gathered + 0.25}
+        limits |= messages | rings
+
+    def runs() -> Iterator[Mapping[Any, float]]:
+        while True:
+            path.write_text("")
+            yield crossings(scenario("links", ranks=3, links=path))
+
+    soonest(runs(), limits)
+
+
+def crossings(ranks: list[Any]) -> dict[Any, float]:
+    """Seconds of each from when the last rank began; none took less than its links."""
+    taken = {}
+    for state, (to_1, to_2, reduced, gathered) in enumerate(LINKS):
         found = [rank[state] for rank in ranks]
         begin, end = ([{k: v[i] for k, v in f.items()} for f in found] for i in range(2))
-        for receiver, least in ((1, to_1), (2, to_2), (0, 0)):
-            sent = max(b["ring"] for b in begin)  # sends wait for receives, too
-            assert least <= end[receiver]["ring"] - sent < least + 0.15, (state, receiver)
-        # A ring's all-reduce crosses each link twice: values to be added, and the sum.
+        sent = max(b["ring"] for b in begin)  # sends wait for receives, too
+        for receiver, least in enumerate((0, to_1, to_2)):
+            previous = (begin[receiver]["ring"], begin[receiver - 1]["ring"])
+            assert end[receiver]["ring"] - max(previous) >= least, (state, receiver)
+            taken[state, "ring", receiver] = end[receiver]["ring"] - sent
         for name, least in (("all-reduce", reduced), ("all-gather", gathered)):
             # On a busy machine whoever comes late finds that others' values have crossed the link.
             begun, over = [b[name] for b in begin], max(e[name] for e in end)
             assert over - min(begun) >= least, (state, name)
-            assert over - max(begun) < least + 0.25, (state, name)
+            taken[state, name] = over - max(begun)
+    return taken
 
 
 def test_the_first_message_blocks_the_host_until_both_are_there() -> None:
-    _, (first, second) = scenario("lazily", ranks=2)
-    assert first > 0.4
-    assert second < 0.25
-    _, (first, second) = scenario("lazily", ranks=2, nccl_lazy=0)
-    assert first < 0.25
+    def runs() -> Iterator[Mapping[Any, float]]:
+        while True:
+            _, (first, second) = scenario("lazily", ranks=2)
+            assert first > 0.4
+            _, (early, _) = scenario("lazily", ranks=2, nccl_lazy=0)
+            yield {"the second": second, "the first, connected before": early}
+
+    soonest(runs(), {"the second": 0.25, "the first, connected before": 0.25})
 
 
 def test_mistakes_are_refused() -> None:
