@@ -17,6 +17,7 @@ from typing import Any
 import building
 import machine
 import pytest
+from patience import PATIENCE
 from zygote import Zygote
 
 HERE = Path(__file__).resolve().parent
@@ -82,7 +83,7 @@ def words(pipeline: int, *flags: str, iterations: int, script: Path = SCRIPT) ->
 
 def train(
     folder: Path, *flags: str, pipeline: int = 2, ranks: int = 0, iterations: int = 4,
-    timeout: float = 120, script: Path = SCRIPT, variables: Mapping[str, str] | None = None,
+    timeout: float = PATIENCE, script: Path = SCRIPT, variables: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Trained:  # fmt: skip
     """A training of `ranks` (one per stage) that may fail; options as those of machine.py.
@@ -112,6 +113,6 @@ def train_cold(*flags: str, pipeline: int = 2, iterations: int = 4, **options: A
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=300, check=False,
+        timeout=PATIENCE, check=False,
     )  # fmt: skip
     return Trained(done.returncode, done.stdout)

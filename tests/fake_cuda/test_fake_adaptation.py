@@ -101,20 +101,21 @@ def test_no_iteration_takes_more_than_a_budget_in_bytes(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Activations on the device, what ops take in passing, and pinned memory, all together."""
-    most, at = 2400 << 10, (6, 20)
+    most, at, iterations = 2100 << 10, (6, 16), 32
+    # So slow that only the budget bounds a plan, however long a busy machine makes an op.
     done = changing(
-        tmp_path, *flags, "--adaptra-activation-budget", "2400KiB", links="0-1", at=at,
-        iterations=36, script=CHANGING.with_name("pretrain_counting_bytes.py"),
-        **{"kernel-us": 100},
+        tmp_path, *flags, "--adaptra-activation-budget", "2100KiB", "--global-batch-size", "8",
+        links="0-1", at=at, iterations=iterations, ms=5 * MS,
+        script=CHANGING.with_name("pretrain_counting_bytes.py"), **{"kernel-us": 100},
     )  # fmt: skip
     assert done.status == 0, done.text[-4000:]
     plans = [one for one in decisions(done) if INTO in one]
-    # Six microbatches would hide the link, and five are what fits.
+    # All eight microbatches would hide the link, and four are what fits.
     assert plans, done.text[-4000:]
-    assert "2,1 -> 5,1" in plans[0], plans
+    assert "2,1 -> 4,1" in plans[0], plans
     found = re.findall(r"bytes of stage (\d) in iteration (\d+): (\d+) (\d+)\n", done.text)
     rows = [tuple(map(int, words)) for words in found]
-    assert len(rows) == 2 * 36
+    assert len(rows) == 2 * iterations
     filled = [row for row in rows if row[1]]  # the first iteration makes what stays
     over = [row for row in filled if sum(row[2:]) > most]
     assert not over, (over, plans)
