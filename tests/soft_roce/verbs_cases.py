@@ -17,6 +17,7 @@ from typing import Any
 
 from soft_roce.verbs_pair import (
     MIB,
+    PATIENCE,
     RAILS,
     Pair,
     Seat,
@@ -142,8 +143,8 @@ def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
 
 def _streams(seat: Seat, paths: int, count: int, size: int) -> tuple[list[int], list[str]]:
     seat.until_paths(paths)
-    wrong = seat.stream(count, size, waits=True)
-    return wrong, [event.why for event in seat.endpoint.records.last]
+    wrong = seat.stream(count, size, under_way=min(16, count // 5), waits=True)
+    return wrong, [event.why for event in list(seat.endpoint.records.last)]  # it may grow
 
 
 def _through(
@@ -242,7 +243,7 @@ def _until_error(seat: Seat, paths: int) -> tuple[float, str]:
     work, _ = seat.receive(0, 8)
     seat.say("waits")
     start = time.monotonic()
-    assert work.wait(60)
+    assert work.wait(PATIENCE)
     return time.monotonic() - start, work.error()
 
 
@@ -267,7 +268,7 @@ def a_killed_process_is_named() -> str:
         pair.kill(1)
         seconds, error = pair.heard(0)
     assert "its connection closed" in error, error
-    assert seconds < 20, seconds
+    assert seconds < PATIENCE / 2, seconds  # long before the limit of a rank without any way
     return f"{seconds:.1f} s: {error}"
 
 

@@ -69,12 +69,15 @@ class Seat:
     def stream(self, count: int, size: int, under_way: int = 16, waits: bool = False) -> list[int]:
         """Send messages to the peer, and get as many; the numbers of those that came wrong.
 
-        Says "half" in the middle; if it `waits`, the last quarter needs a word of the test.
+        Says "half" in the middle; if it `waits`, the last quarter is posted only after a word of
+        the test: `under_way` is less than a quarter then, or "half" is never said.
         """
         sends: deque[Any] = deque()
         receives: deque[Any] = deque()
         wrong = []
         for n in range(count + under_way):
+            if waits and n == 3 * count // 4:
+                self.hear()
             if n < count:
                 receives.append((n, *self.receive(n % 4, size)))
                 sends.append(self.send(n % 4, content(2 * n + self.rank, size)))
@@ -86,8 +89,6 @@ class Seat:
                 over(sends.popleft())
                 if n - under_way == count // 2:
                     self.say("half")
-                if waits and n - under_way == 3 * count // 4:
-                    self.hear()
         return wrong
 
 
@@ -126,7 +127,12 @@ class Pair:
         self._pipes, self._processes = [], []
         for rank in range(2):
             mine, theirs = _processes.Pipe()
-            options = {"machine": f"of rank {rank}", "timeout": timeout, "fallback": fallback}
+            # No rail that fails here is found by its silence, and a busy host keeps the whole
+            # machine silent for longer than the engine's limit.
+            options = {
+                "machine": f"of rank {rank}", "timeout": timeout, "fallback": fallback,
+                "silence": PATIENCE,
+            }  # fmt: skip
             job = (theirs, rank, rails, board, options, body, args)
             target: Callable[..., Any] = _rank
             if rank == 1 and stranger is not None:

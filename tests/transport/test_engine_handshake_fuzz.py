@@ -14,6 +14,7 @@ from transport.ranks import until
 from transport.test_engine_handshake import A, B, Door, door  # noqa: F401
 
 from megatron_adaptra.transport.engine.dial import answer_shm, ask_tcp
+from megatron_adaptra.transport.engine.endpoint import SILENCE
 from megatron_adaptra.transport.engine.handshake import (
     ANSWER,
     HELLO,
@@ -108,7 +109,7 @@ def test_a_listener_outlives_what_it_hears(door: Door, rng: random.Random) -> No
 
 def test_wrong_descriptors_are_refused_and_closed(rng: random.Random) -> None:
     """Instead of memory, a ring and two counters; of a peer that belongs to the job."""
-    engine = new_engine(1 << 20, 1 << 16)
+    engine = new_engine(1 << 20, 1 << 16, SILENCE)
     try:
         engine.add_peer(B.rank, "rank 1")
         before = len(os.listdir("/proc/self/fd"))

@@ -22,7 +22,7 @@ from transport.ranks import until
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.engine.board import FolderBoard
-from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
+from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, SILENCE, Endpoint
 from megatron_adaptra.transport.engine.native import Engine, missing_tls, new_engine
 
 MARK = b"of the weights of a model, that nobody else should see. "
@@ -160,7 +160,7 @@ def tls(engine: Engine, fd: int, key: bytes, first: bool) -> str:
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    engine = new_engine(1 << 20, 1 << 16)
+    engine = new_engine(1 << 20, 1 << 16, SILENCE)
     engine.add_peer(1, "rank 1")
     yield engine
     engine.close("the end")

@@ -48,6 +48,7 @@ CONNECTIONS = 4  # to a peer on another machine: one alone does not fill a long 
 # Bytes. A window is what a long and fast link holds, 80 ms both ways at 13 GB/s; memory is taken
 # only for what comes before its receive is posted.
 WINDOW, PIECE = 1 << 30, 1 << 20
+SILENCE = 5.0  # seconds; both sides of a path send a frame each second
 _DIAL = 5.0  # seconds for one call
 _PAUSE, _LONGEST = 0.05, 5.0  # seconds between two calls, at first and at most
 _LOOK = 0.02  # seconds between two looks at the board
@@ -102,7 +103,8 @@ class Endpoint:
     `fallback`: messages may go over the network where there are rails, too. `encrypted`: what
     crosses the network, which then is not over rails, the same for all ranks; AdaptraError where it
     cannot be. `ports`: RDMA ports to use, else those that rails() finds, for messages of `gpu`
-    (its address on the bus) if it is given. `engine`: the C++ one.
+    (its address on the bus) if it is given. `silence`: seconds without a frame after which a path
+    is given up. `engine`: the C++ one.
     `records`: what has befallen paths, and strangers. `transports`: over it, that are not closed:
     the engine writes into the memory of their receives, which so stays.
     """
@@ -120,12 +122,13 @@ class Endpoint:
         encrypted: bool = False,
         ports: Sequence[Rail] | None = None,
         gpu: str = "",
+        silence: float = SILENCE,
     ) -> None:
         if encrypted and (why := missing_tls()):
             raise AdaptraError(f"messages between hosts cannot be encrypted here: {why}")
         self._board, self._timeout, self._fallback = board, timeout, fallback
         self._closed = threading.Event()
-        self.engine = new_engine(WINDOW, PIECE)
+        self.engine = new_engine(WINDOW, PIECE, silence)
         self._me = Identity(me, self._secret(), WINDOW, PIECE, encrypted)
         self._rails = [] if encrypted else rails(gpu) if ports is None else ports
         self.records = Events(me, log)

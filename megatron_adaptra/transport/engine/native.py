@@ -209,12 +209,13 @@ def missing_verbs() -> str:
     return missing() or str(_module().verbs_missing())
 
 
-def new_engine(window: int, piece: int) -> Engine:
+def new_engine(window: int, piece: int, silence: float) -> Engine:
     """An engine; `window`: bytes per peer without a receive, `piece`: that move at once.
 
-    Raises ImportError where it is missing.
+    `silence`: seconds without a frame after which a path is given up; each side sends one per
+    second. Raises ImportError where it is missing.
     """
-    return cast(Engine, _module().Engine(window=window, piece=piece))
+    return cast(Engine, _module().Engine(window=window, piece=piece, silence=silence))
 
 
 def new_ring() -> int:
