@@ -30,6 +30,7 @@ from patience import too_late
 
 NEEDS = ("vm", "timing", "crowd")  # marks of tests that a busy machine may make too late
 MOST = 3  # of one run
+LONGEST = 3600  # seconds of a second run, against hanging
 RUNS, TWICE = 10, 2  # so often in so many runs it is no chance
 FAILED_BY_CHANCE = "failed by chance"
 
@@ -101,11 +102,14 @@ class OnceMore:
         with tempfile.TemporaryDirectory() as folder:
             found = Path(folder) / "report.xml"
             options = ["-rfEP", f"--junitxml={found}", *full, name]
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", *options], cwd=self._config.rootpath,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, errors="replace", check=False,
-            )  # fmt: skip
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-m", "pytest", *options], cwd=self._config.rootpath,
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    text=True, errors="replace", check=False, timeout=LONGEST,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                return False, f"the second run had not ended after {LONGEST} s"
             cases = list(ElementTree.parse(found).iter("testcase")) if found.is_file() else []
         skipped = any(case.find("skipped") is not None for case in cases)
         return done.returncode == 0 and len(cases) == 1 and not skipped, done.stdout

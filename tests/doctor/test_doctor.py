@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from megatron_adaptra.device import native as gpu_driver
 from megatron_adaptra.doctor.engine import rdma
@@ -175,7 +176,7 @@ def test_a_torch_that_does_not_load_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str
 ) -> None:
     torch_is(tmp_path, monkeypatch, code)
-    (part,) = examine(["software"], patience=3)
+    (part,) = examine(["software"], patience=3 if "sleep" in code else PATIENCE)
     first, *others = part.findings
     assert first.what == "megatron-adaptra"
     assert any(f.verdict is FAIL and says in f.says and f.remedy for f in others), others

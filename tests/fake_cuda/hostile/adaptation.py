@@ -16,6 +16,8 @@ from fake_cuda.hostile.driver import TIMED, Driver
 from fake_cuda.hostile.loops import ExecutorStage
 from fake_cuda.hostile.ranks import Board as Words
 from fake_cuda.hostile.stage_model import Host
+from patience import PATIENCE
+from runtime.leading import Watched, WatchedLoop
 
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.staging import Staging
@@ -28,9 +30,7 @@ from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.decisions import DecisionLog
-from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.mailbox import Mailbox
-from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
@@ -72,12 +72,12 @@ def adapt(course: Course) -> Seen:
     """Two stages through the course; the last one's view."""
     prepare()
     seen, words, store = Seen(), Words(), dist.HashStore()
-    done = threading.Barrier(STAGES)
+    done, reported = threading.Barrier(STAGES), [-1] * STAGES
 
     def rank(me: int) -> None:
         try:
             driver.enter(me, f"rank {me}")
-            _Rank(driver, me, course, words, store, done).run(seen)
+            _Rank(driver, me, course, words, store, done, reported).run(seen)
         except Exception as error:
             seen.errors.append(f"rank {me}: {type(error).__name__}: {error}")
             done.abort()
@@ -95,9 +95,17 @@ def adapt(course: Course) -> Seen:
 
 class _Rank:
     def __init__(
-        self, driver: Driver, me: int, course: Course, words: Words, store: Any, done: Any
+        self,
+        driver: Driver,
+        me: int,
+        course: Course,
+        words: Words,
+        store: Any,
+        done: threading.Barrier,
+        reported: list[int],
     ) -> None:
         self.driver, self.me, self.course, self.done = driver, me, course, done
+        self.reported = reported  # by rank, the last iteration
         self.endpoint = Endpoint(me, "127.0.0.1", "one", words, TIMEOUT, ports=())
         self.endpoint.connect([1 - me], TIMEOUT)
         self.device = cuda_device(torch.device("cuda", me))
@@ -126,8 +134,8 @@ class _Rank:
             hosts = ["one"] * STAGES
             estimator = Estimator(MICROBATCHES, hosts, None, 8 * WORDS, on_device=True)
             rule, log = ReplanPolicy(sends="eager"), DecisionLog(course.log)
-            loop = ReplanLoop(start, estimator, rule, log)
-            self.controller = Leader(ballot, channels, decisions, loop)
+            loop = WatchedLoop(start, estimator, rule, log)
+            self.controller = Watched(ballot, channels, decisions, loop)
         else:
             self.controller = Member(ballot, channels, decisions, TIMEOUT, reports=True)
         self.unreported: deque[IterationRecord] = deque()
@@ -136,6 +144,7 @@ class _Rank:
         try:
             for iteration in range(self.course.iterations):
                 self._iterate(iteration, seen)
+                self._keep_pace()
             self.mailbox.close()
             assert self.driver.synchronize() == 0
         finally:
@@ -143,6 +152,14 @@ class _Rank:
             self.done.wait(TIMEOUT)
             for one in (self.transport, self.control, self.staging, self.endpoint, self.device):
                 one.close()
+
+    def _keep_pace(self) -> None:
+        """Until what both have reported is dealt with, however little time this machine gives to
+        the threads that do it: the device's seconds are emulated, theirs are not."""
+        self.done.wait(PATIENCE)
+        if isinstance(self.controller, Watched):
+            self.controller.wait_for(min(self.reported), votes=True)
+        self.done.wait(PATIENCE)
 
     def _iterate(self, iteration: int, seen: Seen) -> None:
         self.emulator.iteration = iteration
@@ -162,6 +179,7 @@ class _Rank:
         while self.unreported and self.unreported[0].end:  # one iteration late
             record = self.unreported.popleft()
             self.controller.report(record)
+            self.reported[self.me] = record.iteration
             if self.me:
                 report = record.report()
                 seen.seconds.append(report.wall.get("F", 0.0))
