@@ -7,18 +7,16 @@ else. A report of another VERSION is refused, never guessed at.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
 from megatron_adaptra.errors import BadMessage
 
 VERSION = 1
 _LONGEST = 40  # characters of a value in an error
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -111,63 +109,108 @@ class StageReport:
             raise BadMessage(f"a report is an object, not {_short(data)}")
         if (version := data.get("version")) != VERSION or type(version) is not int:
             raise BadMessage(f"a report of version {_short(version)}; this one reads {VERSION}")
-        return _object(cls, {k: v for k, v in data.items() if k != "version"}, "report")
+        known = {key: value for key, value in data.items() if key != "version"}
+        return cast(StageReport, _reader(cast(Any, cls), "report")(known))
 
 
-def _read(hint: Any, value: Any, name: str) -> Any:
-    """`value`, as JSON has it, as what the type `hint` says; `name`: of it, in errors."""
+@cache
+def _reader(hint: Any, name: str) -> Callable[[Any], Any]:
+    """What makes a value of the type `hint` from what JSON has; `name`: of the value, in errors.
+
+    Made once per type and name: a report of Megatron's own messages has a row per op.
+    """
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        rest = [part for part in parts if part is not NoneType]
-        return None if value is None else _read(rest[0], value, name)
+        (inner,) = (_reader(part, name) for part in parts if part is not NoneType)
+        return lambda value: None if value is None else inner(value)
     if origin is tuple:
-        _expect(isinstance(value, (list, tuple)), name, value)
-        return tuple(_read(parts[0], one, name) for one in value)
-    if isinstance(hint, type) and is_dataclass(hint):
-        return _object(hint, value, name)
-    if isinstance(hint, type) and issubclass(hint, tuple):
-        types = _hints(hint)
-        _expect(isinstance(value, (list, tuple)) and len(value) == len(types), name, value)
-        row = zip(types.items(), value, strict=True)
-        return hint(*(_read(kind, one, f"{name}.{key}") for (key, kind), one in row))
-    if origin is not None:  # a mapping
-        _expect(isinstance(value, Mapping), name, value)
-        return {_key(parts[0], k, name): _read(parts[1], v, name) for k, v in value.items()}
-    if hint is float:
-        _expect(type(value) in (int, float) and abs(value) <= sys.float_info.max, name, value)
+        return _list_of(_reader(parts[0], name), name)
+    if origin is not None:
+        return _mapping(parts[0], _reader(parts[1], name), name)
+    if is_dataclass(hint):
+        return _object(hint, name)
+    if issubclass(hint, tuple):
+        return _row(hint, name)
+    return _number(name) if hint is float else _plain(hint, name)
+
+
+def _number(name: str) -> Callable[[Any], Any]:
+    most = sys.float_info.max
+
+    def read(value: Any) -> Any:
+        if type(value) not in (float, int) or not -most <= value <= most:
+            raise _refused(name, value)
         return value
-    _expect(type(value) is hint, name, value)
-    return value
+
+    return read
 
 
-def _object(cls: type[T], data: Any, name: str) -> T:
-    _expect(isinstance(data, Mapping), name, data)
-    types = _hints(cast(Any, cls))
-    if unknown := data.keys() - types.keys():
-        raise BadMessage(f"{name} has {_short(min(map(str, unknown)))}, which is unknown here")
-    if missing := [f.name for f in fields(cls) if f.name not in data]:  # type: ignore[arg-type]
-        raise BadMessage(f"{name} lacks {missing[0]}")
-    return cls(**{key: _read(types[key], value, key) for key, value in data.items()})
+def _plain(kind: type, name: str) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            raise _refused(name, value)
+        return value
+
+    return read
 
 
-def _key(hint: Any, key: Any, name: str) -> Any:
-    """JSON has text for keys."""
-    if hint is str or type(key) is int:
-        _expect(type(key) is hint, name, key)
-        return key
-    _expect(isinstance(key, str) and key.isascii() and key.isdigit(), name, key)
-    return int(key)
+def _list_of(each: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise _refused(name, value)
+        return tuple([each(one) for one in value])
+
+    return read
 
 
-def _expect(right: bool, name: str, value: object) -> None:
-    if not right:
-        raise BadMessage(f"{name} of a report cannot be {_short(value)}")
+def _row(hint: Any, name: str) -> Callable[[Any], Any]:
+    """A NamedTuple, which is a list in JSON."""
+    readers = [_reader(kind, f"{name}.{key}") for key, kind in get_type_hints(hint).items()]
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)) or len(value) != len(readers):
+            raise _refused(name, value)
+        return hint._make([each(one) for each, one in zip(readers, value, strict=True)])
+
+    return read
+
+
+def _mapping(key: type, each: Callable[[Any], Any], name: str) -> Callable[[Any], Any]:
+    """JSON has text for keys, also where they are numbers."""
+
+    def key_of(found: Any) -> Any:
+        if key is int and isinstance(found, str) and found.isascii() and found.isdigit():
+            return int(found)
+        if type(found) is not key:
+            raise _refused(name, found)
+        return found
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise _refused(name, value)
+        return {key_of(found): each(one) for found, one in value.items()}
+
+    return read
+
+
+def _object(cls: Any, name: str) -> Callable[[Any], Any]:
+    readers = {key: _reader(kind, key) for key, kind in get_type_hints(cls).items()}
+
+    def read(data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            raise _refused(name, data)
+        if unknown := data.keys() - readers.keys():
+            raise BadMessage(f"{name} has {_short(min(map(str, unknown)))}, which is unknown here")
+        if missing := [key for key in readers if key not in data]:
+            raise BadMessage(f"{name} lacks {missing[0]}")
+        return cls(**{key: readers[key](value) for key, value in data.items()})
+
+    return read
+
+
+def _refused(name: str, value: object) -> BadMessage:
+    return BadMessage(f"{name} of a report cannot be {_short(value)}")
 
 
 def _short(value: object) -> str:
     return repr(value)[:_LONGEST]
-
-
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return get_type_hints(cls)
