@@ -226,13 +226,15 @@ def test_several_kinds_change_together_or_not_at_all():
 
     thread = threading.Thread(target=looks)
     thread.start()
-    for number, (plan, shares) in enumerate([(deep, UNEVEN), (START, EVEN)] * 100):
-        b.offer(Proposal(number, number + 1, Bundle({SCHEDULE: plan, SHARES: shares})))
-        b.decide(number, True)
-        b.at_boundary(number + 1, 0.0, FOLLOWER)
-        assert (b.in_force[SCHEDULE], b.in_force[SHARES]) == (plan, shares)
-    over.set()
-    thread.join(PATIENCE)
+    try:
+        for number, (plan, shares) in enumerate([(deep, UNEVEN), (START, EVEN)] * 100):
+            b.offer(Proposal(number, number + 1, Bundle({SCHEDULE: plan, SHARES: shares})))
+            b.decide(number, True)
+            b.at_boundary(number + 1, 0.0, FOLLOWER)
+            assert (b.in_force[SCHEDULE], b.in_force[SHARES]) == (plan, shares)
+    finally:
+        over.set()
+        thread.join(PATIENCE)
     assert seen <= {(START, EVEN), (deep, UNEVEN)}
 
 
