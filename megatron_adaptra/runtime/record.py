@@ -37,11 +37,6 @@ class RunRecord:
     def __init__(self, path: Path | None) -> None:
         self._file = None if path is None else LogFile(path, "a record", LARGEST, shortened)
 
-    @property
-    def kept(self) -> bool:
-        """Whether anything is written."""
-        return self._file is not None
-
     def run(self, first: int, **about: Any) -> None:
         """A controller starts with iteration `first`; `about`: what a replay needs to know."""
         self._write("run", iteration=first, version=VERSION, at=_now(), **about)
