@@ -24,7 +24,7 @@ from typing import Any
 from megatron_adaptra.cli.output import Table, show_table
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab.lab import Lab
-from megatron_adaptra.runtime.decisions import read_log
+from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.transport.rules import LinkRule
 from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.view.theme import ADAPTRA, BOUND, STOCK

@@ -1,21 +1,61 @@
-"""The log of decisions: JSON lines with what was predicted and what came of it."""
+"""The log of decisions: JSON lines with what was predicted and what came of it.
+
+Each line has its `kind`, the `job` and `number` of its decision, and `at`, seconds since 1970:
+
+- `decision`: all that is known when it is proposed;
+- `vote`: whether all ranks have `committed` it;
+- `prediction`: what an iteration is expected to take as the model knows it later, `refreshed_ms`;
+- `outcome`: what iterations have taken, `measured_ms`.
+
+docs/decision-log.schema.json describes them.
+"""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.log import LogFile
 from megatron_adaptra.plan.base import Plan
 from megatron_adaptra.runtime.record import RunRecord
 
+VERSION = 1
 OUTCOME = 3  # iterations whose median is the measured outcome of a decision
+_IN_SENTENCE = 2  # links of whose ends the log of the training speaks
+
+
+class Worker(NamedTuple):
+    """One stage of one replica: its global rank, and the name of its host."""
+
+    rank: int
+    host: str
+
+
+@dataclass(frozen=True)
+class LinkEnd:
+    """One end of a link. `through`: the interface, RDMA ports or `memory` there; "" if unknown."""
+
+    stage: int
+    rank: int
+    host: str
+    through: str
+
+
+@dataclass(frozen=True)
+class LinkChange:
+    """A link that a decision is for, and its delay."""
+
+    source: LinkEnd
+    target: LinkEnd
+    delay_before_ms: float
+    delay_ms: float
 
 
 @dataclass
@@ -23,7 +63,8 @@ class Decision:
     """A change of plan. Times are milliseconds, as in every report.
 
     `number`: of those made before. `iteration`: the first one on the new plan. `detected`: the one
-    whose reports led to it. `kinds`: of values that change, in a Bundle.
+    whose reports led to it. `kinds`: of values that change, in a Bundle. `links`: it is for them;
+    empty where memory, or the model's better knowledge, is the reason.
     `predicted_without_ms`: an iteration under the same conditions without the decision.
     `refreshed_ms`: predicted again for the iterations to come, uncorrected, once all that the model
     is fed with was measured under the plan. Ops take longer while a pipeline stalls.
@@ -33,6 +74,7 @@ class Decision:
     iteration: int
     detected: int
     kinds: list[str]
+    links: list[LinkChange]
     why: str
     warmup_before: list[int]
     warmup_after: list[int]
@@ -50,17 +92,17 @@ class Decision:
     samples: list[float] = field(default_factory=list, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """What the log has."""
-        skipped = ("stock", "samples")
-        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
-        return {**data, "stock_ms": 1e3 * self.stock.makespan}
+        """What a line of the log has when the decision is proposed."""
+        later = ("stock", "committed", "refreshed_ms", "measured_ms", "samples")
+        data = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in later}
+        links = [asdict(link) for link in self.links]
+        return {**data, "links": links, "stock_ms": 1e3 * self.stock.makespan}
 
 
 class DecisionLog:
     """Decisions as JSON lines, appended to a file; without a `path` nothing is written.
 
-    The first line of a decision has all that is known when it is made, later ones what has become
-    known since, see `read_log`. `record`: of the run, which gets the same lines. `last`: the
+    `record`: of the run, which gets the same lines. `last`: the
     decision that has come into force last. `made`, `in_force`: how many there have been.
     """
 
@@ -75,14 +117,18 @@ class DecisionLog:
     def add(self, decision: Decision) -> None:
         """Log a decision that is proposed."""
         self.made += 1
-        self._write(decision, **decision.to_json())
+        self._write("decision", decision, version=VERSION, **decision.to_json())
 
     def commit(self, decision: Decision) -> None:
         """A decision of the log comes into force."""
         decision.committed, self.last = True, decision
         self.in_force += 1
         self._awaited.append(decision)
-        self._write(decision, committed=True)
+        self._write("vote", decision, committed=True)
+
+    def refuse(self, decision: Decision) -> None:
+        """A decision of the log does not come into force: not all ranks could take it in time."""
+        self._write("vote", decision, committed=False)
 
     def record_outcome(self, ran: int, seconds: float) -> None:
         """Iteration `ran` took `seconds`; the first one on a plan does not count."""
@@ -101,13 +147,13 @@ class DecisionLog:
     def refresh(self, decision: Decision, predicted_ms: float) -> None:
         """An iteration on this plan is expected to take `predicted_ms` now."""
         decision.refreshed_ms = predicted_ms
-        self._write(decision, refreshed_ms=predicted_ms)
+        self._write("prediction", decision, refreshed_ms=predicted_ms)
 
     def measure(self, decision: Decision, measured_ms: float | None) -> None:
         """An iteration on this plan has taken `measured_ms`; None: no iteration tells."""
         decision.measured_ms = measured_ms
         self._awaited = [d for d in self._awaited if d is not decision]
-        self._write(decision, measured_ms=measured_ms)
+        self._write("outcome", decision, measured_ms=measured_ms)
 
     def settle(self) -> None:
         """A run is over: write what is known of its last outcome."""
@@ -124,23 +170,12 @@ class DecisionLog:
     def _end(self, decision: Decision) -> None:
         self.measure(decision, median(decision.samples) if decision.samples else None)
 
-    def _write(self, decision: Decision, **known: Any) -> None:
-        line = {"job": self._job, "number": decision.number, **known}
+    def _write(self, kind: str, decision: Decision, **known: Any) -> None:
+        at = round(time.time(), 3)
+        line = {"kind": kind, "job": self._job, "number": decision.number, "at": at, **known}
         if self._file is not None:
             self._file.write(json.dumps(line))
         self.record.decision(line)
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The decisions in the file at `path`, oldest first: the lines of a decision add up.
-
-    Raises OSError or ValueError for a file that is no such log.
-    """
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        found.setdefault((row["job"], row["number"]), {}).update(row)
-    return list(found.values())
 
 
 def sentence(decision: Decision) -> str:
@@ -148,7 +183,25 @@ def sentence(decision: Decision) -> str:
     return (  # Megatron's log counts from one
         f"from iteration {decision.iteration + 1} on, {decision.why}; an iteration is expected to "
         f"take {decision.predicted_ms:.4g} ms, without {decision.predicted_without_ms:.4g}"
+        f"{_ends(decision.links)}"
     )
+
+
+def _ends(links: Sequence[LinkChange]) -> str:
+    """Where the slowest links are: what to look at. Both directions of a link count once."""
+    pairs: dict[frozenset[int], LinkChange] = {}
+    for link in sorted(links, key=lambda link: -max(link.delay_ms, link.delay_before_ms)):
+        pairs.setdefault(frozenset((link.source.rank, link.target.rank)), link)
+    found = [
+        f"; between rank {a.rank} on {a.host}{_through(a)} and rank {b.rank} on {b.host}"
+        f"{_through(b)}"
+        for a, b in [(link.source, link.target) for link in pairs.values()][:_IN_SENTENCE]
+    ]
+    return "".join(found)
+
+
+def _through(end: LinkEnd) -> str:
+    return f" ({end.through})" if end.through else ""
 
 
 def why_swap(

@@ -18,13 +18,14 @@ class Place(NamedTuple):
 
     `kernel`: the same for two that share a kernel, but perhaps for copies of a virtual machine,
     too. `booted`: the wall clock at the monotonic clock's zero, in seconds. `processes`: the same
-    for two that share a kernel and see each other's `pid`.
+    for two that share a kernel and see each other's `pid`. `host`: its name, for people.
     """
 
     kernel: str
     booted: float
     processes: str
     pid: int
+    host: str = ""
 
     @classmethod
     def here(cls) -> Place:
@@ -34,7 +35,7 @@ class Place(NamedTuple):
             kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         with contextlib.suppress(OSError):
             processes = os.readlink("/proc/self/ns/pid")
-        return cls(kernel, _booted(), processes, os.getpid())
+        return cls(kernel, _booted(), processes, os.getpid(), socket.gethostname())
 
 
 def clocks(places: Sequence[Place]) -> list[str]:

@@ -4,7 +4,7 @@ One file per data-parallel replica, written by its leader; JSON lines, each with
 
 - `run`: a controller starts, at the beginning of a job or with another number of microbatches;
 - `iteration`: the reports of all stages, the delays and alarms of the links, what was predicted;
-- `decision`: as in the log of decisions, line by line.
+- `decision`, `vote`, `prediction`, `outcome`: as in the log of decisions.
 
 Seconds everywhere but in decisions. An iteration has as many bytes as any other, and a file at most
 LARGEST: beyond that half of the older iterations are left out, again and again.
@@ -21,9 +21,10 @@ from typing import Any
 
 from megatron_adaptra.errors import AdaptraError, BadFile, BadMessage
 from megatron_adaptra.log import LogFile
+from megatron_adaptra.runtime.decision_reader import DecisionReader
 from megatron_adaptra.telemetry.report import StageReport
 
-VERSION = 1
+VERSION = 2
 LARGEST = 2**26  # bytes of a file
 DIGITS = 7  # tenths of a microsecond
 AROUND = 20  # iterations kept before and after a decision, whatever their age ...
@@ -52,7 +53,8 @@ class RunRecord:
 
     def decision(self, line: Mapping[str, Any]) -> None:
         """A `line` of the log of decisions."""
-        self._write("decision", **line)
+        if self._file is not None:
+            self._file.write(json.dumps(_rounded(line)))
 
     def close(self) -> None:
         """Wait, ten seconds at most, until all is written."""
@@ -137,7 +139,7 @@ def read_record(path: Path) -> list[Recorded]:
 
 def _read(lines: Iterable[bytes], path: Path) -> list[Recorded]:
     runs: list[Recorded] = []
-    decisions: dict[tuple[str, int], dict[str, Any]] = {}
+    decisions = DecisionReader()
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
@@ -153,11 +155,9 @@ def _read(lines: Iterable[bytes], path: Path) -> list[Recorded]:
     return runs
 
 
-def _add(
-    row: dict[str, Any], runs: list[Recorded], decisions: dict[tuple[str, int], dict[str, Any]]
-) -> None:
+def _add(row: dict[str, Any], runs: list[Recorded], decisions: DecisionReader) -> None:
     """Take one line. What stands before the first start of a loop has lost it to `shortened`."""
-    kind = row.pop("kind")
+    kind = row["kind"]
     if kind == "run":
         if row["version"] != VERSION:
             raise BadMessage(f"a record of version {row['version']!r}; this one reads {VERSION}")
@@ -166,11 +166,8 @@ def _add(
             run.iterations = {i: r for i, r in run.iterations.items() if i < row["iteration"]}
     elif runs and kind == "iteration":
         reports = tuple(StageReport.from_json(report) for report in row.pop("reports"))
+        del row["kind"]
         iteration, at = row.pop("iteration"), row.pop("at")
         runs[-1].iterations[iteration] = RecordedIteration(at, row, reports)
-    elif runs and kind == "decision":
-        name = row["job"], row["number"]
-        if name not in decisions:
-            decisions[name] = {}
-            runs[-1].decisions.append(decisions[name])
-        decisions[name].update(row)
+    elif runs and (decision := decisions.add(row)) is not None:
+        runs[-1].decisions.append(decision)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -17,9 +17,16 @@ from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle, scheduled
 from megatron_adaptra.runtime.controller import MOST_JOBS
-from megatron_adaptra.runtime.decisions import Decision, DecisionLog, sentence
+from megatron_adaptra.runtime.decisions import (
+    Decision,
+    DecisionLog,
+    LinkChange,
+    LinkEnd,
+    Worker,
+    sentence,
+)
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replanner import Change, Replanner
+from megatron_adaptra.runtime.replanner import Change, Link, Replanner
 from megatron_adaptra.telemetry.estimate import WINDOW, Estimator
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.starvation import Starvation
@@ -71,9 +78,9 @@ class Vote(Protocol):
 class ReplanLoop:
     """Estimates, plans, and has what it plans put to the vote.
 
-    `start`: the schedule to come back to when no link is slow. `announce`: decisions go to the log
-    of the training, too. `delays` has, by iteration, the seconds of each link; of a long training
-    every second iteration, or every fourth, and so on.
+    `start`: the schedule to come back to when no link is slow. `workers`: of this pipeline, by
+    stage. `announce`: decisions go to the log of the training, too. `delays` has, by iteration,
+    the seconds of each link; of a long training every second iteration, or every fourth, and so on.
     """
 
     def __init__(
@@ -82,6 +89,7 @@ class ReplanLoop:
         estimator: Estimator,
         rule: ReplanPolicy,
         log: DecisionLog,
+        workers: Sequence[Worker],
         *,
         announce: bool = False,
     ) -> None:
@@ -90,6 +98,8 @@ class ReplanLoop:
         self.delays: dict[int, dict[str, float]] = {}
         self._every = 1  # of so many iterations the delays of one are kept
         self._start, self._announce = start, announce
+        self._workers = tuple(workers)
+        self._through: dict[int, Mapping[int, str]] = {}  # by stage, as last reported
         self._pending: tuple[Proposal, Decision, Change] | None = None
         self._starvation = Starvation(start.stages)
         self._reports: dict[int, dict[int, StageReport]] = {}  # by iteration and stage
@@ -186,6 +196,7 @@ class ReplanLoop:
 
     def _on_reports(self, iteration: int, reports: Sequence[StageReport]) -> None:
         """All stages have reported an iteration: plan again if there is a reason."""
+        self._through = {report.stage: report.through for report in reports}
         seconds = reports[0].seconds  # of the iteration before
         if seconds is not None:
             self.log.record_outcome(iteration - 1, seconds)
@@ -231,6 +242,7 @@ class ReplanLoop:
             iteration=proposal.swap,
             detected=iteration,
             kinds=proposal.bundle.names,
+            links=[self._link_change(link, old, change) for link, old in change.links.items()],
             why=change.why,
             warmup_before=list(before.warmup),
             warmup_after=list(plan.schedule.warmup),
@@ -247,6 +259,14 @@ class ReplanLoop:
         self.log.add(decision)
         return True
 
+    def _link_change(self, link: Link, before: float, change: Change) -> LinkChange:
+        ends = [
+            LinkEnd(stage, *self._workers[stage], self._through.get(stage, {}).get(other, ""))
+            for stage, other in (link, link[::-1])
+        ]
+        now = change.conditions.link(*link).delay
+        return LinkChange(ends[0], ends[1], delay_before_ms=1e3 * before, delay_ms=1e3 * now)
+
     def _close(self, proposal: Proposal) -> None:
         """A proposal is over."""
         self._vote.settle(proposal)
@@ -260,4 +280,5 @@ class ReplanLoop:
             if self._announce:
                 log_line(sentence(decision))
         else:  # the reason still stands: try again
+            self.log.refuse(decision)
             self.replanner.failed(change)

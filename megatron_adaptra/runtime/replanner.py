@@ -33,7 +33,8 @@ Link = tuple[int, int]
 class Change:
     """A plan to swap to. `current`: the one in force; `seconds`: what planning took.
 
-    `reason`: the links that it is for, with their old delays.
+    `links`: those that it is for, with the seconds of delay that they had before. `retry`: they
+    have to be planned for again if it does not come into force.
     """
 
     why: str
@@ -41,7 +42,8 @@ class Change:
     current: Plan
     conditions: Conditions
     seconds: float = 0.0
-    reason: Mapping[Link, float] = field(default_factory=dict)
+    links: Mapping[Link, float] = field(default_factory=dict)
+    retry: bool = False
 
 
 class Replanner:
@@ -114,7 +116,8 @@ class Replanner:
 
     def failed(self, change: Change) -> None:
         """It will not be: its reason still stands."""
-        self._changed |= change.reason
+        if change.retry:
+            self._changed |= change.links
 
     def stock(self) -> Timeline:
         """What unchanged Megatron would do now: it posts a receive when it needs the message."""
@@ -136,7 +139,7 @@ class Replanner:
         if not self.rule.worth(plan, current, eased):
             return None
         why = why_swap(before, now, current, plan, back=plan.schedule is self._start)
-        return Change(why, plan, current, conditions, time.perf_counter() - began, before)
+        return Change(why, plan, current, conditions, time.perf_counter() - began, before, True)
 
     def _for_memory(self) -> Change | None:
         """What stages may hold has become known in microbatches: keep to it."""
@@ -183,7 +186,7 @@ class Replanner:
         worst = max(conditions.links, key=lambda link: conditions.link(*link).delay)
         now = {worst: conditions.link(*worst).delay}
         why = why_swap({worst: 0.0}, now, current, plan, back=False)
-        return Change(why, plan, current, conditions)
+        return Change(why, plan, current, conditions, links={worst: 0.0})
 
     def _choose(self, conditions: Conditions) -> Plan:
         """The policy's plan where it is clearly faster, else the first: memory is precious."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -71,7 +71,8 @@ class IterationRecord:
     """`cpu` is what the whole process spent between the first op and the last one.
 
     `stock`: Megatron's own messages were used, so that `messages` has none. `probed`: stamps of
-    what was sent only to measure a link, with its source. `unusable`: why its times mean nothing.
+    what was sent only to measure a link, with its source. `through`: see StageReport.
+    `unusable`: why its times mean nothing.
     """
 
     stage: int
@@ -85,6 +86,7 @@ class IterationRecord:
     collectives: Sequence[CollectiveSpan] = ()
     stock: bool = False
     probed: list[tuple[int, Stamps]] = field(default_factory=list)
+    through: Mapping[int, str] = field(default_factory=dict)
     unusable: str = ""
 
     def report(self, before: IterationRecord | None = None) -> StageReport:
@@ -108,11 +110,17 @@ class IterationRecord:
             ahead={source: self.ahead(source) for source in sources},
             starved=self.starved,
             probed={source: stamps.delay for source, stamps in self.probed},
+            through=self.through,
             memory=self.memory,
             ops=tuple(stock) if self.stock else None,
             step=before.step if before and ended else None,
             seconds=before.end - before.begin if before and ended else None,
         )
+
+    @property
+    def sources(self) -> set[int]:
+        """The stages that messages, or what only measures a link, came from."""
+        return {s for s, _, _ in self.messages} | {s for s, _ in self.probed}
 
     @property
     def known(self) -> bool:

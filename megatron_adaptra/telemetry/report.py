@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Union, cast, get_args, get_origin, get_type_
 
 from megatron_adaptra.errors import BadMessage
 
-VERSION = 1
+VERSION = 2
 _LONGEST = 40  # characters of a value in an error
 
 
@@ -71,9 +71,10 @@ class StageReport:
 
     `overhead`: CPU seconds of the process per CPU second of its ops. `delay`, `delay_p25`,
     `transit`, `ahead`, `starved`: see IterationRecord. `probed`: delays of what was sent only to
-    measure a link. `ops`: where Megatron's own messages were used. `memory`: None where nothing was
-    counted. `step`, `seconds`: the step and the whole of the iteration before this one, which has
-    not ended when it is reported; None where they are not known.
+    measure a link. `through`: what messages go through here, see Wire. `ops`: where Megatron's own
+    messages were used. `memory`: None where nothing was counted. `step`, `seconds`: the step and
+    the whole of the iteration before this one, which has not ended when it is reported; None where
+    they are not known.
     """
 
     stage: int
@@ -87,6 +88,7 @@ class StageReport:
     ahead: Mapping[int, float]
     starved: float
     probed: Mapping[int, float]
+    through: Mapping[int, str]
     memory: Memory | None = None
     ops: tuple[StockOp, ...] | None = None
     step: Step | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron_adaptra.transport.descriptors import DEVICE, make_room
+from megatron_adaptra.transport.engine.address import interface_of
 
 
 def store_connection() -> Any:
@@ -35,6 +37,15 @@ def new_devices() -> list[Any]:
     names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
     make_room(DEVICE * max(1, len(names)))
     return [gloo.create_device(interface=name) for name in names] or [gloo.create_default_device()]
+
+
+def interfaces() -> str:
+    """Those of `new_devices`, joined by `+`; empty where the host's name is none of its own."""
+    if names := os.environ.get("GLOO_SOCKET_IFNAME"):
+        return "+".join(name for name in names.split(",") if name)
+    with contextlib.suppress(OSError):
+        return interface_of(socket.gethostbyname(socket.gethostname()))
+    return ""
 
 
 def connect(store: Any, me: int, size: int, timeout: float, devices: Sequence[Any] = ()) -> Any:

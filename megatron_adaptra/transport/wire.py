@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from megatron_adaptra import waits
 from megatron_adaptra.transport.base import Transport
-from megatron_adaptra.transport.connect import connect, new_devices
+from megatron_adaptra.transport.connect import connect, interfaces, new_devices
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
 
@@ -52,6 +53,13 @@ class Wire(ABC):
     @abstractmethod
     def group(self, name: str, ranks: Sequence[int]) -> Any:
         """What a FlatAllGather between `ranks` takes for its group."""
+
+    @abstractmethod
+    def through(self, rank: int) -> str:
+        """What of this host messages from and to `rank` go through now.
+
+        An interface, RDMA ports joined by `+`, or `memory`; empty where that is not known.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -93,6 +101,14 @@ class GlooWire(Wire):
         store = dist.distributed_c10d._get_default_store()
         own = dist.PrefixStore(f"adaptra/{name}", store)
         return connect(own, ranks.index(dist.get_rank()), len(ranks), waits.CONNECT, self.devices)
+
+    def through(self, rank: int) -> str:
+        """As for Wire, the same for each `rank`."""
+        return self._interfaces
+
+    @cached_property
+    def _interfaces(self) -> str:
+        return interfaces()
 
     def close(self) -> None:
         """As for Wire."""

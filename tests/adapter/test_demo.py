@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from patience import in_time
 from running import cold_summary, summary
 
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.decisions import read_log
+from megatron_adaptra.runtime.decision_reader import read_log
 
 SPAN = {"iterations": 18, "from_iteration": 7, "to_iteration": 13}
 
@@ -59,7 +60,14 @@ def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) ->
     assert end < second["iteration"]
     assert first["warmup_before"] == second["warmup_after"] == [4, 3, 2, 1]
     # What was planned is what ran: the measured order of ops is the plan's, stage by stage.
-    plan = Schedule.parse(read_log(tmp_path / "decisions.jsonl")[0]["plan"])
+    found = read_log(tmp_path / "decisions.jsonl")[0]
+    for changed in found["links"]:
+        stages = [changed[name]["stage"] for name in ("source", "target")]
+        assert [changed[name]["rank"] for name in ("source", "target")] == stages
+        assert {changed[name]["host"] for name in ("source", "target")} == {socket.gethostname()}
+        assert {changed[name]["through"] for name in ("source", "target")} == {"memory"}
+    assert set(map(int, link.split("-"))) in [{c["source"]["stage"], c["target"]["stage"]} for c in found["links"]]
+    plan = Schedule.parse(found["plan"])
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     ran: dict[int, list[tuple[float, str]]] = {}

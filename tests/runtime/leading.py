@@ -22,7 +22,7 @@ from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
 from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller, Member
-from megatron_adaptra.runtime.decisions import DecisionLog
+from megatron_adaptra.runtime.decisions import DecisionLog, Worker
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.record import RunRecord
 from megatron_adaptra.runtime.replan_loop import ReplanLoop
@@ -94,6 +94,11 @@ class Watched(Leader):
             assert self._moved.wait_for(done, PATIENCE), f"iteration {iteration} is not dealt with"
 
 
+def workers(stages: int) -> list[Worker]:
+    """Of a pipeline of so many `stages`, each on a host of its own."""
+    return [Worker(10 + stage, f"host{stage}") for stage in range(stages)]
+
+
 def drive(
     path: Path,
     delays: Delays,
@@ -154,7 +159,7 @@ def drive(
             if resumed is not None:
                 estimator.resume({f"{a}>{b}": 0.04 for a, b in estimator.charts})
             log = DecisionLog(path, RunRecord(record_at))
-            loop = WatchedLoop(start, estimator, rule, log)
+            loop = WatchedLoop(start, estimator, rule, log, workers(stages))
             controller = Watched(ballot, made, decisions, loop, watcher=watcher)
             leaders.append(controller)
         else:
@@ -179,6 +184,7 @@ def drive(
                     probed = {(s, stage): seconds for s, seconds in sources.items()}
                     done = stock_records(timeline, iteration, probed=probed)[stage]
                 done.memory = memory if iteration else None
+                done.through = {source: f"eth{source}" for source in sources}
                 controller.report(done)
                 if not paced:
                     time.sleep(rng.uniform(0.0, pause))

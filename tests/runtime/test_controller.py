@@ -15,7 +15,7 @@ from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.decisions import read_log
+from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.transport.loopback import LoopbackNetwork

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
+import jsonschema
 import pytest
 from patience import PATIENCE
 from runtime.leading import drive
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Span, Timeline
-from megatron_adaptra.runtime.decisions import Decision, DecisionLog, read_log
+from megatron_adaptra.runtime.decision_reader import read_log
+from megatron_adaptra.runtime.decisions import (
+    Decision,
+    DecisionLog,
+    LinkChange,
+    LinkEnd,
+    sentence,
+)
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "decision-log.schema.json"
 
 
 def decision(number: int) -> Decision:
@@ -21,6 +32,9 @@ def decision(number: int) -> Decision:
         iteration=number + 2,
         detected=number,
         kinds=["schedule"],
+        links=[
+            LinkChange(LinkEnd(2, 6, "here", "eth0"), LinkEnd(3, 7, "there", "mlx5_0:1"), 0.0, 40.0)
+        ],
         why="link 2->3 takes 40 ms " * 50,
         warmup_before=[3, 2, 1],
         warmup_after=[6, 4, 1],
@@ -51,6 +65,48 @@ def test_the_lines_of_a_decision_add_up(tmp_path: Path) -> None:
     assert (one["committed"], one["measured_ms"], one["refreshed_ms"]) == (True, 40.0, 41.0)
     assert (other["detected"], other["committed"], other["measured_ms"]) == (1, False, None)
     assert not {"samples", "stock"} & one.keys()
+
+
+def test_a_decision_is_one_line_and_what_comes_later_is_another_kind(tmp_path: Path) -> None:
+    """As its schema in docs says; the last of three decisions cannot be acknowledged in time."""
+    path, record = tmp_path / "decisions.jsonl", tmp_path / "replica-0.jsonl"
+    slow = {(1, 2): 0.04, (2, 1): 0.02}
+    began = time.time()
+    drive(path, lambda i: slow if 6 <= i < 20 else {}, 40, paced=True, record_at=record)
+    log = DecisionLog(path)
+    log.add(refused := decision(0))
+    log.refuse(refused)
+    log.close()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
+    for row in rows:
+        validator.validate(row)
+        assert began - 1 <= row["at"] <= time.time() + 1
+    kinds = [row["kind"] for row in rows]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "decision": 3, "vote": 3, "prediction": kinds.count("prediction"), "outcome": 2,
+    }  # fmt: skip
+    assert "prediction" in kinds
+    assert [row["committed"] for row in rows if row["kind"] == "vote"] == [True, True, False]
+    in_record = [json.loads(line) for line in record.read_text().splitlines()]
+    kept = [row for row in in_record if row["kind"] not in ("run", "iteration")]
+    assert [(r["kind"], r["at"]) for r in kept] == [(r["kind"], r["at"]) for r in rows[:-2]]
+    with pytest.raises(jsonschema.ValidationError):
+        validator.validate({**rows[0], "unheard": 1})
+
+
+def test_a_decision_names_both_ends_of_its_links(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    run = drive(path, lambda i: {(1, 2): 0.04} if i >= 6 else {}, 20, paced=True)
+    (found,) = read_log(path)
+    (link,) = [one for one in found["links"] if one["source"]["stage"] == 1]
+    assert link["source"] == {"stage": 1, "rank": 11, "host": "host1", "through": "eth2"}
+    assert link["target"] == {"stage": 2, "rank": 12, "host": "host2", "through": "eth1"}
+    assert link["delay_ms"] == pytest.approx(40, rel=0.1)
+    assert link["delay_before_ms"] < 1
+    last = run.leader.loop.log.last
+    assert last is not None
+    assert sentence(last).endswith("; between rank 11 on host1 (eth2) and rank 12 on host2 (eth1)")
 
 
 def test_what_is_known_of_an_outcome_is_logged_when_another_plan_comes_or_the_end(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from patience import PATIENCE
-from runtime.leading import Watched, WatchedLoop, drive, warmups
+from runtime.leading import Watched, WatchedLoop, drive, warmups, workers
 from runtime.pipeline import schedule
 from telemetry.records import record
 from transport.ranks import Processes, Seat, until
@@ -220,7 +220,8 @@ def trains(seat: Seat, what: str) -> Any:
     controller: Watched | Member
     if seat.rank == 0:
         estimator = Estimator(8, ["one"] * 2, None, 1000)
-        loop = WatchedLoop(schedule((2, 1), 8), estimator, ReplanPolicy(), DecisionLog(None))
+        log = DecisionLog(None)
+        loop = WatchedLoop(schedule((2, 1), 8), estimator, ReplanPolicy(), log, workers(2))
         controller = Watched(ballot, {1: channel}, decisions, loop)
     else:
         controller = Member(ballot, {0: channel}, decisions, PATIENCE)

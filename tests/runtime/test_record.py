@@ -13,7 +13,7 @@ from telemetry.records import report
 from megatron_adaptra.errors import BadFile
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import LogFile
-from megatron_adaptra.runtime.decisions import read_log
+from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.runtime.record import AROUND, VERSION, RunRecord, read_record, shortened
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replanner import Replanner
@@ -90,10 +90,10 @@ def test_a_line_that_was_cut_off_costs_that_line_alone(tmp_path: Path, cut: int)
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"kind": "run", "iteration": 0, "version": VERSION + 1}, "line 4: a record of version 2"),
+        ({"kind": "run", "iteration": 0, "version": VERSION + 1}, "line 4: a record of version 3"),
         ({"kind": "run", "iteration": 0, "version": None}, "a record of version None"),
         ({"kind": "iteration", "iteration": 3, "at": 1.0, "reports": [{"version": 9}]},
-         "line 4: a report of version 9; this one reads 1"),
+         "line 4: a report of version 9; this one reads 2"),
         ({"kind": "iteration", "reports": []}, "line 4: KeyError('iteration')"),
         ([], "line 4"),
     ],
@@ -127,7 +127,7 @@ def test_a_long_run_keeps_to_its_size_and_what_is_near_decisions(tmp_path: Path)
     for i in range(600):
         record.iteration(i, [report(0, iteration=i, seconds=1.0)], STATUS)
         if i == decided:
-            record.decision({"job": "a", "number": 0, "why": "slow"})
+            record.decision({"kind": "decision", "job": "a", "number": 0, "why": "slow"})
     record.close()
     assert path.stat().st_size <= most + 1000
     assert [one.name for one in tmp_path.iterdir()] == ["r.jsonl"]

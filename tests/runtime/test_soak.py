@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch.distributed as dist
 from patience import PATIENCE
+from runtime.leading import workers
 from runtime.pipeline import schedule
 from telemetry.records import record
 from transport.ranks import Processes, Seat, until
@@ -63,7 +64,7 @@ def soak(seat: Seat, iterations: int) -> list[tuple[tuple[int, int], int, int]]:
     ends = [Channel(network.open(rank), 1 - rank) for rank in range(2)]
     estimator = Estimator(COUNT, ["one"] * 2, None, 1000)
     log = DecisionLog(None)
-    loop = ReplanLoop(start, estimator, ReplanPolicy(), log)
+    loop = ReplanLoop(start, estimator, ReplanPolicy(), log, workers(2))
     leader = Leader(starting_ballot(start), {1: ends[0]}, decisions, loop)
     member = Member(starting_ballot(start), {0: ends[1]}, decisions, PATIENCE)
     found = []

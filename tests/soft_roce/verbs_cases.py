@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from soft_roce.verbs_pair import (
+    ENDS,
     MIB,
     PATIENCE,
     RAILS,
@@ -106,7 +107,7 @@ def without_libibverbs_the_engine_is_there_and_has_no_rails() -> str:
     return done.stdout.strip()
 
 
-def _sizes(seat: Seat) -> list[tuple[int, int]]:
+def _sizes(seat: Seat) -> tuple[list[tuple[int, int]], str]:
     seat.until_paths(PATHS)
     seat.say("connected")
     seat.hear()
@@ -120,7 +121,7 @@ def _sizes(seat: Seat) -> list[tuple[int, int]]:
                 wrong.append((tag, size))
         for work in sends:
             over(work)
-    return wrong
+    return wrong, seat.endpoint.through(seat.peer)
 
 
 @case
@@ -131,7 +132,9 @@ def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
         before = [packets(rail, rank) for rail in range(RAILS) for rank in range(2)]
         for rank in range(2):
             pair.tell(rank, "go")
-        assert results(pair) == [[], []]
+        assert results(pair) == [
+            ([], "+".join(f"rail{rail}{end}:1" for rail in range(RAILS))) for end in ENDS
+        ]
         after = [packets(rail, rank) for rail in range(RAILS) for rank in range(2)]
     sent = [now - then for now, then in zip(after, before, strict=True)]
     needed = 4 * 17 * MIB / MTU  # of each rank

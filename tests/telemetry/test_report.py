@@ -34,6 +34,7 @@ REPORTS = st.builds(
     StageReport,
     st.integers(0, 99), st.integers(0), BY_KIND, BY_KIND, SECONDS,
     BY_STAGE, BY_STAGE, BY_STAGE, BY_STAGE, SECONDS, BY_STAGE,
+    st.dictionaries(st.integers(0, 999), st.text(max_size=20)),
     memory=st.none() | st.builds(
         Memory, SECONDS, st.none() | st.integers(0), st.integers(0), st.none() | st.integers(0),
         st.integers(0),

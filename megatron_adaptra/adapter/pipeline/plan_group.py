@@ -25,8 +25,8 @@ class PlanGroup:
 
     `members`: global ranks; the leader is the first of them, a first stage, and plans with the
     reports of its own pipeline. `hosts[rank]`, `stages[rank]`: of every global rank, the identity
-    of its machine and its stage. `neighbours`: the processes that this one sees, by global rank.
-    `resumed`: what the leader brought from a checkpoint, or None.
+    of its machine and its stage; `names[rank]`, its host's name. `neighbours`: the processes that
+    this one sees, by global rank. `resumed`: what the leader brought from a checkpoint, or None.
     `limits`: what some rank's model does not allow, and why (`compatibility.limits_of`).
     `serial`: of this group's connections, the same on all ranks. `left[rank]`: of every global
     rank, the descriptors left to it when lanes and control have taken theirs.
@@ -40,6 +40,7 @@ class PlanGroup:
     limits: dict[str, str]
     serial: int = 0
     left: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
     @classmethod
     def gather(cls, resumed: Any, limits: dict[str, str]) -> PlanGroup:
@@ -59,7 +60,7 @@ class PlanGroup:
         left = descriptors_left(keys, rooms)
         return cls(
             members, tuple(clocks(places)), stages, neighbours(places, dist.get_rank()),
-            plans[members[0]], known, serial, left,
+            plans[members[0]], known, serial, left, tuple(place.host for place in places),
         )  # fmt: skip
 
     @property

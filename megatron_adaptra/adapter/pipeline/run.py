@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -94,6 +94,11 @@ class Run:
         if memory is None or self.wiring.staging is None:
             return memory
         return replace(memory, pinned=self.wiring.staging.memory().peak)
+
+    def through(self, stages: Iterable[int]) -> dict[int, str]:
+        """What of this host the messages of each of `stages` go through: see Wire."""
+        ranks, wire = self._context.ranks, self.wiring.wire
+        return {stage: wire.through(ranks[stage]) for stage in stages}
 
     def abandon(self) -> None:
         """End the run although an iteration has begun, as all ranks do: another one follows."""

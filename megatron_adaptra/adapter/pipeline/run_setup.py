@@ -31,6 +31,7 @@ from megatron_adaptra.plan.initial import over_own_messages, starting_schedule, 
 from megatron_adaptra.runtime.agreement import Ballot, starting_ballot
 from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.controller import Controller, Member
+from megatron_adaptra.runtime.decisions import Worker
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
@@ -154,8 +155,9 @@ def _prepare(
     estimator = _estimator(context, wiring, means, new_message().nbytes, peaks)
     estimator.resume(delays)
     last = dist.get_world_size() - 1  # Megatron's own writers are there
+    workers = [Worker(rank, group.names[rank]) for rank in context.ranks]
     loop = ReplanLoop(
-        start, estimator, _policy(context, means), log,
+        start, estimator, _policy(context, means), log, workers,
         announce=announce and group.members[0] == 0,
     )  # fmt: skip
     watcher = group.members.index(last) if last in group.members[1:] else None

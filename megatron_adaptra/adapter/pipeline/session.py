@@ -216,6 +216,7 @@ class Session:
                 self.context.say(f"an iteration was not measured: {record.unusable}")
                 continue
             record.memory = run.with_pinned(with_free_memory(record.memory))
+            record.through = run.through(record.sources)
             run.controller.report(record)
 
     def _keep(self, record: IterationRecord) -> None:

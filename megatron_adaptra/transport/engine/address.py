@@ -10,7 +10,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
 _ADDRESS, _FLAGS = slice(20, 24), slice(16, 18)  # of the answer, an ifreq
@@ -68,6 +68,19 @@ def _with_address(words: str) -> str:
 
 def fault_here(host: str) -> str:
     """Why the interface with the address `host` carries nothing; empty if it may."""
+    for name, flags in _interfaces_with(host):
+        if not (flags & _UP and flags & _RUNNING):
+            return f"interface {name} {'has no carrier' if flags & _UP else 'is down'}"
+    return ""
+
+
+def interface_of(host: str) -> str:
+    """The name of the interface with the address `host`, or that address where none has it."""
+    return next((name for name, _ in _interfaces_with(host)), host)
+
+
+def _interfaces_with(host: str) -> Iterator[tuple[str, int]]:
+    """The names of those that have the address `host`, and their flags."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
@@ -76,6 +89,5 @@ def fault_here(host: str) -> str:
                 flags = int.from_bytes(fcntl.ioctl(probe, _SIOCGIFFLAGS, request)[_FLAGS], "little")
             except OSError:  # it has no address, or has just gone
                 continue
-            if socket.inet_ntoa(address) == host and not (flags & _UP and flags & _RUNNING):
-                return f"interface {name} {'has no carrier' if flags & _UP else 'is down'}"
-    return ""
+            if socket.inet_ntoa(address) == host:
+                yield name, flags

@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.exits import at_exit
 from megatron_adaptra.transport.descriptors import make_room
-from megatron_adaptra.transport.engine.address import fault_here
+from megatron_adaptra.transport.engine.address import fault_here, interface_of
 from megatron_adaptra.transport.engine.dial import (
     ORDER_SHM,
     ORDER_TCP,
@@ -74,9 +74,16 @@ class Board(Protocol):
         ...
 
 
+class _Path(NamedTuple):
+    """`line`: the number of its rail, or _NETWORK. `order`: see ORDER_TCP, without TRIAL."""
+
+    line: int
+    order: int
+
+
 @dataclass
 class _Peer:
-    """`paths`: line, by the number of the path, of those that are there.
+    """`paths`: by their number, those that are there.
 
     `carries`: numbers of those that have carried something, and are not just on trial. `lost`:
     numbers of those that failed before they were known.
@@ -84,7 +91,7 @@ class _Peer:
 
     rank: int
     address: Address | None = None
-    paths: dict[int, int] = field(default_factory=dict)
+    paths: dict[int, _Path] = field(default_factory=dict)
     carries: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     pauses: dict[int, float] = field(default_factory=dict)  # seconds, by line, before the next call
@@ -93,6 +100,11 @@ class _Peer:
     dialling: set[int] = field(default_factory=set)  # lines
     since: float | None = None  # without any path that carries something
     why: str = ""
+
+    @property
+    def lines(self) -> list[int]:
+        """Those of its paths, one for each."""
+        return [path.line for path in self.paths.values()]
 
 
 class Endpoint:
@@ -137,6 +149,7 @@ class Endpoint:
         self._changed = threading.Condition()
         self._dialling: set[threading.Thread] = set()
         self.listener = Listener(self._me, host, self._accepted, self.records.stranger)
+        self._interface = interface_of(host)
         self._address = Address(
             host, self.listener.port, self.listener.name, machine, len(self._rails)
         )
@@ -159,6 +172,23 @@ class Endpoint:
                 if not self._changed.wait_for(lambda: bool(peer.paths), left):  # noqa: B023
                     why = f": {peer.why}" if peer.why else ""
                     raise PeerLost(f"rank {rank} is not there after {timeout:g} s{why}")
+
+    def through(self, rank: int) -> str:
+        """What of this host messages from and to `rank` go through now.
+
+        `memory`, RDMA ports such as `mlx5_0:1+mlx5_1:1`, or an interface; empty where there is no
+        path.
+        """
+        with self._changed:
+            peer = self._peers.get(rank)
+            carry = [] if peer is None else [p for n, p in peer.paths.items() if n in peer.carries]
+        order = min((path.order for path in carry), default=ORDER_TCP)
+        if order == ORDER_SHM:
+            return "memory"
+        lines = sorted({path.line for path in carry if path.order == order})
+        return "+".join(
+            self._interface if line == _NETWORK else str(self._rails[line]) for line in lines
+        )
 
     def close(self) -> None:
         """Close everything; what is under way fails, here and there."""
@@ -226,7 +256,7 @@ class Endpoint:
                     peer.address = Address(**words)
                 wanted = self._call(peer, peer.address, line)
                 with self._changed:
-                    if list(peer.paths.values()).count(line) >= wanted:
+                    if peer.lines.count(line) >= wanted:
                         peer.dialling.discard(line)
                         return
                 if not peer.failed:  # what begins well goes on at once
@@ -261,7 +291,7 @@ class Endpoint:
                 pass
         both = range(min(len(self._rails), address.rails))
         for rail in both:
-            if rail not in peer.paths.values():
+            if rail not in peer.lines:
                 self._dial_soon(peer, rail)
         if both and not self._fallback:
             return 0
@@ -308,7 +338,8 @@ class Endpoint:
             if path in peer.lost:  # the word of its end was faster
                 peer.lost.discard(path)
                 return
-            peer.paths[path] = line
+            far = line != _NETWORK and self._rails[line].far
+            peer.paths[path] = _Path(line, order % TRIAL + far)
             if order < TRIAL:
                 self._carries(peer, path)
             self._changed.notify_all()
@@ -318,8 +349,8 @@ class Endpoint:
             self.records.note("back", peer.rank)
         peer.since = None
         peer.carries.add(path)
-        if (line := peer.paths.get(path)) is not None:
-            peer.pauses.pop(line, None)
+        if (known := peer.paths.get(path)) is not None:
+            peer.pauses.pop(known.line, None)
 
     # The keeper's thread.
 
@@ -354,14 +385,14 @@ class Endpoint:
         why = f"{fault} here" if fault else why
         self.records.note("lost", peer.rank, why, "here" if fault else "there")
         with self._changed:
-            line = peer.paths.pop(path, None)
-            if line is None:
+            known = peer.paths.pop(path, None)
+            if known is None:
                 peer.lost.add(path)
             peer.carries.discard(path)
             peer.failed, peer.why = True, why
             if not peer.carries and peer.since is None:
                 peer.since = time.monotonic()
-        line = _NETWORK if line is None else line
+        line = _NETWORK if known is None else known.line
         peer.pauses[line] = min(2 * peer.pauses.get(line, _PAUSE), _LONGEST)
         self._dial_soon(peer, line)
 

@@ -24,6 +24,9 @@ class Rail:
     gid: int = -1
     far: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.device}:{self.port}"
+
 
 def rails(gpu: str = "", root: Path = SYSFS) -> list[Rail]:
     """Those of this process; its n-th one is connected to the n-th one of a peer.

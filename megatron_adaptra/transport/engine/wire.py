@@ -96,6 +96,10 @@ class EngineWire(Wire):
         transport = EngineTransport(self._endpoint, name, ends)
         return EngineGroup(transport, ranks.index(self._me))
 
+    def through(self, rank: int) -> str:
+        """As for Wire."""
+        return self._endpoint.through(rank)
+
     def close(self) -> None:
         """As for Wire."""
         for staging in self._staging.values():

@@ -17,7 +17,7 @@ from fake_cuda.hostile.loops import ExecutorStage
 from fake_cuda.hostile.ranks import Board as Words
 from fake_cuda.hostile.stage_model import Host
 from patience import PATIENCE
-from runtime.leading import Watched, WatchedLoop
+from runtime.leading import Watched, WatchedLoop, workers
 
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.staging import Staging
@@ -134,7 +134,7 @@ class _Rank:
             hosts = ["one"] * STAGES
             estimator = Estimator(MICROBATCHES, hosts, None, 8 * WORDS, on_device=True)
             rule, log = ReplanPolicy(sends="eager"), DecisionLog(course.log)
-            loop = WatchedLoop(start, estimator, rule, log)
+            loop = WatchedLoop(start, estimator, rule, log, workers(len(hosts)))
             self.controller = Watched(ballot, channels, decisions, loop)
         else:
             self.controller = Member(ballot, channels, decisions, TIMEOUT, reports=True)

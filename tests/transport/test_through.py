@@ -1,0 +1,54 @@
+"""What an endpoint and a gloo wire say of the way that messages take, as it is now."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE
+from transport.ranks import until
+from transport.test_engine_paths import connections, cut
+
+from megatron_adaptra.transport.connect import interfaces
+from megatron_adaptra.transport.engine.address import interface_of
+from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+
+
+@pytest.mark.parametrize(
+    ("machines", "through"), [(("one", "one"), "memory"), (("one", "other"), "lo")]
+)
+def test_an_endpoint_names_what_carries(
+    tmp_path: Path, machines: tuple[str, str], through: str
+) -> None:
+    board = FolderBoard(tmp_path)
+    ends = [Endpoint(r, "127.0.0.1", machines[r], board, PATIENCE, ports=()) for r in (0, 1)]
+    try:
+        assert ends[0].through(1) == ""
+        for rank in (1, 0):
+            ends[rank].connect([1 - rank])
+        assert [end.through(1 - r) for r, end in enumerate(ends)] == [through] * 2
+        cut(connections())
+        until(lambda: ends[0].through(1) == "", "they are lost")
+        until(lambda: [end.through(1 - r) for r, end in enumerate(ends)] == ["", ""], "both sides")
+    finally:
+        for end in ends:
+            end.close()
+
+
+def test_gloo_names_its_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth7")
+    assert interfaces() == "lo+eth7"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        assert interfaces() == ""
+    else:
+        assert interfaces() in (address, *(name for _, name in socket.if_nameindex()))
+
+
+def test_an_address_that_no_interface_has_is_itself() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.7") == "203.0.113.7"
