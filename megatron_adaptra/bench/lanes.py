@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.transport.engine.address import local_address
+from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.rails import Rail
 from megatron_adaptra.transport.engine.transport import End, EngineTransport

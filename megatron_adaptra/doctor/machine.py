@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megatron_adaptra.doctor.finding import Finding, ok, warn
-from megatron_adaptra.transport.engine.address import fault_here, local_address
+from megatron_adaptra.transport.address import fault_here, local_address
 from megatron_adaptra.view.axis import size
 
 ROOT = Path("/")

@@ -206,6 +206,8 @@ class ReplanLoop:
             return  # allocators and caches warm up
         ran = self._ran.pop(iteration - 1, None)
         changed = self.replanner.observe(iteration, reports, ran)
+        if self.estimator.unmet:
+            self._vote.note(self.estimator.unmet)
         self._keep_delays(iteration)
         if ran is not None and self.replanner.predicted is not None:
             self._refresh_prediction(iteration, ran, self.replanner.predicted)

@@ -88,6 +88,7 @@ class Estimator:
             self.budgets = tuple(at_first)
         self.memory: dict[int, Memory] = {}  # by stage, as last measured in bytes
         self._limits: dict[int, float] = {}  # bytes, once a budget in bytes can be kept to
+        self.unmet = ""  # why a budget in bytes was given up
         pairs = [(s, s + 1) for s in range(stages - 1)]
         if chunks > 1 and stages > 2:
             pairs.append((stages - 1, 0))
@@ -322,7 +323,11 @@ class Estimator:
         if not self._limits:  # what has been taken later must not make itself room
             self._limits = {stage: self._limit(memory) for stage, memory in self.memory.items()}
             for stage, memory in self.memory.items():
-                budgets[stage] = self._fit(self._limits[stage], memory)
+                beside, each = self._needs(memory)
+                budgets[stage] = float((self._limits[stage] - beside) // each)
+            if min(budgets) < 1 and not self._budget.auto:
+                self._give_up_budget()
+                return False
         for stage, memory in fresh.items():
             taken = (memory.peak_bytes or 0) + (0 if self._budget.auto else memory.pinned)
             limit = self._limits[stage]
@@ -334,21 +339,31 @@ class Estimator:
         self.split = self.split and min(budgets) >= 1
         return (self.budgets, self.split) != before
 
-    def _fit(self, limit: float, memory: Memory) -> float:
-        """Microbatches whose activations fit into `limit`.
+    def _give_up_budget(self) -> None:
+        """No schedule keeps to it, so the job goes on within what it has begun with."""
+        least = {stage: sum(self._needs(memory)) for stage, memory in self.memory.items()}
+        stage = max(least, key=lambda s: least[s])
+        self.unmet = (
+            f"an activation budget of {self._budget.nbytes:.0f}B cannot be kept: one microbatch of "
+            f"stage {stage} takes {math.ceil(least[stage] / 2**20)}MiB, which is the least that "
+            "works; training goes on with the schedule that it began with, and no deeper warmup"
+        )
+        self._budget = UNLIMITED
 
-        On a GPU beside what ops take in passing. There each microbatch more has a receive standing
-        posted and, of a budget of so many bytes, pinned memory of the host for two messages; what
-        is free on a GPU has none of that in it.
+    def _needs(self, memory: Memory) -> tuple[float, float]:
+        """Bytes that a stage takes beside its microbatches, and for each of them.
+
+        On a GPU ops take some in passing. There each microbatch more has a receive standing posted
+        and, of a budget of so many bytes, pinned memory of the host for two messages; what is free
+        on a GPU has none of that in it.
         """
-        each = memory.per_microbatch
+        each, message = memory.per_microbatch, self.message_bytes
         if not self._on_device:
-            return float(limit // each)
+            return 0.0, each
         passing = max(0.0, (memory.peak_bytes or 0) - memory.peak * each)
-        message = self.message_bytes
         if self._budget.auto:
-            return float((limit - passing) // (each + message))
-        return float((limit - passing - SPARE * message) // (each + PINNED * message))
+            return passing, each + message
+        return passing + SPARE * message, each + PINNED * message
 
     def _limit(self, memory: Memory) -> float:
         """Bytes that a stage may take, by what it was first seen to take."""

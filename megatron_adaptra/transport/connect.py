@@ -16,8 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from megatron_adaptra.transport.address import interface_of
 from megatron_adaptra.transport.descriptors import DEVICE, make_room
-from megatron_adaptra.transport.engine.address import interface_of
 
 
 def store_connection() -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 
 import pytest
 from patience import in_time
-from running import cold_summary, summary
+from running import cold_summary, summary, summary_and_text
 
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.runtime.decision_reader import read_log
@@ -66,7 +67,8 @@ def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) ->
         assert [changed[name]["rank"] for name in ("source", "target")] == stages
         assert {changed[name]["host"] for name in ("source", "target")} == {socket.gethostname()}
         assert {changed[name]["through"] for name in ("source", "target")} == {"memory"}
-    assert set(map(int, link.split("-"))) in [{c["source"]["stage"], c["target"]["stage"]} for c in found["links"]]
+    pairs = [{c["source"]["stage"], c["target"]["stage"]} for c in found["links"]]
+    assert set(map(int, link.split("-"))) in pairs
     plan = Schedule.parse(found["plan"])
     events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
@@ -91,6 +93,16 @@ def test_a_delay_too_short_to_matter_changes_nothing(tmp_path: Path) -> None:
     assert done["replans"] == []
     assert done["losses_identical"]
     assert done["parameters_identical"]
+
+
+def test_a_budget_that_nothing_keeps_to_is_named_with_the_least_that_works(tmp_path: Path) -> None:
+    done, text = summary_and_text(tmp_path, **SPAN, activation_budget="1B")
+    assert done["losses_identical"]
+    assert done["parameters_identical"]
+    peaks = [done["arms"][arm]["peak_in_flight"] for arm in ("stock", "adaptra")]
+    assert peaks[0] == peaks[1] == [4, 3, 2, 1]
+    (line,) = [line for line in text.splitlines() if "budget of 1B" in line]
+    assert re.search(r"one microbatch of stage \d takes \d+MiB, which is the least", line)
 
 
 def test_a_budget_below_1f1b_is_kept_from_the_first_iteration(tmp_path: Path) -> None:

@@ -234,11 +234,27 @@ def test_a_budget_in_bytes_is_known_once_all_stages_have_measured(budget, microb
     rows = [report(0, memory=memory), report(1, memory=memory), report(2)]
     assert not e.measure_budget(rows)
     assert e.budgets == (math.inf,) * 3
-    rows[2] = report(2, memory=replace(memory, per_microbatch=2000))
+    rows[2] = report(2, memory=replace(memory, per_microbatch=1000))
     assert e.measure_budget(rows)
-    assert e.budgets == (microbatches, microbatches, 1.0)
+    assert e.budgets == (microbatches, microbatches, 1.0 if budget.nbytes == 1000 else 2.0)
     rows = [report(s, memory=replace(memory, peak_bytes=900, free=99000)) for s in range(3)]
     assert not e.measure_budget(rows), "what is given back must not make room for more"
+
+
+def test_a_budget_below_one_microbatch_is_given_up_with_the_least_that_works():
+    e = estimator(budget=Budget(nbytes=1000), at_first=(3.0, 2.0, 1.0))
+    memory = Memory(3.0, peak_bytes=900, per_microbatch=300, free=2000)
+    rows = [report(0, memory=memory), report(1, memory=memory)]
+    rows.append(report(2, memory=replace(memory, per_microbatch=3 << 20)))
+    assert not e.measure_budget(rows)
+    assert e.budgets == (3.0, 2.0, 1.0), "as it has begun"
+    assert "budget of 1000B cannot be kept" in e.unmet
+    assert "stage 2 takes 3MiB, which is the least that works" in e.unmet
+    assert not e.measure_budget(rows)
+    least = estimator(budget=Budget(nbytes=3 << 20), at_first=(3.0, 2.0, 1.0))
+    least.measure_budget(rows)
+    assert not least.unmet
+    assert least.budgets[2] == 1.0
 
 
 def test_a_plan_that_takes_more_bytes_than_it_may_gets_a_smaller_budget():

@@ -10,8 +10,8 @@ from patience import PATIENCE
 from transport.ranks import until
 from transport.test_engine_paths import connections, cut
 
+from megatron_adaptra.transport.address import interface_of
 from megatron_adaptra.transport.connect import interfaces
-from megatron_adaptra.transport.engine.address import interface_of
 from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 

@@ -42,11 +42,11 @@ from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.link_probe import LinkProbes
+from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.descriptors import too_few
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine import native
-from megatron_adaptra.transport.engine.address import local_address
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.wire import EngineWire, StoreBoard
 from megatron_adaptra.transport.gloo import GlooTransport

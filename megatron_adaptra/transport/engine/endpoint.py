@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Protocol
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.exits import at_exit
+from megatron_adaptra.transport.address import fault_here, interface_of
 from megatron_adaptra.transport.descriptors import make_room
-from megatron_adaptra.transport.engine.address import fault_here, interface_of
 from megatron_adaptra.transport.engine.dial import (
     ORDER_SHM,
     ORDER_TCP,
