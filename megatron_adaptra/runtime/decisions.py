@@ -28,6 +28,10 @@ from megatron_adaptra.runtime.record import RunRecord
 
 VERSION = 1
 OUTCOME = 3  # iterations whose median is the measured outcome of a decision
+WARMUP = (
+    "warmup: forwards of each stage before its first backward, one more than Megatron's "
+    "num_warmup_microbatches"
+)
 _IN_SENTENCE = 2  # links of whose ends the log of the training speaks
 
 

@@ -18,6 +18,7 @@ from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle, scheduled
 from megatron_adaptra.runtime.controller import MOST_JOBS
 from megatron_adaptra.runtime.decisions import (
+    WARMUP,
     Decision,
     DecisionLog,
     LinkChange,
@@ -281,6 +282,7 @@ class ReplanLoop:
             self.log.commit(decision)
             if self._announce:
                 log_line(sentence(decision))
+                self._vote.note(WARMUP)
         else:  # the reason still stands: try again
             self.log.refuse(decision)
             self.replanner.failed(change)
