@@ -11,6 +11,7 @@ from fake_cuda.hostile import build
 from fake_cuda.hostile.adaptation import Course, Seen, adapt
 from fake_cuda.hostile.apart import apart
 from fake_cuda.hostile.stage_model import Host
+from patience import in_time
 
 from megatron_adaptra.transport.engine import native
 
@@ -49,8 +50,10 @@ def test_a_link_gets_slow_and_heals(tmp_path: Path) -> None:
     changes = [i for i in range(1, len(seen.warmup)) if seen.warmup[i] != seen.warmup[i - 1]]
     assert len(changes) == 2, seen.warmup  # there and back, once each
     there, back = changes
-    assert SLOW_FROM < there <= SLOW_FROM + SOON, seen.warmup
-    assert SLOW_UNTIL < back <= SLOW_UNTIL + SOON, seen.warmup
+    assert there > SLOW_FROM, seen.warmup
+    assert back > SLOW_UNTIL, seen.warmup
+    in_time("iterations until the plan", there - SLOW_FROM, SOON + 1)
+    in_time("iterations until it is gone again", back - SLOW_UNTIL, SOON + 1)
     assert seen.warmup[there] == DEEPER
     assert seen.warmup[-1] == HEALTHY
     made, healed = decisions(log)
@@ -74,7 +77,7 @@ def test_a_host_that_is_late_is_no_slow_link(what: str, tmp_path: Path) -> None:
     kernel, hosts = HOSTS[what]
     seen = course(tmp_path / "decisions.jsonl", 16, kernel=kernel, hosts=hosts)
     assert set(seen.warmup) == {HEALTHY}
-    assert sorted(seen.delays)[len(seen.delays) // 2] < 4 * MS, seen.delays
+    in_time("seconds on a link of 2 ms", sorted(seen.delays)[len(seen.delays) // 2], 4 * MS)
 
 
 @pytest.mark.large
