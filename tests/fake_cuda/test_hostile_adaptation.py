@@ -58,7 +58,8 @@ def test_a_link_gets_slow_and_heals(tmp_path: Path) -> None:
     assert seen.warmup[-1] == HEALTHY
     made, healed = decisions(log)
     for link in made["conditions"]["links"].values():
-        assert link["delay"] == pytest.approx(SLOW, rel=0.05), made
+        assert link["delay"] > 0.95 * SLOW, made
+        in_time("the delay", link["delay"], 1.05 * SLOW)
     assert healed["warmup_after"] == list(HEALTHY)
     # What an op takes is what the device took, not what its launch did.
     assert all(seconds > KERNEL - 1 * MS for seconds in seen.seconds), seen.seconds
