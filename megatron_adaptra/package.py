@@ -11,6 +11,7 @@ runs a module of the package in whose folder this file is. For everything else s
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import shlex
@@ -18,6 +19,7 @@ import sys
 from contextlib import suppress
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import module_from_spec, spec_from_file_location
+from urllib.parse import unquote, urlsplit
 
 NAME = "megatron_adaptra"
 _FILE = os.path.abspath(__file__)
@@ -37,14 +39,37 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def how_to_build() -> str:
-    """The command that builds this copy's engine, in place where it is a source tree."""
+    """The command that builds this copy's engine, in place where it is a source tree.
+
+    An installed copy is built from the folder that pip has installed it from.
+    """
     root = os.path.dirname(HERE)
-    if os.path.isfile(os.path.join(root, "setup.py")) and os.path.isdir(os.path.join(root, "csrc")):
-        words = [sys.executable, "-m", "pip", "install", "--no-deps", "--editable", root]
-    else:
-        words = [sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-deps"]
-        words.append("megatron-adaptra")
-    return f"install g++, then: {shlex.join(words)}"
+    words = [sys.executable, "-m", "pip", "install", "--no-deps"]
+    if _is_source(root):
+        return f"install g++, then: {shlex.join([*words, '--editable', root])}"
+    words.append("--force-reinstall")
+    if origin := _installed_from(root):
+        return f"install g++, then: {shlex.join([*words, origin])}"
+    return f"install g++, then in a clone of the project: {shlex.join([*words, '.'])}"
+
+
+def _is_source(folder: str) -> bool:
+    return os.path.isfile(os.path.join(folder, "setup.py")) and os.path.isdir(
+        os.path.join(folder, "csrc")
+    )
+
+
+def _installed_from(site: str) -> str:
+    """The source tree that pip has installed the package in `site` from; empty if it is gone."""
+    from importlib.metadata import distributions
+
+    for found in distributions(name=NAME, path=[site]):
+        with suppress(ValueError, KeyError, TypeError):
+            url = str(json.loads(found.read_text("direct_url.json") or "")["url"])
+            folder = unquote(urlsplit(url).path)
+            if url.startswith("file:") and _is_source(folder):
+                return folder
+    return ""
 
 
 def prefer_installed(module: str) -> None:

@@ -71,6 +71,8 @@ def _chosen(ports: Sequence[Port]) -> Generator[Finding, None, list[Rail]]:
     if rails:
         names = ", ".join(f"{rail.device}:{rail.port}" for rail in rails)
         yield ok(what, f"messages use {names}{by}")
+    elif native.missing():
+        yield warn(what, "no port is used, for there is no engine", "build the engine, see above")
     elif ports:
         yield warn(what, f"no port is used{by}: messages go over TCP", "see the ports below")
     else:

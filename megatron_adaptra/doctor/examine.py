@@ -1,7 +1,7 @@
 """Runs the checks, each part in a process of its own: what they load may hang or end it.
 
 As a command, with PART as its argument: print a part's findings, one JSON
-object per line, as they are found.
+object per line, as they are found, and END once it has found all.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from tempfile import TemporaryFile
@@ -24,10 +25,15 @@ from megatron_adaptra.doctor.machine import machine
 from megatron_adaptra.doctor.software import software
 from megatron_adaptra.errors import line_of
 from megatron_adaptra.package import command
-from megatron_adaptra.processes import started
+from megatron_adaptra.processes import cpu_seconds, started
 
-PATIENCE = 60.0  # seconds for a part: to import torch and Megatron from a cold disk takes half
+# Seconds for a part, of work or of doing nothing: what other processes take of the machine in the
+# meantime is not its fault. To import torch and Megatron takes a tenth.
+PATIENCE = 60.0
+_AT_MOST = 10  # times as long altogether, as a clock on the wall counts
+_LOOK = 0.5  # seconds between two looks at what a part has done
 _GRACE = 1.0
+END = json.dumps("end")  # the last line of a part that has been examined to the end
 PARTS: Mapping[str, Callable[[], Iterator[Finding]]] = {
     "machine": machine, "software": software, "engine": engine, "GPUs": gpus,
 }  # fmt: skip
@@ -41,7 +47,7 @@ class Part(NamedTuple):
 
 
 def examine(parts: Iterable[str] = tuple(PARTS), patience: float = PATIENCE) -> Iterator[Part]:
-    """Findings of `parts`, side by side; each has `patience`, in seconds."""
+    """Findings of `parts`, side by side; each has `patience`, in seconds, as above."""
     with ExitStack() as stack:
         running = []
         for name in parts:
@@ -52,38 +58,58 @@ def examine(parts: Iterable[str] = tuple(PARTS), patience: float = PATIENCE) -> 
             )
             running.append((name, process, out, err))
         for name, process, out, err in running:
-            try:
-                status: int | None = process.wait(patience)
-            except subprocess.TimeoutExpired:
-                status = None
-            yield Part(name, [*_read(out), *_end(name, status, patience, _last_line(err))])
+            late = _wait(process, out, patience)
+            lines = _text(out).splitlines()
+            findings = [*_read(lines)]
+            if END not in lines:  # else a process that hangs or crashes at its end is no matter
+                findings.append(_cut_short(name, process.returncode, late, _last_line(err)))
+            yield Part(name, findings)
 
 
-def _read(out: Any) -> Iterator[Finding]:
-    out.seek(0)
-    for line in out.read().decode(errors="replace").splitlines():
+def _wait(process: subprocess.Popen[Any], out: Any, patience: float) -> str:
+    """Until the process has ended, or has had its `patience`; then why it is given up."""
+    began = moved = time.monotonic()
+    before = (0.0, 0)
+    while True:
+        try:
+            process.wait(min(_LOOK, patience))
+            return ""
+        except subprocess.TimeoutExpired:
+            now, done = time.monotonic(), (cpu_seconds(process.pid), os.fstat(out.fileno()).st_size)
+        if done != before:
+            moved, before = now, done
+        if done[0] > patience:
+            return f"no end after {patience:g} s of computing"
+        if now - moved > patience:
+            return f"no answer in {patience:g} s"
+        if now - began > _AT_MOST * patience:
+            return f"no end in {_AT_MOST * patience:g} s"
+
+
+def _text(file: Any) -> str:
+    """All of it, whose end the process may still be writing."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+
+def _read(lines: Iterable[str]) -> Iterator[Finding]:
+    for line in lines:
         try:
             yield Finding.from_json(json.loads(line))
         except (ValueError, KeyError, TypeError):
-            continue  # somebody else's print, or half a line
+            continue  # the end, or half a line
 
 
 def _last_line(err: Any) -> str:
-    err.seek(0)
-    lines = err.read()[-4000:].decode(errors="replace").split("\n")
+    lines = _text(err)[-4000:].split("\n")
     return line_of(next((line for line in reversed(lines) if line.strip()), "it said nothing"))
 
 
-def _end(name: str, status: int | None, patience: float, said: str) -> Iterator[Finding]:
-    """What it means how a part's process has ended."""
+def _cut_short(name: str, status: int | None, late: str, last: str) -> Finding:
+    """What it means that a part's process has ended too soon, with `status`, or is `late`."""
     remedy = f"{shlex.join(command(__spec__.name, name))} shows where"
-    if status is None:
-        yield fail(name, f"not examined to the end: no answer in {patience:g} s", remedy)
-    elif status < 0:
-        ended = signal.Signals(-status).name
-        yield fail(name, f"not examined to the end: {ended}: {said}", remedy)
-    elif status:
-        yield fail(name, f"not examined to the end: {said}", remedy)
+    if not late and status is not None and status < 0:
+        last = f"{signal.Signals(-status).name}: {last}"
+    return fail(name, f"not examined to the end: {late or last}", remedy)
 
 
 def main(words: list[str]) -> None:
@@ -92,6 +118,7 @@ def main(words: list[str]) -> None:
     os.dup2(2, 1)  # whatever else is printed
     for finding in PARTS[words[0]]():
         print(json.dumps(finding.to_json()), file=out, flush=True)
+    print(END, file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""The machine: its clock, cores, limits, and the interfaces of its network."""
+"""The machine: its clock, cores and limits."""
 
 from __future__ import annotations
 
 import os
 import platform
 import resource
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from megatron_adaptra.doctor.finding import Finding, ok, warn
-from megatron_adaptra.transport.address import fault_here, local_address
+from megatron_adaptra.doctor.network import network
 from megatron_adaptra.view.axis import size
 
 ROOT = Path("/")
@@ -19,7 +18,6 @@ CLOCKSOURCE = "sys/devices/system/clocksource/clocksource0"
 FAST_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
 LEAST_SHM = 64 << 20  # bytes: what a container has unless told
 LEAST_FILES = 4096
-LOOPBACK = "lo"
 
 
 def machine(root: Path = ROOT) -> Iterator[Finding]:
@@ -95,55 +93,3 @@ def _files() -> Iterator[Finding]:
         yield warn("open files", says, f"ulimit -n {max(most, min(hard, 1 << 20))}")
     else:
         yield ok("open files", f"{most} per process")
-
-
-def network(root: Path = ROOT) -> Iterator[Finding]:
-    """Interfaces, and which of them messages would use; `root`: see `machine`."""
-    yield from _chosen()
-    for folder in sorted((root / "sys" / "class" / "net").glob("*")):
-        if folder.name != LOOPBACK and (folder / "operstate").exists():
-            yield _interface(folder)
-
-
-def _chosen() -> Iterator[Finding]:
-    what, remedy = "address", "export GLOO_SOCKET_IFNAME=<interface that the other hosts reach>"
-    try:
-        address = local_address()
-    except OSError as error:
-        yield warn(what, f"none to listen at: {error}", remedy)
-        return
-    master = os.environ.get("MASTER_ADDR") or socket.gethostname()
-    named = os.environ.get("GLOO_SOCKET_IFNAME")
-    why = f"by GLOO_SOCKET_IFNAME={named}" if named else f"it faces {master}"
-    if fault := fault_here(address):
-        yield warn(what, f"{address} ({why}), but {fault}", remedy)
-    elif address.startswith("127."):
-        yield ok(what, f"{address} ({why}), which other hosts do not reach")
-    else:
-        yield ok(what, f"messages over TCP arrive at {address} ({why})")
-
-
-def _interface(folder: Path) -> Finding:
-    """Of an interface, by its `folder` in sysfs."""
-
-    def text(name: str) -> str:
-        try:
-            return (folder / name).read_text().strip()
-        except OSError:  # a virtual one has no speed
-            return ""
-
-    state, speed, mtu = text("operstate"), text("speed"), text("mtu")
-    parts = [state or "of unknown state"]
-    if speed.isdecimal():
-        parts.append(f"{int(speed) / 1000:g} Gbit/s")
-    parts.append(f"MTU {mtu}")
-    wrong = {
-        name: int(count)
-        for name in ("rx_errors", "tx_errors", "rx_crc_errors", "rx_missed_errors")
-        if (count := text(f"statistics/{name}")).isdecimal() and int(count)
-    }
-    what, says = f"interface {folder.name}", ", ".join(parts)
-    if wrong:
-        counted = ", ".join(f"{name} {count}" for name, count in wrong.items())
-        return warn(what, f"{says}; {counted} since it came up", f"ethtool -S {folder.name}")
-    return ok(what, says)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import shlex
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
 from megatron_adaptra import __version__
 from megatron_adaptra.adapter.compat.patches import PATCHES, is_there
 from megatron_adaptra.adapter.compat.profiles import (
+    NEEDED,
     NEEDED_BY_EXECUTOR,
     NEWEST,
     SUPPORTED,
@@ -25,6 +28,8 @@ from megatron_adaptra.errors import UnsupportedMegatron, line_of
 from megatron_adaptra.package import HERE
 
 OPTIONAL = ("transformer-engine", "apex")
+# Modules that Megatron imports, where their package has another name.
+_PACKAGES = {"yaml": "pyyaml", "PIL": "pillow", "transformer_engine": "transformer-engine[pytorch]"}
 
 
 def software() -> Iterator[Finding]:
@@ -80,28 +85,53 @@ def _megatron(torch: Any) -> Iterator[Finding]:
         if torch is None:
             yield ok(what, f"{version}, {line}; nothing of it is checked without torch")
             return
+        if (cause := _not_imported()) is not None:
+            module, reason = cause
+            says = f"{version}, but {module} cannot be imported: {line_of(reason)}"
+            yield fail(what, says, _install(module, reason))
+            return
         verify(row)
     except UnsupportedMegatron as error:
         says = f"{line_of(error)}; it would train as stock"
         yield fail(what, says, f"pip install 'megatron-core>={SUPPORTED.split()[0]}'")
         return
-    except Exception as error:  # what Megatron imports may be missing
-        yield fail(what, f"{version} cannot be imported: {line_of(error)}", _install(error))
-        return
     yield ok(what, f"{version}, {line}; all that is called of it is there")
     yield from _patches()
 
 
-def _install(error: Exception) -> str:
-    name = getattr(error, "name", None)
-    return (
-        f"pip install {name}" if isinstance(error, ImportError) and name else "read its last line"
-    )
+def _has_program() -> bool:
+    return importlib.util.find_spec("megatron.training") is not None
+
+
+def _not_imported() -> tuple[str, Exception] | None:
+    """The first module of what we call or patch that is there but fails, and its error."""
+    targets = [*NEEDED, *NEEDED_BY_EXECUTOR, *(t for e in PATCHES.values() for t in e.targets)]
+    for module in dict.fromkeys(target.partition(":")[0] for target in targets):
+        if module.startswith("megatron.training") and not _has_program():
+            continue
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            lacks = error.name if isinstance(error, ModuleNotFoundError) else None
+            if not lacks or not f"{module}.".startswith(f"{lacks}."):  # else it is not there itself
+                return module, error
+    return None
+
+
+def _install(module: str, error: Exception) -> str:
+    """What gets `module` imported, which has failed with `error`."""
+    lacks = (error.name if isinstance(error, ModuleNotFoundError) else None) or ""
+    name = lacks.partition(".")[0]
+    if name == "megatron":
+        return "pip install --force-reinstall megatron-core, or take a whole checkout"
+    if name:
+        return f"pip install {_PACKAGES.get(name, name)}"
+    return f"{shlex.join([sys.executable, '-c', f'import {module}'])} shows where"
 
 
 def _patches() -> Iterator[Finding]:
     """Of each entry of the registry whether its targets are there."""
-    program = importlib.util.find_spec("megatron.training") is not None
+    program = _has_program()
     if not program:
         yield ok("Megatron's program", "not here: only megatron-core is, for programs of your own")
     for name, entry in PATCHES.items():

@@ -22,23 +22,32 @@ def local_address(gpu: bool = False) -> str:
 
     For messages of a `gpu` NCCL_SOCKET_IFNAME comes second. Raises OSError where there is none.
     """
-    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    names = named_for_gloo()
     words = os.environ.get("NCCL_SOCKET_IFNAME", "")
     if gpu and words and not names and (wanted := _with_address(words)):
         return wanted
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         if names:
-            request = struct.pack("256s", names[0].encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
-            except OSError as error:
-                raise OSError(
-                    f"GLOO_SOCKET_IFNAME: interface {names[0]!r} has no IPv4 address"
-                ) from error
-            return socket.inet_ntoa(answer[_ADDRESS])
+            if found := address_of(names[0]):
+                return found
+            raise OSError(f"GLOO_SOCKET_IFNAME: interface {names[0]!r} has no IPv4 address")
         master = os.environ.get("MASTER_ADDR") or socket.gethostname()
         probe.connect((master, 9))  # sends nothing: the kernel picks the address
         return str(probe.getsockname()[0])
+
+
+def named_for_gloo() -> list[str]:
+    """The interfaces that GLOO_SOCKET_IFNAME names."""
+    return [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of an `interface`; empty if it has none, or does not exist."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", interface.encode()[:15])
+        with contextlib.suppress(OSError):
+            return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[_ADDRESS])
+    return ""
 
 
 def chosen_by_nccl(words: str, names: Sequence[str]) -> list[str]:
@@ -58,12 +67,8 @@ def chosen_by_nccl(words: str, names: Sequence[str]) -> list[str]:
 
 def _with_address(words: str) -> str:
     """The address of the first such interface that has one; empty for none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for name in chosen_by_nccl(words, [name for _, name in socket.if_nameindex()]):
-            request = struct.pack("256s", name.encode())
-            with contextlib.suppress(OSError):
-                return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[_ADDRESS])
-    return ""
+    names = chosen_by_nccl(words, [name for _, name in socket.if_nameindex()])
+    return next(filter(None, map(address_of, names)), "")
 
 
 def fault_here(host: str) -> str:
@@ -83,11 +88,11 @@ def _interfaces_with(host: str) -> Iterator[tuple[str, int]]:
     """The names of those that have the address `host`, and their flags."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
+            if address_of(name) != host:
+                continue
             request = struct.pack("256s", name.encode())
             try:
-                address = fcntl.ioctl(probe, _SIOCGIFADDR, request)[_ADDRESS]
                 flags = int.from_bytes(fcntl.ioctl(probe, _SIOCGIFFLAGS, request)[_FLAGS], "little")
-            except OSError:  # it has no address, or has just gone
+            except OSError:  # it has just gone
                 continue
-            if socket.inet_ntoa(address) == host:
-                yield name, flags
+            yield name, flags

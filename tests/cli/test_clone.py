@@ -239,6 +239,23 @@ def test_without_an_engine_one_line_says_how_to_build_it(place: Place) -> None:
     assert bench.stderr == says
 
 
+def test_what_is_installed_is_built_from_where_it_came_from(place: Place, tmp_path: Path) -> None:
+    """No command names the package as if an index had it."""
+    site = tmp_path / "site"
+    left_out = shutil.ignore_patterns("__pycache__", ENGINE)
+    shutil.copytree(PACKAGE, site / PACKAGE.name, ignore=left_out)
+    ask = ("-c", "from megatron_adaptra.package import how_to_build; print(how_to_build())")
+    says = place.run(*ask, cwd=place.outside, PYTHONPATH=str(site)).stdout
+    pip = f"{place.python} -m pip install --no-deps --force-reinstall"
+    assert says == f"install g++, then in a clone of the project: {pip} .\n"
+    of = site / "megatron_adaptra-0.1.0.dist-info"
+    of.mkdir()
+    (of / "METADATA").write_text("Name: megatron-adaptra\nVersion: 0.1.0\n")
+    (of / "direct_url.json").write_text(json.dumps({"url": place.clone.as_uri()}))
+    says = place.run(*ask, cwd=place.outside, PYTHONPATH=str(site)).stdout
+    assert says == f"install g++, then: {pip} {place.clone}\n"
+
+
 def test_doctor_gives_the_command_that_builds_it(place: Place) -> None:
     """The process that it starts for this part."""
     done = place.run("-m", "megatron_adaptra.doctor.examine", "engine", cwd=place.clone)

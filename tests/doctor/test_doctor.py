@@ -20,6 +20,7 @@ from megatron_adaptra.doctor.examine import examine
 from megatron_adaptra.doctor.finding import Finding, Verdict
 from megatron_adaptra.doctor.gpus import gpus
 from megatron_adaptra.doctor.machine import machine
+from megatron_adaptra.doctor.network import network
 from megatron_adaptra.transport.engine import native
 from megatron_adaptra.transport.engine.native import Port
 
@@ -132,6 +133,9 @@ def test_rdma_ports_that_do_not_work(ports: Path, monkeypatch: pytest.MonkeyPatc
     found = by_name(rdma([ACTIVE], ports))
     assert found["port mlx5_0:1"].verdict is WARN
     assert "link_downed 3" in found["port mlx5_0:1"].says
+    with monkeypatch.context() as unbuilt:
+        unbuilt.setattr(native, "missing", lambda: "it was not built")
+        assert "there is no engine" in by_name(rdma([], ports))["RDMA"].says
     monkeypatch.setattr(native, "missing_verbs", lambda: "libibverbs.so.1: cannot open")
     found = by_name(rdma([], ports))
     assert (found["RDMA"].verdict, "libibverbs1" in found["RDMA"].remedy) == (FAIL, True)
@@ -169,17 +173,130 @@ def torch_is(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         ("import os; os.abort()", "not examined to the end: SIGABRT"),
         ("import time; time.sleep(600)", "not examined to the end: no answer in 3 s"),
         ("import os; os._exit(3)", "not examined to the end"),
+        ("while True: pass", "not examined to the end: no end after 3 s of computing"),
     ],
-    ids=["broken", "aborts", "hangs", "exits"],
+    ids=["broken", "aborts", "hangs", "exits", "loops"],
 )
 def test_a_torch_that_does_not_load_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str
 ) -> None:
     torch_is(tmp_path, monkeypatch, code)
-    (part,) = examine(["software"], patience=3 if "sleep" in code else PATIENCE)
+    endless = "sleep" in code or "while" in code
+    (part,) = examine(["software"], patience=3 if endless else PATIENCE)
     first, *others = part.findings
     assert first.what == "megatron-adaptra"
     assert any(f.verdict is FAIL and says in f.says and f.remedy for f in others), others
+
+
+SLOW = """
+import time
+for _ in range(40):
+    time.sleep(0.1)
+    end = time.process_time() + 0.03
+    while time.process_time() < end: pass
+raise OSError("slow, but it answers")
+"""
+
+
+def test_a_part_that_gets_little_of_the_machine_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It works for longer than the limit by the clock on the wall."""
+    torch_is(tmp_path, monkeypatch, SLOW)
+    (part,) = examine(["software"], patience=3)
+    assert any("slow, but it answers" in found.says for found in part.findings), part
+
+
+@pytest.mark.parametrize("end", ["os.abort()", "time.sleep(600)"], ids=["crashes", "hangs"])
+def test_a_part_that_has_given_all_its_answers_may_end_as_it_likes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    code = f"import atexit, os, time\natexit.register(lambda: {end})\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    (part,) = examine(["machine"], patience=3)
+    assert "open files" in {found.what for found in part.findings}
+    assert not any("not examined" in found.says for found in part.findings)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("ModuleNotFoundError(\"No module named 'triton'\", name='triton')", "pip install triton"),
+        ("ModuleNotFoundError(\"No module named 'yaml.x'\", name='yaml.x')", "pip install pyyaml"),
+        ("OSError('libcudart.so.13: cannot open')", "import megatron.core.pipeline_parallel.sched"),
+    ],
+    ids=["triton", "another name", "library"],
+)
+def test_a_megatron_that_is_not_imported_is_not_called_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, remedy: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Broken:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'megatron.core.pipeline_parallel.p2p_communication':\n"
+        f"            raise {error}\n"
+        "sys.meta_path.insert(0, Broken())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    (part,) = examine(["software"])
+    found = by_name(part.findings)["megatron-core"]
+    assert found.verdict is FAIL
+    assert "cannot be imported: " in found.says
+    assert "release" not in found.remedy
+    assert remedy in found.remedy
+    assert [f.what for f in part.findings if f.verdict is not OK] == ["megatron-core"]
+
+
+def network_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: str
+) -> dict[str, Finding]:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "WORLD_SIZE", "NNODES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return by_name(network(folder))
+
+
+def test_an_interface_that_does_not_exist_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = network_of(tmp_path, monkeypatch, GLOO_SOCKET_IFNAME="lo,nowhere9")[
+        "GLOO_SOCKET_IFNAME"
+    ]
+    assert found.verdict is FAIL
+    assert found.says == "there is no interface 'nowhere9': no training starts"
+    assert found.remedy.startswith("export GLOO_SOCKET_IFNAME=")
+    found = network_of(tmp_path, monkeypatch, NCCL_SOCKET_IFNAME="=nowhere9")["NCCL_SOCKET_IFNAME"]
+    assert (found.verdict, "lo" in found.says) == (WARN, True)
+    put(tmp_path, dev__nvidiactl="")
+    found = network_of(tmp_path, monkeypatch, NCCL_SOCKET_IFNAME="=nowhere9")["NCCL_SOCKET_IFNAME"]
+    assert found.verdict is FAIL
+    assert "NCCL_SOCKET_IFNAME" not in network_of(tmp_path, monkeypatch, NCCL_SOCKET_IFNAME="^eth")
+
+
+def test_an_address_that_other_hosts_do_not_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = network_of(tmp_path, monkeypatch, GLOO_SOCKET_IFNAME="lo")["address"]
+    assert (found.verdict, "only this host reaches" in found.says) == (WARN, True)
+    assert found.remedy.startswith("for several hosts: export GLOO_SOCKET_IFNAME=")
+    for one in ({"NNODES": "1"}, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}):
+        found = network_of(tmp_path, monkeypatch, GLOO_SOCKET_IFNAME="lo", **one)["address"]
+        assert found.verdict is OK
+    several = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    assert network_of(tmp_path, monkeypatch, **several)["address"].verdict is WARN
+
+
+def test_interfaces_that_are_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, sys__class__net__eth7__operstate="down", sys__class__net__eth7__flags="0x1002")
+    put(tmp_path, sys__class__net__eth8__operstate="down", sys__class__net__eth8__flags="0x1003")
+    found = network_of(tmp_path, monkeypatch)
+    assert found["interface eth7"].verdict is WARN
+    assert found["interface eth7"].remedy.startswith("ip link set eth7 up")
+    assert found["interface eth8"].verdict is WARN
+    assert "it has no carrier" in found["interface eth8"].says
 
 
 def test_the_command_on_a_bare_machine(tmp_path: Path) -> None:
