@@ -197,8 +197,8 @@ class AdaptraConfig:
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> AdaptraConfig:
         """Flags over `--adaptra-config FILE` over defaults; raises BadInput."""
-        path = getattr(args, "adaptra_config", None)
-        base = cls.from_mapping(load_yaml(Path(path)), str(path)) if path else cls()
+        path, flag = getattr(args, "adaptra_config", None), "--adaptra-config"
+        base = cls.from_mapping(load_yaml(Path(path), flag), str(path)) if path else cls()
         given = {f.name: getattr(args, f"adaptra_{f.name}", None) for f in fields(cls)}
         return replace(base, **{k: v for k, v in given.items() if v is not None})
 
@@ -232,11 +232,11 @@ def _argument(f: Field[Any]) -> dict[str, Any]:
     return {"type": type(default), "help": f"{f.metadata['help']} (default: {shown})", **extra}
 
 
-def load_yaml(path: Path) -> dict[str, Any]:
-    """The one mapping that a YAML file holds; raises BadFile."""
-    data = read_data(path, "file")
+def load_yaml(path: Path, field: str = "file") -> dict[str, Any]:
+    """The one mapping that a YAML file, named by `field`, holds; raises BadFile."""
+    data = read_data(path, field)
     if not isinstance(data, dict):
-        raise BadFile("file", str(path), "it has to hold keys and values")
+        raise BadFile(field, str(path), "it has to hold keys and values")
     return data
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megatron_adaptra.errors import AdaptraError, BadFile, BadInput, line_of
+from megatron_adaptra.log import log_line
 from megatron_adaptra.package import SAFE_PATH, prefer_installed, script
 from megatron_adaptra.units import whole
 
@@ -25,6 +26,7 @@ usage: torchrun [its options] -m megatron_adaptra.run SCRIPT [the script's flags
 
 Runs a Megatron entry script (pretrain_gpt.py, pretrain_mamba.py, your own) from an unmodified
 checkout. --adaptra switches the plugin on; SCRIPT --help lists all its flags."""
+FLAG = "--adaptra"
 _RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun gives each rank
 _PORT = "a port: a whole number from 0 to 65535"
 # Options of torchrun whose mistakes it would answer with a traceback: what they may be, in words.
@@ -50,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_rank(os.environ)
         path = _script(words[0])
-    except BadInput as error:
+        _check_flags(words[1:])
+    except AdaptraError as error:
         return _refuse(error)
     sys.argv = words
     if not SAFE_PATH:
@@ -58,9 +61,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     from megatron_adaptra.adapter.entry.register import register
 
     register()
-    runpy.run_path(words[0], run_name="__main__")
-    _leave_gloo()
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+        _leave_gloo()
+    except SystemExit as ended:
+        if not ended.code:
+            _say_no_effect(words[1:])
+        raise
+    _say_no_effect(words[1:])
     return 0
+
+
+def _check_flags(words: Sequence[str]) -> None:
+    """Raise AdaptraError for a flag of ours among a script's `words` that is no good.
+
+    The script may never ask Megatron to read them.
+    """
+    if any(word.startswith(FLAG) for word in words):
+        from megatron_adaptra.adapter.entry.flags import read
+
+        read(words)
+
+
+def _say_no_effect(words: Sequence[str]) -> None:
+    """Where `words` asked for the plugin in vain: the last line of rank 0."""
+    ours = [word.partition("=")[0] for word in words if word.startswith(FLAG)]
+    if not ours or os.environ.get("RANK", "0") != "0":
+        return
+    from megatron_adaptra.adapter.entry.plugin import PLUGIN
+
+    what, why = FLAG, PLUGIN.had_no_effect()
+    if FLAG not in ours:
+        what, why = ", ".join(dict.fromkeys(ours)), f"only {FLAG} switches the plugin on"
+    if why:
+        log_line(f"{what} had no effect: {why}")
 
 
 def _leave_gloo() -> None:
@@ -79,7 +113,7 @@ def launch(words: Sequence[str]) -> int:
     """Run `adaptra run` with the `words` after it.
 
     Where something has started this process as a rank (RANK is set), it runs the script itself;
-    else it becomes torchrun. A BadInput is printed, and the status is 2.
+    else it becomes torchrun. A mistake is said in one line, and the status is 2.
     """
     if not words or words[0] in ("-h", "--help") or "RANK" in os.environ:
         return main(words)
@@ -89,7 +123,8 @@ def launch(words: Sequence[str]) -> int:
             raise BadInput("SCRIPT", None, "name a Python file, such as pretrain_gpt.py")
         _check_options(words[:at])
         _script(words[at])
-    except BadInput as error:
+        _check_flags(words[at + 1 :])
+    except AdaptraError as error:
         return _refuse(error)
     torchrun = [sys.executable, "-m", "torch.distributed.run", *words[:at]]
     os.execv(sys.executable, [*torchrun, *script(__spec__.name, *words[at:])])
@@ -156,7 +191,8 @@ def _script(name: str) -> Path:
 
 
 def _refuse(error: AdaptraError) -> int:
-    print(f"adaptra: error: {line_of(error)}", file=sys.stderr)
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # one line from each machine
+        print(f"adaptra: error: {line_of(error)}", file=sys.stderr)
     return 2
 
 

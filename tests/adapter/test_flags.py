@@ -11,8 +11,9 @@ import pytest
 from running import ENVIRONMENT
 
 from megatron_adaptra.adapter.entry import flags
+from megatron_adaptra.adapter.entry.plugin import Plugin
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.errors import AdaptraError, BadInput, UnsupportedMegatron
 
 
 def test_without_adaptra_there_are_no_settings():
@@ -81,3 +82,12 @@ megatron_adaptra.register()
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=ENVIRONMENT
     )
     assert "before anything imports megatron.training.training" in done.stderr
+
+
+def test_who_trains_as_stock_knows_at_its_end_why(capfd: pytest.CaptureFixture[str]) -> None:
+    plugin = Plugin()
+    assert "has not called Megatron's training program" in plugin.had_no_effect()
+    plugin.config = AdaptraConfig()
+    plugin._train_as_stock(UnsupportedMegatron("it has no schedule"))
+    assert plugin.had_no_effect() == "Megatron has trained as stock: it has no schedule"
+    assert "training goes on as stock Megatron: it has no schedule" in capfd.readouterr().err

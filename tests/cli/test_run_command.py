@@ -64,6 +64,54 @@ def test_what_is_no_script_is_refused_in_one_line(way):
     assert "usage: torchrun" in run(*way, "--help").stdout
 
 
+@pytest.mark.parametrize("way", [("megatron_adaptra.run",), ("megatron_adaptra", "run")])
+@pytest.mark.parametrize("start", ["a rank", "alone"])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--adaptra-engine", "warp"], "invalid choice: 'warp' (choose from"),
+        (["--adaptra", "--adaptra-engin", "native"], "did you mean --adaptra-engine?"),
+        (["--adaptra-config", "nowhere.yaml"], "--adaptra-config 'nowhere.yaml': it cannot be"),
+    ],
+    ids=["value", "flag", "file"],
+)
+def test_a_misspelt_flag_ends_a_script_that_never_reads_it(way, start, words, says, script):
+    done = run(*way, script, *words, **({"RANK": "0"} if start == "a rank" else {}))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("adaptra: error: ")
+    assert says in line
+
+
+ENDS = {"falls off": "", "exits": "\nsys.exit()"}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_flags_that_had_no_effect_are_named_at_the_end_once(ends, script, tmp_path):
+    script.write_text(SCRIPT + ENDS[ends])
+    done = run("megatron_adaptra.run", script, "--adaptra", RANK="0")
+    assert (done.returncode, done.stderr) == (
+        0,
+        "adaptra: --adaptra had no effect: the script has not called Megatron's training program, "
+        "which reads it\n",
+    )
+    done = run("megatron_adaptra.run", script, "--adaptra-policy=1f1b", RANK="0")
+    says = "adaptra: --adaptra-policy had no effect: only --adaptra switches the plugin on\n"
+    assert done.stderr == says
+    assert run("megatron_adaptra.run", script, "--adaptra", RANK="1").stderr == ""
+    assert run("megatron_adaptra.run", script, RANK="0").stderr == ""
+    options = ("--standalone", "--nproc-per-node", "2", "--log-dir", tmp_path)
+    done = run("megatron_adaptra", "run", *options, script, "--adaptra")
+    assert done.stderr.count("had no effect") == 1
+
+
+def test_a_script_that_switches_the_plugin_on_itself_is_not_contradicted(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("import megatron_adaptra.adapter.entry.activate")
+    assert "no effect" not in run("megatron_adaptra.run", path, "--adaptra", RANK="0").stderr
+
+
 def test_the_status_of_the_script_is_ours(tmp_path):
     path = tmp_path / "ends.py"
     path.write_text("raise SystemExit(7)")

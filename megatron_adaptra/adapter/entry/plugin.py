@@ -20,6 +20,8 @@ from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import AdaptraError, UnsupportedBackend, UnsupportedMegatron
 from megatron_adaptra.log import GOES_ON, log_line
 
+_NOT_READ = "the script has not called Megatron's training program, which reads it"
+
 
 class Plugin:
     """This process's plugin.
@@ -32,6 +34,7 @@ class Plugin:
         self.activation: Any = None
         self._stack = contextlib.ExitStack()  # of what `wrap` did
         self._refused = False  # this Megatron trains as stock
+        self._why = _NOT_READ  # the flags have had no effect; empty where they had one
         self.wrappers: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {  # by entry's id
             "flags": self._parse_args,
             "checks": self._validate_args,
@@ -46,6 +49,11 @@ class Plugin:
     def session(self) -> Any:
         """This rank's plugin while it trains, else None."""
         return self.activation.session if self.activation is not None else None
+
+    def had_no_effect(self) -> str:
+        """Why `--adaptra` has done nothing in this process, now that it ends; or nothing."""
+        by_hand = f"{__package__}.activate" in sys.modules  # by the script itself, perhaps
+        return "" if by_hand and not self._refused else self._why
 
     def wrap(self, module: Any) -> None:
         """Put our wrappers into a `module` of Megatron's that has just been imported.
@@ -77,6 +85,8 @@ class Plugin:
         except AdaptraError as error:
             flags.fail(error)
         self.config = None if self._refused else config
+        if self._why == _NOT_READ:
+            self._why = "no training has begun"
 
     # The wrappers, as wrapt calls them, in the order in which a training program gets to them.
 
@@ -110,6 +120,7 @@ class Plugin:
             from megatron_adaptra.adapter.entry.dry_run import show
 
             show(args, job)
+            self._why = ""
             sys.exit(0)
         try:
             resolve(job)
@@ -143,6 +154,7 @@ class Plugin:
         except (UnsupportedBackend, UnsupportedMegatron) as error:
             self._train_as_stock(error)
             return
+        self._why = ""
         self.session.announce = True
         self.activation.undo_with(self.session.watchdog.end_on_signal())
 
@@ -153,6 +165,7 @@ class Plugin:
         if os.environ.get("RANK", "0") == "0":
             log_line(f"WARNING: {GOES_ON} as stock Megatron: {error}")
         self.config, self._refused = None, True
+        self._why = f"Megatron has trained as stock: {error}"
 
     def _train_step(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:
         if self.session is None:
