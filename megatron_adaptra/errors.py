@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -85,6 +86,14 @@ class MissingPackage(AdaptraError):
         are = "are" if packages[1:] else "is"
         super().__init__(f"{what} needs {names}, which {are} not installed: pip install {install}")
         self.packages = tuple(packages)
+
+
+class Interrupted(AdaptraError):
+    """The signal `signum` has ended a command, whose exit status is 128 and that number."""
+
+    def __init__(self, signum: int, what: str) -> None:
+        super().__init__(f"interrupted by {signal.Signals(signum).name}; {what}")
+        self.signum = signum
 
 
 class ScheduleError(AdaptraError):

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from megatron_adaptra.errors import AdaptraError, BadFile, BadInput, line_of
+from megatron_adaptra.failures import recorded
 from megatron_adaptra.log import log_line
-from megatron_adaptra.package import SAFE_PATH, prefer_installed, script
+from megatron_adaptra.package import SAFE_PATH, command, prefer_installed, script
 from megatron_adaptra.units import whole
 
 USAGE = """\
@@ -62,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     register()
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        with recorded():
+            runpy.run_path(words[0], run_name="__main__")
         _leave_gloo()
     except SystemExit as ended:
         if not ended.code:
@@ -113,7 +115,7 @@ def launch(words: Sequence[str]) -> int:
     """Run `adaptra run` with the `words` after it.
 
     Where something has started this process as a rank (RANK is set), it runs the script itself;
-    else it becomes torchrun. A mistake is said in one line, and the status is 2.
+    else it becomes torchrun's agent. A mistake is said in one line, and the status is 2.
     """
     if not words or words[0] in ("-h", "--help") or "RANK" in os.environ:
         return main(words)
@@ -126,8 +128,8 @@ def launch(words: Sequence[str]) -> int:
         _check_flags(words[at + 1 :])
     except AdaptraError as error:
         return _refuse(error)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *words[:at]]
-    os.execv(sys.executable, [*torchrun, *script(__spec__.name, *words[at:])])
+    ranks = [*words[:at], *script(__spec__.name, *words[at:])]
+    os.execv(sys.executable, command("megatron_adaptra.agent", *ranks))
 
 
 def check_rank(environment: Mapping[str, str], needed: str = "") -> None:

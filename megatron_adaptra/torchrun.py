@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from megatron_adaptra.errors import AdaptraError
-from megatron_adaptra.package import script
+from megatron_adaptra.errors import Interrupted
+from megatron_adaptra.package import command, script
 from megatron_adaptra.processes import started
 
+_AGENT = "megatron_adaptra.agent"
 _GRACE = 25.0  # seconds that torchrun gets to end its ranks
 LONGEST_LINE = 2**16  # bytes; what goes on longer comes in parts
 
@@ -23,25 +22,26 @@ def run_ranks(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     on_line: Callable[[str], None],
+    on_signal: Callable[[int], bool] = lambda _: False,
 ) -> int:
     """Run `count` ranks of our `module` with its `arguments`; torchrun's exit status.
 
     `environment`: their variables. `on_line` gets all that they print. SIGTERM and SIGINT end
-    them, and raise AdaptraError.
+    them, and raise Interrupted, unless `on_signal` of the signal is true: they end by themselves.
     """
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(count), *script(module, *arguments),
-    ]  # fmt: skip
-    terminated = threading.Event()
+    agent = command(_AGENT, "--own-tmp", "--standalone", "--nproc-per-node", str(count))
+    ended_by: list[int] = []
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started(command, _GRACE, env=environment, **streams) as process:
+    with started(
+        [*agent, *script(module, *arguments)], _GRACE, env=environment, **streams
+    ) as process:
 
-        def on_signal(*_: Any) -> None:
-            terminated.set()
-            process.terminate()
+        def handle(signum: int, _: Any) -> None:
+            if not on_signal(signum):
+                ended_by.append(signum)
+                process.terminate()
 
-        before = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        before = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
             while process.stdout and (line := process.stdout.readline(LONGEST_LINE)):
                 on_line(line.decode(errors="replace"))
@@ -49,6 +49,6 @@ def run_ranks(
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    if terminated.is_set():
-        raise AdaptraError("interrupted; all ranks have ended")
+    if ended_by:
+        raise Interrupted(ended_by[0], "all ranks have ended")
     return status

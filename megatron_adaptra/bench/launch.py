@@ -9,14 +9,13 @@ from typing import Any
 
 from megatron_adaptra.bench.options import RESULT, Options
 from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.failures import reason
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.package import command
 from megatron_adaptra.torchrun import run_ranks
 from megatron_adaptra.transport.engine.native import missing
 
 _WORKER = "megatron_adaptra.bench.worker"
-_OURS = "adaptra: "
-_KEPT = 20  # lines of ranks that have failed
 # One thread per rank, and no words of torch among the rows.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
 
@@ -43,9 +42,7 @@ def measure(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]
     else:
         status = run_ranks(options.ranks, _WORKER, [options.dump()], environment, on_line)
     if status or not found:
-        ours = [line.removeprefix(_OURS) for line in lines if line.startswith(_OURS)]
-        said = "\n".join(ours[:_KEPT] or lines[-_KEPT:])
-        raise AdaptraError(said or f"the ranks ended with status {status}")
+        raise AdaptraError(reason(lines, status))
     return found
 
 

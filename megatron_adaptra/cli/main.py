@@ -1,7 +1,8 @@
 """`adaptra`: one command per module of this package, each imported only when it is used.
 
 Exit status: 0 success, 2 bad input (one line that names the field, the value and what is allowed)
-or something missing (the line says how to install it), 1 anything else that went wrong on purpose.
+or something missing (the line says how to install it), 128 and the number of the signal that ended
+a command, 1 anything else that went wrong on purpose.
 Whatever a user can cause, a full disk or a closed standard output too, becomes such a line here.
 """
 
@@ -20,6 +21,7 @@ from megatron_adaptra.errors import (
     AdaptraError,
     BadFile,
     BadInput,
+    Interrupted,
     MissingPackage,
     UnsupportedMegatron,
     line_of,
@@ -53,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except (BadInput, MissingPackage, UnsupportedMegatron) as error:
         return _fail(error, 2)
+    except Interrupted as error:
+        return _fail(error, 128 + error.signum)
     except AdaptraError as error:
         return _fail(error, 1)
     except OSError as error:  # what the system refuses: a name that is too long, a full disk

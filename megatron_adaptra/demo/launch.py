@@ -16,16 +16,14 @@ from typing import Any
 
 from megatron_adaptra.demo.options import ENVIRONMENT, LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.errors import AdaptraError, BadFile, MissingPackage
+from megatron_adaptra.failures import reason
 from megatron_adaptra.files import MARKER, results_folder
-from megatron_adaptra.log import GOES_ON
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.user import give
 from megatron_adaptra.package import command
 from megatron_adaptra.torchrun import run_ranks
 
 _WORKER = "megatron_adaptra.demo.worker"
-_OURS = "adaptra: "  # a line of a rank that begins so is ours; a rank that fails says why
-_MESSAGES = 100  # lines of ours that are kept
 _LINES_AHEAD = 1000  # of the ranks that a slow reader has not got yet
 _HOST = {"torch": "torch", "megatron.core": "megatron-core"}  # module: package
 RESULTS = (
@@ -82,7 +80,6 @@ def launch(
     `out`/ranks.log.
     """
     environment = {**ENVIRONMENT, "PYTHONUNBUFFERED": "1", LAUNCHED: "1", **os.environ}
-    messages: list[str] = []
     with (
         out.joinpath("ranks.log").open("xb", buffering=0) as log,
         tempfile.TemporaryDirectory(prefix="data-", dir=out, ignore_cleanup_errors=True) as data,
@@ -99,20 +96,15 @@ def launch(
             except OSError as error:  # a full disk, on which there will be no results either
                 fault = f"it cannot be written: {error.strerror}"
                 raise BadFile("--out", str(log.name), fault) from None
-            ends = line.startswith(_OURS) and GOES_ON not in line
-            if ends and line not in messages and len(messages) < _MESSAGES:
-                messages.append(line)
 
         if options.netlab:
             give(out, *map(Path, (out / MARKER, log.name, data)))
         run = _in_lab if options.netlab else _with_torchrun
         status = run(replace(options, data=data), environment, on_line)
     if status or not out.joinpath("summary.json").exists():
-        said = "\n".join(line.removeprefix(_OURS).rstrip() for line in messages)
-        raise AdaptraError(
-            f"{said or f'the ranks ended with status {status}'}\n"
-            f"(all that the ranks printed: {out / 'ranks.log'})"
-        )
+        with out.joinpath("ranks.log").open(encoding="utf-8", errors="replace") as lines:
+            why = reason(lines, status)
+        raise AdaptraError(f"{why} (all that the ranks printed: {out / 'ranks.log'})")
     summary: dict[str, Any] = json.loads(out.joinpath("summary.json").read_text())
     return summary
 

@@ -28,6 +28,7 @@ from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.demo.results import Prediction, RankResult, write
 from megatron_adaptra.errors import AdaptraError, PeerLost
+from megatron_adaptra.failures import recorded
 from megatron_adaptra.log import log_line
 from megatron_adaptra.processes import die_with_parent
 from megatron_adaptra.runtime.decisions import Decision
@@ -276,4 +277,5 @@ def run_rank(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_rank(sys.argv[1]))
+    with recorded():
+        sys.exit(run_rank(sys.argv[1]))

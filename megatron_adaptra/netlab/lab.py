@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.errors import AdaptraError, BadInput, Interrupted
 from megatron_adaptra.netlab import host, measure, namespace
 from megatron_adaptra.netlab.loop import Loop
 from megatron_adaptra.netlab.network import INTERFACE, Link, Network, Traffic, address
@@ -52,7 +52,7 @@ class Lab:
         self.iteration = 0  # the one under way
         self._began = 0.0
         self._shaped = (-1, 0.0)  # for which iteration, and until when
-        self._interrupted = ""  # by what
+        self._interrupted, self._signum = "", 0  # by what
 
     def __enter__(self) -> Lab:
         if os.geteuid() != 0:
@@ -135,13 +135,15 @@ class Lab:
         on_line: Callable[[int, bytes], None],
         limit: float = math.inf,
         full: Callable[[], bool] = lambda: False,
+        on_signal: Callable[[int], bool] = lambda _: False,
     ) -> list[int]:
         """Run `command` on every host, for `limit` seconds at most; the exit statuses.
 
         `on_line(host, line)` gets its output; while `full()`, which is asked again and again, the
         command waits until it can print more. In words of the command {index} and {ip} are
         replaced. To `environment` are added the variables that torchrun reads (one rank per host)
-        and those of a rank by itself. SIGTERM and SIGINT end all, and raise AdaptraError.
+        and those of a rank by itself. SIGTERM and SIGINT end all, and raise Interrupted, unless
+        `on_signal` of the signal is true: the command ends by itself.
         """
         self._began = time.monotonic()
         rest = {each.index: b"" for each in self._hosts}
@@ -183,7 +185,13 @@ class Lab:
             self._loop.watch(each.output, partial(read, each))
             self._loop.watch(pidfds[-1], self._reaper(each, pidfds[-1]))
             each.send(task="run", command=words, environment=variables)
-        before = {s: signal.signal(s, self._interrupt) for s in (signal.SIGTERM, signal.SIGINT)}
+
+        def handle(signum: int, _: object) -> None:
+            if not on_signal(signum):
+                self._signum = self._signum or signum
+                self._interrupted = f"interrupted by {signal.Signals(signum).name}"
+
+        before = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
             self._until_ended(time.monotonic() + limit, hold)
             if any(each.status is None for each in self._hosts):
@@ -200,6 +208,8 @@ class Lab:
                 os.close(fd)
             for each in self._hosts:
                 self._loop.unwatch(each.output)
+        if self._signum:
+            raise Interrupted(self._signum, "the command was ended on all hosts")
         if self._interrupted:
             raise AdaptraError(f"{self._interrupted}; the command was ended on all hosts")
         return [each.wait() for each in self._hosts]
@@ -258,9 +268,6 @@ class Lab:
             if rule.active(self.iteration, seconds):
                 rules.setdefault((rule.source, rule.target), rule)
         self._network.shape(rules)
-
-    def _interrupt(self, signum: int, _: object) -> None:
-        self._interrupted = f"interrupted by {signal.Signals(signum).name}"
 
     def _abandoned(self) -> None:
         assert self._parent is not None

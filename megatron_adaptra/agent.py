@@ -1,0 +1,96 @@
+"""torchrun's agent, the process above a host's ranks: as torchrun, but it leaves no folder behind.
+
+    python .../megatron_adaptra/package.py megatron_adaptra.agent [--own-tmp] <words of torchrun>
+
+It says in one line, the last one, which rank has ended first and why. A signal ends it with 128 and
+the signal's number. `--own-tmp`: the ranks' temporary files go with it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+
+from megatron_adaptra.errors import AdaptraError, MissingPackage, line_of
+from megatron_adaptra.failures import consequence, ended_by
+from megatron_adaptra.log import log_line
+
+OWN_TMP = "--own-tmp"
+_LOGS = ("--log-dir", "--redirects", "-r", "--tee", "-t")  # whose files torchrun's user wants
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run ranks as torchrun does with these `words`; the exit status."""
+    own_tmp, words = OWN_TMP in words[:1], [word for word in words if word != OWN_TMP]
+    for number in _SIGNALS:  # until torchrun takes them over
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda signum, _: sys.exit(128 + signum))
+    try:
+        from torch.distributed import run as torchrun
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    except ModuleNotFoundError:
+        print(
+            f"adaptra: error: {MissingPackage('adaptra run', ['torch'], 'torch')}", file=sys.stderr
+        )
+        return 2
+    with TemporaryDirectory(prefix="adaptra-", ignore_cleanup_errors=True) as folder:
+        if own_tmp:
+            os.environ["TMPDIR"] = folder
+        try:
+            parser: Any = torchrun.get_args_parser()
+            parser.error = _refuse
+            args = parser.parse_args(words)
+            if not any(_names(word) in _LOGS for word in words) and "PET_LOG_DIR" not in os.environ:
+                args.log_dir = folder
+            torchrun.run(args)
+        except ChildFailedError as error:
+            log_line(_first(error.failures))
+            return 1
+        except SignalException as error:
+            log_line(f"interrupted by {signal.Signals(error.sigval).name}; all ranks have ended")
+            return 128 + int(error.sigval)
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
+        except AdaptraError as error:
+            print(f"adaptra: error: {line_of(error)}", file=sys.stderr)
+            return 2
+        except Exception as error:  # a rendezvous that fails, say
+            log_line(f"torchrun has failed: {type(error).__name__}: {line_of(error)}")
+            return 1
+    return 0
+
+
+def _names(word: str) -> str:
+    return word.partition("=")[0].replace("_", "-")
+
+
+def _refuse(message: str) -> NoReturn:
+    raise AdaptraError(f"options of torchrun: {line_of(message)}")
+
+
+def _first(failures: Mapping[int, Any]) -> str:
+    """Of the `failures`, by rank, the one that is no consequence of another, in words."""
+
+    def order(rank: int) -> tuple[bool, float]:
+        failure = failures[rank]
+        return consequence(_why(failure)), failure.error_file_data.get("at", failure.timestamp + 1)
+
+    rank = min(sorted(failures), key=order)
+    return ended_by(rank, _why(failures[rank]))
+
+
+def _why(failure: Any) -> str:
+    if failure.exitcode < 0:
+        return str(failure.signal_name())
+    said = failure.error_file_data.get("message")
+    return said if "at" in failure.error_file_data else f"status {failure.exitcode}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""Why ranks have ended: what one leaves for torchrun, and what is found in what they have printed.
+
+When one rank ends, the others fail over its connections: they are consequences, not reasons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from megatron_adaptra.errors import line_of
+from megatron_adaptra.log import GOES_ON
+
+_FILE = "TORCHELASTIC_ERROR_FILE"  # which torchrun gives each rank
+_OURS = "adaptra: "
+_CONSEQUENCES = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connection closed|timed out|SIGTERM|lost rank",
+    re.IGNORECASE,
+)
+_EXCEPTION = re.compile(r"(\[\w+\]:? ?)?([A-Za-z_][\w.]*(Error|Exception|Exit|Lost)): ")
+_ENDED = re.compile(r"rank \d+ has ended: (?!status )")
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """Leave an exception that ends this rank where torchrun looks for it."""
+    try:
+        yield
+    except Exception as error:
+        file = os.environ.get(_FILE)
+        if file and not Path(file).exists():
+            words = line_of(f"{type(error).__name__}: {error}")
+            now = time.time()
+            with contextlib.suppress(OSError):
+                Path(file).write_text(json.dumps({"message": words, "timestamp": now, "at": now}))
+        raise
+
+
+def ended_by(rank: int, why: str) -> str:
+    """How it is said that `rank` has ended first; `why`: a signal, an exception or a status."""
+    return f"rank {rank} has ended: {why}"
+
+
+def consequence(why: str) -> bool:
+    """Whether `why` a rank has ended is that another one has."""
+    return _CONSEQUENCES.search(why) is not None
+
+
+def reason(lines: Iterable[str], status: int) -> str:
+    """Why ranks that have printed these `lines` have ended with `status`."""
+    ended: list[str] = []
+    ours: list[str] = []
+    others: list[str] = []
+    for line in lines:
+        text = line.strip()
+        if text.startswith(_OURS) and GOES_ON not in text:
+            text = text.removeprefix(_OURS)
+            (ended if _ENDED.match(text) else ours).append(text)
+        elif _EXCEPTION.match(text):
+            others.append(text)
+    found = [*ended, *ours, *reversed(others)]
+    first = next((text for text in found if not consequence(text)), next(iter(found), ""))
+    return first or f"the ranks ended with status {status}"
