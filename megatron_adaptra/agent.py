@@ -1,73 +1,76 @@
 """torchrun's agent, the process above a host's ranks: as torchrun, but it leaves no folder behind.
 
-    python .../megatron_adaptra/package.py megatron_adaptra.agent [--own-tmp] <words of torchrun>
+    python .../megatron_adaptra/package.py megatron_adaptra.agent [--tmp FOLDER] <words of torchrun>
 
 It says in one line, the last one, which rank has ended first and why. A signal ends it with 128 and
-the signal's number. `--own-tmp`: the ranks' temporary files go with it, too.
+the signal's number. `--tmp`: the ranks' temporary files are there, and go with it, too.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any, NoReturn
 
 from megatron_adaptra.errors import AdaptraError, MissingPackage, line_of
 from megatron_adaptra.failures import consequence, ended_by
 from megatron_adaptra.log import log_line
 
-OWN_TMP = "--own-tmp"
-_LOGS = ("--log-dir", "--redirects", "-r", "--tee", "-t")  # whose files torchrun's user wants
+TMP = "--tmp"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(words: Sequence[str]) -> int:
     """Run ranks as torchrun does with these `words`; the exit status."""
-    own_tmp, words = OWN_TMP in words[:1], [word for word in words if word != OWN_TMP]
+    tmp, words = (words[1], words[2:]) if words[:1] == [TMP] else ("", words)
     for number in _SIGNALS:  # until torchrun takes them over
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda signum, _: sys.exit(128 + signum))
-    try:
-        from torch.distributed import run as torchrun
-        from torch.distributed.elastic.multiprocessing.api import SignalException
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    except ModuleNotFoundError:
-        print(
-            f"adaptra: error: {MissingPackage('adaptra run', ['torch'], 'torch')}", file=sys.stderr
-        )
+    if importlib.util.find_spec("torch") is None:
+        missing = MissingPackage("adaptra run", ["torch"], "torch")
+        print(f"adaptra: error: {missing}", file=sys.stderr)
         return 2
-    with TemporaryDirectory(prefix="adaptra-", ignore_cleanup_errors=True) as folder:
-        if own_tmp:
-            os.environ["TMPDIR"] = folder
-        try:
-            parser: Any = torchrun.get_args_parser()
-            parser.error = _refuse
-            args = parser.parse_args(words)
-            if not any(_names(word) in _LOGS for word in words) and "PET_LOG_DIR" not in os.environ:
-                args.log_dir = folder
-            torchrun.run(args)
-        except ChildFailedError as error:
-            log_line(_first(error.failures))
-            return 1
-        except SignalException as error:
-            log_line(f"interrupted by {signal.Signals(error.sigval).name}; all ranks have ended")
-            return 128 + int(error.sigval)
-        except KeyboardInterrupt:
-            return 128 + signal.SIGINT
-        except AdaptraError as error:
-            print(f"adaptra: error: {line_of(error)}", file=sys.stderr)
-            return 2
-        except Exception as error:  # a rendezvous that fails, say
-            log_line(f"torchrun has failed: {type(error).__name__}: {line_of(error)}")
-            return 1
+    folder = tmp or mkdtemp(prefix="adaptra-")
+    try:
+        if tmp:
+            os.environ["TMPDIR"] = tmp
+        return _run(words, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(words: Sequence[str], folder: str) -> int:
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        parser: Any = torchrun.get_args_parser()
+        parser.error = _refuse
+        args = parser.parse_args(words)
+        if (args.log_dir, args.redirects, args.tee) == (None, "0", "0"):  # nobody wants its files
+            args.log_dir = folder
+        torchrun.run(args)
+    except ChildFailedError as error:
+        log_line(_first(error.failures))
+        return 1
+    except SignalException as error:
+        log_line(f"interrupted by {signal.Signals(error.sigval).name}; all ranks have ended")
+        return 128 + int(error.sigval)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except AdaptraError as error:
+        print(f"adaptra: error: {line_of(error)}", file=sys.stderr)
+        return 2
+    except Exception as error:  # a rendezvous that fails, say
+        log_line(f"torchrun has failed: {type(error).__name__}: {line_of(error)}")
+        return 1
     return 0
-
-
-def _names(word: str) -> str:
-    return word.partition("=")[0].replace("_", "-")
 
 
 def _refuse(message: str) -> NoReturn:

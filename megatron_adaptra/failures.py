@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -65,4 +66,6 @@ def reason(lines: Iterable[str], status: int) -> str:
             others.append(text)
     found = [*ended, *ours, *reversed(others)]
     first = next((text for text in found if not consequence(text)), next(iter(found), ""))
+    if status < 0:
+        return first or f"torchrun's agent has ended: {signal.Signals(-status).name}"
     return first or f"the ranks ended with status {status}"

@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
@@ -49,6 +50,19 @@ def descendants() -> set[int]:
         found.update(below)
         todo += below
     return found
+
+
+@contextlib.contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """While the block runs on the main thread, SIGTERM ends it by SystemExit, which cleans up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def cpu_seconds(pid: int) -> float:

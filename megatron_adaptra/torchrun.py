@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from megatron_adaptra.errors import Interrupted
@@ -29,12 +31,14 @@ def run_ranks(
     `environment`: their variables. `on_line` gets all that they print. SIGTERM and SIGINT end
     them, and raise Interrupted, unless `on_signal` of the signal is true: they end by themselves.
     """
-    agent = command(_AGENT, "--own-tmp", "--standalone", "--nproc-per-node", str(count))
     ended_by: list[int] = []
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started(
-        [*agent, *script(module, *arguments)], _GRACE, env=environment, **streams
-    ) as process:
+    with ExitStack() as stack:
+        # The agent removes it, too, for this process may be killed.
+        tmp = TemporaryDirectory(prefix="adaptra-", ignore_cleanup_errors=True)
+        agent = command(_AGENT, "--tmp", stack.enter_context(tmp), "--standalone")
+        words = [*agent, "--nproc-per-node", str(count), *script(module, *arguments)]
+        process = stack.enter_context(started(words, _GRACE, env=environment, **streams))
 
         def handle(signum: int, _: Any) -> None:
             if not on_signal(signum):

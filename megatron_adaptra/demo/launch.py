@@ -139,7 +139,8 @@ def _in_lab(options: DemoOptions, environment: Mapping[str, str], on_line: OnLin
                 handed.popleft().result()
             return len(handed) > _LINES_AHEAD
 
-        status = max(lab.run(command(_WORKER, options.dump()), environment, of_host, full=full))
+        variables = {**environment, "TMPDIR": os.path.abspath(options.data)}
+        status = max(lab.run(command(_WORKER, options.dump()), variables, of_host, full=full))
         for line in handed:
             line.result()
     return status

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any, NamedTuple
 
 from megatron_adaptra.doctor.engine import engine
@@ -25,7 +25,7 @@ from megatron_adaptra.doctor.machine import machine
 from megatron_adaptra.doctor.software import software
 from megatron_adaptra.errors import line_of
 from megatron_adaptra.package import command
-from megatron_adaptra.processes import cpu_seconds, started
+from megatron_adaptra.processes import cpu_seconds, ending_on_sigterm, started
 
 # Seconds for a part, of work or of doing nothing: what other processes take of the machine in the
 # meantime is not its fault. To import torch and Megatron takes a tenth.
@@ -50,11 +50,15 @@ def examine(parts: Iterable[str] = tuple(PARTS), patience: float = PATIENCE) -> 
     """Findings of `parts`, side by side; each has `patience`, in seconds, as above."""
     with ExitStack() as stack:
         running = []
+        # Of what the parts import some makes folders of its own there.
+        tmp = TemporaryDirectory(prefix="adaptra-", ignore_cleanup_errors=True)
+        environment = {**os.environ, "TMPDIR": stack.enter_context(tmp)}
+        stack.enter_context(ending_on_sigterm())
         for name in parts:
             out, err = stack.enter_context(TemporaryFile()), stack.enter_context(TemporaryFile())
             words, streams = command(__spec__.name, name), {"stdout": out, "stderr": err}
             process = stack.enter_context(
-                started(words, _GRACE, stdin=subprocess.DEVNULL, **streams)
+                started(words, _GRACE, stdin=subprocess.DEVNULL, env=environment, **streams)
             )
             running.append((name, process, out, err))
         for name, process, out, err in running:
