@@ -64,8 +64,10 @@ def reason(lines: Iterable[str], status: int) -> str:
             (ended if _ENDED.match(text) else ours).append(text)
         elif _EXCEPTION.match(text):
             others.append(text)
-    found = [*ended, *ours, *reversed(others)]
+    found = [*ours, *reversed(others)]
     first = next((text for text in found if not consequence(text)), next(iter(found), ""))
+    if ended and not consequence(ended[0]):  # what the others say to it names the op
+        first = "; ".join([ended[0], *ours[:1]])
     if status < 0:
         return first or f"torchrun's agent has ended: {signal.Signals(-status).name}"
     return first or f"the ranks ended with status {status}"

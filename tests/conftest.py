@@ -5,7 +5,9 @@ A failing hypothesis example prints the blob that reproduces it.
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 from collections import Counter
 from typing import Any
 
@@ -43,6 +45,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """The same examples in every run, so that none fails by chance; others with --full."""
     settings.load_profile("adaptra" if config.getoption("--full") else "the same")
+    if not hasattr(config, "workerinput"):  # those of xdist have their environment from here
+        _own_temporary_folder(config)
+
+
+def _own_temporary_folder(config: pytest.Config) -> None:
+    """What torch leaves in the temporary folder goes with the run; folders of tests stay."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.TemporaryDirectory(prefix="adaptra-tests-", ignore_cleanup_errors=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+    config.add_cleanup(folder.cleanup)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
