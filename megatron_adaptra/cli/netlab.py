@@ -29,6 +29,7 @@ Each host is a network namespace with the address 10.77.0.<index + 1>. A command
 WORLD_SIZE, MASTER_ADDR, MASTER_PORT, HOST_INDEX, HOST_IP, GLOO_SOCKET_IFNAME and the variables that
 torchrun takes its node's rank and rendezvous from; {index} and {ip} in its words are replaced.
 Needs root, and either the kernel's netem with iproute2, or /dev/net/tun. Nothing is left behind."""
+_TIMED_OUT = 124  # the exit status, as of timeout(1), of a command that ends well when it has to
 SHAPED_BY = {
     "netem": "links are shaped by the kernel's netem",
     "relay": "links are shaped by a relay in user space",
@@ -124,9 +125,12 @@ def run(args: argparse.Namespace) -> int:
                 f"{traffic.lost} lost{late}"
             )
             for index, ended in enumerate(statuses):
-                if ended:
+                if ended and index not in lab.overdue:
                     say(f"the command ended with {ended} on host {index}")
-            status = max(statuses)
+            if lab.overdue:
+                where = ", ".join(map(str, lab.overdue))
+                say(f"--timeout {args.timeout:g} is over: the command was ended on host {where}")
+            status = max(statuses) or (_TIMED_OUT if lab.overdue else 0)
         elif any(each.fault for each in measured):
             status = 1
         if args.json:

@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any
 
 from megatron_adaptra.errors import AdaptraError, BadInput, Interrupted
-from megatron_adaptra.netlab import host, measure, namespace
+from megatron_adaptra.netlab import host, measure, namespace, user
 from megatron_adaptra.netlab.loop import Loop
 from megatron_adaptra.netlab.network import INTERFACE, Link, Network, Traffic, address
 from megatron_adaptra.netlab.shaper import build, choose
-from megatron_adaptra.netlab.user import caller
 from megatron_adaptra.transport.rules import LinkRule
 
 MOST_HOSTS = 64
@@ -50,6 +49,7 @@ class Lab:
         self._count, self._seed = hosts, seed
         self._hosts: list[host.Host] = []
         self.iteration = 0  # the one under way
+        self.overdue: list[int] = []  # hosts whose command the limit of `run` has ended
         self._began = 0.0
         self._shaped = (-1, 0.0)  # for which iteration, and until when
         self._interrupted, self._signum = "", 0  # by what
@@ -57,7 +57,13 @@ class Lab:
     def __enter__(self) -> Lab:
         if os.geteuid() != 0:
             raise AdaptraError("the laboratory makes network namespaces: run it as root")
-        caller()  # whose the command is; said here if that is not clear
+        if lacks := user.missing_capabilities():
+            add = " ".join(f"--cap-add={name}" for name in lacks)
+            raise AdaptraError(
+                "the laboratory makes network namespaces: this root lacks "
+                f"{' and '.join(lacks)} (containers: {add})"
+            )
+        user.caller()  # whose the command is; said here if that is not clear
         self.shaper, self.why = choose(self.shaper, bool(self.rules))
         with contextlib.ExitStack() as undo:
             self._loop = Loop()
@@ -139,6 +145,8 @@ class Lab:
     ) -> list[int]:
         """Run `command` on every host, for `limit` seconds at most; the exit statuses.
 
+        `overdue` has the hosts on which the limit has ended it.
+
         `on_line(host, line)` gets its output; while `full()`, which is asked again and again, the
         command waits until it can print more. In words of the command {index} and {ip} are
         replaced. To `environment` are added the variables that torchrun reads (one rank per host)
@@ -193,7 +201,10 @@ class Lab:
 
         before = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
-            self._until_ended(time.monotonic() + limit, hold)
+            deadline = time.monotonic() + limit
+            self._until_ended(deadline, hold)
+            if not self._interrupted and time.monotonic() > deadline:
+                self.overdue = [each.index for each in self._hosts if each.status is None]
             if any(each.status is None for each in self._hosts):
                 self._stop(GRACE)
             for each in self._hosts:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from megatron_adaptra.errors import BadInput
 
+_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # bits, of linux/capability.h
+
 
 class User(NamedTuple):
     """`name` and `home` are empty for a user whom this machine does not know."""
@@ -29,6 +31,16 @@ class User(NamedTuple):
         os.setuid(self.uid)
         known = {"USER": self.name, "LOGNAME": self.name, "HOME": self.home}
         return {name: value for name, value in known.items() if value}
+
+
+def missing_capabilities() -> list[str]:
+    """What this process lacks of root's rights to make networks, by name."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        held = int(next(line for line in lines if line.startswith("CapEff:")).split()[1], 16)
+    except (OSError, StopIteration, ValueError):
+        return []  # the kernel will say it
+    return [name for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
 
 
 def caller() -> User | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -147,6 +148,34 @@ def test_bad_input(words, told):
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
     assert told in done.stderr
+
+
+def without(capability: str) -> list[str]:
+    """A command that runs another one as a root who lacks this."""
+    if shutil.which("setpriv") is None or os.geteuid() != 0:
+        pytest.skip("it takes root, and setpriv of util-linux")
+    return ["setpriv", f"--bounding-set=-{capability}", f"--inh-caps=-{capability}"]
+
+
+@pytest.mark.parametrize("name", ["sys_admin", "net_admin"])
+def test_a_root_who_may_not_make_networks_is_told_what_lacks(name):
+    words = [*without(name), *COMMAND, "run", "--hosts", "2", "--", "true"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"this root lacks CAP_{name.upper()} (containers: --cap-add=" in line
+
+
+def test_the_limit_of_time_is_named(shaper):
+    sleeps = ["sh", "-c", "test $RANK = 0 || exec sleep 600"]
+    done = lab("run", "--hosts", "2", "--shaper", shaper, "--timeout", "2", "--", *sleeps)
+    assert done.returncode == 143
+    assert done.stderr.splitlines()[-1] == (
+        "adaptra: --timeout 2 is over: the command was ended on host 1"
+    )
+    heeds = ["sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait"]
+    done = lab("run", "--hosts", "2", "--shaper", shaper, "--timeout", "2", "--", *heeds)
+    assert done.returncode == 124
 
 
 def test_netem_that_is_not_there_is_named(monkeypatch):
