@@ -51,7 +51,7 @@ def parse_budget(text: str, field: str = "activation_budget") -> Budget:
 
     Raises BadInput with the name of the `field`.
     """
-    allowed = "microbatches (a number of at least 1), bytes such as 20GiB, auto or none"
+    allowed = "it has to be microbatches (at least 1), bytes such as 20GiB, auto or none"
     text = as_text(text).strip()
     if text in (AUTO, "none"):
         return Budget(auto=text == AUTO)
@@ -153,7 +153,9 @@ class AdaptraConfig:
         for f in fields(self):
             choices = f.metadata.get("choices")
             if choices and getattr(self, f.name) not in choices:
-                raise BadInput(f.name, getattr(self, f.name), f"one of {', '.join(choices)}")
+                raise BadInput(
+                    f.name, getattr(self, f.name), f"it has to be one of {', '.join(choices)}"
+                )
         given: Any = self.activation_budget
         if _is_number(given):
             text = "none" if given == math.inf else f"{min(given, 1e300):g}"
@@ -162,23 +164,23 @@ class AdaptraConfig:
         for name, least in (("min_gain", 0.0), ("timeout", 1.0)):
             value = getattr(self, name)
             if not _is_number(value) or not value >= least:
-                raise BadInput(name, value, f"a number of at least {least:g}")
+                raise BadInput(name, value, f"it has to be a number of at least {least:g}")
         if self.timeout > LONGEST:
-            raise BadInput("timeout", self.timeout, f"a number of at most {LONGEST:g}, in seconds")
+            raise BadInput("timeout", self.timeout, f"it has to be at most {LONGEST:g} seconds")
         rules = self.emulate_link
         if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
-            raise BadInput("emulate_link", rules, "a list of rules such as [2-3:40ms@10..]")
+            raise BadInput("emulate_link", rules, "it has to be a list such as [2-3:40ms@10..]")
         for name, what in (("decision_log", "file"), ("record", "folder")):
             if not isinstance(getattr(self, name), str):
-                raise BadInput(name, getattr(self, name), f"the name of a {what}")
+                raise BadInput(name, getattr(self, name), f"it has to be the name of a {what}")
         for name in ("strict", "recompute", "encrypt"):
             if not isinstance(getattr(self, name), bool):
-                raise BadInput(name, getattr(self, name), "true or false")
+                raise BadInput(name, getattr(self, name), "it has to be true or false")
         if self.encrypt and self.transport == "gloo":
-            raise BadInput("encrypt", True, "not with --adaptra-transport gloo, which cannot")
+            raise BadInput("encrypt", True, "--adaptra-transport gloo cannot; use engine or auto")
         if self.engine == "native" and (self.policy in SPLITTING or self.recompute):
             name = "policy" if self.policy in SPLITTING else "recompute"
-            raise BadInput(name, getattr(self, name), "with --adaptra-engine executor only")
+            raise BadInput(name, getattr(self, name), "it needs --adaptra-engine executor")
 
     @property
     def budget(self) -> Budget:

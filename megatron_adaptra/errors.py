@@ -53,12 +53,11 @@ class BadInput(AdaptraError):
     """A value given by the user is not usable; the command line exits with status 2.
 
     `field`: the flag or key as the user wrote it; `value`: what was given, None for nothing;
-    `allowed`: what may be given.
+    `allowed`: what may be given, or why this may not.
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        wrong = " is missing" if value is None else f": {shown(value)} is not allowed"
-        super().__init__(f"{field}{wrong}; {allowed}")
+        super().__init__(f"{field} {'is missing' if value is None else shown(value)}: {allowed}")
         self.field, self.value, self.allowed = field, value, allowed
 
 

@@ -51,7 +51,7 @@ whole.__name__, number.__name__ = "whole-number", "number"
 
 def parse_seconds(text: str, field: str = "duration") -> float:
     """Seconds that `text` says: `40ms` is 0.04; units s, ms, us. BadInput names the `field`."""
-    allowed = "a duration such as 40ms, 1.5s or 200us"
+    allowed = "it has to be a duration such as 40ms, 1.5s or 200us"
     seconds = _parse(text, field, _SECONDS, allowed)
     if seconds > LONGEST:
         raise BadInput(field, text, allowed)
@@ -60,11 +60,11 @@ def parse_seconds(text: str, field: str = "duration") -> float:
 
 def parse_rate(text: str, field: str = "bandwidth") -> float:
     """Bytes/s that `text` says: `10MB/s` is 1e7; also bit/s. BadInput names the `field`."""
-    return _parse(text, field, _BYTES_PER_SECOND, "a rate such as 10MB/s or 1Gbit/s")
+    return _parse(text, field, _BYTES_PER_SECOND, "it has to be a rate such as 10MB/s or 1Gbit/s")
 
 
 def parse_bytes(
-    text: str, field: str = "size", allowed: str = "a size such as 20GiB or 500MB"
+    text: str, field: str = "size", allowed: str = "it has to be a size such as 20GiB or 500MB"
 ) -> float:
     """Bytes that `text` says; units B, kB, MB, GB, KiB, MiB, GiB.
 
@@ -80,7 +80,7 @@ def parse_share(text: str, field: str = "share") -> float:
     """
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*%", _brief(text))
     if match is None or not float(match[1]) < 100:
-        raise BadInput(field, text, "a share such as 0.1%, below 100%")
+        raise BadInput(field, text, "it has to be a share such as 0.1%, below 100%")
     return float(match[1]) / 100
 
 

@@ -1,15 +1,17 @@
 """Files that a user names: read within limits, so that no file can hang or flood a command.
 
 Only regular files, as a pipe or a device may never end; of a limited size, in UTF-8. Keys stand
-once. YAML is plain: what anchors, aliases and tags could do, settings do not need.
+once. YAML is plain: what anchors, aliases and tags could do, settings do not need, and numbers are
+decimal, as YAML reads 010 as 8, 1_0 as 10 and 1:30 as 90.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,11 @@ from megatron_adaptra.errors import BadFile, line_of, shown
 MOST_BYTES = 2**26  # a schedule of a million ops takes a fifth of it
 MOST_YAML = 2**18  # which takes seconds: YAML is read a thousand times more slowly than JSON
 DEEPEST = 20  # lists and objects inside each other
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_DECIMAL = re.compile(
+    r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?([eE][-+]?[0-9]+)?|\.[0-9]+([eE][-+]?[0-9]+)?|"
+    r"\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
+)
 
 
 def read_text(path: str | os.PathLike[str], field: str, most: int = MOST_BYTES) -> str:
@@ -89,6 +96,13 @@ def parse_yaml(text: str) -> Any:
 
     try:
         return _checked(yaml.load(text, _loader()))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}: " if mark else ""
+        problem = error.problem or ""
+        if problem.startswith("but "):  # the end of a sentence
+            problem = f"{error.context}, {problem}"
+        raise ValueError(where + line_of(problem or error.context)) from None
     except (yaml.YAMLError, OverflowError) as error:  # OverflowError: no such date
         raise ValueError(line_of(error)) from None
     except RecursionError:
@@ -96,19 +110,12 @@ def parse_yaml(text: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) < len(pairs):
-        raise ValueError(f"the key {_twice(key for key, _ in pairs)} stands twice")
+    out: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in out:
+            raise ValueError(f"the key {shown(key)} stands twice")
+        out[key] = value
     return out
-
-
-def _twice(keys: Iterable[Any]) -> str:
-    seen: set[Any] = set()
-    for key in keys:
-        if key in seen:
-            return shown(key)
-        seen.add(key)
-    return ""
 
 
 def _checked(data: Any, depth: int = 0) -> Any:
@@ -131,20 +138,28 @@ def _loader() -> Any:
     import yaml
 
     class Plain(yaml.SafeLoader):
-        """Without anchors, aliases, tags and equal keys."""
+        """Without anchors, aliases, tags, equal keys, and numbers that are not decimal."""
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             if getattr(event, "anchor", None) or getattr(event, "tag", None):
                 mark = "an anchor or alias (& or *)" if event.anchor else "a tag (!)"
-                raise yaml.YAMLError(f"line {event.start_mark.line + 1} has {mark}; write it out")
-            return super().compose_node(parent, index)
+                fault = f"{mark} stands here; write it out"
+                raise yaml.MarkedYAMLError(problem=fault, problem_mark=event.start_mark)
+            node = super().compose_node(parent, index)
+            if node is not None and node.tag in _NUMBERS and not _DECIMAL.fullmatch(node.value):
+                fault = f"{shown(node.value)}: write numbers in decimal digits, or text in quotes"
+                raise yaml.MarkedYAMLError(problem=fault, problem_mark=node.start_mark)
+            return node
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
             out = super().construct_mapping(node, deep)
-            if len(out) < len(keys):
-                raise yaml.YAMLError(f"the key {_twice(keys)} stands twice")
+            for i, key in enumerate(keys if len(out) < len(keys) else ()):
+                if key in keys[:i]:
+                    fault = f"the key {shown(key)} stands twice"
+                    mark = node.value[i][0].start_mark
+                    raise yaml.MarkedYAMLError(problem=fault, problem_mark=mark)
             return out
 
     return Plain

@@ -80,7 +80,7 @@ def test_every_setting_has_a_flag():
 
 
 def test_gloo_cannot_encrypt():
-    with pytest.raises(BadInput, match=r"encrypt.*not with --adaptra-transport gloo"):
+    with pytest.raises(BadInput, match=r"encrypt True: --adaptra-transport gloo cannot"):
         config("--adaptra-encrypt", "--adaptra-transport", "gloo")
 
 
@@ -115,31 +115,31 @@ def test_unknown_key_names_the_nearest(file, key, words):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("engine: fast", "engine: 'fast' is not allowed; one of native, executor, stock"),
+        ("engine: fast", "engine 'fast': it has to be one of native, executor, stock"),
         (
             "small_collectives: maybe",
-            "small_collectives: 'maybe' is not allowed; one of auto, on, fixed, off",
+            "small_collectives 'maybe': it has to be one of auto, on, fixed, off",
         ),
-        ("post_receives: late", "post_receives: 'late' is not allowed; one of ahead, on-demand"),
-        ("timeout: 0", "timeout: 0 is not allowed; a number of at least 1"),
-        ("timeout: 10s", "timeout: '10s'"),
-        ("timeout: yes", "timeout: True"),
+        ("post_receives: late", "post_receives 'late': it has to be one of ahead, on-demand"),
+        ("timeout: 0", "timeout 0: it has to be a number of at least 1"),
+        ("timeout: 10s", "timeout '10s': "),
+        ("timeout: yes", "timeout True: "),
         ("timeout: .inf", "at most 1e+09"),
-        ("timeout: .nan", "timeout: nan"),
-        ("min_gain: -0.1", "min_gain: -0.1 is not allowed; a number of at least 0"),
-        ("activation_budget: 0.5", "activation_budget: '0.5' is not allowed; microbatches"),
-        ("activation_budget: null", "activation_budget: 'None'"),
-        ("activation_budget: 0GiB", "activation_budget: '0GiB'"),
+        ("timeout: .nan", "timeout nan: "),
+        ("min_gain: -0.1", "min_gain -0.1: it has to be a number of at least 0"),
+        ("activation_budget: 0.5", "activation_budget '0.5': it has to be microbatches"),
+        ("activation_budget: null", "activation_budget 'None': "),
+        ("activation_budget: 0GiB", "activation_budget '0GiB': "),
         ("activation_budget: 5 apples", "bytes such as 20GiB, auto or none"),
-        ("policy: zb", "policy: 'zb' is not allowed; one of adaptive, 1f1b, zb-h1"),
-        ("policy: zb-h1", "policy: 'zb-h1' is not allowed; with --adaptra-engine executor only"),
-        ("recompute: true", "recompute: True is not allowed; with --adaptra-engine executor"),
-        ("recompute: 1", "recompute: 1 is not allowed; true or false"),
-        ("emulate_link: 2-3:40ms", "a list of rules"),
-        ("emulate_link: [3]", "a list of rules"),
-        ("decision_log: 5", "decision_log: 5"),
-        ("record: 5", "record: 5"),
-        ("strict: 1", "strict: 1 is not allowed; true or false"),
+        ("policy: zb", "policy 'zb': it has to be one of adaptive, 1f1b, zb-h1"),
+        ("policy: zb-h1", "policy 'zb-h1': it needs --adaptra-engine executor"),
+        ("recompute: true", "recompute True: it needs --adaptra-engine executor"),
+        ("recompute: 1", "recompute 1: it has to be true or false"),
+        ("emulate_link: 2-3:40ms", "it has to be a list such as"),
+        ("emulate_link: [3]", "it has to be a list such as"),
+        ("decision_log: 5", "decision_log 5: "),
+        ("record: 5", "record 5: "),
+        ("strict: 1", "strict 1: it has to be true or false"),
     ],
 )
 def test_bad_value_is_refused(file, line, words):
@@ -149,10 +149,10 @@ def test_bad_value_is_refused(file, line, words):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--adaptra-timeout", "inf"], "timeout: inf"),
-        (["--adaptra-timeout", "nan"], "timeout: nan"),
-        (["--adaptra-min-gain", "-1"], "min_gain: -1.0"),
-        (["--adaptra-activation-budget", "0"], "activation_budget: '0'"),
+        (["--adaptra-timeout", "inf"], "timeout inf: "),
+        (["--adaptra-timeout", "nan"], "timeout nan: "),
+        (["--adaptra-min-gain", "-1"], "min_gain -1.0: "),
+        (["--adaptra-activation-budget", "0"], "activation_budget '0': "),
     ],
 )
 def test_bad_flag_is_refused(flags, words):

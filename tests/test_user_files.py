@@ -3,7 +3,14 @@
 import pytest
 
 from megatron_adaptra.errors import BadFile
-from megatron_adaptra.user_files import MOST_YAML, files_in, parse_json, read_bytes, read_text
+from megatron_adaptra.user_files import (
+    MOST_YAML,
+    files_in,
+    parse_json,
+    parse_yaml,
+    read_bytes,
+    read_text,
+)
 
 
 def test_of_a_long_file_only_the_beginning_is_read(tmp_path):
@@ -40,3 +47,33 @@ def test_a_folder_is_read_file_by_file(tmp_path):
 def test_json_that_is_refused(text, fault):
     with pytest.raises(ValueError, match=fault):
         parse_json(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: 1\nb: [", r"line 2: expected the node content"),
+        ("a:\n\tb: 1", "line 2: found character"),
+        ("a: 1\nb: 2\na: 3", "line 3: the key 'a' stands twice"),
+        ("a: 1\nb: *c", r"line 2: an anchor or alias \(& or \*\) stands here"),
+        ("a: 1\n---\nb: 2", "line 2: expected a single document in the stream, but found another"),
+    ],
+)
+def test_what_is_wrong_in_yaml_has_a_line(text, fault):
+    with pytest.raises(ValueError, match=f"^{fault}"):
+        parse_yaml(text)
+
+
+@pytest.mark.parametrize(
+    "number", ["1_0", "0x10", "1:30", "010", "0b11", "-1_0.5", "1:30.5", "+0x1"]
+)
+def test_numbers_that_yaml_reads_as_others_are_refused(number):
+    for text in (f"b: 1\na: {number}", f"b: 1\na: [{number}]", f"b: 1\n{number}: 1"):
+        with pytest.raises(ValueError, match=r"^line 2: .* write numbers in decimal digits"):
+            parse_yaml(text)
+    assert parse_yaml(f"a: '{number}'") == {"a": number}
+
+
+def test_decimal_numbers_of_yaml_are_read():
+    text = "[0, 10, -3, +4, 0.5, .5, 5., 1.5e+3, .inf, -.inf]"
+    assert parse_yaml(text) == [0, 10, -3, 4, 0.5, 0.5, 5.0, 1500.0, float("inf"), -float("inf")]

@@ -117,9 +117,11 @@ def _budgets_of(text: str) -> tuple[float, ...]:
     except ValueError:
         budgets = {math.nan}
     if not all(budget >= 1 for budget in budgets):
-        raise BadInput("--budgets", text, "numbers of at least 1, or inf, with commas between")
+        raise BadInput(
+            "--budgets", text, "it has to be numbers of at least 1, or inf, with commas between"
+        )
     if len(budgets) > MOST_BUDGETS:
-        raise BadInput("--budgets", text, f"at most {MOST_BUDGETS} numbers")
+        raise BadInput("--budgets", text, f"it has to be at most {MOST_BUDGETS} numbers")
     return tuple(sorted(budgets))
 
 
@@ -129,7 +131,7 @@ def _share_of(text: str) -> float:
     except ValueError:
         share = math.nan
     if not 0 <= share <= MOST_SLOWDOWN:
-        raise BadInput("--max-slowdown", text, "a share of at least 0, such as 0.05")
+        raise BadInput("--max-slowdown", text, "it has to be a share of at least 0, such as 0.05")
     return share
 
 

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     formats, in_folder = targets(args.format.split(",") if args.format else [], out)
     least = LEAST_WIDTH if formats == ["ascii"] else _NARROWEST
     if args.width is not None and not least <= args.width <= _WIDEST:
-        allowed = f"at least {least}" if args.width < least else f"at most {_WIDEST}"
+        allowed = f"it has to be from {least} to {_WIDEST}"
         raise BadInput("--width", args.width, allowed)
     equal = _no_times(args)
     plan, conditions = planned_or_read(args, _EQUAL if equal else None)
@@ -116,20 +116,24 @@ def targets(formats: Sequence[str], out: str | None) -> tuple[list[str], bool]:
     """
     for kind in formats:
         if kind not in SUFFIX:
-            raise BadInput("--format", kind, f"some of {', '.join(SUFFIX)}, with commas between")
+            raise BadInput(
+                "--format", kind, f"it has to be some of {', '.join(SUFFIX)}, with commas between"
+            )
     chosen = list(formats)
     if out is None:
         if len(chosen) > 1 or chosen == ["png"]:
-            raise BadInput("--format", ",".join(chosen), "needs --out, a file or a folder")
+            raise BadInput("--format", ",".join(chosen), "it needs --out, a file or a folder")
         return chosen or ["ascii"], False
     suffix = Path(out).suffix
     if Path(out).is_dir() or out.endswith(os.sep) or not suffix:
         return chosen or list(SUFFIX), True
     if len(chosen) > 1:
-        raise BadInput("--out", out, "a folder, for several formats")
+        raise BadInput("--out", out, "it has to be a folder, for several formats")
     if not chosen and suffix not in _OF_SUFFIX:
         names = ", ".join(_OF_SUFFIX)
-        raise BadInput("--out", out, f"a folder, or a file whose name ends with one of {names}")
+        raise BadInput(
+            "--out", out, f"it has to be a folder, or a file whose name ends with one of {names}"
+        )
     return chosen or [_OF_SUFFIX[suffix]], False
 
 

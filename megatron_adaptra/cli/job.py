@@ -85,7 +85,7 @@ def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -
     flags = _given(args)
     values = {} if args.profile is None else load_profile(args.profile, args.name)
     if args.name and not args.profile:
-        raise BadInput("--name", args.name, "only together with --profile")
+        raise BadInput("--name", args.name, "it picks a job of --profile FILE, which is missing")
     if any(key.startswith("backward") for key in flags):
         values = {k: v for k, v in values.items() if not k.startswith("backward")}
     return conditions_of(
@@ -97,7 +97,7 @@ def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -
 def plan_of(args: argparse.Namespace, conditions: Conditions, policy: str) -> Plan:
     """Plan the job with the named `policy`, as --sends and --time-limit say; raises BadInput."""
     if policy not in PLANNERS:
-        raise BadInput("--policy", policy, f"one of {', '.join(sorted(PLANNERS))}")
+        raise BadInput("--policy", policy, f"it has to be one of {', '.join(sorted(PLANNERS))}")
     return make_plan(conditions, policy, args.sends, _time_limit(args))
 
 
@@ -109,7 +109,7 @@ def _time_limit(args: argparse.Namespace) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise BadInput("--time-limit", args.time_limit, "a number of seconds above 0")
+        raise BadInput("--time-limit", args.time_limit, "it has to be a number of seconds above 0")
     return seconds
 
 
@@ -163,9 +163,9 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
                 out[key] = numbers if "," in text else numbers[0]
         except ValueError:
             allowed = (
-                "a whole number of at least 1"
+                "it has to be a whole number of at least 1"
                 if key in _WHOLE
-                else "a number, or several with commas between"
+                else "it has to be a number, or several with commas between"
             )
             raise BadInput(_flag(key), text, allowed) from None
     return out

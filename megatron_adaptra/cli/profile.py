@@ -104,7 +104,9 @@ def _links(
     links = {}
     for i in range(count):
         if not width[i] > 0:
-            raise BadInput(field("link_bandwidth"), width[i], "bytes per second, above 0")
+            raise BadInput(
+                field("link_bandwidth"), width[i], "it has to be bytes per second, above 0"
+            )
         below = (i + 1) % stages
         links[i, below] = LinkState(down[i] / 1e3, width[i], share[i] * down[i] / 1e3)
         links[below, i] = LinkState(up[i] / 1e3, width[i], share[i] * up[i] / 1e3)
@@ -128,7 +130,7 @@ class _Taker:
         self.values, self.field = values, field
 
     def refusal(self, key: str, value: Any, allowed: str) -> BadInput:
-        return BadInput(self.field(key), value, allowed)
+        return BadInput(self.field(key), value, f"it has to be {allowed}")
 
     def whole(self, key: str, default: int | None = None) -> int:
         value = self.values.get(key, default)
@@ -191,6 +193,8 @@ class _Taker:
             return half, rest
         if given:
             name = self.field(given[0])
-            raise BadInput(name, self.values[given[0]], f"not beside {self.field('backward_ms')}")
+            raise BadInput(
+                name, self.values[given[0]], f"it has no place beside {self.field('backward_ms')}"
+            )
         half = tuple(b / 2 for b in self.numbers("backward_ms", stages, "stage"))
         return half, half

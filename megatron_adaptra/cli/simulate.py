@@ -56,8 +56,10 @@ def run(args: argparse.Namespace) -> int:
     most = max(1, MOST_DRAWN // sum(map(len, plan.schedule.order)))
     count = args.samples if args.samples is not None else min(SAMPLES, most) * jitter
     if not 0 <= count <= most or (count and not jitter):
-        allowed = "0, as no link has jitter (see --link-jitter)"
-        raise BadInput("--samples", count, f"0 to {most} for this job" if jitter else allowed)
+        allowed = "there is nothing to sample, as no link has jitter (see --link-jitter)"
+        raise BadInput(
+            "--samples", count, f"it has to be from 0 to {most} for this job" if jitter else allowed
+        )
     result = {
         "policy": plan.schedule.policy,
         "why": plan.schedule.why,

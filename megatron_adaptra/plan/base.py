@@ -101,7 +101,7 @@ def make_plan(
     measure, counted in ops, so that every machine finds the same.
     """
     if policy not in PLANNERS:
-        raise BadInput("policy", policy, f"one of {', '.join(sorted(PLANNERS))}")
+        raise BadInput("policy", policy, f"it has to be one of {', '.join(sorted(PLANNERS))}")
     search = None if time_limit is None else search_time(conditions, sends, time_limit)
     schedule = PLANNERS[policy](conditions, sends, search)
     if search == 0 and policy in SEARCHING:

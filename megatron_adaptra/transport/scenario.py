@@ -52,9 +52,10 @@ def _scenario(path: Path) -> list[str]:
     data = load_yaml(path)
     refuse_unknown(data, ("links",), str(path))
     texts = []
-    entries = data.get("links") or []
-    if not isinstance(entries, list):
-        raise BadInput(f"links in {path}", entries, "a list; each has a link and a delay")
+    entries = data.get("links")
+    if not isinstance(entries, list) or not entries:
+        allowed = "it has to be a list of at least one, each with a link and a delay"
+        raise BadInput(f"links in {path}", entries, allowed)
     for entry in entries:
         if isinstance(entry, dict):
             refuse_unknown(entry, _KEYS, str(path))

@@ -198,6 +198,10 @@ PROFILES = {
     "hex.yaml": "stages: 0x" + "f" * 9000,
     "hexkey.yaml": "0x" + "f" * 9000 + ": 1",
     "digits.yaml": "stages: " + LONG,
+    "underscore.yaml": "stages: 1_0",
+    "hex_stages.yaml": "stages: 0x4",
+    "octal.yaml": "stages: 04",
+    "base_60.yaml": "stages: 1:30",
     "hours.yaml": "stages: " + "1:" * 90 + "1",
     "key.yaml": "? [1, 2]\n: 3",
     "nokey.yaml": "? \n: 3",
@@ -310,6 +314,9 @@ SETTINGS = {
 }
 SCENARIOS = {
     "empty": "",
+    "no_links": "links: []",
+    "null_links": "links:",
+    "base_60": "links: [{link: 0:1, delay: 40ms}]",
     "links": "links: 7",
     "entry": "links: [7]",
     "delay": "links: [{link: 0-1}]",

@@ -127,11 +127,11 @@ def test_where_it_goes(formats, out, expected):
 @pytest.mark.parametrize(
     ("formats", "out", "line"),
     [
-        (["gif"], None, "--format: 'gif' is not allowed; some of ascii, svg, png, html, trace"),
-        (["png"], None, "--format: 'png' is not allowed; needs --out"),
-        (["svg", "html"], None, "--format: 'svg,html' is not allowed; needs --out"),
-        (["svg", "html"], "a.svg", "--out: 'a.svg' is not allowed; a folder, for several formats"),
-        ([], "a.pdf", "--out: 'a.pdf' is not allowed; a folder, or a file whose name ends with"),
+        (["gif"], None, "--format 'gif': it has to be some of ascii, svg, png, html, trace"),
+        (["png"], None, "--format 'png': it needs --out"),
+        (["svg", "html"], None, "--format 'svg,html': it needs --out"),
+        (["svg", "html"], "a.svg", "--out 'a.svg': it has to be a folder, for several formats"),
+        ([], "a.pdf", "--out 'a.pdf': it has to be a folder, or a file whose name ends with"),
     ],
 )
 def test_where_it_cannot_go(formats, out, line):
@@ -145,7 +145,7 @@ def test_bad_places_and_widths(here, tmp_path):
     line = here.refused("draw", *SMALL, "--out", tmp_path / "file" / "a.svg")
     assert line.startswith("--out ")
     assert "it cannot be written: " in line
-    assert here.refused("draw", *SMALL, "--width", 5).startswith("--width: 5 is not allowed; at l")
+    assert here.refused("draw", *SMALL, "--width", 5).startswith("--width 5: it has to be from ")
     assert here.refused("draw", *SMALL, "--format", "svg", "--width", 100).endswith("at least 300")
 
 

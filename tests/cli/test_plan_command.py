@@ -69,7 +69,7 @@ def test_switches_win_over_the_file(here, profile):
     assert not any(op.startswith("I") for line in whole["stages"] for op in line)
     assert here.json("plan", "--profile", path, "--split")["lower_bound_ms"] < 495
     line = here.refused("plan", "--profile", path, "--policy", "zb-h1")
-    assert line.startswith("split: False is not allowed; ")
+    assert line.startswith("split False: ")
 
 
 def test_one_of_several(here, profile):
@@ -80,10 +80,10 @@ def test_one_of_several(here, profile):
 
     healthy = here.json("plan", "--profile", path, "--name", "healthy", "--policy", "warmup")
     assert healthy["warmup"] == [4, 3, 2, 1]
-    assert refused("--profile", path) == f"--name is missing; {path} has slow, healthy"
+    assert refused("--profile", path) == f"--name is missing: {path} has slow, healthy"
     assert "did you mean 'healthy'?" in refused("--profile", path, "--name", "heathy")
     assert "holds the one job" in refused("--profile", profile(JOB), "--name", "slow")
-    assert "only together with --profile" in refused(*FLAGS, "--name", "slow")
+    assert "it picks a job of --profile FILE" in refused(*FLAGS, "--name", "slow")
 
 
 def test_a_list_of_one_job_needs_no_name(here, profile):
@@ -132,7 +132,7 @@ def test_stock_with_chunks_is_megatrons_interleaved_schedule(here):
     assert "F0.1" in plan["stages"][0]
     # Megatron refuses a number of microbatches that the stages do not divide.
     line = here.refused("plan", *chunks, "--microbatches", 11)
-    assert line.startswith("microbatches: 11 is not allowed; ")
+    assert line.startswith("microbatches 11: ")
 
 
 def test_the_link_from_the_last_stage_to_the_first(here):

@@ -106,4 +106,4 @@ def test_a_profile_that_is_not_there(capsys):
     with pytest.raises(SystemExit, match="2"):
         reproduce.main(["--name", "single-70B"])
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "--name: 'single-70B' is not allowed; one of increasing-delay-14B-6_7-" in line
+    assert "--name 'single-70B': one of increasing-delay-14B-6_7-" in line

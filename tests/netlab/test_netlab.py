@@ -328,7 +328,7 @@ def test_a_command_and_its_files_are_of_the_user_who_called_sudo(shaper):
     )
     done = lab(*["run", "--hosts", "2", "--", "true"], env={**sudo, "SUDO_UID": "me"})
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "SUDO_UID: 'me' is not allowed" in done.stderr
+    assert "SUDO_UID 'me': " in done.stderr
 
 
 @pytest.mark.root

@@ -249,7 +249,7 @@ def test_ops_that_take_no_time(stages, count, sends, cores):
 
 
 def test_an_unknown_policy():
-    with pytest.raises(BadInput, match="policy: 'fastest' is not allowed; one of 1f1b"):
+    with pytest.raises(BadInput, match="policy 'fastest': it has to be one of 1f1b"):
         make_plan(SLOW, "fastest")
 
 

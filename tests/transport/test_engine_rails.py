@@ -47,7 +47,7 @@ def test_ports_are_chosen_by_name(words: str, names: str) -> None:
 def test_the_address_is_the_best_one_unless_it_is_named() -> None:
     assert chosen(PORTS[:1], {}) == [Rail("mlx5_10", 1, -1)]
     assert chosen(PORTS[:1], {"NCCL_IB_GID_INDEX": "3"}) == [Rail("mlx5_10", 1, 3)]
-    with pytest.raises(BadInput, match="NCCL_IB_GID_INDEX: 'x' is not allowed"):
+    with pytest.raises(BadInput, match="NCCL_IB_GID_INDEX 'x': "):
         chosen(PORTS, {"NCCL_IB_GID_INDEX": "x"})
 
 
