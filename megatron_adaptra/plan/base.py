@@ -112,11 +112,24 @@ def make_plan(
 def search_time(conditions: Conditions, sends: str, time_limit: float) -> float:
     """Seconds of a `time_limit` that a planner may search; 0 where only a quick rule has time.
 
-    The rest goes to what is done to any plan: it is simulated, and proven, and so is stock. How
-    long that takes on this machine a small job tells. `sends`: see `make_plan`. Raises BadInput
-    where it takes longer.
+    The rest goes to what is done to any plan. `sends`: see `make_plan`. Raises BadInput where that
+    takes longer.
     """
-    begun, stages, count = end_of(0.0), 4, 16
+    begun, (fixed, unit) = end_of(0.0), least_time(conditions, sends)
+    if time_limit < fixed:
+        allowed = f"plans of this size take {1.01 * fixed:.3g} s here without any search"
+        raise BadInput("--time-limit", time_limit, allowed)
+    rest = time_limit - fixed - since(begun)
+    return rest if rest >= unit else 0.0
+
+
+def least_time(conditions: Conditions, sends: str) -> tuple[float, float]:
+    """Seconds that a plan takes here without any search, and what simulating one takes of that.
+
+    It is found by a rule, simulated and proven, and so is stock. How long that takes on this
+    machine a small job tells. `sends`: see `make_plan`.
+    """
+    stages, count = 4, 16
     even = (1.0,) * stages
     small = Conditions(count, even, even, even)
     taken = []
@@ -126,12 +139,7 @@ def search_time(conditions: Conditions, sends: str, time_limit: float) -> float:
         taken.append(worked(start))
     cells = conditions.stages * conditions.microbatches * conditions.chunks
     unit = min(taken) * cells / (stages * count)
-    fixed = (FIXED if exact_times(conditions, sends) else FIXED + RANKED) * unit
-    if time_limit < fixed:
-        allowed = f"plans of this size take {1.01 * fixed:.3g} s here without any search"
-        raise BadInput("--time-limit", time_limit, allowed)
-    rest = time_limit - fixed - since(begun)
-    return rest if rest >= unit else 0.0
+    return (FIXED if exact_times(conditions, sends) else FIXED + RANKED) * unit, unit
 
 
 def evaluate(

@@ -233,7 +233,7 @@ def test_the_budget_is_kept_and_narrows_what_follows():
 
 
 def test_a_budget_below_one_is_refused():
-    with pytest.raises(BadInput, match=r"activation_budget: 0\.9"):
+    with pytest.raises(BadInput, match=r"activation_budget 0\.9: "):
         make_plan(replace(SLOW, activation_budget=(4, 0.9, 4, 4)))
 
 

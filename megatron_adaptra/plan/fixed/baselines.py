@@ -22,10 +22,10 @@ def stock_warmup(stages: int, microbatches: int) -> tuple[int, ...]:
     return tuple(min(stages - i, microbatches) for i in range(stages))
 
 
-def refuse_chunks(conditions: Conditions, policy: str) -> None:
-    """Raises BadInput where `policy`, which knows one model chunk per device, is given more."""
+def refuse_chunks(conditions: Conditions) -> None:
+    """Raises BadInput where a policy that knows one model chunk per device is given more."""
     if conditions.chunks > 1:
-        allowed = f"{policy} runs 1 chunk per device; policies for more: interleaved, adaptive"
+        allowed = "it has to be 1 for all policies but warmup, interleaved and adaptive"
         raise BadInput("chunks", conditions.chunks, allowed)
 
 
@@ -48,7 +48,7 @@ def one_f_one_b(conditions: Conditions, sends: str, time_limit: float | None) ->
 
     `sends` and `time_limit` do not matter. Raises BadInput for several chunks.
     """
-    refuse_chunks(conditions, "1f1b")
+    refuse_chunks(conditions)
     return first_schedule(conditions.stages, conditions.microbatches, math.inf)
 
 
@@ -58,7 +58,7 @@ def gpipe(conditions: Conditions, sends: str, time_limit: float | None) -> Sched
 
     `sends` and `time_limit` do not matter. Raises BadInput for several chunks.
     """
-    refuse_chunks(conditions, "gpipe")
+    refuse_chunks(conditions)
     count = conditions.microbatches
     order = (warmup_line(count, count),) * conditions.stages
     return Schedule(order, count, policy="gpipe", why="GPipe: every forward, then every backward")

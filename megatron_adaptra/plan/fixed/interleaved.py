@@ -22,11 +22,11 @@ def interleaved(conditions: Conditions, sends: str, time_limit: float | None) ->
     """
     stages, count, chunks = conditions.stages, conditions.microbatches, conditions.chunks
     if chunks == 1:
-        raise BadInput("chunks", chunks, "interleaved needs at least 2; with 1 it is policy 1f1b")
+        raise BadInput("chunks", chunks, "policy interleaved needs at least 2; with 1 it is policy 1f1b")
     if stages == 1:
-        raise BadInput("stages", stages, "interleaved needs at least 2")
+        raise BadInput("stages", stages, "policy interleaved needs at least 2")
     if count % stages:
-        allowed = f"interleaved takes multiples of the number of stages, here {stages}"
+        allowed = f"with several chunks it has to be a multiple of the stages, here {stages}"
         raise BadInput("microbatches", count, allowed)
     order = tuple(interleaved_line(stage, stages, count, chunks, stages) for stage in range(stages))
     why = f"interleaved 1F1B with {chunks} chunks per device, as Megatron runs it"

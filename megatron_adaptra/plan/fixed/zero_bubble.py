@@ -40,9 +40,9 @@ def zb_h2(conditions: Conditions, sends: str, time_limit: float | None) -> Sched
 
 def _order(conditions: Conditions, policy: str, steepness: int) -> tuple[Line, ...]:
     """`steepness`: forwards by which the warmup grows from one stage to the one before it."""
-    refuse_chunks(conditions, policy)
+    refuse_chunks(conditions)
     if not conditions.split:
-        allowed = f"{policy} splits every backward; a policy that does not: 1f1b"
+        allowed = "policies zb-h1 and zb-h2 split every backward; 1f1b does not"
         raise BadInput("split", conditions.split, allowed)
     last = conditions.stages - 1
     return tuple(
