@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
+from itertools import groupby
 
 from megatron_adaptra.errors import BadInput
 
@@ -43,6 +45,35 @@ def number(text: str) -> float:
     if len(text) > _LONG or _REAL.fullmatch(text) is None:
         raise ValueError(text)
     return float(text)
+
+
+def brief(values: Iterable[float], most: int = 40) -> str:
+    """The `values` of all stages, in about `most` characters at the most.
+
+    With commas between where that fits, else equal neighbours as `26 x 64`, else not all of them.
+    """
+    words = [f"{value:g}" for value in values]
+    if len(text := ",".join(words)) <= most:
+        return text
+    runs = [(word, len(list(same))) for word, same in groupby(words)]
+    words = [word if count == 1 else f"{word} x {count}" for word, count in runs]
+    if len(text := ", ".join(words)) <= most:
+        return text
+    kept = 1
+    while kept + 2 < len(words) and len(", ".join([*words[: kept + 1], "...", words[-1]])) <= most:
+        kept += 1
+    return ", ".join([*words[:kept], "...", words[-1]])
+
+
+def size(nbytes: float, unit: str = "") -> str:
+    """So many bytes in four digits, rounded up, so that what is read again is no less.
+
+    `unit`: one of `parse_bytes`; by default the greatest of GB, MB, kB and B that is not too great.
+    """
+    unit = unit or next((u for u in ("GB", "MB", "kB") if nbytes >= _BYTES[u]), "B")
+    value = nbytes / _BYTES[unit]
+    digits = 0 if unit == "B" or not value else 3 - math.floor(math.log10(value))
+    return f"{math.ceil(value * 10.0**digits - 1e-6) / 10.0**digits:.12g}{unit}"
 
 
 # argparse says "invalid ... value" with these names.

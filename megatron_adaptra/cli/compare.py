@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.cli.compare_report import compare_html, compare_png, table_of
-from megatron_adaptra.cli.job import add_job, in_words, job_of, plan_of, stock_of, title_of
+from megatron_adaptra.cli.compare_report import (
+    Outcome,
+    compare_html,
+    compare_png,
+    headline,
+    leads,
+    notes,
+    table_of,
+)
+from megatron_adaptra.cli.job import add_job, in_words, job_of, title_of
 from megatron_adaptra.cli.output import (
     print_json,
     progress,
@@ -17,6 +27,8 @@ from megatron_adaptra.cli.output import (
     show_table,
     write_report,
 )
+from megatron_adaptra.cli.planning import add_planning, plan_of, stock_of
+from megatron_adaptra.cli.plugin import default_plan
 from megatron_adaptra.cli.tradeoff import (
     LEVERS,
     Cell,
@@ -24,6 +36,7 @@ from megatron_adaptra.cli.tradeoff import (
     compare,
     default_budgets,
     delay_tolerance,
+    names_of_rows,
     within,
 )
 from megatron_adaptra.errors import BadInput
@@ -62,53 +75,73 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--json", action="store_true", help="print one JSON object")
     add_job(parser)
+    add_planning(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare, print, and write the report if asked; the exit status."""
-    conditions = job_of(args)
+    job = job_of(args)
+    conditions = job.conditions
     budgets = _budgets_of(args.budgets) if args.budgets else default_budgets(conditions)
     share = _share_of(args.max_slowdown)
     folder = results_folder(Path(args.out)) if args.out else None
 
-    def make(job: Conditions, policy: str) -> Plan:
-        return plan_of(args, job, policy)
+    limited = sum(map(math.isfinite, budgets))
+    made, all_plans = itertools.count(1), len(names_of_rows()) * (1 + limited) + 1
+    with progress("planning", lines=True) as at:
 
-    with progress("planning"):
+        def make(conditions: Conditions, policy: str) -> Plan:
+            at(f"{next(made)} of {all_plans} plans, policy {policy}")
+            return plan_of(args, conditions, policy)
+
         result = compare(conditions, budgets, make)
+        default = default_plan(conditions, args.sends, make)
     if folder and any(link.delay for link in conditions.links.values()):
-        with progress("finding the longest delay that each budget can hide"):
-            result = replace(
-                result,
-                tolerance={
-                    row.name: tuple(
-                        delay_tolerance(
-                            within(replace(conditions, recompute=LEVERS[row.name]), b), make, share
-                        )
-                        for b in budgets
-                    )
-                    for row in result.adaptive
-                },
-            )
+        with progress("finding the longest delay that each budget hides", lines=True) as at:
+            result = replace(result, tolerance=_tolerance(args, result, share, at))
     stock = stock_of(conditions, args.sends)
-    data, files = _as_json(result, stock, share), []
+    data = {
+        **_as_json(result, stock, share),
+        "default_engine_ms": None if default is None else 1e3 * default.predicted,
+    }
+    files = []
+    outcome = Outcome(stock, default, job.activation_bytes)
     if folder:
         title = title_of(args)
         files = write_report(
             folder,
             "compare",
             data,
-            compare_html(title, result, stock, share),
-            lambda path: compare_png(path, title, result, stock, share),
+            compare_html(title, result, outcome, share),
+            lambda path: compare_png(path, title, result, outcome, share),
         )
     if args.json:
         print_json(data)
         return 0
-    _show(result)
+    _show(result, outcome)
     for path in files:
         say(str(path))
     return 0
+
+
+def _tolerance(
+    args: argparse.Namespace, result: Comparison, share: float, at: Callable[[str], None]
+) -> dict[str, tuple[float, ...]]:
+    """Per lever and budget, the largest multiple of the delays that is hidden."""
+
+    def make(conditions: Conditions, policy: str) -> Plan:
+        return plan_of(args, conditions, policy)
+
+    out, done = {}, 0
+    for row in result.adaptive:
+        job, found = replace(result.conditions, recompute=LEVERS[row.name]), []
+        for budget in result.budgets:
+            done += 1
+            at(f"{done} of {len(result.adaptive) * len(result.budgets)}")
+            found.append(delay_tolerance(within(job, budget), make, share))
+        out[row.name] = tuple(found)
+    return out
 
 
 def _budgets_of(text: str) -> tuple[float, ...]:
@@ -164,14 +197,14 @@ def _as_json(result: Comparison, stock: Plan | None, share: float) -> dict[str, 
     }
 
 
-def _show(result: Comparison) -> None:
+def _show(result: Comparison, outcome: Outcome) -> None:
     say(in_words(result.conditions))
+    for line in (headline(result, outcome), *leads(result, outcome)):
+        say(line)
     say(
         "milliseconds of an iteration, and how many times the lower bound for any memory "
-        f"({1e3 * result.bound:.1f} ms), by activation budget of a stage"
+        f"({1e3 * result.bound:.1f} ms), by activation budget of a stage in microbatches"
     )
-    show_table(table_of(result))
-    if any(cell is None for row in result.rows for cell in row.cells):
-        say("–: holds more activations than the budget allows")
-    for name, reason in result.refused.items():
-        say(f"{name} is left out: {reason}")
+    show_table(table_of(result, outcome))
+    for line in notes(result):
+        say(line)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
+from typing import NamedTuple
 
 from megatron_adaptra.cli.job import in_words
 from megatron_adaptra.cli.output import Table
-from megatron_adaptra.cli.tradeoff import LEVERS, Cell, Comparison
+from megatron_adaptra.cli.plugin import DEFAULT as PLUGIN
+from megatron_adaptra.cli.plugin import flags_of, kept_in_words
+from megatron_adaptra.cli.tradeoff import DEFAULT, LEVERS, Cell, Comparison, Row
 from megatron_adaptra.plan import Plan
+from megatron_adaptra.units import size
 from megatron_adaptra.view.axis import ms, number
 from megatron_adaptra.view.charts import Curve, XYChart
 from megatron_adaptra.view.html.legend import curves_legend
@@ -22,11 +27,56 @@ _STOCK = {"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
 _AXIS = "activation budget of a stage, microbatches"
 
 
-def table_of(result: Comparison) -> Table:
+class Outcome(NamedTuple):
+    """What Megatron runs of the job by itself, and what the plugin runs by default.
+
+    Each is None where its shape is refused. `activation_bytes`: of a microbatch, per stage, if
+    known.
+    """
+
+    stock: Plan | None
+    default: Plan | None
+    activation_bytes: tuple[float, ...] | None = None
+
+    @property
+    def stock_name(self) -> str:
+        """The schedule that stock Megatron runs, as people call it."""
+        policy = self.stock.schedule.policy if self.stock else ""
+        return _STOCK.get(policy, policy)
+
+    def times(self, seconds: float) -> str:
+        """How many times as fast as stock Megatron an iteration of so many `seconds` is."""
+        return f"{self.stock.predicted / seconds:.2f}×" if self.stock and seconds else ""
+
+
+def table_of(result: Comparison, outcome: Outcome) -> Table:
     """Policies by budgets, and below them what no schedule that recomputes nothing can beat."""
-    rows = [(row.name, *(_cell_text(c, result.bound) for c in row.cells)) for row in result.rows]
-    rows.append(("lower bound without recompute", *(f"{1e3 * b:.1f}" for b in result.bounds)))
-    return Table("", ("policy", *map(_budget_name, result.budgets)), rows)
+    rows = [
+        (row.name, _flags(row, result), *(_cell_text(c, result.bound) for c in row.cells))
+        for row in result.rows
+    ]
+    bounds = (f"{1e3 * b:.1f}" for b in result.bounds)
+    rows.append(("lower bound without recompute", "", *bounds))
+    names = (_budget_name(budget, outcome.activation_bytes) for budget in result.budgets)
+    return Table("", ("policy", "flags in training", *names), rows)
+
+
+def notes(result: Comparison) -> list[str]:
+    """What the table does not say by itself."""
+    out = []
+    if any(cell is None for row in result.rows for cell in row.cells):
+        out.append("–: holds more activations than the budget allows")
+    why: dict[str, list[str]] = {}
+    for name, reason in result.refused.items():
+        why.setdefault(reason, []).append(name)
+    out += [f"left out: {', '.join(names)}; {reason}" for reason, names in why.items()]
+    return out
+
+
+def _flags(row: Row, result: Comparison) -> str:
+    recompute = LEVERS.get(row.name, False)
+    policy = "adaptive" if row.name in LEVERS else row.name
+    return flags_of(policy, replace(result.conditions, recompute=recompute))
 
 
 def _cell_text(cell: Cell | None, bound: float) -> str:
@@ -35,11 +85,14 @@ def _cell_text(cell: Cell | None, bound: float) -> str:
     return f"{1e3 * cell.seconds:.1f}" + (f" ({cell.seconds / bound:.2f} x)" if bound else "")
 
 
-def _budget_name(budget: float) -> str:
-    return "no limit" if math.isinf(budget) else f"{budget:g}"
+def _budget_name(budget: float, activation_bytes: tuple[float, ...] | None = None) -> str:
+    if math.isinf(budget):
+        return "no limit"
+    most = f" ({size(budget * max(activation_bytes))})" if activation_bytes else ""
+    return f"{budget:g}{most}"
 
 
-def compare_html(title: str, result: Comparison, stock: Plan | None, share: float) -> str:
+def compare_html(title: str, result: Comparison, outcome: Outcome, share: float) -> str:
     """The page. `title`: what the user calls the job; `share`: of --max-slowdown."""
     charts = [
         section(
@@ -50,61 +103,78 @@ def compare_html(title: str, result: Comparison, stock: Plan | None, share: floa
         )
         for chart in _charts(result, share)
     ]
-    cells = table_of(result)
-    notes = [f"{name} is left out: {reason}" for name, reason in result.refused.items()]
+    cells = table_of(result, outcome)
     return page(
-        _headline(result, stock),
-        header(title, _headline(result, stock), [in_words(result.conditions)]),
-        tiles(_tiles(result, stock)),
+        headline(result, outcome),
+        header(
+            title,
+            headline(result, outcome),
+            [in_words(result.conditions), *leads(result, outcome)],
+        ),
+        tiles(_tiles(result, outcome)),
         element("div", *charts, class_="pair"),
         section(
             "Every policy within every budget",
             table(cells.columns, cells.rows, _strong(result)),
-            *(element("p", text(words), class_="note") for words in notes),
+            *(element("p", text(words), class_="note") for words in notes(result)),
             note="Milliseconds of an iteration, and how many times the lower bound of "
-            f"{ms(result.bound)}. –: holds more activations than the budget allows.",
+            f"{ms(result.bound)}, by activation budget: the microbatches whose activations a "
+            "stage may hold.",
         ),
     )
 
 
 def compare_png(
-    path: str | os.PathLike[str], title: str, result: Comparison, stock: Plan | None, share: float
+    path: str | os.PathLike[str], title: str, result: Comparison, outcome: Outcome, share: float
 ) -> None:
     """The same charts as a picture at `path`; ImportError where matplotlib is not installed.
 
     `title` and `share` are those of the page.
     """
     lead = ": ".join(filter(None, (title, in_words(result.conditions))))
-    charts_png(path, _headline(result, stock), [lead], _charts(result, share))
+    charts_png(path, headline(result, outcome), [lead], _charts(result, share))
 
 
-def _headline(result: Comparison, stock: Plan | None) -> str:
-    """What adapting gains in the memory that stock takes, and with no limit."""
-    free = min((row.unlimited.seconds for row in result.adaptive), default=0.0)
-    if not free:
-        return f"No schedule is faster than {ms(result.bound)}"
+def headline(result: Comparison, outcome: Outcome) -> str:
+    """What the plugin gains by default."""
+    if outcome.stock is None or outcome.default is None:
+        return f"No plan of the plugin's default; the lower bound is {ms(result.bound)}"
+    default = outcome.default
+    times = outcome.times(default.predicted)
+    if default.schedule.policy != DEFAULT:
+        return f"With {PLUGIN} as fast as {outcome.stock_name}: {ms(default.predicted)}"
+    return f"With {PLUGIN} {times} as fast as {outcome.stock_name}: {ms(default.predicted)}"
+
+
+def leads(result: Comparison, outcome: Outcome) -> list[str]:
+    """What other flags gain, and what all of them do in the memory that stock Megatron takes."""
+    stock, out = outcome.stock, [kept_in_words(outcome.default)]
     if stock is None:
-        return f"Adaptive: {ms(free)}, {free / result.bound:.2f}× the lower bound"
-    name = _STOCK.get(stock.schedule.policy, stock.schedule.policy)
-    same = _same_memory(result, stock)
-    times = f"{stock.predicted / free:.2f}×"
-    if not same:
-        return f"{times} as fast as {name} with no limit of memory"
-    return (
-        f"{stock.predicted / same:.2f}× as fast as {name} in the same memory, {times} with no limit"
-    )
+        return [words for words in out if words]
+    rows = [row for row in (result.default, *result.adaptive) if row and _runs(row, result)]
+    free = [f"{_named(row, result, outcome, row.unlimited)}" for row in rows[1:]]
+    if free:
+        out.append(f"With more flags and no limit of memory: {'; '.join(free)}.")
+    same = [(row, cell) for row in rows if (cell := _same_memory(row, result, stock))]
+    if same:
+        words = "; ".join(_named(row, result, outcome, cell) for row, cell in same)
+        out.append(f"In the memory of {outcome.stock_name}: {words}.")
+    return [words for words in out if words]
 
 
-def _same_memory(result: Comparison, stock: Plan) -> float | None:
-    """The best adaptive iteration within a budget that is no more than what stock holds."""
+def _runs(row: Row, result: Comparison) -> bool:
+    return _flags(row, result).startswith(PLUGIN)
+
+
+def _named(row: Row, result: Comparison, outcome: Outcome, cell: Cell) -> str:
+    return f"{ms(cell.seconds)} ({outcome.times(cell.seconds)}) with {_flags(row, result)}"
+
+
+def _same_memory(row: Row, result: Comparison, stock: Plan) -> Cell | None:
+    """The best iteration within a budget that is no more than what stock holds."""
     most = math.ceil(max(stock.peak_in_flight) - 1e-9)
-    inside = [
-        cell.seconds
-        for row in result.adaptive
-        for budget, cell in zip(result.budgets, row.cells, strict=True)
-        if cell and budget <= most
-    ]
-    return min(inside, default=None)
+    inside = zip(result.budgets, row.cells, strict=True)
+    return min((cell for budget, cell in inside if cell and budget <= most), default=None)
 
 
 def _charts(result: Comparison, share: float) -> list[XYChart]:
@@ -147,22 +217,27 @@ def _charts(result: Comparison, share: float) -> list[XYChart]:
     return charts
 
 
-def _tiles(result: Comparison, stock: Plan | None) -> list[tuple[str, str]]:
-    out = []
-    if stock is not None:
-        peak = number(max(stock.peak_in_flight))
-        out.append(
-            (ms(stock.predicted), f"{stock.schedule.policy}, which holds {peak} microbatches")
-        )
-        same = _same_memory(result, stock)
-        if same is not None:
-            out.insert(0, (ms(same), "adaptive in the same memory"))
-    free = min((row.unlimited for row in result.adaptive), default=None)
-    if free is not None:
-        out.append((ms(free.seconds), f"adaptive with no limit, which holds {number(free.peak)}"))
-    out.append((ms(result.bound), "lower bound: no schedule is faster"))
+def _tiles(result: Comparison, outcome: Outcome) -> list[tuple[str, str]]:
+    stock, default, out = outcome.stock, outcome.default, []
+    for name, plan in (
+        (f"with {PLUGIN}", default),
+        (f"stock Megatron ({outcome.stock_name})", stock),
+    ):
+        if plan is not None:
+            holds = f"{name}, holds {number(max(plan.peak_in_flight))} microbatches"
+            if outcome.activation_bytes:
+                held = zip(plan.peak_in_flight, outcome.activation_bytes, strict=True)
+                holds += f", {size(max(count * each for count, each in held))}"
+            out.append((ms(plan.predicted), holds))
+    runs = [row for row in result.adaptive if _runs(row, result)]
+    if runs:
+        best = min(runs, key=lambda row: row.unlimited.seconds)
+        holds = number(best.unlimited.peak)
+        words = f"with {_flags(best, result)}, holds {holds} microbatches"
+        out.append((ms(best.unlimited.seconds), words))
+    out.append((ms(result.bound), "lower bound: what no schedule can beat"))
     return out
 
 
 def _strong(result: Comparison) -> list[int]:
-    return [i for i, row in enumerate(result.rows) if row.name in LEVERS]
+    return [i for i, row in enumerate(result.rows) if row.name == DEFAULT]

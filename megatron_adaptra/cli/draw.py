@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.cli.job import add_job, in_words, title_of
-from megatron_adaptra.cli.output import console, print_json, say, write, writing
+from megatron_adaptra.cli.output import console, print_json, progress, say, write, writing
+from megatron_adaptra.cli.planning import add_planning
 from megatron_adaptra.cli.source import add_source, planned_or_read
 from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.files import results_folder
@@ -64,6 +65,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print times and messages as JSON")
     add_job(parser)
+    add_planning(parser)
     parser.set_defaults(run=run)
 
 
@@ -79,9 +81,10 @@ def run(args: argparse.Namespace) -> int:
         allowed = f"it has to be from {least} to {_WIDEST}"
         raise BadInput("--width", args.width, allowed)
     equal = _no_times(args)
-    plan, conditions = planned_or_read(args, _EQUAL if equal else None)
+    with progress("planning", lines=True):
+        plan, planned = planned_or_read(args, _EQUAL if equal else None)
     name = plan.schedule.policy or "schedule"
-    job = ": ".join(filter(None, (title_of(args), in_words(conditions))))
+    job = ": ".join(filter(None, (title_of(args), in_words(planned.conditions))))
     job += ", all ops equally long" * equal
     timeline = replace(plan.timeline, name=name)
     drawing = schedule_drawing(name, job, plan.schedule.why, timeline, plan.lower_bound)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.cli.profile import conditions_of, load_profile
+from megatron_adaptra.cli.once import Once, OnceSwitch
+from megatron_adaptra.cli.profile import activation_bytes_of, conditions_of, load_profile
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.check import SENDS
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.plan import PLANNERS, Plan, make_plan
 from megatron_adaptra.units import number, whole
 
 _MS = "milliseconds; one number, or one per {} with commas between"
@@ -32,10 +32,14 @@ _NUMBERS = {
     "link_jitter": "standard deviation of a link's delay, as a share of the delay (default: 0)",
     "link_bandwidth": "bytes per second, one per link (default: no limit)",
     "message_bytes": "size of a message, for --link-bandwidth",
-    "activation_budget": "microbatches whose activations a stage may hold (default: no limit)",
+    "activation_budget": "what a stage may hold of activations: microbatches (12), or bytes "
+    "(20GiB), which need --activation-bytes (default: no limit)",
+    "activation_bytes": "what the activations of a microbatch take on a stage, such as 400MB; "
+    "memory is then shown in bytes, too",
     "optimizer_ms": "from the last backward to the end of the optimizer step (default: 0)",
 }
 _SINGLE = ("message_bytes", "optimizer_ms")
+_SIZES = ("activation_budget", "activation_bytes")  # which may have a unit
 _SWITCHES = {
     "split": "let a backward run in two parts, input and weights (default: yes)",
     "recompute": "let single microbatches be recomputed, to save memory (default: no)",
@@ -44,43 +48,42 @@ _EXAMPLE = "--stages 4 --microbatches 12 --forward-ms 9 --backward-ms 16 --link-
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
-    """The flags that describe a job, and how to plan for it."""
+    """The flags that describe a job."""
     parser.usage = "%(prog)s [flags]"
     parser.epilog = f"example: {parser.prog} {_EXAMPLE}"
     group = parser.add_argument_group("the job", "by flags, or by --profile FILE; flags win")
-    add = group.add_argument
+    add = partial(group.add_argument, action=Once)
     for key, text in _WHOLE.items():
         add(_flag(key), dest=key, metavar="N", help=text)
     for key, text in _NUMBERS.items():
         add(_flag(key), dest=key, metavar="X" if key in _SINGLE else "X,...", help=text)
     for key, text in _SWITCHES.items():
-        add(_flag(key), dest=key, action=argparse.BooleanOptionalAction, help=text)
+        group.add_argument(_flag(key), dest=key, action=OnceSwitch, help=text)
     add("--profile", metavar="FILE", help="YAML or JSON file with these settings")
     add("--name", help="the job to take from a file that lists several")
-    group = parser.add_argument_group("how it is planned")
-    group.add_argument(
-        "--sends",
-        choices=SENDS,
-        default="eager",
-        help="eager: a message leaves at once; rendezvous: once its receive is posted, as over "
-        "gloo (default: eager)",
-    )
-    group.add_argument(
-        "--time-limit",
-        metavar="S",
-        help="seconds that making and proving a plan may take, at least as many as that takes "
-        "without a search; the plan then depends on the machine's speed "
-        "(default: a fixed number of steps, the same plan everywhere)",
-    )
 
 
-def add_policy(parser: argparse.ArgumentParser) -> None:
-    """The flag that names a planner."""
-    names = ", ".join(sorted(PLANNERS))
-    parser.add_argument("--policy", default="adaptive", help=f"{names} (default: adaptive)")
+@dataclass(frozen=True)
+class Job:
+    """A job as its user describes it.
+
+    `activation_bytes`: of a microbatch, per stage, if known. `budget`: the activation budget as it
+    was given. `field`: how a key of a profile is called where the user wrote it.
+    """
+
+    conditions: Conditions
+    activation_bytes: tuple[float, ...] | None
+    budget: Any
+    field: Callable[[str], str]
+
+    def nbytes(self, held: Sequence[float]) -> list[float] | None:
+        """Bytes of the activations that stages hold, from microbatches, if they are known."""
+        if self.activation_bytes is None:
+            return None
+        return [count * each for count, each in zip(held, self.activation_bytes, strict=True)]
 
 
-def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -> Conditions:
+def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -> Job:
     """The job that flags and file describe, over `default`; raises BadInput."""
     flags = _given(args)
     values = {} if args.profile is None else load_profile(args.profile, args.name)
@@ -88,40 +91,14 @@ def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -
         raise BadInput("--name", args.name, "it picks a job of --profile FILE, which is missing")
     if any(key.startswith("backward") for key in flags):
         values = {k: v for k, v in values.items() if not k.startswith("backward")}
-    return conditions_of(
-        {**(default or {}), **values, **flags},
-        lambda key: _flag(key) if key in flags or not args.profile else key,
-    )
+    values = {**(default or {}), **values, **flags}
 
+    def field(key: str) -> str:
+        return _flag(key) if key in flags or not args.profile else key
 
-def plan_of(args: argparse.Namespace, conditions: Conditions, policy: str) -> Plan:
-    """Plan the job with the named `policy`, as --sends and --time-limit say; raises BadInput."""
-    if policy not in PLANNERS:
-        raise BadInput("--policy", policy, f"it has to be one of {', '.join(sorted(PLANNERS))}")
-    return make_plan(conditions, policy, args.sends, _time_limit(args))
-
-
-def _time_limit(args: argparse.Namespace) -> float | None:
-    if args.time_limit is None:
-        return None
-    try:
-        seconds = number(args.time_limit)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise BadInput("--time-limit", args.time_limit, "it has to be a number of seconds above 0")
-    return seconds
-
-
-def stock_of(conditions: Conditions, sends: str) -> Plan | None:
-    """What Megatron runs by itself; None for a shape that it refuses.
-
-    `sends`: eager or rendezvous, as of --sends.
-    """
-    try:
-        return make_plan(conditions, "interleaved" if conditions.chunks > 1 else "1f1b", sends)
-    except BadInput:
-        return None
+    conditions = conditions_of(values, field)
+    each = activation_bytes_of(values, conditions.stages, field)
+    return Job(conditions, each, values.get("activation_budget"), field)
 
 
 def title_of(args: argparse.Namespace) -> str:
@@ -159,7 +136,8 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
             if key in _WHOLE:
                 out[key] = whole(text)
             else:
-                numbers = [number(word) for word in text.split(",")]
+                read = _number_or_size if key in _SIZES else number
+                numbers = [read(word) for word in text.split(",")]
                 out[key] = numbers if "," in text else numbers[0]
         except ValueError:
             allowed = (
@@ -169,3 +147,11 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
             )
             raise BadInput(_flag(key), text, allowed) from None
     return out
+
+
+def _number_or_size(text: str) -> float | str:
+    """A number; what ends with a unit stays text. ValueError for what begins with no digit."""
+    word = text.strip()
+    if word[:1].isascii() and word[:1].isdigit() and word[-1:] in ("B", "b") and len(word) < 60:
+        return word
+    return number(text)

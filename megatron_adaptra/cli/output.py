@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import UnsupportedOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +19,7 @@ from megatron_adaptra.files import replacing
 if TYPE_CHECKING:
     from rich.console import Console
 
+QUIET, BETWEEN = 2.0, 10.0  # seconds before the first word on what takes long, and between two
 _WIDE = 1000  # characters; a pipe or a file has no edge that a table would have to be cut at
 
 
@@ -60,13 +63,37 @@ def say(text: str) -> None:
     console().print(text, soft_wrap=True)
 
 
-def progress(doing: str) -> AbstractContextManager[object]:
-    """Show `doing`, one or two words, while it takes seconds; nothing where stderr is a pipe."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from rich.console import Console
+@contextmanager
+def progress(doing: str, lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show `doing`, one or two words, while it takes seconds; gives what is called with how far.
 
-    return Console(stderr=True).status(doing)
+    On standard error: a line that changes where that is a terminal; else nothing, or with `lines`
+    one after QUIET seconds, and every BETWEEN from then on.
+    """
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True, markup=False).status(doing) as status:
+            yield lambda far: status.update(f"{doing}: {far}")
+        return
+    now, done, begun = [doing], threading.Event(), time.monotonic()
+
+    def show() -> None:
+        wait = QUIET
+        while not done.wait(wait):
+            wait = BETWEEN
+            with suppress(OSError, ValueError):  # who does not listen is told nothing
+                note(f"{now[0]} ({time.monotonic() - begun:.0f} s so far)")
+
+    thread = threading.Thread(target=show, name="adaptra-progress", daemon=True)
+    if lines:
+        thread.start()
+    try:
+        yield lambda far: now.__setitem__(0, f"{doing}: {far}")
+    finally:
+        done.set()
+        if lines:
+            thread.join()
 
 
 def try_stdout() -> None:
@@ -130,8 +157,3 @@ def write_report(
 def ms(seconds: float) -> str:
     """`seconds` in milliseconds, with one digit after the point."""
     return f"{1e3 * seconds:.1f}"
-
-
-def numbers(values: Iterable[float]) -> str:
-    """The `values` of all stages, with commas between."""
-    return ",".join(f"{value:g}" for value in values)

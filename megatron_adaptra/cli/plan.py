@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from megatron_adaptra.cli.job import add_job, add_policy, job_of, plan_of, stock_of
-from megatron_adaptra.cli.output import Table, ms, numbers, print_json, say, show_table
-from megatron_adaptra.ir.check import check
+from megatron_adaptra.cli.job import Job, add_job, job_of
+from megatron_adaptra.cli.output import Table, ms, print_json, progress, say, show_table
+from megatron_adaptra.cli.planning import add_planning, add_policy, plan_of, proven_plan, stock_of
+from megatron_adaptra.cli.plugin import DEFAULT, STOCK, default_plan, flags_of, kept_in_words
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import unlimited_bound
 from megatron_adaptra.plan import Plan
+from megatron_adaptra.units import brief, size
 
 
 def add_parser(subparsers: Any) -> None:
@@ -25,57 +28,99 @@ def add_parser(subparsers: Any) -> None:
     add_policy(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_job(parser)
+    add_planning(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan, prove that the plan can run, and print it; the exit status."""
-    conditions = job_of(args)
-    start = time.perf_counter()
-    plan = plan_of(args, conditions, args.policy)
-    planning_ms = 1e3 * (time.perf_counter() - start)
-    check(plan.program, conditions.activation_budget)
-    stock = stock_of(conditions, args.sends)
+    job = job_of(args)
+    conditions = job.conditions
+    with progress("planning", lines=True) as at:
+        at(f"1 of 3, policy {args.policy}")
+        start = time.perf_counter()
+        plan = proven_plan(args, job)
+        planning_ms = 1e3 * (time.perf_counter() - start)
+
+        def made(conditions: Conditions, policy: str) -> Plan:
+            """The plan that is there already, or another."""
+            at(f"2 of 3, policy {policy}, which runs by default")
+            return plan if args.policy == policy else plan_of(args, conditions, policy)
+
+        default = default_plan(conditions, args.sends, made)
+        at("3 of 3, stock Megatron to compare with")
+        stock = stock_of(conditions, args.sends)
     if args.json:
-        stock_ms = None if stock is None else 1e3 * stock.predicted
         more = {
             "unlimited_bound_ms": 1e3 * unlimited_bound(conditions),
-            "stock_ms": stock_ms,
+            "stock_ms": None if stock is None else 1e3 * stock.predicted,
+            "default_engine_ms": None if default is None else 1e3 * default.predicted,
+            "peak_bytes": job.nbytes(plan.peak_in_flight),
             "planning_ms": planning_ms,
         }
         print_json({**plan.to_json(), **more})
     else:
-        _show(plan, stock, conditions, planning_ms)
+        _show(job, plan, default, stock, planning_ms)
     return 0
 
 
-def _show(plan: Plan, stock: Plan | None, conditions: Conditions, planning_ms: float) -> None:
-    plans = [plan]
-    if stock is not None and stock.schedule.policy != plan.schedule.policy:
-        plans.append(stock)
+def _show(
+    job: Job, plan: Plan, default: Plan | None, stock: Plan | None, planning_ms: float
+) -> None:
+    conditions = job.conditions
+    plans = [(DEFAULT, default)] if default is not None else []
+    if default is None or not plan.schedule.same_as(default.schedule):
+        plans.append((flags_of(plan.schedule.policy, conditions), plan))
+    if stock is not None and plan.schedule.policy != stock.schedule.policy:
+        plans.append((STOCK, stock))
     rows = [
         (
             p.schedule.policy,
+            flags,
             ms(p.predicted),
             _times(stock, p.predicted),
-            numbers(p.schedule.warmup),
-            numbers(p.peak_in_flight),
+            brief(p.schedule.warmup),
+            brief(p.peak_in_flight),
+            _most(job, p),
         )
-        for p in plans
+        for flags, p in plans
+        if p is not None
     ]
     bounds = [("lower bound", plan.lower_bound)]
     free = unlimited_bound(conditions)
     if free < plan.lower_bound * (1 - 1e-9):
         bounds.append(("the same, any memory", free))
-    rows += [(name, ms(bound), _times(stock, bound), "", "") for name, bound in bounds]
+    rows += [(name, "", ms(bound), _times(stock, bound), "", "", "") for name, bound in bounds]
     gain = f"{stock.schedule.policy} / this" if stock else "gain"
-    columns = ("policy", "iteration, ms", gain, "warmup depths", "peak in flight")
-    show_table(Table("", columns, rows))
-    say(plan.schedule.why)
+    columns = ["policy", "flags in training", "iteration, ms", gain, "warmup depths"]
+    columns += ["peak in flight", "most memory"]
+    kept = len(columns) - (job.activation_bytes is None)
+    show_table(Table("", columns[:kept], [row[:kept] for row in rows]))
+    for line in (plan.schedule.why, kept_in_words(default), *_explained(rows)):
+        if line:
+            say(line)
     reached = (
-        "no schedule is faster" if plan.gap < 5e-5 else f"{plan.gap:.1%} above the lower bound"
+        "it takes as long as the lower bound, which no schedule can beat"
+        if plan.gap < 5e-5
+        else f"it takes {plan.gap:.1%} longer than the lower bound"
     )
-    say(f"planned in {planning_ms:.0f} ms; {reached}")
+    say(f"{plan.schedule.policy} was planned in {planning_ms:.0f} ms; {reached}")
+
+
+def _explained(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """What the columns mean."""
+    yield (
+        "warmup depth: forwards before a stage's first backward, one more than Megatron's "
+        "num_warmup_microbatches; peak in flight: microbatches whose activations a stage holds"
+    )
+    if any(" x " in row[4] or " x " in row[5] for row in rows):
+        yield "stages from first to last; 26 x 64: 64 stages in a row with 26 each"
+
+
+def _most(job: Job, plan: Plan) -> str:
+    """Of the stage that holds most."""
+    nbytes = job.nbytes(plan.peak_in_flight)
+    return "" if nbytes is None else size(max(nbytes))
 
 
 def _times(stock: Plan | None, seconds: float) -> str:

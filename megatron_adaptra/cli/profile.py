@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from megatron_adaptra.errors import BadFile, BadInput, as_text, shown
 from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.units import parse_bytes, size
 from megatron_adaptra.user_files import read_data
 
 KEYS = (
     "stages", "microbatches", "chunks", "forward_ms", "backward_ms", "backward_input_ms",
     "backward_weight_ms", "link_delay_ms", "return_delay_ms", "link_jitter", "link_bandwidth",
-    "message_bytes", "activation_budget", "recompute", "split", "optimizer_ms",
+    "message_bytes", "activation_budget", "activation_bytes", "recompute", "split", "optimizer_ms",
 )  # fmt: skip
 # A profile may carry along what its job is called and what others published of it.
 CARRIED = ("name", "published_plan_ms", "published_warmup", "published_measured_ms")
@@ -23,7 +24,9 @@ _HEALTHY = {
 }  # fmt: skip
 MOST_CELLS = 1_000_000  # stages x microbatches x chunks; more is a slip, and takes hours to plan
 # The greatest and the least number, but for 0 and infinity, of which sums and shares stay finite.
-MOST, LEAST = {"message_bytes": 1e15, "link_jitter": 1e3}, {"link_bandwidth": 1.0}
+MOST = {"message_bytes": 1e15, "activation_bytes": 1e15, "link_jitter": 1e3}
+LEAST = {"link_bandwidth": 1.0}
+LEAST_BYTES = 1.0
 MOST_MS, LEAST_MS = 1e12, 1e-9
 
 Field = Callable[[str], str]  # how a key is called where the user wrote it
@@ -69,8 +72,10 @@ def conditions_of(values: Mapping[str, Any], field: Field = str) -> Conditions:
     stages, count = take.whole("stages"), take.whole("microbatches")
     chunks = take.whole("chunks", 1)
     if stages * count * chunks > MOST_CELLS:
-        allowed = f"stages x microbatches x chunks is at most {MOST_CELLS}"
-        raise BadInput(field("microbatches"), count, allowed)
+        shape = {"microbatches": count, "stages": stages, "chunks": chunks}
+        largest = max(shape, key=lambda key: shape[key])
+        allowed = f"stages x microbatches x chunks may be {MOST_CELLS} at most"
+        raise BadInput(field(largest), shape[largest], allowed)
     half, rest = take.backward(stages)
     return Conditions(
         microbatches=count,
@@ -79,14 +84,27 @@ def conditions_of(values: Mapping[str, Any], field: Field = str) -> Conditions:
         backward_weight=_seconds(rest),
         links=_links(values, field, stages, ring=chunks > 1 and stages > 2),
         message_bytes=take.number("message_bytes", values.get("message_bytes", 0.0)),
-        activation_budget=take.numbers(
-            "activation_budget", stages, "stage", default=math.inf, least=1.0, infinite=True
-        ),
+        activation_budget=take.budget(stages),
         step_seconds=take.number("optimizer_ms", values.get("optimizer_ms", 0.0)) / 1e3,
         chunks=chunks,
         split=take.truth("split", True),
         recompute=take.truth("recompute", False),
     )
+
+
+def unit_of(text: str) -> str:
+    """The unit of a size, such as `20GiB`, without its number."""
+    return text.strip().lstrip("0123456789.e- ")
+
+
+def activation_bytes_of(
+    values: Mapping[str, Any], stages: int, field: Field = str
+) -> tuple[float, ...] | None:
+    """What a microbatch's activations take on each of so many `stages`, in bytes, if it is known.
+
+    Raises BadInput with the name that `field` gives a key of `values`.
+    """
+    return _Taker(values, field).activation_bytes(stages)
 
 
 def _links(
@@ -171,14 +189,51 @@ class _Taker:
         infinite: bool = False,
     ) -> tuple[float, ...]:
         """One number for every stage or link, or a list with one for each."""
+        each = self.each(key, count, noun, default)
+        return tuple(self.number(key, one, least, infinite) for one in each)
+
+    def each(self, key: str, count: int, noun: str, default: Any) -> Sequence[Any]:
+        """One value for every stage or link, as given."""
         value = self.values.get(key, default)
         is_list = isinstance(value, (list, tuple))
         if value is None or (is_list and len(value) != count):
             allowed = f"one number, or a list of {count}, one per {noun}"
             raise self.refusal(key, value, allowed)
-        if is_list:
-            return tuple(self.number(key, one, least, infinite) for one in value)
-        return (self.number(key, value, least, infinite),) * count
+        return value if is_list else (value,) * count
+
+    def activation_bytes(self, stages: int) -> tuple[float, ...] | None:
+        key = "activation_bytes"
+        if key not in self.values:
+            return None
+        each = self.each(key, stages, "stage", None)
+        return tuple(self.number(key, self.size(key, one), LEAST_BYTES) for one in each)
+
+    def budget(self, stages: int) -> tuple[float, ...]:
+        """Microbatches per stage; bytes are counted in what one microbatch's activations take."""
+        key, out = "activation_budget", []
+        unit = self.activation_bytes(stages)
+        for stage, one in enumerate(self.each(key, stages, "stage", math.inf)):
+            if not isinstance(one, str):
+                out.append(self.number(key, one, least=1.0, infinite=True))
+                continue
+            nbytes = self.size(key, one)
+            if unit is None:
+                fault = f"bytes need {self.field('activation_bytes')}, those of one microbatch"
+                raise BadInput(self.field(key), one, fault)
+            if nbytes < unit[stage]:
+                alone = isinstance(self.values[key], (list, tuple))
+                least = size(unit[stage] if alone else max(unit), unit_of(one))
+                where = f" on stage {stage}" if alone else ""
+                fault = f"it has to be at least {least}{where}, what one microbatch takes"
+                raise BadInput(self.field(key), one, fault)
+            out.append(nbytes / unit[stage])
+        return tuple(out)
+
+    def size(self, key: str, value: Any) -> Any:
+        """Bytes of a text; whatever else as it is."""
+        kind = "microbatches, or " if key == "activation_budget" else ""
+        allowed = f"it has to be {kind}bytes such as 20GiB or 500MB"
+        return parse_bytes(value, self.field(key), allowed) if isinstance(value, str) else value
 
     def backward(self, stages: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """The two halves; a backward that is given as a whole is taken as two equal ones."""

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from statistics import fmean, median
 from typing import Any
 
 from megatron_adaptra.cli.job import add_job
-from megatron_adaptra.cli.output import Table, ms, print_json, say, show_table
+from megatron_adaptra.cli.output import Table, ms, print_json, progress, say, show_table
+from megatron_adaptra.cli.planning import add_planning
 from megatron_adaptra.cli.source import add_source, planned_or_read
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws
-from megatron_adaptra.units import whole
+from megatron_adaptra.units import size, whole
 
 SAMPLES = 200  # where links have jitter and --samples is not given
+MOST_ROWS = 32  # of the table of stages
 MOST_DRAWN = 50_000_000  # ops of all samples; some minutes
 
 
@@ -43,6 +47,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_job(parser)
+    add_planning(parser)
     parser.set_defaults(run=run)
 
 
@@ -51,7 +56,19 @@ def run(args: argparse.Namespace) -> int:
 
     Raises BadInput for --samples where there is nothing to sample.
     """
-    plan, conditions = planned_or_read(args)
+    with progress("simulating", lines=True) as at:
+        result = _result(args, at)
+    if args.json:
+        print_json(result)
+    else:
+        _show(result)
+    return 0
+
+
+def _result(args: argparse.Namespace, at: Callable[[str], None]) -> dict[str, Any]:
+    at("the schedule")
+    plan, job = planned_or_read(args)
+    conditions = job.conditions
     jitter = any(link.jitter and link.delay for link in conditions.links.values())
     most = max(1, MOST_DRAWN // sum(map(len, plan.schedule.order)))
     count = args.samples if args.samples is not None else min(SAMPLES, most) * jitter
@@ -60,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(
             "--samples", count, f"it has to be from 0 to {most} for this job" if jitter else allowed
         )
-    result = {
+    at(f"{count} samples of the delays")
+    return {
         "policy": plan.schedule.policy,
         "why": plan.schedule.why,
         "iteration_ms": 1e3 * plan.predicted,
@@ -69,13 +87,9 @@ def run(args: argparse.Namespace) -> int:
         "peak_in_flight": list(plan.peak_in_flight),
         "activation_budget": [None if math.isinf(b) else b for b in conditions.activation_budget],
         **_shares(plan, conditions),
+        "peak_bytes": job.nbytes(plan.peak_in_flight),
         "samples": _sampled(plan, conditions, count, args.seed, args.sends) if count else None,
     }
-    if args.json:
-        print_json(result)
-    else:
-        _show(result)
-    return 0
 
 
 def _shares(plan: Plan, conditions: Conditions) -> dict[str, list[float]]:
@@ -118,30 +132,46 @@ def _show(result: dict[str, Any]) -> None:
     say(f"{result['policy'] or 'schedule'}: {time:.1f} ms{over}")
     if result["why"]:
         say(result["why"])
+    sizes = result["peak_bytes"]
     rows = zip(
         result["busy_ms"],
         result["busy_share"],
         result["bubble_share"],
         result["peak_in_flight"],
+        [size(nbytes) for nbytes in sizes] if sizes else ["" for _ in result["busy_ms"]],
         result["activation_budget"],
         strict=True,
     )
-    columns = ("stage", "busy, ms", "busy", "bubble", "peak in flight", "budget")
-    shown = [
+    cells = [
         (
-            str(stage),
             ms(busy / 1e3),
             f"{100 * share:.1f} %",
             f"{100 * bubble:.1f} %",
-            f"{peak:g}",
+            f"{peak:g}" + f" ({nbytes})" * bool(nbytes),
             "no limit" if budget is None else f"{budget:g}",
         )
-        for stage, (busy, share, bubble, peak, budget) in enumerate(rows)
+        for busy, share, bubble, peak, nbytes, budget in rows
     ]
-    show_table(Table("", columns, shown))
+    columns = ("stage", "busy, ms", "busy", "bubble", "peak in flight", "budget")
+    show_table(Table("", columns, _ranges(cells)))
     if result["samples"]:
         d = result["samples"]
         names = ("mean", "median", "p90", "p99", "max")
         values = (f"{time:.1f}", *(f"{d[f'{name}_ms']:.1f}" for name in names))
         row = (f"{d['count']} samples, seed {d['seed']}", *values)
         show_table(Table("", ("iteration, ms", "no jitter", *names), [row]))
+
+
+def _ranges(cells: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """A row per stage; where they are many one for equal neighbours, and not all of them."""
+    if len(cells) <= MOST_ROWS:
+        return [(str(stage), *row) for stage, row in enumerate(cells)]
+    rows, stage = [], 0
+    for row, same in groupby(cells):
+        last = stage + len(list(same)) - 1
+        rows.append((f"{stage} to {last}" if last > stage else f"{stage}", *row))
+        stage = last + 1
+    if len(rows) > MOST_ROWS:
+        half = MOST_ROWS // 2
+        rows = [*rows[:half], ("...",) * len(rows[0]), *rows[-half:]]
+    return rows

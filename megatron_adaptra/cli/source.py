@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from megatron_adaptra.cli.job import add_policy, job_of, plan_of
+from megatron_adaptra.cli.job import Job, job_of
+from megatron_adaptra.cli.once import given
+from megatron_adaptra.cli.planning import add_policy, proven_plan
 from megatron_adaptra.errors import AdaptraError, BadFile, BadInput, ScheduleError
 from megatron_adaptra.ir.check import check
-from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan, evaluate
@@ -29,20 +30,21 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 def planned_or_read(
     args: argparse.Namespace, default: Mapping[str, Any] | None = None
-) -> tuple[Plan, Conditions]:
+) -> tuple[Plan, Job]:
     """The plan, proven to run within the job's budget, and the job.
 
     `default`: values of the job, by the keys of a profile, where the user gives none. Raises
     BadFile for a file that is no schedule or one that cannot run, and BadInput for another job.
     """
     if args.schedule is None:
-        conditions = job_of(args, default)
-        plan = plan_of(args, conditions, args.policy)
-        check(plan.program, conditions.activation_budget)
-        return plan, conditions
+        job = job_of(args, default)
+        return proven_plan(args, job), job
+    if "policy" in given(args):
+        raise BadInput("--policy", args.policy, "nothing is planned, as --schedule is given")
     schedule = read_schedule(args.schedule)
     shape = {key: getattr(schedule, key) for key in ("stages", "microbatches", "chunks")}
-    conditions = job_of(args, {**(default or {}), **shape})
+    job = job_of(args, {**(default or {}), **shape})
+    conditions = job.conditions
     for key, value in shape.items():
         if getattr(conditions, key) != value:
             allowed = f"it has {value} {key}, the job has {getattr(conditions, key)}"
@@ -51,7 +53,7 @@ def planned_or_read(
         check(lower(schedule), conditions.activation_budget)  # only what is proven to end is timed
     except ScheduleError as error:
         raise BadFile("--schedule", args.schedule, f"it cannot run: {error}") from None
-    return evaluate(schedule, conditions, args.sends), conditions
+    return evaluate(schedule, conditions, args.sends), job
 
 
 def read_schedule(path: str) -> Schedule:

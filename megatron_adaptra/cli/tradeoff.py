@@ -12,6 +12,7 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import lower_bound, unlimited_bound
 from megatron_adaptra.plan import PLANNERS, Plan
 
+DEFAULT = "warmup"  # what the plugin plans with by default
 LEVERS = {"adaptive": False, "adaptive + recompute": True}  # row -> whether it may recompute
 MOST = 64.0  # times the job's delays, beyond which nothing is told apart
 
@@ -37,7 +38,9 @@ class Row:
     @property
     def fixed(self) -> bool:
         """Whether the policy takes no notice of the budget."""
-        return self.name not in LEVERS and {c for c in self.cells if c} <= {self.unlimited}
+        return self.name not in (DEFAULT, *LEVERS) and {c for c in self.cells if c} <= {
+            self.unlimited
+        }
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ class Comparison:
     tolerance: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
+    def default(self) -> Row | None:
+        """The row of the policy that the plugin plans with by default."""
+        return next((row for row in self.rows if row.name == DEFAULT), None)
+
+    @property
     def adaptive(self) -> list[Row]:
         """The rows of the levers; none where `adaptive` takes no such job."""
         return [row for row in self.rows if row.name in LEVERS]
@@ -72,11 +80,15 @@ def default_budgets(conditions: Conditions) -> tuple[float, ...]:
     return (*sorted(budget for budget in some if budget < count), math.inf)
 
 
+def names_of_rows() -> tuple[str, ...]:
+    """What the plugin runs by default first, then what it may run, then what others run."""
+    return (DEFAULT, *LEVERS, *sorted(set(PLANNERS) - {DEFAULT, "adaptive"}))
+
+
 def compare(conditions: Conditions, budgets: Sequence[float], make: Make) -> Comparison:
     """Plan the job with every policy within each of `budgets`, in microbatches per stage."""
     rows, refused = [], {}
-    names = sorted(set(PLANNERS) - {"adaptive"})
-    for name in (*names, *LEVERS):
+    for name in names_of_rows():
         policy, recompute = ("adaptive", LEVERS[name]) if name in LEVERS else (name, False)
         job = replace(conditions, recompute=recompute)
         try:
@@ -84,7 +96,7 @@ def compare(conditions: Conditions, budgets: Sequence[float], make: Make) -> Com
         except BadInput as error:
             if error.field == "--time-limit":
                 raise
-            refused[name] = str(error)
+            refused[name] = f"{error.field} {error.value}: {error.allowed}"
             continue
         cells = (unlimited if math.isinf(b) else _fitting(job, b, policy, make) for b in budgets)
         rows.append(Row(name, unlimited, tuple(cells)))

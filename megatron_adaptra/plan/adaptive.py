@@ -25,6 +25,7 @@ from megatron_adaptra.plan.search.rule_search import RuleSearch, shorter
 from megatron_adaptra.plan.search.search_budget import SearchBudget, end_of, late, left
 from megatron_adaptra.plan.search.tabu_search import TabuSearch
 from megatron_adaptra.sim.clock import simulate
+from megatron_adaptra.units import brief
 
 RIVALS = ("1f1b", "zb-h1", "zb-h2", "interleaved")
 # Shares of the budget by which the rules are tuned: on fewer microbatches, then on all; or at once.
@@ -160,10 +161,10 @@ def _rank(seconds: float) -> float:
 def explain(schedule: Schedule, conditions: Conditions) -> str:
     """The plan in one sentence."""
     ops = [op.kind for line in schedule.order for op in line]
-    what = ["warmup " + ",".join(map(str, schedule.warmup))]
+    what = [f"warmup {brief(schedule.warmup)}"]
     split, whole = ops.count(Kind.I), ops.count(Kind.B)
     if split:
-        what.append(f"{split} of {split + whole} backwards in halves")
+        what.append(f"{split} of {split + whole} backwards split into input and weight gradients")
     if Kind.R in ops:
         what.append(f"{ops.count(Kind.R)} of {ops.count(Kind.F)} forwards recomputed")
     return slow_links(conditions) + ", ".join(what)

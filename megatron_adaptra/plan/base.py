@@ -71,6 +71,7 @@ Planner = Callable[[Conditions, str, float | None], Schedule]
 PLANNERS: dict[str, Planner] = {}
 SEARCHING = ("adaptive", "warmup")
 FIXED = 4.0  # what is done to any plan, and to find one by a quick rule, in times of evaluating it
+MOST_NAMED = 8  # links in a sentence
 RANKED = 8.0  # the same, where plans have to be simulated to choose one
 
 
@@ -161,4 +162,6 @@ def slow_links(conditions: Conditions) -> str:
         for (a, b), link in sorted(conditions.links.items())
         if link.delay > 0 or math.isfinite(link.bandwidth)
     ]
+    if len(slow) > MOST_NAMED:
+        slow = [*slow[:MOST_NAMED], f"and {len(slow) - MOST_NAMED} more"]
     return f"slow links {'; '.join(slow)}: " if slow else "no slow link: "

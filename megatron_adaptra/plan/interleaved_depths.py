@@ -14,6 +14,7 @@ from megatron_adaptra.plan.base import slow_links
 from megatron_adaptra.plan.fixed.interleaved import interleaved, interleaved_line
 from megatron_adaptra.plan.search.search_budget import late
 from megatron_adaptra.sim.clock import simulate
+from megatron_adaptra.units import brief
 
 STEPS = (1, 2, 4)  # forwards by which a warmup grows at once
 GAIN = 1e-3  # share of an iteration that a step has to save
@@ -69,5 +70,5 @@ def deeper_interleaved(conditions: Conditions, sends: str, end: float = math.inf
         least, _, best = found
     why = stock.why
     if any(best):
-        why = f"interleaved 1F1B, {','.join(map(str, best))} forwards more than Megatron's warmup"
+        why = f"interleaved 1F1B, {brief(best)} forwards more than Megatron's warmup"
     return replace(schedule(best), policy="warmup", why=slow_links(conditions) + why)

@@ -17,6 +17,7 @@ from megatron_adaptra.plan.depths import Depths, DepthSearch
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
 from megatron_adaptra.plan.interleaved_depths import deeper_interleaved
 from megatron_adaptra.plan.search.search_budget import end_of
+from megatron_adaptra.units import brief
 
 
 @planner("warmup")
@@ -44,5 +45,5 @@ def explain(conditions: Conditions, depths: Depths) -> str:
     if not any(more):
         what = "the warmup of 1F1B is deep enough"
     else:
-        what = "warmup " + ",".join(map(str, depths)) + " instead of " + ",".join(map(str, stock))
+        what = f"warmup {brief(depths)} instead of {brief(stock)}"
     return slow_links(conditions) + what

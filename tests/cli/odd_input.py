@@ -25,7 +25,7 @@ WHOLE = ["0", "-0", "1.0", "1e3", "inf", "100000000", "9" * 30, "+-1"]
 
 
 def flag_cases():
-    """Command lines; the last value of a flag counts."""
+    """Command lines; of a flag that comes twice the last value is taken."""
     for i, word in enumerate(WORDS):
         yield [JOBS[i % 4], *FLAGS, f"{NUMBERS[i % 9]}={word}"]
         yield [JOBS[i % 3], *FLAGS, f"--microbatches={word}"]

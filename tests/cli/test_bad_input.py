@@ -22,6 +22,8 @@ def test_a_process_says_it_in_one_line():
         ("--microbatches 1.5", "--microbatches '1.5': it has to be a whole number of at least"),
         ("--microbatches -3", "--microbatches -3: it has to be a whole number of at least 1"),
         ("--microbatches 99999999", "--microbatches 99999999: stages x microbatch"),
+        ("--stages 1000000000", "--stages 1000000000: stages x microbatch"),
+        ("--chunks 99999999", "--chunks 99999999: stages x microbatch"),
         ("--chunks 0", "--chunks 0: it has to be a whole number of at least 1"),
         ("--forward-ms -1", f"--forward-ms -1.0: {LEAST}"),
         ("--forward-ms 1,nan", f"--forward-ms nan: {LEAST}"),

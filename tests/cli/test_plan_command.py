@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from commands import FLAGS, JOB, process, strict
 
+from megatron_adaptra.cli.main import main
+
 KEYS = {
     "policy", "why", "warmup", "stages", "predicted_ms", "lower_bound_ms", "gap", "stock_ms",
-    "unlimited_bound_ms",
+    "unlimited_bound_ms", "default_engine_ms", "peak_bytes",
     "peak_in_flight", "planning_ms",
 }  # fmt: skip
 
@@ -69,7 +71,7 @@ def test_switches_win_over_the_file(here, profile):
     assert not any(op.startswith("I") for line in whole["stages"] for op in line)
     assert here.json("plan", "--profile", path, "--split")["lower_bound_ms"] < 495
     line = here.refused("plan", "--profile", path, "--policy", "zb-h1")
-    assert line.startswith("split False: ")
+    assert line.startswith("split False: policies zb-h1 and zb-h2")
 
 
 def test_one_of_several(here, profile):
@@ -132,7 +134,7 @@ def test_stock_with_chunks_is_megatrons_interleaved_schedule(here):
     assert "F0.1" in plan["stages"][0]
     # Megatron refuses a number of microbatches that the stages do not divide.
     line = here.refused("plan", *chunks, "--microbatches", 11)
-    assert line.startswith("microbatches 11: ")
+    assert line.startswith("--microbatches 11: ")
 
 
 def test_the_link_from_the_last_stage_to_the_first(here):
@@ -151,9 +153,94 @@ def test_a_return_delay_of_its_own(here):
     assert "3->2" not in down["why"]
 
 
-def test_what_cannot_run_is_one_line_and_status_1(here):
-    line = here.failed("plan", *FLAGS, "--policy", "1f1b", "--activation-budget", 2)
-    assert line == "stage 0 holds 4 microbatches' activations, its budget is 2"
+@pytest.mark.parametrize("command", ["plan", "simulate", "draw"])
+@pytest.mark.parametrize(
+    ("policy", "budget", "least"),
+    [
+        ("1f1b", "2", "2.0: policy 1f1b needs at least 4; adaptive needs 1"),
+        ("1f1b", "4,3,1,1", "[4.0, 3.0, 1.0, 1.0]: policy 1f1b needs at least 4,3,2,1; adaptive"),
+        ("1f1b", "1GB", "'1GB': policy 1f1b needs at least 1.6GB; adaptive needs 0.4GB"),
+        ("1f1b", "1024MiB", "'1024MiB': policy 1f1b needs at least 1526MiB; adaptive"),
+        ("adaptive", "1B", "'1B': it has to be at least 400000000B, what one microbatch takes"),
+        ("adaptive", "1GB,1kB,1GB,1GB", "'1kB': it has to be at least 400000kB on stage 1"),
+        ("gpipe", "4", "4.0: policy gpipe needs at least 12; adaptive needs 1"),
+    ],
+)
+def test_a_budget_that_cannot_be_met_names_the_least(here, command, policy, budget, least):
+    words = ("--policy", policy, "--activation-bytes", "400MB", "--activation-budget", budget)
+    assert here.refused(command, *FLAGS, *words).startswith(f"--activation-budget {least}")
+
+
+def test_the_least_budget_works(here):
+    words = (*FLAGS, "--policy", "1f1b", "--activation-bytes", "400MB", "--activation-budget")
+    plan = here.json("plan", *words, "1.6GB")
+    assert plan["peak_bytes"] == [1.6e9, 1.2e9, 0.8e9, 0.4e9]
+    assert here.json("plan", *words, "1526MiB")["peak_bytes"] == plan["peak_bytes"]
+    line = here.refused("plan", *FLAGS, "--activation-budget", "20GiB")
+    assert line.startswith("--activation-budget '20GiB': bytes need --activation-bytes")
+
+
+def test_what_runs_by_default_comes_first(here):
+    plan = here.json("plan", *FLAGS)
+    warmup = here.json("plan", *FLAGS, "--policy", "warmup")
+    assert plan["predicted_ms"] < plan["default_engine_ms"] == warmup["predicted_ms"]
+    rows = [line.split("│") for line in here("plan", *FLAGS)[0].splitlines() if "│" in line]
+    flags = [(row[1].strip(), row[2].strip()) for row in rows]
+    assert flags == [
+        ("warmup", "--adaptra"),
+        ("adaptive", "--adaptra --adaptra-engine executor"),
+        ("1f1b", "none: stock Megatron"),
+        ("lower bound", ""),
+    ]
+    out, _ = here("plan", *FLAGS, "--policy", "zb-h1")
+    assert "--adaptra --adaptra-engine executor --adaptra-policy zb-h1" in out
+    assert "num_warmup_microbatches" in out
+    out, _ = here("plan", *FLAGS, "--recompute", "--activation-budget", 3)
+    assert "--adaptra --adaptra-engine executor --adaptra-recompute" in out
+
+
+def test_the_default_stays_where_a_plan_saves_too_little(here):
+    """The plugin adopts no plan that saves less than --adaptra-min-gain."""
+    words = (*FLAGS, "--link-delay-ms", "0,0,1")
+    plan = here.json("plan", *words)
+    assert plan["predicted_ms"] < plan["stock_ms"] == plan["default_engine_ms"]
+    assert "--adaptra stays with 1f1b here" in here("plan", *words)[0]
+
+
+def test_several_chunks_have_a_default_too(here):
+    words = (*FLAGS, "--chunks", 2)
+    warmup = here.json("plan", *words, "--policy", "warmup")
+    assert here.json("plan", *words)["default_engine_ms"] == warmup["predicted_ms"]
+    assert "not run in training" in here("plan", *words)[0]
+    refused = here.json("plan", *words, "--microbatches", 11)
+    assert refused["default_engine_ms"] is refused["stock_ms"] is None
+
+
+def test_a_flag_is_given_once(capsys):
+    assert main(["plan", *FLAGS, "--stages", "5"]) == 2
+    assert capsys.readouterr().err == (
+        "adaptra: error: --stages '5': it is given twice, '4' and '5'\n"
+    )
+    assert main(["plan", *FLAGS, "--split", "--no-split"]) == 2
+    assert capsys.readouterr().err == (
+        "adaptra: error: arguments '--no-split': --split is given, too\n"
+    )
+    assert main(["plan", *FLAGS, "--stages", "4", "--json"]) == 0
+
+
+def test_many_stages_are_ranges(here):
+    words = ("--forward-ms", 1, "--backward-ms", 2, "--link-delay-ms", 1, "--policy", "warmup")
+    out, _ = here("plan", "--stages", 300, "--microbatches", 4, *words)
+    assert max(map(len, out.splitlines())) < 250
+    out, _ = here("simulate", "--stages", 300, "--microbatches", 4, *words)
+    assert len(out.splitlines()) < 50
+
+
+def test_a_plan_that_takes_minutes_is_refused_unless_asked_for(here):
+    words = ("--forward-ms", 1, "--backward-ms", 2, "--stages", 10_000, "--microbatches", 100)
+    line = here.refused("plan", *words)
+    assert line.startswith("--time-limit is missing: a plan of this size takes ")
+    assert "give at least " in line
 
 
 @pytest.mark.parametrize("budget", ["1", "1,1,1,1"])

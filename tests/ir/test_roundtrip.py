@@ -48,7 +48,7 @@ def test_op_text(text, op):
     "text", ["", "F", "3", "f3", "Q3", "F-1", "F3.", "F3@", "F3 ", "F٣", "FF3"]
 )
 def test_what_is_no_op_is_refused(text):
-    with pytest.raises(BadInput, match="^op "):
+    with pytest.raises(BadInput, match=r"^op "):
         Op.parse(text)
 
 

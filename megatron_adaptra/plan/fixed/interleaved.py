@@ -22,7 +22,9 @@ def interleaved(conditions: Conditions, sends: str, time_limit: float | None) ->
     """
     stages, count, chunks = conditions.stages, conditions.microbatches, conditions.chunks
     if chunks == 1:
-        raise BadInput("chunks", chunks, "policy interleaved needs at least 2; with 1 it is policy 1f1b")
+        raise BadInput(
+            "chunks", chunks, "policy interleaved needs at least 2; with 1 it is policy 1f1b"
+        )
     if stages == 1:
         raise BadInput("stages", stages, "policy interleaved needs at least 2")
     if count % stages:
