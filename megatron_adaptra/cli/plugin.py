@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from megatron_adaptra.config import SPLITTING, AdaptraConfig
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.plan import PLANNERS, Plan, evaluate
@@ -15,6 +14,8 @@ DEFAULT = "--adaptra"
 EXECUTOR = f"{DEFAULT} --adaptra-engine executor"
 STOCK = "none: stock Megatron"
 NOTHING = "not run in training"
+SPLITTING = ("zb-h1", "zb-h2")  # as in config, which takes too long to import
+RULE = ReplanPolicy()
 
 # (conditions, policy) -> plan
 Make = Callable[[Conditions, str], Plan]
@@ -49,7 +50,7 @@ def default_plan(conditions: Conditions, sends: str, make: Make) -> Plan | None:
             raise
         return None
     start = evaluate(first, conditions, sends)
-    return plan if ReplanPolicy(AdaptraConfig().min_gain).gains(plan, start) else start
+    return plan if RULE.gains(plan, start) else start
 
 
 def kept_in_words(default: Plan | None) -> str:
@@ -58,7 +59,7 @@ def kept_in_words(default: Plan | None) -> str:
         return "Megatron refuses this shape, so --adaptra has nothing to run"
     if default.schedule.policy == "warmup":
         return ""
-    gain = f"{100 * AdaptraConfig().min_gain:g} %"
+    gain = f"{100 * RULE.min_gain:g} %"
     return (
         f"--adaptra stays with {default.schedule.policy} here: a plan of policy warmup would not "
         f"save {gain} of the iteration (--adaptra-min-gain)"

@@ -65,7 +65,7 @@ def test_the_table():
     row = next(line for line in out.splitlines() if "gpipe" in line)
     assert "–" in row
     assert "no limit" in out
-    assert "interleaved is left out: chunks 1: " in out
+    assert "left out: interleaved; chunks 1: policy interleaved needs" in out
 
 
 def test_policies_that_refuse_the_job_are_named(here):
@@ -73,6 +73,36 @@ def test_policies_that_refuse_the_job_are_named(here):
     assert {"1f1b", "zb-h1", "zb-h2"} <= set(data["refused"])
     assert "interleaved" in data["policies"]
     assert data["stock_ms"] == data["policies"]["interleaved"]["unlimited"]["iteration_ms"]
+
+
+def test_what_runs_by_default_comes_first(here, tmp_path):
+    """The headline is what --adaptra alone gains; all others name their flags."""
+    data = here.json("compare", *SMALL)
+    plan = here.json("plan", *SMALL)
+    assert data["default_engine_ms"] == plan["default_engine_ms"] == cells(data, "warmup")[-1]
+    out, _ = here("compare", *SMALL)
+    _, first, more, same, *_ = out.splitlines()
+    times = data["stock_ms"] / data["default_engine_ms"]
+    assert first.startswith(f"With --adaptra {times:.2f}× as fast as 1F1B: ")
+    for line in (more, same):
+        assert " with --adaptra --adaptra-engine executor" in line
+        assert "executor --adaptra-recompute" in line
+    rows = [line.split("│") for line in out.splitlines() if "│" in line]
+    assert [row[1].strip() for row in rows[:3]] == ["warmup", "adaptive", "adaptive + recompute"]
+    assert rows[0][2].strip() == "--adaptra"
+    assert all(row[2].strip() for row in rows[:-1])
+
+
+def test_budgets_are_shown_in_bytes_where_these_are_known(here):
+    out, _ = here("compare", *SMALL, "--activation-bytes", "400MB")
+    assert "3 (1.2GB)" in out
+    assert "3 (1.2GB)" not in here("compare", *SMALL)[0]
+
+
+def test_one_reason_is_said_once(here):
+    out, _ = here("compare", *SMALL, "--chunks", 2)
+    (line,) = [line for line in out.splitlines() if line.startswith("left out")]
+    assert line.startswith("left out: 1f1b, gpipe, zb-h1, zb-h2; chunks 2: it has to be 1")
 
 
 def test_default_budgets():
@@ -143,7 +173,7 @@ def test_out_holds_data_page_and_picture(here, tmp_path):
         "6 (all)",
     ):
         assert text in said
-    assert "1F1B in the same memory" in said
+    assert "In the memory of 1F1B: " in said
     dots = [title.splitlines()[0] for title in titles(root) if "\n" in title]
     assert dots.count("adaptive") == 4  # two budgets in two charts
     assert dots.count("1f1b") == 1
@@ -168,7 +198,8 @@ sys.exit(main({argv}))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0
     said = "a PNG needs matplotlib, which is not installed: pip install 'megatron-adaptra[plot]'"
-    assert done.stderr == f"adaptra: {said}\n"
+    lines = [line for line in done.stderr.splitlines() if " so far)" not in line]
+    assert lines == [f"adaptra: {said}"]
     assert {path.name for path in tmp_path.iterdir()} == {
         MARKER, "compare.json", "compare.html",
     }  # fmt: skip

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from commands import FLAGS, JOB, process, strict
 
+from megatron_adaptra.cli import plugin
 from megatron_adaptra.cli.main import main
+from megatron_adaptra.config import SPLITTING, AdaptraConfig
 
 KEYS = {
     "policy", "why", "warmup", "stages", "predicted_ms", "lower_bound_ms", "gap", "stock_ms",
@@ -205,6 +207,12 @@ def test_the_default_stays_where_a_plan_saves_too_little(here):
     plan = here.json("plan", *words)
     assert plan["predicted_ms"] < plan["stock_ms"] == plan["default_engine_ms"]
     assert "--adaptra stays with 1f1b here" in here("plan", *words)[0]
+
+
+def test_what_is_known_of_the_plugin_is_what_its_flags_say():
+    assert plugin.RULE.min_gain == AdaptraConfig().min_gain
+    assert plugin.SPLITTING == SPLITTING
+    assert AdaptraConfig().engine == "native"
 
 
 def test_several_chunks_have_a_default_too(here):
