@@ -5,8 +5,8 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import contextmanager, redirect_stderr
 
-import pytest
 from commands import FLAGS
 
 from megatron_adaptra.cli import output
@@ -15,32 +15,33 @@ from megatron_adaptra.cli.output import progress
 COMMAND = [sys.executable, "-m", "megatron_adaptra"]
 
 
-@pytest.fixture
-def read_end(monkeypatch):
+@contextmanager
+def read_end():
     """Standard error as a pipe, to wait for a line of it."""
     reader, writer = os.pipe()
     with os.fdopen(reader) as lines, os.fdopen(writer, "w", buffering=1) as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
-        yield lines
+        with redirect_stderr(stream):
+            yield lines
 
 
-def test_lines_name_what_is_done_and_how_far(read_end, monkeypatch):
+def test_lines_name_what_is_done_and_how_far(monkeypatch):
     monkeypatch.setattr(output, "QUIET", 0.01)
     monkeypatch.setattr(output, "BETWEEN", 0.01)
-    with progress("planning", lines=True) as at:
-        assert re.fullmatch(r"adaptra: planning \(\d+ s so far\)\n", read_end.readline())
+    with read_end() as lines, progress("planning", lines=True) as at:
+        assert re.fullmatch(r"adaptra: planning \(\d+ s so far\)\n", lines.readline())
         at("2 of 3, policy warmup")
-        while "2 of 3" not in (line := read_end.readline()):
+        while "2 of 3" not in (line := lines.readline()):
             assert line.startswith("adaptra: planning (")
         assert re.fullmatch(r"adaptra: planning: 2 of 3, policy warmup \(\d+ s so far\)\n", line)
 
 
-def test_nothing_is_said_of_what_is_done_soon(read_end, monkeypatch):
+def test_nothing_is_said_of_what_is_done_soon(monkeypatch):
     monkeypatch.setattr(output, "QUIET", 3600.0)
-    with progress("planning", lines=True) as at:
-        at("1 of 1")
-    sys.stderr.write("end\n")
-    assert read_end.readline() == "end\n"
+    with read_end() as lines:
+        with progress("planning", lines=True) as at:
+            at("1 of 1")
+        sys.stderr.write("end\n")
+        assert lines.readline() == "end\n"
 
 
 def test_a_terminal_shows_how_far_it_is():
