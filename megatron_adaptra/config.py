@@ -83,8 +83,8 @@ class AdaptraConfig:
     )
     policy: str = _setting(
         "adaptive",
-        "adaptive: a plan for the links as they are (with the executor also of halves of "
-        "backwards); the others are fixed: 1f1b and interleaved as Megatron runs them, zb-h1 and "
+        "adaptive: a plan for the links as they are (the executor may also split backwards in two); "
+        "the others are fixed: 1f1b and interleaved as Megatron runs them, zb-h1 and "
         "zb-h2 with the executor",
         choices=POLICIES,
     )
@@ -111,8 +111,8 @@ class AdaptraConfig:
     small_collectives: str = _setting(
         "auto",
         "small collectives of an iteration's end that cross stages: exchanged directly, in one "
-        "delay, where that is faster (auto), always (on), or never (off); fixed is on, and where "
-        "the backend's order of a sum cannot be found, values are summed in the order of the ranks",
+        "delay, where that is faster (auto), always (on), or never (off); fixed: as on, and where "
+        "it cannot be found out in which order the backend adds, ranks are added in their order",
         choices=SMALL_COLLECTIVES,
     )
     post_receives: str = _setting(
