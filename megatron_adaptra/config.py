@@ -83,9 +83,9 @@ class AdaptraConfig:
     )
     policy: str = _setting(
         "adaptive",
-        "adaptive: a plan for the links as they are (the executor may also split backwards in two); "
-        "the others are fixed: 1f1b and interleaved as Megatron runs them, zb-h1 and "
-        "zb-h2 with the executor",
+        "adaptive: a plan for the links as they are (the executor may also split backwards in "
+        "two); the others are fixed: 1f1b and interleaved as Megatron runs them, zb-h1 and zb-h2 "
+        "with the executor",
         choices=POLICIES,
     )
     recompute: bool = _setting(
