@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -52,13 +53,13 @@ class Outcome(NamedTuple):
 def table_of(result: Comparison, outcome: Outcome) -> Table:
     """Policies by budgets, and below them what no schedule that recomputes nothing can beat."""
     rows = [
-        (row.name, _flags(row, result), *(_cell_text(c, result.bound) for c in row.cells))
+        (row.name, *(_cell_text(c, result.bound) for c in row.cells), _flags(row, result))
         for row in result.rows
     ]
     bounds = (f"{1e3 * b:.1f}" for b in result.bounds)
-    rows.append(("lower bound without recompute", "", *bounds))
+    rows.append(("lower bound without recompute", *bounds, ""))
     names = (_budget_name(budget, outcome.activation_bytes) for budget in result.budgets)
-    return Table("", ("policy", "flags in training", *names), rows)
+    return Table("", ("policy", *names, "flags in training"), rows)
 
 
 def notes(result: Comparison) -> list[str]:
@@ -152,14 +153,24 @@ def leads(result: Comparison, outcome: Outcome) -> list[str]:
     if stock is None:
         return [words for words in out if words]
     rows = [row for row in (result.default, *result.adaptive) if row and _runs(row, result)]
-    free = [f"{_named(row, result, outcome, row.unlimited)}" for row in rows[1:]]
-    if free:
-        out.append(f"With more flags and no limit of memory: {'; '.join(free)}.")
+    free = _ever_faster([(row, row.unlimited) for row in rows])
+    words = "; ".join(
+        _named(row, result, outcome, cell) for row, cell in free if row.name in LEVERS
+    )
+    out.append(f"With more flags and no limit of memory: {words}." if words else "")
     same = [(row, cell) for row in rows if (cell := _same_memory(row, result, stock))]
-    if same:
-        words = "; ".join(_named(row, result, outcome, cell) for row, cell in same)
-        out.append(f"In the memory of {outcome.stock_name}: {words}.")
+    words = "; ".join(_named(row, result, outcome, cell) for row, cell in _ever_faster(same))
+    out.append(f"In the memory of {outcome.stock_name}: {words}." if words else "")
     return [words for words in out if words]
+
+
+def _ever_faster(rows: Sequence[tuple[Row, Cell]]) -> list[tuple[Row, Cell]]:
+    """Those that are faster than all before them."""
+    out: list[tuple[Row, Cell]] = []
+    for row, cell in rows:
+        if all(cell.seconds < other.seconds * (1 - 1e-9) for _, other in out):
+            out.append((row, cell))
+    return out
 
 
 def _runs(row: Row, result: Comparison) -> bool:
@@ -232,8 +243,10 @@ def _tiles(result: Comparison, outcome: Outcome) -> list[tuple[str, str]]:
     runs = [row for row in result.adaptive if _runs(row, result)]
     if runs:
         best = min(runs, key=lambda row: row.unlimited.seconds)
-        holds = number(best.unlimited.peak)
-        words = f"with {_flags(best, result)}, holds {holds} microbatches"
+        words = f"with {_flags(best, result)}, holds {number(best.unlimited.peak)} microbatches"
+        each = set(outcome.activation_bytes or ())
+        if len(each) == 1:
+            words += f", {size(best.unlimited.peak * each.pop())}"
         out.append((ms(best.unlimited.seconds), words))
     out.append((ms(result.bound), "lower bound: what no schedule can beat"))
     return out

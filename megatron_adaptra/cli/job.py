@@ -140,11 +140,11 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
                 numbers = [read(word) for word in text.split(",")]
                 out[key] = numbers if "," in text else numbers[0]
         except ValueError:
-            allowed = (
-                "it has to be a whole number of at least 1"
-                if key in _WHOLE
-                else "it has to be a number, or several with commas between"
+            allowed = "it has to be a number" + ", or several with commas between" * (
+                key not in _SINGLE
             )
+            if key in _WHOLE:
+                allowed = "it has to be a whole number of at least 1"
             raise BadInput(_flag(key), text, allowed) from None
     return out
 

@@ -84,13 +84,12 @@ def test_what_runs_by_default_comes_first(here, tmp_path):
     _, first, more, same, *_ = out.splitlines()
     times = data["stock_ms"] / data["default_engine_ms"]
     assert first.startswith(f"With --adaptra {times:.2f}× as fast as 1F1B: ")
-    for line in (more, same):
-        assert " with --adaptra --adaptra-engine executor" in line
-        assert "executor --adaptra-recompute" in line
+    assert more.endswith(" with --adaptra --adaptra-engine executor.")
+    assert same.endswith(" with --adaptra --adaptra-engine executor --adaptra-recompute.")
     rows = [line.split("│") for line in out.splitlines() if "│" in line]
     assert [row[1].strip() for row in rows[:3]] == ["warmup", "adaptive", "adaptive + recompute"]
-    assert rows[0][2].strip() == "--adaptra"
-    assert all(row[2].strip() for row in rows[:-1])
+    assert rows[0][-2].strip() == "--adaptra"
+    assert all(row[-2].strip() for row in rows[:-1])
 
 
 def test_budgets_are_shown_in_bytes_where_these_are_known(here):

@@ -342,7 +342,7 @@ def test_why_names_the_slow_links_and_the_levers():
     assert plan.schedule.policy == "adaptive"
     ops = [op.kind.value for line in plan.schedule.order for op in line]
     assert "1->2 60 ms; 2->1 60 ms: warmup " in plan.schedule.why
-    assert f"{ops.count('I')} of 24 backwards in halves" in plan.schedule.why
+    assert f"{ops.count('I')} of 24 backwards split into" in plan.schedule.why
     assert f"{ops.count('R')} of 24 forwards recomputed" in plan.schedule.why
     assert make_plan(c.healthy()).schedule.why.startswith("no slow link: ")
 
