@@ -64,7 +64,10 @@ def table_of(result: Comparison, outcome: Outcome) -> Table:
 
 def notes(result: Comparison) -> list[str]:
     """What the table does not say by itself."""
-    out = []
+    out = [
+        "warmup: Megatron's own schedule with other warmup depths; adaptive: any order, and "
+        "backwards split into input and weight gradients; recompute: some forwards run twice"
+    ]
     if any(cell is None for row in result.rows for cell in row.cells):
         out.append("–: holds more activations than the budget allows")
     why: dict[str, list[str]] = {}

@@ -10,7 +10,14 @@ from typing import Any
 from megatron_adaptra.cli.job import Job, add_job, job_of
 from megatron_adaptra.cli.output import Table, ms, print_json, progress, say, show_table
 from megatron_adaptra.cli.planning import add_planning, add_policy, plan_of, proven_plan, stock_of
-from megatron_adaptra.cli.plugin import DEFAULT, STOCK, default_plan, flags_of, kept_in_words
+from megatron_adaptra.cli.plugin import (
+    DEFAULT,
+    STOCK,
+    WARMUP,
+    default_plan,
+    flags_of,
+    kept_in_words,
+)
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import unlimited_bound
 from megatron_adaptra.plan import Plan
@@ -109,10 +116,7 @@ def _show(
 
 def _explained(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """What the columns mean."""
-    yield (
-        "warmup depth: forwards before a stage's first backward, one more than Megatron's "
-        "num_warmup_microbatches; peak in flight: microbatches whose activations a stage holds"
-    )
+    yield f"{WARMUP}; peak in flight: microbatches whose activations a stage holds"
     if any(" x " in row[4] or " x " in row[5] for row in rows):
         yield "stages from first to last; 26 x 64: 64 stages in a row with 26 each"
 

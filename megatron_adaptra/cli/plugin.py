@@ -14,6 +14,10 @@ DEFAULT = "--adaptra"
 EXECUTOR = f"{DEFAULT} --adaptra-engine executor"
 STOCK = "none: stock Megatron"
 NOTHING = "not run in training"
+WARMUP = (
+    "warmup depth: forwards before a stage's first backward, one more than Megatron's "
+    "num_warmup_microbatches"
+)
 SPLITTING = ("zb-h1", "zb-h2")  # as in config, which takes too long to import
 RULE = ReplanPolicy()
 
@@ -54,9 +58,13 @@ def default_plan(conditions: Conditions, sends: str, make: Make) -> Plan | None:
 
 
 def kept_in_words(default: Plan | None) -> str:
-    """Why the default is no plan of policy warmup, in a sentence; empty where it is one."""
+    """What is unexpected of the default, in a sentence; empty for a plan of policy warmup."""
     if default is None:
         return "Megatron refuses this shape, so --adaptra has nothing to run"
+    budgets = default.conditions.activation_budget
+    if any(peak > most + 1e-9 for peak, most in zip(default.peak_in_flight, budgets, strict=True)):
+        most = f"{max(default.peak_in_flight):g} microbatches"
+        return f"--adaptra does not keep to this budget with several chunks: it holds {most}"
     if default.schedule.policy == "warmup":
         return ""
     gain = f"{100 * RULE.min_gain:g} %"

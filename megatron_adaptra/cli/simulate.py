@@ -12,6 +12,7 @@ from typing import Any
 from megatron_adaptra.cli.job import add_job
 from megatron_adaptra.cli.output import Table, ms, print_json, progress, say, show_table
 from megatron_adaptra.cli.planning import add_planning
+from megatron_adaptra.cli.plugin import WARMUP
 from megatron_adaptra.cli.source import add_source, planned_or_read
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
@@ -132,6 +133,8 @@ def _show(result: dict[str, Any]) -> None:
     say(f"{result['policy'] or 'schedule'}: {time:.1f} ms{over}")
     if result["why"]:
         say(result["why"])
+    if "warmup" in result["why"]:
+        say(WARMUP)
     sizes = result["peak_bytes"]
     rows = zip(
         result["busy_ms"],

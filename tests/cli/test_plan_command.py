@@ -220,6 +220,8 @@ def test_several_chunks_have_a_default_too(here):
     warmup = here.json("plan", *words, "--policy", "warmup")
     assert here.json("plan", *words)["default_engine_ms"] == warmup["predicted_ms"]
     assert "not run in training" in here("plan", *words)[0]
+    out, _ = here("plan", *words, "--activation-budget", 3)
+    assert "--adaptra does not keep to this budget with several chunks: it holds" in out
     refused = here.json("plan", *words, "--microbatches", 11)
     assert refused["default_engine_ms"] is refused["stock_ms"] is None
 
