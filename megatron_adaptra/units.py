@@ -66,7 +66,7 @@ def brief(values: Iterable[float], most: int = 40) -> str:
 
 
 def size(nbytes: float, unit: str = "") -> str:
-    """So many bytes in four digits, rounded up, so that what is read again is no less.
+    """So many bytes, `nbytes`, in four digits, rounded up: what is read again is no less.
 
     `unit`: one of `parse_bytes`; by default the greatest of GB, MB, kB and B that is not too great.
     """

@@ -77,7 +77,7 @@ class Job:
     field: Callable[[str], str]
 
     def nbytes(self, held: Sequence[float]) -> list[float] | None:
-        """Bytes of the activations that stages hold, from microbatches, if they are known."""
+        """Per stage, the bytes of `held`, microbatches' activations, if they are known."""
         if self.activation_bytes is None:
             return None
         return [count * each for count, each in zip(held, self.activation_bytes, strict=True)]

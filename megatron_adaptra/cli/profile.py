@@ -93,7 +93,7 @@ def conditions_of(values: Mapping[str, Any], field: Field = str) -> Conditions:
 
 
 def unit_of(text: str) -> str:
-    """The unit of a size, such as `20GiB`, without its number."""
+    """The unit of `text`, a size such as `20GiB`, without its number."""
     return text.strip().lstrip("0123456789.e- ")
 
 

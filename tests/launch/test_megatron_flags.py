@@ -42,7 +42,7 @@ def test_set_wins_and_adds() -> None:
         ("- a\n", "mapping"),
         ("", "mapping"),
         ("a: [1\n", "not YAML"),
-        ("lr: 0x" + "f" * 9000, "lr"),
+        ("lr: 0x" + "f" * 9000, "line 1: "),
         ("lr: &a [*a]", "anchor"),
         ("lr: {a: 1}\n", "lr"),
         ("lr:\n", "lr"),
