@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.units import number, parse_rate, parse_seconds, whole
+from megatron_adaptra.units import (
+    brief,
+    number,
+    parse_bytes,
+    parse_rate,
+    parse_seconds,
+    size,
+    whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +72,28 @@ def test_a_number_that_is_printed_is_read(count, value):
 def test_what_is_printed_is_read(value, unit):
     scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
     assert parse_seconds(f"{value!r}{unit}".replace("e+", "e")) == value * scale
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([4, 3, 2.5, 1], "4,3,2.5,1"),
+        ([26] * 64, "26 x 64"),
+        ([26] * 64 + [12] * 3 + [1], "26 x 64, 12 x 3, 1"),
+        (range(100, 0, -1), "100, 99, 98, 97, 96, 95, 94, 93, ..., 1"),
+        ([], ""),
+    ],
+)
+def test_many_values_are_brief(values, text):
+    assert brief(values) == text
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=300))
+def test_what_is_brief_is_short(values):
+    assert len(brief(values)) <= 60
+
+
+@given(st.floats(1.0, 1e15), st.sampled_from(["", "B", "kB", "MB", "GB", "KiB", "MiB", "GiB"]))
+def test_a_size_that_is_read_again_is_no_less_and_hardly_more(nbytes, unit):
+    again = parse_bytes(size(nbytes, unit).replace("e+", "e"))
+    assert nbytes * (1 - 1e-9) <= again <= max(1.002 * nbytes, nbytes + 1)

@@ -218,7 +218,8 @@ class _Taker:
                 continue
             nbytes = self.size(key, one)
             if unit is None:
-                fault = f"bytes need {self.field('activation_bytes')}, those of one microbatch"
+                known = self.field("activation_bytes")
+                fault = f"give {known}, what one microbatch takes, or microbatches, 1 at least"
                 raise BadInput(self.field(key), one, fault)
             if nbytes < unit[stage]:
                 alone = isinstance(self.values[key], (list, tuple))

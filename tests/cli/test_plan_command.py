@@ -179,7 +179,7 @@ def test_the_least_budget_works(here):
     assert plan["peak_bytes"] == [1.6e9, 1.2e9, 0.8e9, 0.4e9]
     assert here.json("plan", *words, "1526MiB")["peak_bytes"] == plan["peak_bytes"]
     line = here.refused("plan", *FLAGS, "--activation-budget", "20GiB")
-    assert line.startswith("--activation-budget '20GiB': bytes need --activation-bytes")
+    assert line.startswith("--activation-budget '20GiB': give --activation-bytes, what one")
 
 
 def test_what_runs_by_default_comes_first(here):
