@@ -224,8 +224,8 @@ def _charts(result: Comparison, share: float) -> list[XYChart]:
         lines.append(Curve("this job", BOUND, job, marked=False, dashed=True))
         note = (
             f"The delay of the slowest link (all scaled alike) up to which an iteration takes at "
-            f"most {100 * share:g} % longer than with no delay, under policy adaptive (--adaptra-engine "
-            "executor)."
+            f"most {100 * share:g} % longer than with no delay, under policy adaptive "
+            "(--adaptra-engine executor)."
         )
         title, axis = "How much delay a given memory hides", "delay hidden, ms"
         charts.append(XYChart(title, _AXIS, axis, lines, names, note))
