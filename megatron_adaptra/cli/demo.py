@@ -1,10 +1,11 @@
-"""`adaptra demo`: a GPT trains in two arms while a link gets slow and heals again."""
+"""`adaptra demo`: a GPT trains twice, as stock and with adaptra, while a link gets slow."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import signal
 import socket
 import sys
 from dataclasses import fields
@@ -21,7 +22,8 @@ from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.run import check_rank
 from megatron_adaptra.transport.engine.native import missing
 from megatron_adaptra.units import number, parse_seconds, whole
-from megatron_adaptra.view.findings import memory_rows
+from megatron_adaptra.view.findings import memory_table, peak_bytes
+from megatron_adaptra.view.ranges import ranges
 
 _DEFAULTS = DemoOptions()
 
@@ -30,10 +32,11 @@ def add_parser(subparsers: Any) -> None:
     """Add this command to the `subparsers` of argparse."""
     parser = subparsers.add_parser(
         "demo",
-        help="train a real GPT in two arms, stock and adaptra, while a link gets slow",
-        description="Train a real GPT of megatron-core on this machine, in two arms that alternate "
-        "iteration by iteration: stock Megatron, and Megatron with adaptra. A link gets slow and "
-        "heals again. Losses and parameters have to be equal to the last bit.",
+        help="train a real GPT twice, with stock Megatron and with adaptra, while a link gets slow",
+        description="Train a real GPT of megatron-core on this machine twice, in turns, iteration "
+        "by iteration: with stock Megatron, and with adaptra. A link gets slow and heals again. "
+        "Losses and parameters have to be equal to the last bit. Interrupted, it reports what it "
+        "has by then.",
         usage="%(prog)s [flags]",
         allow_abbrev=False,
     )
@@ -51,7 +54,7 @@ def _add_model(group: Any) -> None:
         ("--data-parallel", d.data_parallel, "replicas of the pipeline"),
         ("--hidden-size", d.hidden_size, "hidden size"),
         ("--seq-length", d.seq_length, "tokens per sequence"),
-        ("--iterations", d.iterations, "iterations per arm"),
+        ("--iterations", d.iterations, "iterations, of each of the two"),
         ("--seed", d.seed, "seed of model, data order and dropout"),
     ):
         group.add_argument(
@@ -95,19 +98,19 @@ def _add_links(group: Any) -> None:
         "several by commas (default: the last link)",
     )
     group.add_argument(
-        "--delay", default="40ms", metavar="TIME", help="how much slower (default: 40ms)"
+        "--delay", default=None, metavar="TIME", help="how much slower (default: 40ms)"
     )
     group.add_argument(
         "--from-iteration",
         type=whole,
-        default=-1,
+        default=None,
         metavar="N",
         help="first slow iteration (default: a third of the run)",
     )
     group.add_argument(
         "--to-iteration",
         type=whole,
-        default=-1,
+        default=None,
         metavar="N",
         help="first iteration that is not slow any more (default: two thirds of the run)",
     )
@@ -196,14 +199,44 @@ def _add_run(group: Any) -> None:
 
 def _options_of(args: argparse.Namespace) -> DemoOptions:
     """The checked options; raises BadInput."""
+    _refuse_contradictions(args)
     given = vars(args)
-    same = {f.name for f in fields(DemoOptions)} & given.keys() - {"delay"}
+    same = {f.name for f in fields(DemoOptions) if given.get(f.name) is not None} - {"delay"}
+    if args.delay is not None:
+        given = {**given, "delay": parse_seconds(args.delay, "--delay")}
+        same.add("delay")
     return DemoOptions(
         **{name: given[name] for name in same},
         slow_links=[part for text in args.slow_link for part in text.split(",")],
-        delay=parse_seconds(args.delay, "--delay"),
         emulate=not args.no_emulation,
     )
+
+
+def _refuse_contradictions(args: argparse.Namespace) -> None:
+    """Raise BadInput for the first flag that another one leaves without effect."""
+    slow = ("--slow-link", "--delay", "--from-iteration", "--to-iteration")
+    for flag, others, why in (
+        ("--emulate-link", slow, "whose rules say which link gets slow, how much and when"),
+        ("--no-emulation", (*slow, "--emulate-link"), "with which no link is made slow"),
+        ("--no-emulation", ("--netlab",), "for the laboratory makes links slow"),
+        ("--rank-from-env", ("--netlab",), "for the laboratory starts the ranks itself"),
+    ):
+        for other in others:
+            value = _given(args, other)
+            if value is not None and _given(args, flag) is not None:
+                raise BadInput(other, value, f"not together with {flag}, {why}")
+    for flag in ("--from-iteration", "--to-iteration"):
+        value = _given(args, flag)
+        if value is not None and value < 0:
+            raise BadInput(flag, value, "an iteration, counted from 0")
+
+
+def _given(args: argparse.Namespace, flag: str) -> Any:
+    """What `flag` was given; None where it was not."""
+    value = getattr(args, flag[2:].replace("-", "_"))
+    if isinstance(value, list):
+        return ",".join(value) or None
+    return None if value is False else value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -213,7 +246,7 @@ def run(args: argparse.Namespace) -> int:
 
     require_megatron()
     if args.rank_from_env:
-        return _one_rank(options)
+        return _one_rank(args, options)
     out = prepare(options)  # refused before anything is shown
     if why := missing():  # of what the ranks say the user only sees why they ended
         note(f"messages go over gloo, for there is no engine: {why}")
@@ -232,7 +265,7 @@ def run(args: argparse.Namespace) -> int:
         def on_progress(step: dict[str, Any]) -> None:
             phase = next(n for n, (_, end) in options.phases.items() if step["iteration"] < end)
             now = "  ".join(f"{arm} {ms:.0f} ms" for arm, ms in step["ms"].items())
-            warmup = ",".join(map(str, step["warmup"]))
+            warmup = ranges(step["warmup"])
             progress.update(
                 task, advance=1, description=f"{phase:9}", now=f"{now}  warmup {warmup}"
             )
@@ -240,14 +273,19 @@ def run(args: argparse.Namespace) -> int:
                 console.print(f"iteration {step['iteration'] + 1}: {phase}, {now}, warmup {warmup}")
 
         summary = launch(options, out, on_progress)
+    _show_or_print(args, summary, options)
+    name = summary.get("interrupted")
+    return 128 + signal.Signals[name] if name else 0
+
+
+def _show_or_print(args: argparse.Namespace, summary: dict[str, Any], options: DemoOptions) -> None:
     if args.json:
         print(json.dumps(summary))
     else:
         _show(summary, options, Console())
-    return 0
 
 
-def _one_rank(options: DemoOptions) -> int:
+def _one_rank(args: argparse.Namespace, options: DemoOptions) -> int:
     """One rank among others that somebody else starts (torchrun, Slurm, a network laboratory)."""
     check_rank(os.environ, "--rank-from-env needs this variable, as torchrun sets it")
     host = os.environ["MASTER_ADDR"]
@@ -268,19 +306,19 @@ def _one_rank(options: DemoOptions) -> int:
     status = run_rank(options.dump())
     if status == 0 and os.environ["RANK"] == "0":
         with open(f"{options.out}/summary.json", encoding="utf-8") as file:
-            _show(json.load(file), options, Console())
+            _show_or_print(args, json.load(file), options)
     return status
 
 
 def _show_memory(summary: dict[str, Any], console: Console) -> None:
     """What the executor's activations took, per stage, in the slow phase."""
-    rows = memory_rows(summary)
+    head, rows = memory_table(summary)
     if not rows:
         return
     table = Table(title="Activations of adaptra, stage by stage")
     table.add_column("")
-    for stage in range(len(rows[0][1])):
-        table.add_column(str(stage), justify="right")
+    for name in head:
+        table.add_column(name, justify="right")
     for name, cells in rows:
         table.add_row(name, *cells)
     console.print(table)
@@ -288,22 +326,24 @@ def _show_memory(summary: dict[str, Any], console: Console) -> None:
 
 def _show(summary: dict[str, Any], options: DemoOptions, console: Console) -> None:
     """The closing table and the words to it."""
-    stock, ours = summary["arms"]["stock"], summary["arms"]["adaptra"]
+    arms = summary["arms"]["stock"], summary["arms"]["adaptra"]
     table = Table(title="Iteration time, median ms")
     for name in ("phase", "stock", "adaptra", "stock / adaptra"):
         table.add_column(name, justify="left" if name == "phase" else "right")
-    for phase in stock["phases"]:
-        a, b = (arm["phases"][phase]["iteration_ms"] for arm in (stock, ours))
+    for phase in arms[0]["phases"]:
+        a, b = (arm["phases"][phase]["iteration_ms"] for arm in arms)
         table.add_row(phase, f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f} x")
-    table.add_section()
-    table.add_row(
-        "predicted, slow link", *(f"{arm['predicted_slow_ms']:.0f}" for arm in (stock, ours)), ""
-    )
-    table.add_row(
-        "peak in flight",
-        *(",".join(f"{x:g}" for x in arm["peak_in_flight"] or []) for arm in (stock, ours)),
-        "",
-    )
+    if (compared := summary["compared"]) is not None:
+        table.add_section()
+        span = f"{compared['first_iteration']} to {compared['last_iteration']}"
+        for word in ("predicted", "measured"):
+            a, b = (arm[f"{word}_slow_ms"] for arm in arms)
+            table.add_row(f"iterations {span}, {word}", f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f} x")
+        peaks = [ranges(arm["peak_in_flight"] or []) for arm in arms]
+        if any(peaks):
+            table.add_row("most microbatches in flight", *peaks, "")
+        if any(held := [peak_bytes(summary, name) for name in summary["arms"]]):
+            table.add_row("their activations", *held, "")
     console.print(table)
     _show_memory(summary, console)
     for replan in summary["replans"]:
@@ -316,13 +356,10 @@ def _show(summary: dict[str, Any], options: DemoOptions, console: Console) -> No
         )
     if not summary["replans"]:
         console.print("no replan: no change was worth one")
-    slowdown = summary["slowdown_healthy"]
-    if slowdown is not None:
-        console.print(
-            f"healthy iterations: adaptra takes {slowdown:.3f} x of stock", highlight=False
-        )
     for what in ("losses", "parameters"):
         same = summary[f"{what}_identical"]
         console.print(f"{what}: " + ("identical to the last bit" if same else "[red]DIFFERENT[/]"))
+    for text in summary["notes"]:
+        console.print(text, highlight=False, markup=False)
     console.print(f"results: {options.out}/report.html, timeline.json, decisions.jsonl")
     sys.stdout.flush()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.demo.options import ENVIRONMENT, LAUNCHED, PROGRESS, DemoOptions
+from megatron_adaptra.demo.stopping import Stop
 from megatron_adaptra.errors import AdaptraError, BadFile, MissingPackage
 from megatron_adaptra.failures import reason
 from megatron_adaptra.files import MARKER, results_folder
@@ -75,6 +76,9 @@ def launch(
 ) -> dict[str, Any]:
     """Run all ranks on this machine; the summary. Raises AdaptraError when a rank failed.
 
+    SIGTERM or SIGINT ends the run before its next iteration, with what there is; a second one, or
+    one in the first iterations, at once, with Interrupted.
+
     `out`: as `prepare` has left it; BadFile for a disk that fills up. `on_progress` gets one dict
     per iteration: `iteration`, `ms` by arm, `warmup` by stage. What the ranks print goes to
     `out`/ranks.log.
@@ -89,6 +93,7 @@ def launch(
             """Report a line of progress; all others go to the log."""
             step = _progress(line)
             if step is not None:
+                stop.iterations += 1
                 on_progress(step)
                 return
             try:
@@ -100,7 +105,11 @@ def launch(
         if options.netlab:
             give(out, *map(Path, (out / MARKER, log.name, data)))
         run = _in_lab if options.netlab else _with_torchrun
-        status = run(replace(options, data=data), environment, on_line)
+        stop = Stop(Path(data))
+        try:
+            status = run(replace(options, data=data), environment, on_line, stop)
+        finally:
+            stop.close()
     if status or not out.joinpath("summary.json").exists():
         with out.joinpath("ranks.log").open(encoding="utf-8", errors="replace") as lines:
             why = reason(lines, status)
@@ -118,11 +127,16 @@ def _progress(line: str) -> dict[str, Any] | None:
     return None
 
 
-def _with_torchrun(options: DemoOptions, environment: Mapping[str, str], on_line: OnLine) -> int:
-    return run_ranks(options.world, _WORKER, [options.dump()], environment, on_line)
+def _with_torchrun(
+    options: DemoOptions, environment: Mapping[str, str], on_line: OnLine, stop: Stop
+) -> int:
+    words = [options.dump()]
+    return run_ranks(options.world, _WORKER, words, environment, on_line, stop.on_signal)
 
 
-def _in_lab(options: DemoOptions, environment: Mapping[str, str], on_line: OnLine) -> int:
+def _in_lab(
+    options: DemoOptions, environment: Mapping[str, str], on_line: OnLine, stop: Stop
+) -> int:
     """One rank per host of a laboratory; its links change when the iterations say so."""
     handed: deque[Future[None]] = deque()
     # What moves packets does not wait for a terminal that nobody reads.
@@ -139,8 +153,9 @@ def _in_lab(options: DemoOptions, environment: Mapping[str, str], on_line: OnLin
                 handed.popleft().result()
             return len(handed) > _LINES_AHEAD
 
+        words = command(_WORKER, options.dump())
         variables = {**environment, "TMPDIR": os.path.abspath(options.data)}
-        status = max(lab.run(command(_WORKER, options.dump()), variables, of_host, full=full))
+        status = max(lab.run(words, variables, of_host, full=full, on_signal=stop.on_signal))
         for line in handed:
             line.result()
     return status

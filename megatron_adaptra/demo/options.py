@@ -28,6 +28,12 @@ LAUNCHED = (
     "ADAPTRA_LAUNCHED"  # set for the ranks by the launcher; without it rank 0 talks to people
 )
 PROGRESS = "@adaptra "  # what rank 0 tells the launcher, one JSON object a line
+# Settings of the plugin that the demo makes itself, and where they are given instead.
+_NOT_IN_CONFIG = {
+    **{name: f"pass --{name}" for name in ("engine", "policy", "recompute", "timeout")},
+    "emulate_link": "pass --emulate-link",
+    **dict.fromkeys(("decision_log", "record"), "the demo keeps it in --out"),
+}
 # What a rank's environment has, unless the user says otherwise.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # stages are processes; threads of one only disturb the others
@@ -112,27 +118,41 @@ class DemoOptions:
             raise BadInput("--timeout", self.timeout, f"at {bound} seconds")
         self._check_config()
         if self.emulate_link:
-            rules = load_rules(self.emulate_link, self.stages, flag="--emulate-link")
-            self.from_iteration = max(1, int(min(rule.first for rule in rules)))
-            self.to_iteration = int(min(max(rule.end for rule in rules), self.iterations))
-            self.slow_links = sorted({f"{rule.source}>{rule.target}" for rule in rules})
+            self._take_rules()
         if self.from_iteration < 0:
             self.from_iteration = self.iterations // 3
         if self.to_iteration < 0:
             self.to_iteration = max(self.from_iteration + 1, 2 * self.iterations // 3)
-        if not 0 < self.from_iteration < self.to_iteration <= self.iterations:
+        least = 0 if self.emulate_link else 1
+        if not least <= self.from_iteration < self.to_iteration <= self.iterations:
             raise BadInput(
                 "--from-iteration, --to-iteration",
                 (self.from_iteration, self.to_iteration),
                 f"0 < from < to <= {self.iterations} iterations",
             )
         self.slow_links = self.slow_links or [f"{self.stages - 2}-{self.stages - 1}"]
+        slow: list[tuple[int, int]] = []
         for link in self.slow_links:
-            parse_link(link, self.stages, "--slow-link")
+            slow += parse_link(link, self.stages, "--slow-link")
+        if len(slow) > len(set(slow)):
+            raise BadInput("--slow-link", ",".join(self.slow_links), "each link only once")
         if self.text:
             files = islice(files_in(self.text), MOST_FILES)
             if not any(read_bytes(path, "--text", 1) for path in files):
                 raise BadFile("--text", self.text, "there is no text in it")
+
+    def _take_rules(self) -> None:
+        """From `emulate_link`: which links get slow, and when."""
+        rules = load_rules(self.emulate_link, self.stages, flag="--emulate-link")
+        if not rules:
+            allowed = "a file whose list links has at least one entry with a link and a delay"
+            raise BadInput("--emulate-link", ", ".join(self.emulate_link), allowed)
+        self.from_iteration = int(min(rule.first for rule in rules))
+        self.to_iteration = int(min(max(rule.end for rule in rules), self.iterations))
+        self.slow_links = sorted({f"{rule.source}>{rule.target}" for rule in rules})
+        if self.from_iteration >= self.iterations:
+            allowed = f"a rule that begins before the last of the {self.iterations} iterations"
+            raise BadInput("--emulate-link", ", ".join(self.emulate_link), allowed)
 
     def _check_schedule(self) -> None:
         if self.policy not in POLICIES:
@@ -152,8 +172,16 @@ class DemoOptions:
             raise BadInput("--engine", self.engine, allowed)
 
     def _check_config(self) -> None:
-        if self.config:
-            AdaptraConfig.from_mapping(load_yaml(Path(self.config)), self.config)
+        if not self.config:
+            return
+        given = load_yaml(Path(self.config))
+        for name in sorted(given.keys() & _NOT_IN_CONFIG.keys()):
+            allowed = f"not in a file of --config; {_NOT_IN_CONFIG[name]}"
+            raise BadInput(f"{name} in {self.config}", given[name], allowed)
+        AdaptraConfig.from_mapping(given, self.config)
+        if self.activation_budget and "activation_budget" in given:
+            allowed = f"not together with activation_budget in {self.config}"
+            raise BadInput("--activation-budget", self.activation_budget, allowed)
 
     @property
     def world(self) -> int:
@@ -187,7 +215,7 @@ class DemoOptions:
     @property
     def phases(self) -> dict[str, tuple[int, int]]:
         """Name -> first iteration and the one after the last."""
-        if not self.emulate and not self.netlab:
+        if not self.emulate:
             return {"measured": (self.iterations // 2, self.iterations)}
         a, b = self.from_iteration, self.to_iteration
         phases = {"healthy": (0, a), "slow": (a, b), "recovered": (b, self.iterations)}

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from megatron_adaptra.demo.comparison import (
+    BUSY,
+    WARM_UP,
+    Comparison,
+    Outlook,
+    compare,
+    why_off,
+)
+from megatron_adaptra.demo.cpu_load import Load, Sample, load_of
 from megatron_adaptra.demo.options import DemoOptions
-from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan import Plan
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.telemetry.probe import IterationRecord, merge
@@ -25,8 +34,6 @@ from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.png import no_matplotlib
 from megatron_adaptra.view.report import ArmReport, Report
 
-WARM_UP = 2  # iterations at the start that no median counts
-
 
 @dataclass
 class RankResult:
@@ -34,6 +41,7 @@ class RankResult:
 
     By arm: `seconds` of each iteration, `digests` of the parameters, `records` of the iterations
     that may be drawn. `counted`: the iterations whose activations were measured in bytes.
+    `samples`: of the CPU time used. `kernel`: see `cpu_load.kernel`.
     """
 
     stage: int
@@ -41,68 +49,59 @@ class RankResult:
     digests: dict[str, str]
     records: dict[str, list[IterationRecord]]
     counted: list[tuple[int, Memory]]
+    samples: list[Sample]
+    kernel: str
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What is predicted for an iteration: of ours, and of Megatron's as it is."""
+class Run:
+    """What rank 0 knows of a run that is over, or was interrupted.
 
-    plan: Plan
-    stock: Timeline
-
-    @classmethod
-    def now(cls, controller: Leader) -> Prediction:
-        """For the schedule in force and the links as they are. Only on the leader."""
-        loop = controller.loop
-        plan = loop.rule.evaluate(controller.ballot.schedule, loop.estimator.conditions())
-        return cls(plan, loop.replanner.stock())
-
-    @classmethod
-    def of(cls, decision: Decision, controller: Leader) -> Prediction:
-        """As it was when the plan was made."""
-        conditions = Conditions.from_json(decision.conditions)
-        plan = controller.loop.rule.evaluate(Schedule.parse(decision.plan), conditions)
-        return cls(plan, decision.stock)
-
-
-def write(
-    options: DemoOptions,
-    ranks: Sequence[RankResult],
-    losses: Mapping[str, list[float]],
-    controller: Leader,
-    decisions: Sequence[Decision],
-    drawn: Prediction,
-    pipeline: Sequence[int],
-    versions: Mapping[str, str],
-) -> None:
-    """Write all files into `options.out`.
-
-    `losses`: of each iteration, by arm. `decisions`: those that came into force. `pipeline`: the
-    ranks whose timelines are shown, and `drawn`, what was predicted for them at their end.
-    `versions`: of what was used, by package.
+    `losses`: of each iteration, by arm. `decisions`: those that came into force. `start`: the
+    schedule that the run began with. `at_end`: what was measured at the end of the phase that the
+    report is about. `pipeline`: the ranks whose timelines are shown. `versions`: of what was used,
+    by package. `interrupted`: the signal's name, or empty.
     """
+
+    losses: Mapping[str, list[float]]
+    decisions: Sequence[Decision]
+    start: Schedule
+    at_end: Outlook
+    pipeline: Sequence[int]
+    versions: Mapping[str, str]
+    interrupted: str = ""
+
+
+def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controller: Leader) -> None:
+    """Write all files into `options.out`, from what all `ranks` have measured."""
     out = Path(options.out)
     # An iteration begins with the first stage's first forward and ends with its last backward and
     # the optimizer step, so the first stage's clock tells; of several replicas the slowest.
     first = [r for r in ranks if r.stage == 0]
     iteration_ms = {
         name: [1e3 * max(values) for values in zip(*(r.seconds[name] for r in first), strict=True)]
-        for name in losses
+        for name in run.losses
     }
-    for i, decision in enumerate(decisions):  # over the plan's whole life in its phase
-        end = decisions[i + 1].iteration if i + 1 < len(decisions) else options.iterations
-        end = min([end, *(b for _, b in options.phases.values() if b > decision.iteration)])
+    ran = len(iteration_ms["adaptra"])
+    phases = phases_until(options, ran)
+    ends = [end for _, end in phases.values()]
+    for decision, until in pairwise([*run.decisions, None]):  # a plan's whole life in its phase
+        assert decision is not None
+        end = min([ran, *(end for end in ends if end > decision.iteration)])
+        if until is not None:
+            end = min(end, until.iteration)
         lived = iteration_ms["adaptra"][decision.iteration + 1 : end]
         controller.loop.log.measure(decision, median(lived) if lived else None)
-    shown = [ranks[rank] for rank in pipeline]
-    slow = options.phases.get("slow", (0, options.iterations))
-    made = [d for d in decisions if slow[0] <= d.iteration < slow[1]]
-    prediction = Prediction.of(made[-1], controller) if made else drawn
-    arms = _arm_reports(iteration_ms, shown, prediction)
-    summary = _summary(options, ranks, losses, iteration_ms, decisions, arms, versions)
-    summary["memory"] = _memory(
-        controller, shown, prediction.plan, made[-1].iteration if made else 0
-    )
+    shown = [ranks[rank] for rank in run.pipeline]
+    comparison = compare(
+        phases[key_phase(phases)], run.decisions, iteration_ms, run.start, run.at_end,
+        controller.loop.rule.evaluate,
+    )  # fmt: skip
+    arms = _arm_reports(iteration_ms, shown, comparison)
+    summary = _summary(options, ranks, run, iteration_ms, phases, arms, comparison)
+    summary["memory"] = None if comparison is None else _memory(controller, shown, comparison)
+    summary["machine"] = machine = _machine(ranks, phases, comparison)
+    summary["notes"] = _notes(options, run, ran, machine, comparison, arms, controller)
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     gantts = {
         f"{arm.name} {kind}": pipeline_gantt(timeline)
@@ -115,7 +114,7 @@ def write(
         title="A GPT through a pipeline with a slow link",
         summary=summary,
         arms=arms,
-        phases=options.phases,
+        phases=phases,
         link_delay_ms=_delays_ms(controller.loop.delays),
     )
     out.joinpath("report.html").write_text(report_html(report))
@@ -125,6 +124,17 @@ def write(
         report_png(report, out / "report.png")
     except ImportError:  # matplotlib is an extra
         print(f"adaptra: no report.png: {no_matplotlib()}", flush=True)
+
+
+def phases_until(options: DemoOptions, ran: int) -> dict[str, tuple[int, int]]:
+    """The phases of a run of which `ran` iterations are over."""
+    spans = {name: (a, min(b, ran)) for name, (a, b) in options.phases.items() if a < ran}
+    return spans or {"measured": (0, ran)}
+
+
+def key_phase(phases: Mapping[str, tuple[int, int]]) -> str:
+    """The one that the report is about: the slow one, or what comes before it."""
+    return next((name for name in ("slow", "measured") if name in phases), next(iter(phases)))
 
 
 def _delays_ms(delays: Mapping[int, Mapping[str, float]]) -> dict[str, list[float]]:
@@ -140,99 +150,154 @@ def _delays_ms(delays: Mapping[int, Mapping[str, float]]) -> dict[str, list[floa
 
 
 def _arm_reports(
-    iteration_ms: Mapping[str, list[float]], shown: Sequence[RankResult], prediction: Prediction
+    iteration_ms: Mapping[str, list[float]],
+    shown: Sequence[RankResult],
+    comparison: Comparison | None,
 ) -> list[ArmReport]:
-    """Both arms, each with its measured and its predicted timeline of the same iteration."""
-    measured = {name: _typical(shown, name, iteration_ms[name]) for name in iteration_ms}
-    predicted = {"stock": prediction.stock, "adaptra": prediction.plan.timeline}
+    """Both arms, each with a measured and the predicted timeline of the plan compared."""
+    if comparison is None:
+        return [ArmReport(name, iteration_ms[name]) for name in ("stock", "adaptra")]
+    predicted = {"stock": comparison.stock, "adaptra": comparison.plan.timeline}
     return [
-        ArmReport(name, iteration_ms[name], measured[name], predicted[name])
+        ArmReport(
+            name,
+            iteration_ms[name],
+            _typical(shown, name, iteration_ms[name], comparison),
+            predicted[name],
+        )
         for name in ("stock", "adaptra")
     ]
 
 
-def _last(shown: Sequence[RankResult]) -> int:
-    """The last iteration that is drawn."""
-    return shown[0].records["adaptra"][-1].iteration
-
-
 def _memory(
-    controller: Leader, shown: Sequence[RankResult], plan: Plan, since: int
+    controller: Leader, shown: Sequence[RankResult], comparison: Comparison
 ) -> dict[str, Any] | None:
-    """What activations take, stage by stage, in microbatches and, as last counted, in bytes.
+    """What activations take under the plan compared, by stage: microbatches and, counted, bytes.
 
-    None for Megatron's own schedule, which keeps them itself. `since`: the plan's first iteration.
+    None for Megatron's own schedule, which keeps them itself.
     """
-    records = [[r for r in rank.records["adaptra"] if r.iteration >= since] for rank in shown]
+    plan, end = comparison.plan, comparison.iterations.stop
+    drawn = comparison.iterations
+    records = [[r for r in rank.records["adaptra"] if r.iteration in drawn] for rank in shown]
     kept = [[r.memory for r in row if r.memory is not None] for row in records]
     if not all(kept):
         return None
     budgets = controller.loop.estimator.budgets
-    # A plan's bytes are counted once, in its second iteration.
-    upto = _last(shown)
-    counted = [m for rank in shown for m in [m for i, m in rank.counted if i <= upto][-1:]]
-    in_bytes = len(counted) == len(shown)
+    # A plan's bytes are counted once, in its second iteration; those of a microbatch are the same
+    # under every plan.
+    counted = [[(i, memory) for i, memory in rank.counted if i < end][-1:] for rank in shown]
+    each = [memory.per_microbatch for row in counted for _, memory in row]
+    peaks = [memory.peak_bytes for row in counted for i, memory in row if i >= comparison.since]
+    known = len(each) == len(shown)
     return {
         "budget": [None if math.isinf(budget) else budget for budget in budgets],
         "predicted_peak": list(plan.peak_in_flight),
         "measured_peak": [max(memory.peak for memory in row) for row in kept],
+        "bytes_per_microbatch": each if known else None,
         "predicted_peak_bytes": [
-            round(peak * memory.per_microbatch)
-            for peak, memory in zip(plan.peak_in_flight, counted, strict=True)
+            round(peak * one) for peak, one in zip(plan.peak_in_flight, each, strict=True)
         ]
-        if in_bytes
+        if known
         else None,
-        "measured_peak_bytes": [memory.peak_bytes for memory in counted] if in_bytes else None,
+        "measured_peak_bytes": peaks if len(peaks) == len(shown) else None,
     }
 
 
-def _healthy(options: DemoOptions, decisions: Sequence[Decision]) -> list[int]:
-    """The iterations in which both arms ran 1F1B over healthy links: before, and after recovery."""
-    first, end = options.phases.get("healthy", (0, 0))
-    before = range(max(first, WARM_UP), end)
-    if "recovered" not in options.phases or any(d.iteration < end for d in decisions):
-        return list(before)
-    back, last = options.phases["recovered"]
-    if decisions and decisions[-1].warmup_after == decisions[0].warmup_before:
-        return [*before, *range(max(back, decisions[-1].iteration + 1), last)]
-    return list(before)
-
-
 def _typical(
-    shown: Sequence[RankResult], arm: str, iteration_ms: Sequence[float]
+    shown: Sequence[RankResult],
+    arm: str,
+    iteration_ms: Sequence[float],
+    comparison: Comparison,
 ) -> Timeline | None:
-    """The measured Timeline of the recorded iteration that is nearest to their median."""
-    kept = [record.iteration for record in shown[0].records[arm]]
+    """Of the iterations compared, the recorded one that is nearest to their median."""
+    kept = {record.iteration for record in shown[0].records[arm]} & set(comparison.iterations)
     if not kept:
         return None
-    middle = median(iteration_ms[i] for i in kept)
-    at = min(range(len(kept)), key=lambda k: abs(iteration_ms[kept[k]] - middle))
-    return merge([r.records[arm][at] for r in shown], f"{arm} measured")
+    middle = comparison.measured_ms[arm]
+    drawn = min(sorted(kept), key=lambda i: abs(iteration_ms[i] - middle))
+    records = [next(r for r in rank.records[arm] if r.iteration == drawn) for rank in shown]
+    return merge(records, f"{arm} measured")
+
+
+def _machine(
+    ranks: Sequence[RankResult],
+    phases: Mapping[str, tuple[int, int]],
+    comparison: Comparison | None,
+) -> dict[str, Any]:
+    """How the CPU time of rank 0's machine was used, by phase, and in the iterations compared."""
+    spans = dict(phases)
+    if comparison is not None:
+        spans["compared"] = comparison.iterations.start, comparison.iterations.stop
+    samples, kernels = [r.samples for r in ranks], [r.kernel for r in ranks]
+    loads = {name: load_of(samples, kernels, *span) for name, span in spans.items()}
+    return {
+        "cores": os.cpu_count(),
+        "load_average": list(os.getloadavg()),
+        "cpu_share": {name: load._asdict() for name, load in loads.items() if load is not None},
+    }
+
+
+def _notes(
+    options: DemoOptions,
+    run: Run,
+    ran: int,
+    machine: Mapping[str, Any],
+    comparison: Comparison | None,
+    arms: Sequence[ArmReport],
+    controller: Leader,
+) -> list[str]:
+    """What has to be known to read the figures right, in sentences."""
+    notes = []
+    if run.interrupted:
+        notes.append(
+            f"Interrupted by {run.interrupted} after {ran} of {options.iterations} iterations: "
+            f"all figures are of these."
+        )
+    loads = {name: Load(**shares) for name, shares in machine["cpu_share"].items()}
+    compared = loads.pop("compared", None)
+    busy = {name: load for name, load in loads.items() if load.others > BUSY}
+    if busy:
+        phases = ", ".join(f"{100 * load.others:.0f} % ({name})" for name, load in busy.items())
+        notes.append(
+            f"The machine was busy: other processes used {phases} of the CPU time of its "
+            f"{machine['cores']} cores; load average {machine['load_average'][0]:.1f}. Iterations "
+            f"take longer, and differ more, than on an idle machine."
+        )
+    if comparison is not None:
+        if comparison.why_not_the_last:
+            notes.append(comparison.why_not_the_last)
+        for arm in arms:
+            why = why_off(arm.name, comparison, arm.measured, controller.loop.delays, compared)
+            notes += [why] if why else []
+    return notes
 
 
 def _summary(
     options: DemoOptions,
     ranks: Sequence[RankResult],
-    losses: Mapping[str, list[float]],
+    run: Run,
     iteration_ms: Mapping[str, list[float]],
-    decisions: Sequence[Decision],
+    phases: Mapping[str, tuple[int, int]],
     arms: Sequence[ArmReport],
-    versions: Mapping[str, str],
+    comparison: Comparison | None,
 ) -> dict[str, Any]:
-    def phase(name: str, span: tuple[int, int]) -> dict[str, float]:
-        values = iteration_ms[name][max(span[0], WARM_UP) : span[1]] or iteration_ms[name][-1:]
-        return {"iteration_ms": median(values)}
+    def of_phase(name: str, span: tuple[int, int]) -> dict[str, float]:
+        values = iteration_ms[name]
+        warm = values[max(span[0], WARM_UP) : span[1]]
+        return {"iteration_ms": median(warm or values[span[0] : span[1]])}
 
     medians = {
-        arm.name: {key: phase(arm.name, span) for key, span in options.phases.items()}
-        for arm in arms
+        name: {phase: of_phase(name, span) for phase, span in phases.items()}
+        for name in iteration_ms
     }
-    slow = "slow" if "slow" in options.phases else "measured"
-    pairs = [
-        iteration_ms["adaptra"][i] / iteration_ms["stock"][i] for i in _healthy(options, decisions)
-    ]
+
+    def ratio(phase: str, of: str, to: str) -> float | None:
+        if phase not in phases:
+            return None
+        return medians[of][phase]["iteration_ms"] / medians[to][phase]["iteration_ms"]
+
     onset = options.from_iteration if options.emulate else 0
-    found = [d for d in decisions if d.detected >= onset]
+    found = [d for d in run.decisions if d.detected >= onset]
     return {
         "config": {
             "stages": options.stages,
@@ -258,18 +323,29 @@ def _summary(
         "arms": {
             arm.name: {
                 "phases": medians[arm.name],
-                "losses": losses[arm.name],
-                "predicted_slow_ms": 1e3 * arm.predicted.makespan if arm.predicted else None,
+                "losses": run.losses[arm.name],
+                "predicted_slow_ms": comparison.predicted_ms[arm.name] if comparison else None,
+                "measured_slow_ms": comparison.measured_ms[arm.name] if comparison else None,
                 "peak_in_flight": list(arm.measured.peak_in_flight()) if arm.measured else None,
                 "iteration_ms": iteration_ms[arm.name],
             }
             for arm in arms
         },
-        "losses_identical": losses["stock"] == losses["adaptra"],
+        "losses_identical": run.losses["stock"] == run.losses["adaptra"],
         "parameters_identical": all(r.digests["stock"] == r.digests["adaptra"] for r in ranks),
-        "speedup_slow": medians["stock"][slow]["iteration_ms"]
-        / medians["adaptra"][slow]["iteration_ms"],
-        "slowdown_healthy": median(pairs) if pairs else None,
+        "interrupted": run.interrupted or None,
+        # Ratios of the medians above, and no other statistic.
+        "speedup_slow": ratio("slow" if options.emulate else "measured", "stock", "adaptra"),
+        "slowdown_healthy": ratio("healthy", "adaptra", "stock"),
+        "compared": None
+        if comparison is None
+        else {
+            "phase": key_phase(phases),
+            "first_iteration": comparison.iterations.start,
+            "last_iteration": comparison.iterations.stop - 1,
+            "warmup": list(comparison.plan.schedule.warmup),
+            "since_iteration": comparison.since,
+        },
         "replans": [
             {
                 "iteration": d.iteration,
@@ -279,8 +355,8 @@ def _summary(
                 "predicted_ms": d.predicted_ms,
                 "measured_ms": d.measured_ms,
             }
-            for d in decisions
+            for d in run.decisions
         ],
         "detected_after_iterations": found[0].detected - onset + 1 if found else None,
-        "versions": dict(versions),
+        "versions": dict(run.versions),
     }

@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -25,17 +26,21 @@ from typing import Any
 
 from megatron_adaptra.adapter.compat.profiles import profile
 from megatron_adaptra.config import AdaptraConfig, load_yaml
+from megatron_adaptra.demo.comparison import Outlook
+from megatron_adaptra.demo.cpu_load import MachineTime, Sample, kernel
 from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
-from megatron_adaptra.demo.results import Prediction, RankResult, write
+from megatron_adaptra.demo.results import RankResult, Run, key_phase, write
+from megatron_adaptra.demo.stopping import asked_by, pass_on
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.failures import recorded
+from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import log_line
 from megatron_adaptra.processes import die_with_parent
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
-KEPT = 8  # iterations whose records are kept, to draw the one nearest to their median
+KEPT = 8  # iterations whose records are kept, to draw one of them
 
 
 def main(options: DemoOptions) -> int:
@@ -139,13 +144,16 @@ class _Demo:
         )
         self.stock_line = stock.order[self.session.stage]
         self.emulator = LinkEmulator(self.session.stage, load_rules(options.rules, options.stages))
-        # One of these iterations will be drawn: the late ones of the slow phase.
-        last = options.phases.get("slow", (0, options.iterations))[1]
-        self.session.keep_records = range(max(1, last - KEPT), last)
-        self.last_drawn = last - 1
-        self.drawn: Prediction | None = None  # rank 0: what is expected of these
+        # One of the last iterations of this phase will be drawn.
+        phases = options.phases
+        self.end_of_phase = phases[key_phase(phases)][1]
+        self.session.keep_records = range(1, self.end_of_phase)
+        self.start: Schedule | None = None  # rank 0: that the run begins with
+        self.at_end: Outlook | None = None  # rank 0: as measured at the end of that phase
+        self.interrupted = ""  # by which signal
+        self.samples: list[Sample] = []
         self.decisions: list[Decision] = []  # rank 0: those that came into force
-        self.stock_records: list[Any] = []
+        self.stock_records: deque[Any] = deque(maxlen=KEPT)
         self.seconds: dict[str, list[float]] = {name: [] for name in self.arms}
         self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
 
@@ -153,20 +161,41 @@ class _Demo:
         gc.collect()
         gc.freeze()  # what start-up made stays: collections during iterations get short
         turn = 1 if self.options.rules else TURN
+        data = Path(self.options.data) if self.options.data else None
         for first in range(0, self.options.iterations, turn):
             order = ("stock", "adaptra") if first // turn % 2 == 0 else ("adaptra", "stock")
             iterations = range(first, min(first + turn, self.options.iterations))
+            if data is not None and self.rank == 0:
+                pass_on(data)
+            self._barrier(f"the barrier before iteration {first} of {order[0]}")
+            self._sample(first)
+            if data is not None and (signal := asked_by(data)):
+                self.interrupted = signal
+                break
             for name in order:
-                self._barrier(f"the barrier before iteration {first} of {name}")
+                if name != order[0]:
+                    self._barrier(f"the barrier before iteration {first} of {name}")
                 for iteration in iterations:
                     self._iteration(name, iteration)
             for iteration in iterations:
                 self._progress(iteration)
-            leader = self.session.run.controller
-            if self.rank == 0 and isinstance(leader, Leader) and self.last_drawn in iterations:
-                leader.loop.drain()
-                self.drawn = Prediction.now(leader)
+            self._look(iterations)
         self._finish()
+
+    def _sample(self, iteration: int) -> None:
+        machine = MachineTime.now() if self.rank == 0 else None
+        self.samples.append(Sample(iteration, time.process_time(), machine))
+
+    def _look(self, iterations: range) -> None:
+        """On rank 0: at the plan that the run begins with, and at the end of the phase drawn."""
+        leader = self.session.run.controller
+        if self.rank != 0 or not isinstance(leader, Leader):
+            return
+        if self.start is None:
+            self.start = leader.ballot.schedule
+        if self.end_of_phase - 1 in iterations:
+            leader.loop.drain()
+            self.at_end = Outlook.now(leader)
 
     def _barrier(self, phase: str) -> None:
         """Wait for all ranks. Rank 0, which knows who is missing, gives up first and says so.
@@ -204,11 +233,16 @@ class _Demo:
             self.session.iteration_done()
         self.seconds[name].append(time.perf_counter() - begin)
         arm.end()
-        controller = self.session.run.controller if name == "adaptra" else None
+        if name == "adaptra":
+            self._note_decision()
+            del self.session.records[:-KEPT]
+        self.losses[name].append(losses)
+
+    def _note_decision(self) -> None:
+        controller = self.session.run.controller
         last = controller.loop.log.last if isinstance(controller, Leader) else None
         if last is not None and last not in self.decisions[-1:]:
             self.decisions.append(last)
-        self.losses[name].append(losses)
 
     @contextlib.contextmanager
     def _stock(self, iteration: int) -> Iterator[Any]:
@@ -246,6 +280,8 @@ class _Demo:
         controller = self.session.run.controller
         if isinstance(controller, Leader):
             controller.loop.drain()
+        self._note_decision()
+        self._sample(len(self.seconds["adaptra"]))
         losses = {
             n: [self.gpt.mean_loss(step) for step in steps] for n, steps in self.losses.items()
         }
@@ -253,17 +289,20 @@ class _Demo:
             stage=self.session.stage,
             seconds=self.seconds,
             digests={name: arm.digest() for name, arm in self.arms.items()},
-            records={"stock": self.stock_records, "adaptra": self.session.records},
+            records={"stock": list(self.stock_records), "adaptra": self.session.records},
             counted=self.session.counted,
+            samples=self.samples,
+            kernel=kernel(),
         )
         everyone: list[Any] = [None] * self.dist.get_world_size()
         self.dist.all_gather_object(everyone, mine)
         if self.rank == 0 and isinstance(controller, Leader):
-            assert self.drawn is not None
-            write(
-                self.options, everyone[: self.options.world], losses, controller, self.decisions,
-                self.drawn, self.session.ranks, self.gpt.versions(),
+            assert self.start is not None
+            run = Run(
+                losses, self.decisions, self.start, self.at_end or Outlook.now(controller),
+                self.session.ranks, self.gpt.versions(), self.interrupted,
             )  # fmt: skip
+            write(self.options, everyone[: self.options.world], run, controller)
 
 
 def run_rank(text: str) -> int:

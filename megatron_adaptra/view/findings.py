@@ -7,13 +7,20 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from megatron_adaptra.view.axis import number
+from megatron_adaptra.view.axis import number, size
 from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.charts import Mark, Series, known
 from megatron_adaptra.view.pipeline import pipeline_gantt
+from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import ArmReport, Report
 from megatron_adaptra.view.theme import OTHER, STOCK, arm_colour
 
+COLUMNS = 8  # stages that get a column each; more become one of ranges
+_MEMORY = (
+    ("budget", "budget"),
+    ("predicted_peak", "predicted peak"),
+    ("measured_peak", "measured peak"),
+)
 QUIET = 0.25  # a link whose highest delay is below this share of the worst one stays grey
 
 
@@ -98,9 +105,10 @@ def headline(report: Report) -> str:
     times, links = speedup(report), slow_links(report)
     if times is None:
         return report.title
-    if links:
+    if links and key_phase(report) == "slow":
         return f"{times:.2f}× as fast while {links} {'is' if 'links' not in links else 'are'} slow"
-    return f"{times:.2f}× as fast as stock Megatron"
+    healthy = ", links healthy" if key_phase(report) == "healthy" else ""
+    return f"{times:.2f}× as fast as stock Megatron{healthy}"
 
 
 def setting(report: Report) -> str:
@@ -149,32 +157,86 @@ def common_seconds(report: Report) -> float:
     return 1.04 * max(lengths, default=0.0) or 1.0
 
 
+def compared(report: Report) -> Mapping[str, Any]:
+    """Which plan the prediction is of, and in which iterations it ran; empty if not known."""
+    return mapping(report.summary.get("compared"))
+
+
+def predicted_and_measured(report: Report, arm: ArmReport) -> tuple[float | None, float | None]:
+    """Milliseconds of an iteration under the plan compared; from the summary, else as drawn."""
+    given = _arm(report, arm.name)
+    told = value(given.get("predicted_slow_ms")), value(given.get("measured_slow_ms"))
+    drawn = (None if t is None else 1e3 * t.iteration for t in (arm.predicted, arm.measured))
+    predicted, measured = (d if t is None else t for t, d in zip(told, drawn, strict=True))
+    return predicted, measured
+
+
+def error(report: Report, arm: ArmReport) -> str:
+    """How far what was measured is off the prediction; empty where one is missing."""
+    predicted, measured = predicted_and_measured(report, arm)
+    if not predicted or measured is None:
+        return ""
+    return f"{100 * (measured / predicted - 1):+.1f} %"
+
+
+def notes(report: Report) -> list[str]:
+    """What has to be known to read the figures right."""
+    return [str(note) for note in listing(report.summary.get("notes"))]
+
+
 def peak_in_flight(report: Report, arm: ArmReport) -> str:
     """Per stage; from the summary, else from a timeline."""
     told: Sequence[Any] = listing(_arm(report, arm.name).get("peak_in_flight"))
     timeline = arm.measured or arm.predicted
     if not told and timeline is not None:
         told = timeline.peak_in_flight()
-    return ", ".join(number(v) for v in map(value, told) if v is not None)
+    return ranges([v for v in map(value, told) if v is not None])
 
 
-def memory_rows(summary: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """A name, and a cell per stage: what activations may take, should have taken, and took.
+def peak_bytes(summary: Mapping[str, Any], arm: str) -> str:
+    """What the most microbatches in flight of `arm` take, per stage; empty where not known.
 
     `summary`: what summary.json holds.
     """
+    memory = mapping(summary.get("memory"))
+    peaks = listing(mapping(mapping(summary.get("arms")).get(arm)).get("peak_in_flight"))
+    each = listing(memory.get("bytes_per_microbatch"))
+    held = _known(memory.get("measured_peak_bytes")) if arm == "adaptra" else []
+    return ranges([size(round(one)) for one in held or _products(peaks, each)])
+
+
+def memory_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """What activations may take, should have taken, and took: columns, and rows of name and cells.
+
+    A column per stage, or one for all where there are many. `summary`: what summary.json holds.
+    """
+    memory = mapping(summary.get("memory"))
+    each = memory.get("bytes_per_microbatch")
     rows: list[tuple[str, list[str]]] = []
-    for key, each in mapping(summary.get("memory")).items():
-        numbers = [value(one) for one in listing(each)]
-        name, unit = key.replace("_", " "), "microbatches"
-        if key.endswith("_bytes"):
-            name, unit = name.removesuffix(" bytes"), "KiB"
-            cells = ["–" if one is None else f"{one / 1024:.0f}" for one in numbers]
-        else:
-            cells = ["no limit" if one is None else f"{one:.4g}" for one in numbers]
-        if cells:
-            rows.append((f"{name}, {unit}", cells))
-    return rows
+    for key, name in _MEMORY:
+        in_microbatches = [value(one) for one in listing(memory.get(key))]
+        cells = ["no limit" if one is None else f"{one:.4g}" for one in in_microbatches]
+        rows.append((f"{name}, microbatches", cells))
+        in_bytes = _known(memory.get(f"{key}_bytes")) or _products(in_microbatches, listing(each))
+        rows.append((f"{name}, bytes", [size(round(one)) for one in in_bytes]))
+    rows.append(("one microbatch, bytes", [size(round(one)) for one in _known(each)]))
+    rows = [(name, cells) for name, cells in rows if cells]
+    stages = max((len(cells) for _, cells in rows), default=0)
+    if stages <= COLUMNS:
+        return [f"stage {stage}" for stage in range(stages)], rows
+    return [f"stages 0 to {stages - 1}"], [(name, [ranges(cells)]) for name, cells in rows]
+
+
+def _known(data: object) -> list[float]:
+    """The numbers that `data` is a list of; empty where one of them is none."""
+    numbers = [value(one) for one in listing(data)]
+    known = [one for one in numbers if one is not None]
+    return known if len(known) == len(numbers) else []
+
+
+def _products(some: Sequence[Any], others: Sequence[Any]) -> list[float]:
+    first, second = _known(some), _known(others)
+    return [a * b for a, b in zip(first, second, strict=True)] if len(first) == len(second) else []
 
 
 def replans(report: Report) -> list[Mapping[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from processes import living, outliving
 from running import ENVIRONMENT, demo
+from transport.ranks import until
 
 from megatron_adaptra.demo.launch import prepare
 from megatron_adaptra.demo.options import DemoOptions
@@ -86,13 +88,45 @@ def test_killing_the_demo_itself_leaves_no_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.cold
-def test_interrupting_the_demo_ends_it_cleanly(tmp_path: Path) -> None:
-    with training(tmp_path) as process:
-        process.terminate()
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_interrupting_the_demo_reports_what_it_has(signum: int, tmp_path: Path) -> None:
+    name = signal.Signals(signum).name
+    with training(tmp_path, "--from-iteration", "4") as process:
+        process.send_signal(signum)
         output = process.communicate(timeout=300)[0]
-    assert process.returncode == 1
-    assert "interrupted" in output
+    assert process.returncode == 128 + signum
+    assert f"Interrupted by {name} after" in output
+    done = json.loads((tmp_path / "summary.json").read_text())
+    assert done["interrupted"] == name
+    ran = len(done["arms"]["stock"]["iteration_ms"])
+    assert 8 <= ran < 500
+    assert done["losses_identical"]
+    assert done["parameters_identical"]
+    assert set(done["arms"]["adaptra"]["phases"]) == {"healthy", "slow"}
+    assert done["compared"]["last_iteration"] == ran - 1
+    assert f"after {ran} of 500 iterations" in (tmp_path / "report.html").read_text()
     assert outliving(str(tmp_path)) == {}
+    assert list(tmp_path.glob("data*")) == []
+
+
+@pytest.mark.cold
+def test_a_second_signal_ends_the_demo_at_once(tmp_path: Path) -> None:
+    """One rank is frozen, so that none comes to the end of its iteration."""
+    with training(tmp_path) as process:
+        frozen = ranks(tmp_path)[1]
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            process.send_signal(signal.SIGINT)
+            until(lambda: any(tmp_path.glob("data*/stop*")), "the ranks are asked to stop")
+            process.send_signal(signal.SIGINT)
+            output = process.communicate(timeout=300)[0]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(frozen, signal.SIGCONT)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "interrupted by SIGINT" in output
+    assert outliving(str(tmp_path)) == {}
+    assert list(tmp_path.glob("data*")) == []
 
 
 @pytest.mark.parametrize(

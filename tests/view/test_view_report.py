@@ -78,13 +78,14 @@ def test_page_tells_the_result() -> None:
         "warmup 4, 3, 2, 1 → 11, 10, 9, 1",
         "healthy",
         "recovered",
-        "+0.8 %",
+        "Under the plan drawn above, iterations 18 to 39",
+        "other processes used 47 % (slow)",
         "11, 10, 9, 1",
         "0.16.0",
         "no limit",
-        "predicted peak, KiB",
+        "predicted peak, bytes",
         "10.05",
-        "1992",
+        "1.95 MiB",
     ):
         assert words in page.words
 

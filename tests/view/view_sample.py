@@ -58,6 +58,8 @@ def sample_report(**summary: Any) -> Report:
         phase_times[name] = {
             "phases": {phase: {"iteration_ms": t} for phase, t in ms.items()},
             "losses": losses,
+            "predicted_slow_ms": 1e3 * slow.predicted,
+            "measured_slow_ms": ms["slow"],
             "peak_in_flight": list(slow.peak_in_flight),
         }
         arms.append(ArmReport(name, times, measured(slow.timeline), slow.timeline))
@@ -87,7 +89,15 @@ def sample_report(**summary: Any) -> Report:
         "losses_identical": True,
         "parameters_identical": True,
         "speedup_slow": stock / adaptra,
-        "slowdown_healthy": 1.008,
+        "slowdown_healthy": 0.5,  # what no page shows: the table's figure is the only one
+        "compared": {
+            "phase": "slow",
+            "first_iteration": 18,
+            "last_iteration": 39,
+            "warmup": [11, 10, 9, 1],
+            "since_iteration": 17,
+        },
+        "notes": ["The machine was busy: other processes used 47 % (slow) of the CPU time."],
         "replans": [
             {
                 "iteration": 17,
@@ -112,6 +122,7 @@ def sample_report(**summary: Any) -> Report:
             "predicted_peak": [11.0, 10.05, 9.0, 1.0],
             "measured_peak": [11.0, 10.05, 9.0, 1.0],
             "predicted_peak_bytes": [2039840, 1970176, 1970176, 2369872],
+            "bytes_per_microbatch": [185440, 196037, 218908, 2369872],
             "measured_peak_bytes": None,
         },
         "versions": {"megatron_adaptra": "0.1.0", "megatron_core": "0.16.0", "torch": "2.9.0+cpu"},

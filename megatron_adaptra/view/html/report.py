@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.view import findings
-from megatron_adaptra.view.axis import ms, number
+from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.html.legend import gantt_legend
-from megatron_adaptra.view.html.page import header, page, section, tiles
+from megatron_adaptra.view.html.page import header, page, section, table, tiles
 from megatron_adaptra.view.markup import element, text
-from megatron_adaptra.view.report import ArmReport, Report
+from megatron_adaptra.view.ranges import ranges
+from megatron_adaptra.view.report import Report
 from megatron_adaptra.view.svg.gantt import gantt_svg
 from megatron_adaptra.view.svg.line_chart import line_chart_svg
 from megatron_adaptra.view.theme import arm_colour
@@ -25,6 +25,7 @@ def report_html(report: Report) -> str:
     parts = [
         _header(report),
         _tiles(report),
+        _notes(report),
         _timelines(report),
         _charts(report),
         _results(report),
@@ -56,17 +57,22 @@ def _tiles(report: Report) -> str:
             names = " → ".join(arm.name for arm in report.arms)
             where = f" in the {phase} phase" if phase != "measured" else ""
             items.append((f"{shown} ms", f"an iteration{where}, {names}"))
-    errors = [_error(arm) for arm in report.arms if arm.name == "adaptra"]
-    if errors and errors[0] != NONE:
+    errors = [findings.error(report, arm) for arm in report.arms if arm.name == "adaptra"]
+    if errors and errors[0]:
         items.append((errors[0], "measured against the plan's prediction"))
-    overhead = findings.value(report.summary.get("slowdown_healthy"))
-    if overhead is not None:
-        items.append((f"{100 * (overhead - 1):+.1f} %", "time of a healthy iteration"))
+    healthy = findings.ratio(report, "healthy")
+    if healthy and phase != "healthy":
+        items.append((f"{healthy:.2f}×", "stock / adaptra in the healthy phase"))
     after = findings.value(report.summary.get("detected_after_iterations"))
     if after is not None:
         noun = "iteration" if after == 1 else "iterations"
         items.append((f"{after:g} {noun}", "until the slow link was known"))
     return tiles(items)
+
+
+def _notes(report: Report) -> str:
+    items = [element("li", text(note)) for note in findings.notes(report)]
+    return element("ul", *items, class_="notes") if items else ""
 
 
 def _timelines(report: Report) -> str:
@@ -91,12 +97,25 @@ def _timelines(report: Report) -> str:
         drawn.append(svg.replace('class="gantt"', f'class="gantt {kind}"', 1))
     phase = findings.key_phase(report)
     which = f" of the {phase} phase" if phase and phase != "measured" else ""
-    note = "All on one time scale. Hover over a box for its times."
+    note = f"All on one time scale. Hover over a box for its times.{_which_plan(report)}"
     return section(
         f"One iteration{which}, measured and predicted",
         gantt_legend([p.gantt for p in pictures if p.gantt is not None], seconds),
         element("div", *drawn, class_="scroll"),
         note=note,
+    )
+
+
+def _which_plan(report: Report) -> str:
+    compared = findings.compared(report)
+    first, last = (findings.value(compared.get(f"{end}_iteration")) for end in ("first", "last"))
+    if first is None or last is None:
+        return ""
+    warmup = ranges(findings.listing(compared.get("warmup")))
+    when = f"{first:g} to {last:g}" if first < last else f"{first:g}"
+    return (
+        f" Drawn is a typical one of iterations {when}, all under one plan: adaptra ran {warmup} "
+        f"forwards per stage before its first backward (the warmup)."
     )
 
 
@@ -113,7 +132,11 @@ def _charts(report: Report) -> str:
     sections = [
         section(
             title,
-            line_chart_svg(series, phases=report.phases, marks=marks, title=title, width=width),
+            element(
+                "div",
+                line_chart_svg(series, phases=report.phases, marks=marks, title=title, width=width),
+                class_="scroll",
+            ),
         )
         for title, series in charts
     ]
@@ -128,7 +151,7 @@ def _results(report: Report) -> str:
         element("th", f'<i style="background:{arm_colour(arm.name, i)}"></i>', text(arm.name))
         for i, arm in enumerate(arms)
     ]
-    rows = [element("tr", "<th></th>", *names, "<th>speed</th>")]
+    rows = [element("tr", "<th></th>", *names, "<th>stock / adaptra</th>")]
     times = []
     for phase in findings.phases(report):
         cells = [_ms(findings.phase_ms(report, arm, phase)) for arm in arms]
@@ -136,35 +159,51 @@ def _results(report: Report) -> str:
         strong = phase == findings.key_phase(report)
         times.append(_row(phase, cells, f"{ratio:.2f}×" if ratio else NONE, strong))
     rows += _group("Iteration time, median", times, len(arms))
-    plan = []
-    if any(arm.predicted for arm in arms):
-        plan.append(_row("predicted", [_span(arm.predicted) for arm in arms]))
-    if any(arm.measured for arm in arms):
-        plan.append(_row("measured", [_span(arm.measured) for arm in arms]))
-    if any(arm.predicted and arm.measured for arm in arms):
-        plan.append(_row("measured less predicted", [_error(arm) for arm in arms]))
-    rows += _group("The iteration drawn above", plan, len(arms))
-    peaks = [findings.peak_in_flight(report, arm) or NONE for arm in arms]
-    if any(peak != NONE for peak in peaks):
-        memory = [_row("most at once, microbatches per stage", peaks)]
-        rows += _group("Activations in flight", memory, len(arms))
+    pairs = [findings.predicted_and_measured(report, arm) for arm in arms]
+    plan = [
+        _row(word, [_ms(pair[k]) for pair in pairs], _times([pair[k] for pair in pairs]))
+        for k, word in enumerate(("predicted", "measured, median"))
+        if any(pair[k] is not None for pair in pairs)
+    ]
+    errors = [findings.error(report, arm) for arm in arms]
+    if any(errors):
+        plan.append(_row("measured less predicted", [error or NONE for error in errors]))
+    rows += _group(_compared(report), plan, len(arms))
+    peaks = [findings.peak_in_flight(report, arm) for arm in arms]
+    held = [findings.peak_bytes(report.summary, arm.name) for arm in arms]
+    memory = [
+        _row(name, [cell or NONE for cell in cells])
+        for name, cells in (("microbatches per stage", peaks), ("bytes per stage", held))
+        if any(cells)
+    ]
+    rows += _group("Activations kept for backwards, at most", memory, len(arms))
     body = element("table", element("tbody", *rows))
     return section("Results", element("div", body, class_="scroll"))
 
 
+def _times(ms: Sequence[float | None]) -> str:
+    """How many times as fast the second of two is."""
+    stock, ours = ms if len(ms) == 2 else (None, None)
+    return f"{stock / ours:.2f}×" if stock and ours else ""
+
+
+def _compared(report: Report) -> str:
+    compared = findings.compared(report)
+    first, last = (compared.get(f"{end}_iteration") for end in ("first", "last"))
+    if first is None or last is None:
+        return "The iteration drawn above"
+    return f"Under the plan drawn above, iterations {first} to {last}"
+
+
 def _memory(report: Report) -> str:
-    rows = findings.memory_rows(report.summary)
+    columns, rows = findings.memory_table(report.summary)
     if not rows:
         return ""
-    stages = [element("th", text(f"stage {s}")) for s in range(len(rows[0][1]))]
-    lines = [element("tr", "<th></th>", *stages)]
-    for name, cells in rows:
-        each = [element("td", text(cell)) for cell in cells]
-        lines.append(element("tr", element("td", text(name)), *each))
-    body = element("table", element("tbody", *lines))
     note = "A microbatch counts with all layers of its stage; bytes are those that autograd saved."
     title = "Activations of adaptra, stage by stage"
-    return section(title, element("div", body, class_="scroll"), note=note)
+    return section(
+        title, table(["", *columns], [[name, *cells] for name, cells in rows]), note=note
+    )
 
 
 def _group(title: str, rows: Sequence[str], arms: int) -> list[str]:
@@ -185,16 +224,6 @@ def _ms(value: float | None) -> str:
     return NONE if value is None else f"{number(value)} ms"
 
 
-def _span(timeline: Timeline | None) -> str:
-    return NONE if timeline is None else ms(timeline.iteration)
-
-
-def _error(arm: ArmReport) -> str:
-    if arm.measured is None or arm.predicted is None or not arm.predicted.iteration:
-        return NONE
-    return f"{100 * (arm.measured.iteration / arm.predicted.iteration - 1):+.1f} %"
-
-
 def _replans(report: Report) -> str:
     replans = findings.replans(report)
     if not replans and "replans" not in report.summary:
@@ -212,13 +241,14 @@ def _replans(report: Report) -> str:
         if items
         else element("p", "The plan did not change during this run.", class_="note")
     )
-    return section("Replans", body)
+    note = "Warmup: how many forwards each stage runs before its first backward." if items else ""
+    return section("Replans", body, note=note)
 
 
 def _detail(replan: Mapping[str, Any]) -> str:
     parts = []
     before, after = replan.get("warmup_before"), replan.get("warmup_after")
-    if before and after:
+    if before and after and "warmup" not in str(replan.get("why")):
         parts.append(f"warmup {_words(before)} → {_words(after)}")
     for key in ("predicted", "measured"):
         value = findings.value(replan.get(f"{key}_ms"))
@@ -243,4 +273,4 @@ def _footer(report: Report) -> str:
 
 def _words(value: object) -> str:
     """Lists without their brackets, the rest as it prints."""
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return ranges(value) if isinstance(value, (list, tuple)) else str(value)

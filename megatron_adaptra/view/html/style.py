@@ -9,12 +9,13 @@ CSS = (
 :root {{
   color-scheme: light dark;
   --page: #f4f6f8; --card: #ffffff; --ink: #1b2530; --soft: #5b6875; --line: #e2e7ec;
-  --accent: #0e7c7b; --good: #0e7c7b; --bad: #b3372f; --stock: {STOCK}; --adaptra: {ADAPTRA};
+  --accent: #0e7c7b; --good: #0e7c7b; --bad: #b3372f; --warn: #c97a16;
+  --stock: {STOCK}; --adaptra: {ADAPTRA};
 }}
 @media (prefers-color-scheme: dark) {{
   :root {{
     --page: #11161c; --card: #1a212a; --ink: #e3e9ef; --soft: #98a5b3; --line: #2b3540;
-    --accent: #57c9c5; --good: #57c9c5; --bad: #f08a80;
+    --accent: #57c9c5; --good: #57c9c5; --bad: #f08a80; --warn: #e0a458;
   }}
 }}
 """
@@ -43,6 +44,8 @@ header p { margin: 0; color: var(--soft); font-size: 16px; }
 .tile b { display: block; font-size: 25px; line-height: 1.25; font-weight: 650; }
 .tile.main b { color: var(--accent); }
 .tile span { color: var(--soft); font-size: 13.5px; }
+.notes { margin: 18px 0 0; padding: 12px 18px 12px 36px; border-left: 4px solid var(--warn);
+  background: var(--card); border-radius: 6px; overflow-wrap: anywhere; }
 section { margin-top: 18px; padding: 18px 22px 20px; }
 h2 { margin: 0 0 2px; font-size: 17px; font-weight: 650; }
 .note { margin: 0 0 12px; color: var(--soft); font-size: 13.5px; }
@@ -61,7 +64,7 @@ h2 { margin: 0 0 2px; font-size: 17px; font-weight: 650; }
   vertical-align: 4px; }
 .legend i.dot { border-radius: 50%; }
 .legend i.bar { width: 4px; height: 14px; border-radius: 1px; vertical-align: -2px; }
-.scroll > .chart { min-width: 400px; }
+.scroll > .chart { min-width: 520px; }
 .wide td:first-child { white-space: nowrap; }
 .wide th { white-space: normal; vertical-align: bottom; }
 table { border-collapse: collapse; width: 100%; }

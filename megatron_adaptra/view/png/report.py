@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from megatron_adaptra.view import findings
 from megatron_adaptra.view.axis import number, round_up, ticks
 from megatron_adaptra.view.charts import Series, known, scale_top
-from megatron_adaptra.view.png.plots import BAD, GOOD, draw_gantt, draw_legend, save, write_header
+from megatron_adaptra.view.png.plots import (
+    BAD,
+    GOOD,
+    SOFT,
+    draw_gantt,
+    draw_legend,
+    save,
+    write_header,
+)
 from megatron_adaptra.view.report import Report
 from megatron_adaptra.view.theme import REPLAN, SLOW_PHASE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+TALLEST = 6.0  # inches of the rows of one timeline; those of many stages get lower
+NOTE, COLUMNS = 0.2, 170  # inches and characters of a line of a note
 
 
 def report_png(report: Report, path: str | os.PathLike[str]) -> None:
@@ -30,14 +42,16 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
         if series
     ]
     rows = [
-        (0.30 * max(1, gantt.rows) + 0.1) * (1.0 if picture.measured else 0.66)
+        (min(0.30 * max(1, gantt.rows), TALLEST) + 0.1) * (1.0 if picture.measured else 0.66)
         for picture, gantt in pictures
     ]
     tall = [r + 0.55 for r in rows] + [2.7] * bool(charts)
-    head, foot = 1.6, 0.35
+    notes = [line for note in findings.notes(report) for line in wrap(note, COLUMNS)]
+    head, foot = 1.6 + NOTE * len(notes), 0.35
 
     def draw(figure: Any, height: float) -> None:
         _header(figure, report, height)
+        _notes(figure, notes, height)
         top = height - head
         for (picture, gantt), row, full in zip(pictures, rows, tall, strict=False):
             at = (0.07, (top - row) / height, 0.90, row / height)
@@ -60,6 +74,12 @@ def _header(figure: Any, report: Report, height: float) -> None:
     fine = all(same for _, same in findings.verdicts(report))
     style = {"fontsize": 10.5, "fontweight": "bold", "color": GOOD if fine else BAD}
     figure.text(0.025, 1 - 0.93 / height, said, va="top", **style)
+
+
+def _notes(figure: Any, lines: Sequence[str], height: float) -> None:
+    for i, line in enumerate(lines):
+        y = 1 - (1.22 + NOTE * i) / height
+        figure.text(0.025, y, line, va="top", fontsize=9.5, color=SOFT)
 
 
 def _chart(axes: Axes, series: Sequence[Series], report: Report, title: str) -> None:

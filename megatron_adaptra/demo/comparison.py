@@ -1,0 +1,197 @@
+"""What ran under one plan beside what was predicted for that plan, and why the two differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from megatron_adaptra.demo.cpu_load import Load
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.plan import Plan
+from megatron_adaptra.runtime.decisions import Decision
+from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.view.ranges import ranges
+
+WARM_UP = 2  # iterations at the start that no median counts
+OFF = 0.15  # a prediction that is off by more is explained
+BUSY = 0.10  # others' share of the CPU time from which on a machine is called busy
+_DIFFERS = 0.10  # share by which a cause has to differ to be named
+
+
+class Outlook(NamedTuple):
+    """The `conditions` that a plan is judged under, and what stock Megatron would do there."""
+
+    conditions: Conditions
+    stock: Timeline
+
+    @classmethod
+    def now(cls, controller: Leader) -> Outlook:
+        """The links and stages as they are measured now. Only on the leader."""
+        loop = controller.loop
+        return cls(loop.estimator.conditions(), loop.replanner.stock())
+
+    @classmethod
+    def of(cls, decision: Decision) -> Outlook:
+        """As it was when the decision was made."""
+        return cls(Conditions.from_json(decision.conditions), decision.stock)
+
+
+class Life(NamedTuple):
+    """The whole `iterations` of a phase under the plan that `decision` brought, `until` another.
+
+    The first iteration on a plan is none: it receives what the plan before has sent. `decision`
+    None: the plan that the run began with.
+    """
+
+    decision: Decision | None
+    until: Decision | None
+    iterations: range
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One plan in one phase: `schedule` since iteration `since`; milliseconds are by arm.
+
+    `plan`: as predicted. `why_not_the_last`: empty, or why this is not the last plan of the phase.
+    """
+
+    iterations: range
+    since: int
+    plan: Plan
+    stock: Timeline
+    predicted_ms: Mapping[str, float]
+    measured_ms: Mapping[str, float]
+    why_not_the_last: str = ""
+
+
+def lives(phase: tuple[int, int], decisions: Sequence[Decision]) -> list[Life]:
+    """One for each plan that was in force in `phase` (first iteration, the one after the last).
+
+    `decisions`: those that came into force, in order.
+    """
+    found = []
+    for decision, until in zip([None, *decisions], [*decisions, None], strict=True):
+        begun = 0 if decision is None else decision.iteration
+        end = phase[1] if until is None else min(phase[1], until.iteration)
+        if begun < phase[1] and end > phase[0]:
+            whole = range(max(phase[0], WARM_UP, begun + (decision is not None)), end)
+            found.append(Life(decision, until, whole))
+    return found
+
+
+def compare(
+    phase: tuple[int, int],
+    decisions: Sequence[Decision],
+    iteration_ms: Mapping[str, Sequence[float]],
+    start: Schedule,
+    at_end: Outlook,
+    evaluate: Callable[[Schedule, Conditions], Plan],
+) -> Comparison | None:
+    """The last plan of `phase` under which a whole iteration ran; None where no iteration did.
+
+    `iteration_ms`: by arm. `start`: the schedule that the run began with. `at_end`: as measured at
+    the end of the phase. `evaluate`: what an iteration of a schedule takes, as the planner has it.
+    """
+    of_phase = lives(phase, decisions)
+    life = next((life for life in reversed(of_phase) if life.iterations), None)
+    if life is None:
+        return None
+    decision, until, whole = life
+    schedule = start if decision is None else Schedule.parse(decision.plan)
+    outlook = at_end
+    if decision is not None and decision.iteration >= phase[0]:
+        outlook = Outlook.of(decision)
+    elif until is not None and until.iteration < phase[1]:
+        outlook = Outlook.of(until)  # measured while this plan ran
+    plan = evaluate(schedule, outlook.conditions)
+    why_not = ""
+    if life is not of_phase[-1]:
+        last = of_phase[-1].decision
+        assert last is not None
+        why_not = (
+            f"The last plan (warmup {ranges(last.warmup_after)}) came into force in iteration "
+            f"{last.iteration} and ran no whole iteration of the phase; what is compared and drawn "
+            f"is the plan before it."
+        )
+    return Comparison(
+        whole,
+        0 if decision is None else decision.iteration,
+        plan,
+        outlook.stock,
+        {"stock": 1e3 * outlook.stock.makespan, "adaptra": 1e3 * plan.predicted},
+        {name: median(values[whole.start : whole.stop]) for name, values in iteration_ms.items()},
+        why_not,
+    )
+
+
+def why_off(
+    arm: str,
+    comparison: Comparison,
+    measured: Timeline | None,
+    delays: Mapping[int, Mapping[str, float]],
+    load: Load | None,
+) -> str:
+    """Why the prediction for `arm` is off, in one sentence; empty where it is not by much.
+
+    `measured`: the iteration of it that is drawn. `delays`: seconds by iteration and link, such as
+    `2>3`. `load`: of the machine in the iterations compared.
+    """
+    predicted_ms, measured_ms = comparison.predicted_ms[arm], comparison.measured_ms[arm]
+    off = measured_ms / predicted_ms - 1 if predicted_ms > 0 else 0.0
+    if abs(off) <= OFF:
+        return ""
+    predicted = comparison.stock if arm == "stock" else comparison.plan.timeline
+    causes = []
+    if load is not None and load.others > BUSY and off > 0:
+        causes.append(f"the machine was busy, {used_by_others(load)}")
+    if measured is not None:
+        causes += _of_ops(predicted, measured)
+        causes += _of_the_step(predicted, measured)
+    causes += _of_links(comparison, delays)
+    if not causes:
+        causes.append("neither ops, links, the optimizer step nor the machine's load explain it")
+    way = "longer" if off > 0 else "less"
+    return f"{arm} took {100 * abs(off):.0f} % {way} than predicted: " + "; ".join(causes) + "."
+
+
+def used_by_others(load: Load) -> str:
+    """Whose the CPU time was, for people."""
+    stolen = f" ({_percent(load.steal)} stolen by the host)" if load.steal >= 0.01 else ""
+    return f"other processes used {_percent(load.others)} of its CPU time{stolen}"
+
+
+def _of_ops(predicted: Timeline, measured: Timeline) -> list[str]:
+    expected, found = (sum(map(t.busy, range(t.stages))) for t in (predicted, measured))
+    if expected <= 0 or abs(found / expected - 1) <= _DIFFERS:
+        return []
+    way = "longer" if found > expected else "less"
+    return [f"its forwards and backwards took {_percent(abs(found / expected - 1))} {way}"]
+
+
+def _of_the_step(predicted: Timeline, measured: Timeline) -> list[str]:
+    expected, found = (t.makespan - t.pipeline for t in (predicted, measured))
+    if abs(found - expected) <= _DIFFERS * predicted.makespan:
+        return []
+    return [f"its optimizer step took {1e3 * found:.3g} ms, planned {1e3 * expected:.3g} ms"]
+
+
+def _of_links(comparison: Comparison, delays: Mapping[int, Mapping[str, float]]) -> list[str]:
+    rows = [delays[i] for i in comparison.iterations if i in delays]
+    causes = []
+    for link in rows[0] if rows else ():
+        source, _, target = link.partition(">")
+        planned = comparison.plan.conditions.link(int(source), int(target)).delay
+        found = median(row[link] for row in rows if link in row)
+        if abs(found - planned) > _DIFFERS * comparison.plan.predicted:
+            causes.append(
+                f"link {source}->{target} took {1e3 * found:.3g} ms, planned {1e3 * planned:.3g} ms"
+            )
+    return causes
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,87 @@
+"""Whether the machine was busy with something else than the demo's ranks, from /proc/stat."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from megatron_adaptra.runtime.machines import Place
+
+_STAT = Path("/proc/stat")
+_IDLE, _STEAL = (
+    (3, 4),
+    7,
+)  # fields of its first line: idle and waiting for a disk; taken by the host
+_COUNTED = 8  # what runs in guests, behind these, is in user time already
+
+
+class MachineTime(NamedTuple):
+    """CPU seconds of all cores since the machine has started: all, not idle, and stolen."""
+
+    total: float
+    busy: float
+    steal: float
+
+    @classmethod
+    def now(cls) -> MachineTime | None:
+        """None where the system does not tell."""
+        try:
+            line = _STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:]
+            ticks = [int(word) for word in line[:_COUNTED]]
+            unit = os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):
+            return None
+        if len(ticks) < _COUNTED:
+            return None
+        total = sum(ticks)
+        busy = total - sum(ticks[i] for i in _IDLE)
+        return cls(total / unit, busy / unit, ticks[_STEAL] / unit)
+
+
+class Sample(NamedTuple):
+    """Before `iteration`: CPU seconds of this process, and of its machine."""
+
+    iteration: int
+    own: float
+    machine: MachineTime | None
+
+
+class Load(NamedTuple):
+    """Shares of the CPU time of a machine, 0 to 1: of the run's ranks, and of all else.
+
+    `steal`, of what `others` took: by other virtual machines of the same host.
+    """
+
+    own: float
+    others: float
+    steal: float
+
+
+def load_of(
+    samples: Sequence[Sequence[Sample]], kernels: Sequence[str], first: int, end: int
+) -> Load | None:
+    """The load of rank 0's machine in iterations `first` up to, not including, `end`.
+
+    `samples`: by rank, all taken before the same iterations; the nearest around the span count.
+    `kernels`: by rank, see `kernel`. None where the machine does not tell.
+    """
+    rows = [row for row, kernel in zip(samples, kernels, strict=True) if kernel == kernels[0]]
+    taken = [sample.iteration for sample in rows[0]]
+    before = max((k for k, i in enumerate(taken) if i <= first), default=None)
+    after = min((k for k, i in enumerate(taken) if i >= end), default=None)
+    if before is None or after is None or before >= after:
+        return None
+    start, stop = rows[0][before].machine, rows[0][after].machine
+    if start is None or stop is None or stop.total <= start.total:
+        return None
+    total = stop.total - start.total
+    own = sum(row[after].own - row[before].own for row in rows) / total
+    busy, steal = (stop.busy - start.busy) / total, (stop.steal - start.steal) / total
+    return Load(min(own, 1.0), max(0.0, busy - own), max(0.0, steal))
+
+
+def kernel() -> str:
+    """The same text for all processes of a machine."""
+    return Place.here().kernel

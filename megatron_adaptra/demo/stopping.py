@@ -1,0 +1,67 @@
+"""An interrupted demo: all ranks stop before the same iteration, and report what they have.
+
+The launcher leaves a file for rank 0, in the folder of the run's data. Rank 0 passes it on before a
+barrier, so that behind the barrier all ranks see it, or none does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+LEAST = 3  # iterations that are enough for a report
+HAND_OVER = 60.0  # seconds that the ranks get to end an iteration and to write the report
+_ASKED, _PASSED_ON = "stop", "stopped"
+
+
+def pass_on(data: Path) -> None:
+    """On rank 0, before a barrier: let all see, behind it, what the launcher wants."""
+    asked = data / _ASKED
+    if asked.exists():
+        os.replace(asked, data / _PASSED_ON)
+
+
+def asked_by(data: Path) -> str:
+    """Behind the barrier: the name of the signal for which the run ends here, or empty."""
+    try:
+        return (data / _PASSED_ON).read_text(encoding="ascii")
+    except FileNotFoundError:
+        return ""
+
+
+class Stop:
+    """What the launcher does with signals: the first one asks the ranks to hand over.
+
+    `data`: the folder of the run's data. `iterations`: how many are over. `signum`: the first
+    signal, 0 before it.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self.iterations, self.signum = 0, 0
+        self._data, self._over = data, False
+        self._timer = threading.Timer(HAND_OVER, self._again)
+        self._timer.daemon = True
+
+    def on_signal(self, signum: int) -> bool:
+        """Whether the ranks will end by themselves, soon; else they have to be ended."""
+        first = not self.signum
+        self.signum = self.signum or signum
+        if not first or self.iterations < LEAST:
+            return False
+        partial = self._data / "stop.partial"
+        partial.write_text(signal.Signals(signum).name, encoding="ascii")
+        partial.replace(self._data / _ASKED)
+        self._timer.start()
+        return True
+
+    def close(self) -> None:
+        """The ranks have ended."""
+        self._over = True
+        self._timer.cancel()
+
+    def _again(self) -> None:
+        """They have not, in that time: as if a second signal had come."""
+        if not self._over:
+            os.kill(os.getpid(), self.signum)

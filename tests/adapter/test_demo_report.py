@@ -1,0 +1,83 @@
+"""What the demo writes down: predicted and measured of the plan that ran, and nothing mixed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from running import summary
+
+from megatron_adaptra.demo.comparison import BUSY
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.decisions import read_log
+
+SPAN = {"iterations": 24, "from_iteration": 7, "to_iteration": 17}
+
+
+def ran(out: Path, process: str) -> list[list[str]]:
+    """The ops of the iteration that is drawn, by stage, in order."""
+    events = json.loads((out / "timeline.json").read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    lines: dict[int, list[tuple[float, str]]] = {}
+    for event in events:
+        if event["ph"] == "X" and names[event["pid"]] == process:
+            lines.setdefault(event["tid"], []).append((event["ts"], event["name"]))
+    return [[op for _, op in sorted(line) if op[0] in "FB"] for _, line in sorted(lines.items())]
+
+
+def check(done: dict[str, Any], out: Path) -> None:
+    """Everything that is compared is of one plan."""
+    compared, ours = done["compared"], done["arms"]["adaptra"]
+    span = slice(compared["first_iteration"], compared["last_iteration"] + 1)
+    for arm in done["arms"].values():
+        assert arm["measured_slow_ms"] == median(arm["iteration_ms"][span])
+    of_plan = [r for r in done["replans"] if r["iteration"] == compared["since_iteration"]]
+    for replan in of_plan:
+        assert compared["warmup"] == replan["warmup_after"]
+        assert ours["predicted_slow_ms"] == pytest.approx(replan["predicted_ms"])
+        assert ours["measured_slow_ms"] == replan["measured_ms"]
+    plans = {d["iteration"]: d["plan"] for d in read_log(out / "decisions.jsonl")}
+    if compared["since_iteration"] in plans:
+        plan = Schedule.parse(plans[compared["since_iteration"]])
+        lines = [[str(op) for op in line] for line in plan.order]
+        assert ran(out, "adaptra measured") == ran(out, "adaptra predicted") == lines
+        assert ours["peak_in_flight"] == list(plan.peak_in_flight())
+    assert ran(out, "stock measured") == ran(out, "stock predicted") != []
+    # One statistic: what is said of a phase is the ratio of the table's medians.
+    times = [done["arms"][arm]["phases"] for arm in ("stock", "adaptra")]
+    for key, phase, power in (("speedup_slow", "slow", 1), ("slowdown_healthy", "healthy", -1)):
+        stock, mine = (arm[phase]["iteration_ms"] for arm in times)
+        assert done[key] == pytest.approx((stock / mine) ** power)
+    for name, load in done["machine"]["cpu_share"].items():
+        assert 0 < load["own"] <= 1, name
+        busy = name != "compared" and load["others"] > BUSY
+        told = any("The machine was busy" in note and name in note for note in done["notes"])
+        assert told or not busy
+    for arm in ("stock", "adaptra"):
+        off = done["arms"][arm]["measured_slow_ms"] / done["arms"][arm]["predicted_slow_ms"] - 1
+        told = any(note.startswith(f"{arm} took ") for note in done["notes"])
+        assert told is (abs(off) > 0.15)
+
+
+@pytest.mark.parametrize("options", [{}, {"engine": "executor", "activation_budget": "64MiB"}])
+def test_predicted_and_measured_are_of_the_plan_that_ran(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    done = summary(tmp_path, **SPAN, stages=3, microbatches=6, **options)
+    check(done, tmp_path)
+    assert done["interrupted"] is None
+    if options:
+        assert done["memory"]["bytes_per_microbatch"] is not None
+        assert "KiB" in (tmp_path / "report.html").read_text()
+
+
+def test_a_plan_that_came_too_late_is_not_compared(tmp_path: Path) -> None:
+    """The phase ends while the plan is on its way: the plan before is compared, under 1F1B."""
+    span = {"iterations": 14, "from_iteration": 7, "to_iteration": 9}
+    done = summary(tmp_path, **span, stages=2, microbatches=4)
+    check(done, tmp_path)
+    assert done["compared"]["warmup"] == [2, 1]
+    assert done["compared"]["last_iteration"] == 8
