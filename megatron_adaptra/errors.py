@@ -88,7 +88,10 @@ class MissingPackage(AdaptraError):
 
 
 class Interrupted(AdaptraError):
-    """The signal `signum` has ended a command, whose exit status is 128 and that number."""
+    """The signal `signum` has ended a command, whose exit status is 128 and that number.
+
+    `what`: what has become of it, as a sentence.
+    """
 
     def __init__(self, signum: int, what: str) -> None:
         super().__init__(f"interrupted by {signal.Signals(signum).name}; {what}")

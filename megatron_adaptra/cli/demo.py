@@ -335,15 +335,16 @@ def _show(summary: dict[str, Any], options: DemoOptions, console: Console) -> No
         table.add_row(phase, f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f} x")
     if (compared := summary["compared"]) is not None:
         table.add_section()
-        span = f"{compared['first_iteration']} to {compared['last_iteration']}"
+        first, last = compared["first_iteration"], compared["last_iteration"]
+        table.add_row(f"iterations {first} to {last}", "", "", "")
         for word in ("predicted", "measured"):
             a, b = (arm[f"{word}_slow_ms"] for arm in arms)
-            table.add_row(f"iterations {span}, {word}", f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f} x")
+            table.add_row(f"  {word}", f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f} x")
         peaks = [ranges(arm["peak_in_flight"] or []) for arm in arms]
         if any(peaks):
-            table.add_row("most microbatches in flight", *peaks, "")
+            table.add_row("  most microbatches in flight", *peaks, "")
         if any(held := [peak_bytes(summary, name) for name in summary["arms"]]):
-            table.add_row("their activations", *held, "")
+            table.add_row("  activations of these", *held, "")
     console.print(table)
     _show_memory(summary, console)
     for replan in summary["replans"]:
@@ -351,7 +352,7 @@ def _show(summary: dict[str, Any], options: DemoOptions, console: Console) -> No
         console.print(
             f"replan at iteration {replan['iteration']}: {replan['why']} "
             f"(predicted {replan['predicted_ms']:.0f} ms, measured "
-            + (f"{measured:.0f} ms)" if measured is not None else "nothing)"),
+            + (f"{measured:.0f} ms)" if measured is not None else "in no whole iteration)"),
             highlight=False,
         )
     if not summary["replans"]:

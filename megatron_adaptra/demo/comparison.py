@@ -20,6 +20,7 @@ WARM_UP = 2  # iterations at the start that no median counts
 OFF = 0.15  # a prediction that is off by more is explained
 BUSY = 0.10  # others' share of the CPU time from which on a machine is called busy
 _DIFFERS = 0.10  # share by which a cause has to differ to be named
+_WAY = {1: "longer", -1: "less"}
 
 
 class Outlook(NamedTuple):
@@ -145,16 +146,17 @@ def why_off(
     if abs(off) <= OFF:
         return ""
     predicted = comparison.stock if arm == "stock" else comparison.plan.timeline
+    sign = 1 if off > 0 else -1  # a cause that works the other way is none
     causes = []
-    if load is not None and load.others > BUSY and off > 0:
+    if load is not None and load.others > BUSY and sign > 0:
         causes.append(f"the machine was busy, {used_by_others(load)}")
     if measured is not None:
-        causes += _of_ops(predicted, measured)
-        causes += _of_the_step(predicted, measured)
-    causes += _of_links(comparison, delays)
+        causes += _of_ops(predicted, measured, sign)
+        causes += _of_the_step(predicted, measured, sign)
+    causes += _of_links(comparison, delays, sign)
     if not causes:
         causes.append("neither ops, links, the optimizer step nor the machine's load explain it")
-    way = "longer" if off > 0 else "less"
+    way = _WAY[sign]
     return f"{arm} took {100 * abs(off):.0f} % {way} than predicted: " + "; ".join(causes) + "."
 
 
@@ -164,29 +166,30 @@ def used_by_others(load: Load) -> str:
     return f"other processes used {_percent(load.others)} of its CPU time{stolen}"
 
 
-def _of_ops(predicted: Timeline, measured: Timeline) -> list[str]:
+def _of_ops(predicted: Timeline, measured: Timeline, sign: int) -> list[str]:
     expected, found = (sum(map(t.busy, range(t.stages))) for t in (predicted, measured))
-    if expected <= 0 or abs(found / expected - 1) <= _DIFFERS:
+    if expected <= 0 or sign * (found / expected - 1) <= _DIFFERS:
         return []
-    way = "longer" if found > expected else "less"
-    return [f"its forwards and backwards took {_percent(abs(found / expected - 1))} {way}"]
+    return [f"its forwards and backwards took {_percent(abs(found / expected - 1))} {_WAY[sign]}"]
 
 
-def _of_the_step(predicted: Timeline, measured: Timeline) -> list[str]:
+def _of_the_step(predicted: Timeline, measured: Timeline, sign: int) -> list[str]:
     expected, found = (t.makespan - t.pipeline for t in (predicted, measured))
-    if abs(found - expected) <= _DIFFERS * predicted.makespan:
+    if sign * (found - expected) <= _DIFFERS * predicted.makespan:
         return []
     return [f"its optimizer step took {1e3 * found:.3g} ms, planned {1e3 * expected:.3g} ms"]
 
 
-def _of_links(comparison: Comparison, delays: Mapping[int, Mapping[str, float]]) -> list[str]:
+def _of_links(
+    comparison: Comparison, delays: Mapping[int, Mapping[str, float]], sign: int
+) -> list[str]:
     rows = [delays[i] for i in comparison.iterations if i in delays]
     causes = []
     for link in rows[0] if rows else ():
         source, _, target = link.partition(">")
         planned = comparison.plan.conditions.link(int(source), int(target)).delay
         found = median(row[link] for row in rows if link in row)
-        if abs(found - planned) > _DIFFERS * comparison.plan.predicted:
+        if sign * (found - planned) > _DIFFERS * comparison.plan.predicted:
             causes.append(
                 f"link {source}->{target} took {1e3 * found:.3g} ms, planned {1e3 * planned:.3g} ms"
             )

@@ -133,7 +133,7 @@ def phases_until(options: DemoOptions, ran: int) -> dict[str, tuple[int, int]]:
 
 
 def key_phase(phases: Mapping[str, tuple[int, int]]) -> str:
-    """The one that the report is about: the slow one, or what comes before it."""
+    """The one of `phases`, by name, that the report is about: the slow one, or what it has."""
     return next((name for name in ("slow", "measured") if name in phases), next(iter(phases)))
 
 
@@ -308,7 +308,10 @@ def _summary(
             "seq_length": options.seq_length,
             "iterations": options.iterations,
             "slow_links": options.slow_links if options.emulate else [],
-            "delay_ms": 1e3 * options.delay if options.emulate else None,
+            "emulate_link": options.emulate_link,
+            "delay_ms": 1e3 * options.delay
+            if options.emulate and not options.emulate_link
+            else None,
             "from_iteration": options.from_iteration if options.emulate else None,
             "to_iteration": options.to_iteration if options.emulate else None,
             "engine": options.engine,

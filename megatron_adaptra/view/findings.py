@@ -120,13 +120,15 @@ def setting(report: Report) -> str:
     text = " × ".join(parts)
     if value(c.get("iterations")) is not None:
         text += (", " if text else "") + f"{c['iterations']} iterations"
-    delay = value(c.get("delay_ms"))
-    if slow_links(report) and delay is not None:
-        since = value(c.get("from_iteration"))
-        when = f"from iteration {since:g} on, " if since else ""
-        text += ("; " if text else "") + (
-            f"{when}every message over {slow_links(report)} takes {number(delay)} ms longer"
-        )
+    delay, slow = value(c.get("delay_ms")), report.phases.get("slow")
+    rules = ", ".join(map(str, listing(c.get("emulate_link"))))
+    if slow_links(report) and slow is not None and (delay is not None or rules):
+        first, end = slow
+        when = f"iterations {first} to {end - 1}" if end - first > 1 else f"iteration {first}"
+        what = f"slow links {rules}"
+        if not rules and delay is not None:
+            what = f"every message over {slow_links(report)} takes {number(delay)} ms longer"
+        text += ("; " if text else "") + f"in {when} {what}"
     return text
 
 

@@ -95,4 +95,5 @@ def test_a_prediction_that_is_off_is_explained() -> None:
     assert "forwards and backwards took 50 % longer" in off(1.5 * right, longer)
     assert "link 2->3 took 140 ms, planned 40 ms" in off(2 * right, DEEP.timeline, **{"2>3": 0.140})
     assert "neither ops, links" in off(1.5 * right, DEEP.timeline)
+    assert "forwards and backwards" not in off(0.5 * right, longer), "it works the other way"
     assert off(0.5 * right, DEEP.timeline).startswith("adaptra took 50 % less than predicted")

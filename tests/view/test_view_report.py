@@ -12,11 +12,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from view_sample import sample_report
+from view_sample import plan, sample_report
 
+from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.png.report import report_png
+from megatron_adaptra.view.ranges import ranges
 from megatron_adaptra.view.report import ArmReport, Report
 
 EVIL = '<script>alert(1)</script> & "quotes"'
@@ -88,6 +90,77 @@ def test_page_tells_the_result() -> None:
         "1.95 MiB",
     ):
         assert words in page.words
+
+
+def crowd(stages: int) -> Report:
+    """A report of so many stages, whose figures repeat."""
+    full = sample_report()
+    peaks = [26.0] * (stages - 3) + [56.0, 45.0, 1.0]
+    bytes_ = [1 << 20] * stages
+    memory = {
+        "budget": [None] * stages,
+        "predicted_peak": peaks,
+        "measured_peak": peaks,
+        "bytes_per_microbatch": bytes_,
+        "measured_peak_bytes": [round(p * b) for p, b in zip(peaks, bytes_, strict=True)],
+    }
+    one_ahead = list(range(stages, 0, -1))
+    replan = {"iteration": 17, "why": "a link", "warmup_before": one_ahead, "warmup_after": peaks}
+    arms = {name: {**arm, "peak_in_flight": peaks} for name, arm in full.summary["arms"].items()}
+    slow = Conditions(4, *[(0.004,) * stages] * 3, both_ways({2: 0.04}))
+    drawn = plan("1f1b", slow).timeline
+    return replace(
+        full,
+        summary={**full.summary, "memory": memory, "replans": [replan], "arms": arms},
+        arms=[replace(arm, measured=drawn, predicted=drawn) for arm in full.arms],
+    )
+
+
+def test_many_stages_become_ranges() -> None:
+    page = report_html(crowd(67))
+    columns = [len(row.findall("th") + row.findall("td")) for row in well_formed(page).iter("tr")]
+    assert max(columns) <= 4
+    words = Page(page).words
+    assert "64 x 26, 56, 45, 1" in words
+    assert "64 x 26 MiB, 56 MiB, 45 MiB, 1 MiB" in words
+    assert "67 x no limit" in words
+    assert "warmup 67 to 1 → 64 x 26, 56, 45, 1" in words
+    assert "stages 0 to 66" in words
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([4, 3, 2, 1], "4, 3, 2, 1"),
+        ([12.0, 10.05, 1.0], "12, 10.05, 1"),
+        ([26] * 64 + [56, 45], "64 x 26, 56, 45"),
+        (list(range(250, 0, -1)), "250 to 1"),
+        ([1] * 5 + [2, 3, 4, 5] + [9], "5 x 1, 2 to 5, 9"),
+        ([i * i for i in range(20)], "0, 1, 4, 9, 16, ..., 361"),
+        ([], ""),
+    ],
+)
+def test_ranges(values: list[float], words: str) -> None:
+    assert ranges(values) == words
+
+
+def test_two_figures_of_a_healthy_pipeline_are_impossible() -> None:
+    """Tile and table have the same one, whatever the summary has beside its medians."""
+    for slowdown in (0.5, 1.04, None):
+        page = Page(report_html(sample_report(slowdown_healthy=slowdown)))
+        healthy = re.findall(r"([\d.]+×)\s+stock / adaptra in the healthy phase", page.words)
+        row = re.findall(r"healthy\s+[\d.]+ ms\s+[\d.]+ ms\s+([\d.]+×)", page.words)
+        assert healthy == row != []
+
+
+def test_an_interrupted_run_before_the_slow_phase_claims_nothing_of_it() -> None:
+    full = sample_report()
+    summary = {**full.summary, "speedup_slow": None, "notes": ["Interrupted by SIGINT after 9."]}
+    page = Page(report_html(replace(full, summary=summary, phases={"healthy": (0, 9)})))
+    assert "as fast as stock Megatron, links healthy" in page.words
+    assert "is slow" not in page.words
+    assert "ms longer" not in page.words
+    assert "Interrupted by SIGINT after 9." in page.words
 
 
 def test_every_op_of_every_timeline_is_on_the_page() -> None:
@@ -176,6 +249,12 @@ def test_png_without_a_piece(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     report_png(INCOMPLETE[name], tmp_path / "report.png")
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_png_of_many_stages_stays_a_picture(tmp_path: Path) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    report_png(crowd(67), tmp_path / "report.png")
+    assert image.imread(tmp_path / "report.png").shape[0] < 5000
 
 
 def test_png_has_a_picture(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def _results(report: Report) -> str:
     peaks = [findings.peak_in_flight(report, arm) for arm in arms]
     held = [findings.peak_bytes(report.summary, arm.name) for arm in arms]
     memory = [
-        _row(name, [cell or NONE for cell in cells])
+        _row(name, [cell or NONE for cell in cells], wraps=True)
         for name, cells in (("microbatches per stage", peaks), ("bytes per stage", held))
         if any(cells)
     ]
@@ -211,11 +211,14 @@ def _group(title: str, rows: Sequence[str], arms: int) -> list[str]:
     return [head, *rows] if rows else []
 
 
-def _row(name: str, cells: Sequence[str], last: str = "", strong: bool = False) -> str:
+def _row(
+    name: str, cells: Sequence[str], last: str = "", strong: bool = False, wraps: bool = False
+) -> str:
+    kind = "wraps" if wraps else None
     return element(
         "tr",
         element("td", text(name)),
-        *(element("td", text(cell)) for cell in cells),
+        *(element("td", text(cell), class_=kind) for cell in cells),
         element("td", text(last), class_="strong" if strong else None),
     )
 
@@ -264,7 +267,7 @@ def _footer(report: Report) -> str:
         pairs = [
             element("span", text(f"{name.replace('_', ' ')} {_words(value)}"))
             for name, value in data.items()
-            if value is not None
+            if value not in (None, [])
         ]
         if pairs:
             lines.append(element("p", element("b", text(title)), " ", *pairs))

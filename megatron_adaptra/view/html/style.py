@@ -75,6 +75,7 @@ th:last-child, td:last-child { padding-right: 0; }
 th { color: var(--soft); font-weight: 600; font-size: 13px; }
 tr.group th { padding-top: 16px; color: var(--ink); }
 tbody tr:last-child td { border-bottom: 0; }
+td.wraps { white-space: normal; min-width: 84px; }
 td.strong { font-weight: 650; color: var(--accent); }
 th i { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 7px; }
 .replans { list-style: none; margin: 10px 0 0; padding: 0; }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, SOFT, GOOD, BAD = "#1b2530", "#5b6875", "#0e7c7b", "#b3372f"
+NAMED = 24  # rows whose names have room
 BOX = 0.62  # height of a row's boxes; the rest of the row is for messages
 INCHES = 13.0  # width of every figure
 STYLE = {
@@ -94,7 +95,8 @@ def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
     axes.set_ylim(max(gantt.rows, 1) - 0.45, -0.55)
     marks = ticks(1e3 * seconds, 10)
     axes.set_xticks(marks, [number(tick) if tick else "0 ms" for tick in marks])
-    axes.set_yticks(range(gantt.rows), [gantt.row_name(row) for row in range(gantt.rows)])
+    named = range(0, gantt.rows, 1 + (gantt.rows - 1) // NAMED)
+    axes.set_yticks(named, [gantt.row_name(row) for row in named])
     axes.tick_params(length=0, labelsize=8)
     axes.grid(axis="x", color="#e8ecf0", linewidth=0.8)
     axes.set_axisbelow(True)
