@@ -95,7 +95,7 @@ def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
     axes.set_ylim(max(gantt.rows, 1) - 0.45, -0.55)
     marks = ticks(1e3 * seconds, 10)
     axes.set_xticks(marks, [number(tick) if tick else "0 ms" for tick in marks])
-    named = range(0, gantt.rows, 1 + (gantt.rows - 1) // NAMED)
+    named = range(0, gantt.rows, 1 + max(0, gantt.rows - 1) // NAMED)
     axes.set_yticks(named, [gantt.row_name(row) for row in named])
     axes.tick_params(length=0, labelsize=8)
     axes.grid(axis="x", color="#e8ecf0", linewidth=0.8)
