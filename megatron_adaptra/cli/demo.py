@@ -258,8 +258,11 @@ def run(args: argparse.Namespace) -> int:
         TimeElapsedColumn(),
         TextColumn("{task.fields[now]}"),
     )
+    terminal = console.is_terminal
     # Drawing takes a core from the ranks, so not often.
-    with Progress(*columns, console=console, refresh_per_second=2) as progress:
+    with Progress(
+        *columns, console=console, refresh_per_second=2, disable=not terminal
+    ) as progress:
         task = progress.add_task("starting the ranks", total=options.iterations, now="")
 
         def on_progress(step: dict[str, Any]) -> None:
@@ -269,7 +272,7 @@ def run(args: argparse.Namespace) -> int:
             progress.update(
                 task, advance=1, description=f"{phase:9}", now=f"{now}  warmup {warmup}"
             )
-            if not console.is_terminal and step["iteration"] % 8 == 7:
+            if not terminal and step["iteration"] % 8 == 7:
                 console.print(f"iteration {step['iteration'] + 1}: {phase}, {now}, warmup {warmup}")
 
         summary = launch(options, out, on_progress)

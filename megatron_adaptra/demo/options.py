@@ -15,6 +15,7 @@ from megatron_adaptra.config import (
     parse_budget,
 )
 from megatron_adaptra.errors import BadFile, BadInput
+from megatron_adaptra.netlab.lab import MOST_HOSTS
 from megatron_adaptra.transport.rules import LinkRule, parse_link
 from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.units import LONGEST
@@ -97,6 +98,10 @@ class DemoOptions:
                 raise BadInput(_flag(name), value, f"a whole number of at {bound}")
         if self.world > MOST_RANKS:
             raise BadInput("--data-parallel", self.data_parallel, f"at most {MOST_RANKS} ranks")
+        if self.netlab and self.world > MOST_HOSTS:
+            name = "stages" if self.stages > MOST_HOSTS else "data_parallel"
+            allowed = f"with --netlab at most {MOST_HOSTS} ranks, one per host"
+            raise BadInput(_flag(name), getattr(self, name), allowed)
         self._check_schedule()
         positions = self.stages * self.chunks
         self.num_layers = self.num_layers or positions

@@ -11,8 +11,11 @@ import signal
 import threading
 from pathlib import Path
 
+from megatron_adaptra.log import log_line
+
 LEAST = 3  # iterations that are enough for a report
 HAND_OVER = 60.0  # seconds that the ranks get to end an iteration and to write the report
+_WORDS = "interrupted: the ranks end their iteration and write a report of what there is"
 _ASKED, _PASSED_ON = "stop", "stopped"
 
 
@@ -54,6 +57,7 @@ class Stop:
         partial.write_text(signal.Signals(signum).name, encoding="ascii")
         partial.replace(self._data / _ASKED)
         self._timer.start()
+        log_line(f"{_WORDS} (once more: all end at once)")
         return True
 
     def close(self) -> None:

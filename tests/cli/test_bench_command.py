@@ -140,5 +140,5 @@ def test_nothing_is_left_of_one_that_is_interrupted():
             time.sleep(0.05)
         child.send_signal(signal.SIGTERM)
         assert b"interrupted" in child.stderr.read()
-        assert child.wait(PATIENCE) == 1
+        assert child.wait(PATIENCE) == 128 + signal.SIGTERM
     assert not outliving(mark)

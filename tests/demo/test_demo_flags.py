@@ -57,6 +57,9 @@ def test_the_flag_that_is_wrong_is_named(capsys: pytest.CaptureFixture[str]) -> 
     assert "--emulate-link" in line
     assert "20 iterations" in line
     assert "--from-iteration" in refused(capsys, "--from-iteration", "-3")
+    line = refused(capsys, "--netlab", "--stages", "65")
+    assert line.startswith("adaptra: error: --stages")
+    assert "at most 64 ranks" in line
     assert "only once" in refused(capsys, "--slow-link", "1-2,2>1")
 
 
