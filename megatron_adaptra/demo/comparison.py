@@ -68,6 +68,27 @@ class Comparison:
     measured_ms: Mapping[str, float]
     why_not_the_last: str = ""
 
+    def ran(self, arm: str, measured: Timeline | None) -> Ran:
+        """What `arm` did; `measured`: the iteration of it that is drawn."""
+        predicted = self.stock if arm == "stock" else self.plan.timeline
+        drawn = None if measured is None else (predicted, measured)
+        ms = self.predicted_ms[arm], self.measured_ms[arm]
+        return Ran(arm, self.iterations, *ms, self.plan.conditions, drawn)
+
+
+class Ran(NamedTuple):
+    """`who` took `measured_ms` in `iterations`, and `predicted_ms` was predicted.
+
+    `conditions`: under which. `drawn`: the predicted timeline and a measured one, where there is.
+    """
+
+    who: str
+    iterations: range
+    predicted_ms: float
+    measured_ms: float
+    conditions: Conditions
+    drawn: tuple[Timeline, Timeline] | None = None
+
 
 def lives(phase: tuple[int, int], decisions: Sequence[Decision]) -> list[Life]:
     """One for each plan that was in force in `phase` (first iteration, the one after the last).
@@ -129,35 +150,27 @@ def compare(
     )
 
 
-def why_off(
-    arm: str,
-    comparison: Comparison,
-    measured: Timeline | None,
-    delays: Mapping[int, Mapping[str, float]],
-    load: Load | None,
-) -> str:
-    """Why the prediction for `arm` is off, in one sentence; empty where it is not by much.
+def why_off(ran: Ran, delays: Mapping[int, Mapping[str, float]], load: Load | None) -> str:
+    """Why a prediction for what `ran` is off, in one sentence; empty where it is not by much.
 
-    `measured`: the iteration of it that is drawn. `delays`: seconds by iteration and link, such as
-    `2>3`. `load`: of the machine in the iterations compared.
+    `delays`: seconds by iteration and link, such as `2>3`. `load`: of the machine meanwhile.
     """
-    predicted_ms, measured_ms = comparison.predicted_ms[arm], comparison.measured_ms[arm]
-    off = measured_ms / predicted_ms - 1 if predicted_ms > 0 else 0.0
+    off = ran.measured_ms / ran.predicted_ms - 1 if ran.predicted_ms > 0 else 0.0
     if abs(off) <= OFF:
         return ""
-    predicted = comparison.stock if arm == "stock" else comparison.plan.timeline
     sign = 1 if off > 0 else -1  # a cause that works the other way is none
     causes = []
     if load is not None and load.others > BUSY and sign > 0:
         causes.append(f"the machine was busy, {used_by_others(load)}")
-    if measured is not None:
-        causes += _of_ops(predicted, measured, sign)
-        causes += _of_the_step(predicted, measured, sign)
-    causes += _of_links(comparison, delays, sign)
+    if ran.drawn is not None:
+        causes += _of_ops(*ran.drawn, sign)
+        causes += _of_the_step(*ran.drawn, sign)
+    causes += _of_links(ran, delays, sign)
     if not causes:
-        causes.append("neither ops, links, the optimizer step nor the machine's load explain it")
-    way = _WAY[sign]
-    return f"{arm} took {100 * abs(off):.0f} % {way} than predicted: " + "; ".join(causes) + "."
+        looked = "ops, optimizer step, links" if ran.drawn else "links"
+        causes.append(f"neither {looked} nor the machine's load explain it")
+    why = "; ".join(causes)
+    return f"{ran.who} took {_percent(abs(off))} {_WAY[sign]} than predicted: {why}."
 
 
 def used_by_others(load: Load) -> str:
@@ -180,19 +193,15 @@ def _of_the_step(predicted: Timeline, measured: Timeline, sign: int) -> list[str
     return [f"its optimizer step took {1e3 * found:.3g} ms, planned {1e3 * expected:.3g} ms"]
 
 
-def _of_links(
-    comparison: Comparison, delays: Mapping[int, Mapping[str, float]], sign: int
-) -> list[str]:
-    rows = [delays[i] for i in comparison.iterations if i in delays]
+def _of_links(ran: Ran, delays: Mapping[int, Mapping[str, float]], sign: int) -> list[str]:
+    rows = [delays[i] for i in ran.iterations if i in delays]
     causes = []
     for link in rows[0] if rows else ():
         source, _, target = link.partition(">")
-        planned = comparison.plan.conditions.link(int(source), int(target)).delay
-        found = median(row[link] for row in rows if link in row)
-        if sign * (found - planned) > _DIFFERS * comparison.plan.predicted:
-            causes.append(
-                f"link {source}->{target} took {1e3 * found:.3g} ms, planned {1e3 * planned:.3g} ms"
-            )
+        planned = 1e3 * ran.conditions.link(int(source), int(target)).delay
+        found = 1e3 * median(row[link] for row in rows if link in row)
+        if sign * (found - planned) > _DIFFERS * ran.predicted_ms:
+            causes.append(f"link {source}->{target} took {found:.3g} ms, planned {planned:.3g} ms")
     return causes
 
 

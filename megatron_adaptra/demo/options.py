@@ -100,8 +100,8 @@ class DemoOptions:
             raise BadInput("--data-parallel", self.data_parallel, f"at most {MOST_RANKS} ranks")
         if self.netlab and self.world > MOST_HOSTS:
             name = "stages" if self.stages > MOST_HOSTS else "data_parallel"
-            allowed = f"with --netlab at most {MOST_HOSTS} ranks, one per host"
-            raise BadInput(_flag(name), getattr(self, name), allowed)
+            hosts = f"with --netlab at most {MOST_HOSTS} ranks, one per host"
+            raise BadInput(_flag(name), getattr(self, name), hosts)
         self._check_schedule()
         positions = self.stages * self.chunks
         self.num_layers = self.num_layers or positions

@@ -17,11 +17,13 @@ from megatron_adaptra.demo.comparison import (
     WARM_UP,
     Comparison,
     Outlook,
+    Ran,
     compare,
     why_off,
 )
-from megatron_adaptra.demo.cpu_load import Load, Sample, load_of
+from megatron_adaptra.demo.cpu_load import Sample, load_of
 from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.runtime.decisions import Decision
@@ -85,13 +87,15 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     ran = len(iteration_ms["adaptra"])
     phases = phases_until(options, ran)
     ends = [end for _, end in phases.values()]
-    for decision, until in pairwise([*run.decisions, None]):  # a plan's whole life in its phase
+    lived: dict[int, range] = {}  # a plan's whole life in its phase, by its first iteration
+    for decision, until in pairwise([*run.decisions, None]):
         assert decision is not None
         end = min([ran, *(end for end in ends if end > decision.iteration)])
         if until is not None:
             end = min(end, until.iteration)
-        lived = iteration_ms["adaptra"][decision.iteration + 1 : end]
-        controller.loop.log.measure(decision, median(lived) if lived else None)
+        lived[decision.iteration] = whole = range(decision.iteration + 1, end)
+        times = iteration_ms["adaptra"][whole.start : whole.stop]
+        controller.loop.log.measure(decision, median(times) if times else None)
     shown = [ranks[rank] for rank in run.pipeline]
     comparison = compare(
         phases[key_phase(phases)], run.decisions, iteration_ms, run.start, run.at_end,
@@ -101,7 +105,10 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     summary = _summary(options, ranks, run, iteration_ms, phases, arms, comparison)
     summary["memory"] = None if comparison is None else _memory(controller, shown, comparison)
     summary["machine"] = machine = _machine(ranks, phases, comparison)
-    summary["notes"] = _notes(options, run, ran, machine, comparison, arms, controller)
+    summary["notes"] = [
+        *_of_the_run(options, run, ran, machine),
+        *_of_predictions(run, lived, ranks, comparison, arms, controller.loop.delays),
+    ]
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     gantts = {
         f"{arm.name} {kind}": pipeline_gantt(timeline)
@@ -237,39 +244,54 @@ def _machine(
     }
 
 
-def _notes(
-    options: DemoOptions,
-    run: Run,
-    ran: int,
-    machine: Mapping[str, Any],
-    comparison: Comparison | None,
-    arms: Sequence[ArmReport],
-    controller: Leader,
-) -> list[str]:
-    """What has to be known to read the figures right, in sentences."""
+def _of_the_run(options: DemoOptions, run: Run, ran: int, machine: Mapping[str, Any]) -> list[str]:
+    """Sentences: whether the run is whole, and whether the machine was busy."""
     notes = []
     if run.interrupted:
         notes.append(
             f"Interrupted by {run.interrupted} after {ran} of {options.iterations} iterations: "
             f"all figures are of these."
         )
-    loads = {name: Load(**shares) for name, shares in machine["cpu_share"].items()}
-    compared = loads.pop("compared", None)
-    busy = {name: load for name, load in loads.items() if load.others > BUSY}
+    others = {name: load["others"] for name, load in machine["cpu_share"].items()}
+    others.pop("compared", None)
+    busy = {name: share for name, share in others.items() if share > BUSY}
     if busy:
-        phases = ", ".join(f"{100 * load.others:.0f} % ({name})" for name, load in busy.items())
+        phases = ", ".join(f"{100 * share:.0f} % ({name})" for name, share in busy.items())
         notes.append(
             f"The machine was busy: other processes used {phases} of the CPU time of its "
             f"{machine['cores']} cores; load average {machine['load_average'][0]:.1f}. Iterations "
             f"take longer, and differ more, than on an idle machine."
         )
-    if comparison is not None:
-        if comparison.why_not_the_last:
-            notes.append(comparison.why_not_the_last)
-        for arm in arms:
-            why = why_off(arm.name, comparison, arm.measured, controller.loop.delays, compared)
-            notes += [why] if why else []
     return notes
+
+
+def _of_predictions(
+    run: Run,
+    lived: Mapping[int, range],
+    ranks: Sequence[RankResult],
+    comparison: Comparison | None,
+    arms: Sequence[ArmReport],
+    delays: Mapping[int, Mapping[str, float]],
+) -> list[str]:
+    """Sentences: which plan is compared if not the last, and why predictions are off.
+
+    `lived`: the whole iterations of each plan in its phase, by its first iteration.
+    """
+    notes, judged = [], list[Ran]()
+    if comparison is not None:
+        notes.append(comparison.why_not_the_last)
+        judged += [comparison.ran(arm.name, arm.measured) for arm in arms]
+    for d in run.decisions:
+        whole = lived[d.iteration]
+        if d.measured_ms is None or (comparison is not None and comparison.iterations == whole):
+            continue
+        who, conditions = f"The plan of iteration {d.iteration}", Conditions.from_json(d.conditions)
+        judged.append(Ran(who, whole, d.predicted_ms, d.measured_ms, conditions))
+    samples, kernels = [r.samples for r in ranks], [r.kernel for r in ranks]
+    for one in judged:
+        load = load_of(samples, kernels, one.iterations.start, one.iterations.stop)
+        notes.append(why_off(one, delays, load))
+    return [note for note in notes if note]
 
 
 def _summary(

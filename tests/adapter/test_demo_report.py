@@ -56,6 +56,11 @@ def check(done: dict[str, Any], out: Path) -> None:
         busy = name != "compared" and load["others"] > BUSY
         told = any("The machine was busy" in note and name in note for note in done["notes"])
         assert told or not busy
+    for replan in done["replans"]:
+        if replan["measured_ms"] is not None and replan not in of_plan:
+            off = replan["measured_ms"] / replan["predicted_ms"] - 1
+            name = f"The plan of iteration {replan['iteration']} took "
+            assert any(note.startswith(name) for note in done["notes"]) is (abs(off) > 0.15)
     for arm in ("stock", "adaptra"):
         off = done["arms"][arm]["measured_slow_ms"] / done["arms"][arm]["predicted_slow_ms"] - 1
         told = any(note.startswith(f"{arm} took ") for note in done["notes"])

@@ -79,7 +79,7 @@ def off(ms: float, measured: Timeline, load: Load | None = IDLE, **delays: float
     found = compared(decided(Made(12, DEEP)), [ms] * 24)
     links = {f"{a}>{b}": SLOW.link(a, b).delay for a, b in SLOW.links}
     rows: dict[int, Any] = {i: {**links, **delays} for i in range(24)}
-    return why_off("adaptra", found, measured, rows, load)
+    return why_off(found.ran("adaptra", measured), rows, load)
 
 
 def test_a_prediction_that_is_off_is_explained() -> None:
@@ -94,6 +94,6 @@ def test_a_prediction_that_is_off_is_explained() -> None:
     )
     assert "forwards and backwards took 50 % longer" in off(1.5 * right, longer)
     assert "link 2->3 took 140 ms, planned 40 ms" in off(2 * right, DEEP.timeline, **{"2>3": 0.140})
-    assert "neither ops, links" in off(1.5 * right, DEEP.timeline)
+    assert "neither ops, optimizer step, links nor" in off(1.5 * right, DEEP.timeline)
     assert "forwards and backwards" not in off(0.5 * right, longer), "it works the other way"
     assert off(0.5 * right, DEEP.timeline).startswith("adaptra took 50 % less than predicted")
