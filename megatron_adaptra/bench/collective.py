@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.bench.clock import latest, start_together
-from megatron_adaptra.bench.lanes import TIMEOUT, open_endpoint
+from megatron_adaptra.bench.bandwidth import ALL_GATHER, ALL_REDUCE, busbw
+from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.options import Options
+from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
 from megatron_adaptra.transport.engine.wire import EngineWire
@@ -24,7 +24,8 @@ _Sum = Callable[[torch.Tensor], torch.Tensor]
 
 def rows(options: Options, rank: int) -> list[dict[str, Any]]:
     """What `rank` measures: a row for each size and way. Over a link each call is timed."""
-    machine = f"of {rank}" if options.link else "here"
+    clock = Clock(options)
+    machine = f"of {rank}" if options.link else clock.machines[rank]
     wires: list[Wire] = [GlooWire(), EngineWire(open_endpoint("collective", rank, machine), rank)]
     everybody = range(options.ranks)
     gathers = {
@@ -36,12 +37,12 @@ def rows(options: Options, rank: int) -> list[dict[str, Any]]:
         )
         for wire in wires
     }
-    ways: dict[tuple[str, str], _Sum] = {("all_reduce", "gloo"): _all_reduce}
-    ways |= {("all_gather", name): _gathered(gather) for name, gather in gathers.items()}
+    ways: dict[tuple[str, str], _Sum] = {(ALL_REDUCE, "gloo"): _all_reduce}
+    ways |= {(ALL_GATHER, name): _gathered(gather) for name, gather in gathers.items()}
     try:
         found = []
         for nbytes in options.sizes:
-            costs = _costs(ways, nbytes // 4, options)
+            costs = _costs(ways, nbytes // 4, options, clock)
             for (collective, transport), cost in costs.items():
                 found.append(
                     {
@@ -50,7 +51,8 @@ def rows(options: Options, rank: int) -> list[dict[str, Any]]:
                         "ranks": options.ranks,
                         "bytes": nbytes,
                         "us_per_call": 1e6 * cost,
-                        "ratio_to_gloo": costs["all_reduce", "gloo"] / cost,
+                        "busbw_gb_per_s": busbw(collective, nbytes, cost, options.ranks),
+                        "ratio_to_gloo": costs[ALL_REDUCE, "gloo"] / cost,
                     }
                 )
         dist.barrier()  # nobody hangs up before all have what they wait for
@@ -63,7 +65,7 @@ def rows(options: Options, rank: int) -> list[dict[str, Any]]:
 
 
 def _costs(
-    ways: dict[tuple[str, str], _Sum], count: int, options: Options
+    ways: dict[tuple[str, str], _Sum], count: int, options: Options, clock: Clock
 ) -> dict[tuple[str, str], float]:
     """Median seconds of a sum of `count` numbers, until the last rank has it."""
     calls = 1 if options.link else _CALLS
@@ -74,10 +76,10 @@ def _costs(
         turns = list(ways)
         first = number % len(turns)
         for way in turns[first:] + turns[:first]:
-            begin = start_together(options)
+            begin = clock.start_together()
             for _ in range(calls):
                 total = ways[way](mine)
-            spent = (latest(time.monotonic()) - begin) / calls
+            spent = (clock.latest(clock.now()) - begin) / calls
             if not torch.equal(total, right.float()):
                 raise AdaptraError(f"{' over '.join(way)} gave {total}, not {right}")
             if number:  # the first one opens gloo's connections

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.bench.lanes import TIMEOUT, open_endpoint
 from megatron_adaptra.bench.options import Options
+from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
 from megatron_adaptra.transport.base import Transport, Work
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.wire import EngineWire

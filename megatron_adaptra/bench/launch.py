@@ -1,14 +1,18 @@
-"""Starts the ranks of a measurement, on this machine or in a laboratory of slow links."""
+"""Starts the ranks of a measurement, on this machine or in a laboratory of slow links.
+
+Under torchrun this process is one of them.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Callable
 from typing import Any
 
 from megatron_adaptra.bench.options import RESULT, Options
-from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.errors import AdaptraError, MissingPackage
 from megatron_adaptra.failures import reason
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.package import command
@@ -16,17 +20,32 @@ from megatron_adaptra.torchrun import run_ranks
 from megatron_adaptra.transport.engine.native import missing
 
 _WORKER = "megatron_adaptra.bench.worker"
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what it sets for a rank
 # One thread per rank, and no words of torch among the rows.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
 
 
-def measure(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The rows. `say`: takes what the user should know beside them.
+def ranks_of_torchrun() -> int:
+    """How many ranks torchrun has started, if this process is one of them; else 0."""
+    if not all(os.environ.get(name) for name in _TORCHRUN):
+        return 0
+    return int(os.environ["WORLD_SIZE"])
 
-    Raises AdaptraError where the engine is missing, a rank fails, or a laboratory cannot be made.
+
+def measure(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]] | None:
+    """The rows; None on a rank of torchrun's that is not the first.
+
+    `say` takes what the user should know beside them. Raises MissingPackage without torch, and
+    AdaptraError where the engine is missing, a rank fails, or a laboratory cannot be made.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingPackage("adaptra bench", ["torch"], "torch")
     if why := missing():
         raise AdaptraError(f"there is no engine to measure: {why}")
+    if ranks_of_torchrun():
+        from megatron_adaptra.bench.worker import measure_as_rank
+
+        return measure_as_rank(options)
     environment = {**_ENVIRONMENT, **os.environ}
     found: list[dict[str, Any]] = []
     lines: list[str] = []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from megatron_adaptra.bench.sizes import LARGEST
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.rules import LinkRule
 from megatron_adaptra.transport.scenario import load_rules
 
 KiB, MiB = 1 << 10, 1 << 20
-LARGEST = 1 << 30  # bytes of a message
 MOST_RANKS, MOST_ROUNDS, MOST_SIZES = 16, 1000, 64
 P2P, COLLECTIVE, HOL = "p2p", "collective", "hol"
 RESULT = "@adaptra "  # before the rows, as rank 0 prints them
@@ -19,6 +20,17 @@ SIZES = {
     COLLECTIVE: (4, 256, 4 * KiB, 64 * KiB),
     HOL: (64 * KiB, MiB, 16 * MiB),
 }
+
+
+def check_sizes(what: str, sizes: Sequence[int], flag: str) -> None:
+    """Raise BadInput, with the `flag` they came by, for `sizes` that `what` cannot measure."""
+    least = 4 if what == COLLECTIVE else 8
+    for size in sizes:
+        if not least <= size <= LARGEST or (what == COLLECTIVE and size % 4):
+            of = " that are a multiple of 4" if what == COLLECTIVE else ""
+            raise BadInput(flag, size, f"{least} to {LARGEST} bytes{of}")
+    if not 1 <= len(sizes) <= MOST_SIZES:
+        raise BadInput(flag, len(sizes), f"1 to {MOST_SIZES} sizes")
 
 
 @dataclass(frozen=True)
@@ -36,13 +48,7 @@ class Options:
     link: str = ""
 
     def __post_init__(self) -> None:
-        least = 4 if self.what == COLLECTIVE else 8
-        for size in self.sizes:
-            if not least <= size <= LARGEST or (self.what == COLLECTIVE and size % 4):
-                of = " that are a multiple of 4" if self.what == COLLECTIVE else ""
-                raise BadInput("--sizes", size, f"{least} to {LARGEST} bytes{of}")
-        if not 1 <= len(self.sizes) <= MOST_SIZES:
-            raise BadInput("--sizes", len(self.sizes), f"1 to {MOST_SIZES} sizes")
+        check_sizes(self.what, self.sizes, "--sizes")
         if not 1 <= self.rounds <= MOST_ROUNDS:
             raise BadInput("--rounds", self.rounds, f"1 to {MOST_ROUNDS}")
         if not 2 <= self.ranks <= MOST_RANKS:

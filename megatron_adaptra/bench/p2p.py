@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import time
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -18,9 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.bench.clock import latest, start_together
-from megatron_adaptra.bench.lanes import TIMEOUT, EngineLane, GlooLane, Lane, Pending
+from megatron_adaptra.bench.bandwidth import SEND, busbw
+from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.options import Options
+from megatron_adaptra.bench.paths import TIMEOUT, EnginePath, GlooPath, Path, Pending
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.transport.engine.rails import rails
 
@@ -33,19 +33,20 @@ _WARM = 3  # bursts before those that count: connections have to find their spee
 
 def rows(options: Options, rank: int) -> list[dict[str, Any]]:
     """What `rank` 0 or 1 measures: a row for each size, direction and transport."""
-    peer = 1 - rank
+    peer, clock = 1 - rank, Clock(options)
     # Hosts of a laboratory share no memory, and RDMA would go around its links.
-    kinds = ["tcp"] if options.link else ["shm", "tcp"]
-    engines = [EngineLane(kind, rank, peer) for kind in kinds]
-    if not options.link and (ports := rails()):
-        engines.append(EngineLane("verbs", rank, peer, ports))
-    lanes: list[Lane] = [GlooLane(peer), *engines]
+    near = not options.link and clock.machines[0] == clock.machines[1]
+    engines = [EnginePath(kind, rank, peer) for kind in (["shm"] if near else []) + ["tcp"]]
+    ports = [] if options.link else rails()
+    if clock.latest(float(not ports)) == 0:  # both have some
+        engines.append(EnginePath("verbs", rank, peer, ports))
+    paths: list[Path] = [GlooPath(peer), *engines]
     try:
         found = []
         for nbytes in options.sizes:
             for direction in (ONE_WAY, BOTH_WAYS):
-                burst = _Burst(options, nbytes, rank, direction == BOTH_WAYS)
-                costs = _costs(burst, lanes, options.rounds)
+                burst = _Burst(options, clock, nbytes, rank, direction == BOTH_WAYS)
+                costs = _costs(burst, paths, options.rounds)
                 found += [_row(name, nbytes, direction, costs) for name in costs]
         dist.barrier()  # the other side has all of its messages
         return found
@@ -61,18 +62,19 @@ def _row(name: str, nbytes: int, direction: str, costs: dict[str, float]) -> dic
         "direction": direction,
         "mb_per_s": nbytes / costs[name] / 1e6,
         "us_per_message": 1e6 * costs[name],
+        "busbw_gb_per_s": busbw(SEND, nbytes, costs[name]),
         "ratio_to_gloo": costs["gloo"] / costs[name],
         "ratio_to_copy": costs["copy"] / costs[name],
     }
 
 
-def _costs(burst: _Burst, lanes: Sequence[Lane], rounds: int) -> dict[str, float]:
+def _costs(burst: _Burst, paths: Sequence[Path], rounds: int) -> dict[str, float]:
     """Median seconds of a message, by transport; of both ways, of a message there and one back."""
     seconds: dict[str, list[float]] = {}
-    for lane in lanes:
-        burst.prepare(lane)
+    for path in paths:
+        burst.prepare(path)
     for number in range(rounds):
-        turns: list[Lane | None] = [*lanes, None]  # None: copies
+        turns: list[Path | None] = [*paths, None]  # None: copies
         first = number % len(turns)
         for turn in turns[first:] + turns[:first]:
             spent = burst.copies() if turn is None else burst.run(turn)
@@ -83,60 +85,60 @@ def _costs(burst: _Burst, lanes: Sequence[Lane], rounds: int) -> dict[str, float
 class _Burst:
     """`count` messages of `nbytes` from rank 0 to 1 or, if `both`, each way."""
 
-    def __init__(self, options: Options, nbytes: int, rank: int, both: bool) -> None:
+    def __init__(self, options: Options, clock: Clock, nbytes: int, rank: int, both: bool) -> None:
         self.count = 1 if options.link else max(_FEWEST, min(_MOST, _BURST // nbytes))
-        self._options, self._nbytes, self._rank = options, nbytes, rank
+        self._clock, self._nbytes, self._rank = clock, nbytes, rank
         self._sends, self._receives = both or rank == 0, both or rank == 1
         self._width = max(1, min(UNDER_WAY, self.count, _MEMORY // nbytes))
         self._sources: dict[str, list[torch.Tensor]] = {}
         self._target = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(self._width)]
         self._posted: deque[Pending] = deque()
 
-    def prepare(self, lane: Lane) -> None:
-        """Warm the lane up, and see that it carries what it is given; AdaptraError if not."""
-        self._sources[lane.name] = [lane.memory(self._nbytes) for _ in range(self._width)]
-        for number, source in enumerate(self._sources[lane.name]):
+    def prepare(self, path: Path) -> None:
+        """Warm the path up, and see that it carries what it is given; AdaptraError if not."""
+        self._sources[path.name] = [path.memory(self._nbytes) for _ in range(self._width)]
+        for number, source in enumerate(self._sources[path.name]):
             source.copy_(self._content(number, self._rank))
         for _ in range(_WARM):
-            self.run(lane)
+            self.run(path)
         for number, target in enumerate(self._target) if self._receives else ():
             # The last burst has filled it with its last message but so many.
             if not torch.equal(target, self._content(number, 1 - self._rank)):
-                raise AdaptraError(f"{lane.name}: a message of {self._nbytes} bytes came wrong")
+                raise AdaptraError(f"{path.name}: a message of {self._nbytes} bytes came wrong")
             target.zero_()
 
-    def run(self, lane: Lane) -> float:
+    def run(self, path: Path) -> float:
         """Seconds from the first send until the last message is there; all ranks know the same."""
         if self._receives:  # gloo moves nothing before that
             for number in range(self._width):
-                self._post(lane, number)
-        begin = start_together(self._options)
+                self._post(path, number)
+        begin = self._clock.start_together()
         sent: deque[Pending] = deque()
         for number in range(self.count + self._width - 1):
             if self._sends and number < self.count:
                 if len(sent) == self._width:
                     sent.popleft().wait(TIMEOUT)
-                source = self._sources[lane.name][number % self._width]
-                sent.append(lane.send(source, number))
+                source = self._sources[path.name][number % self._width]
+                sent.append(path.send(source, number))
             if self._receives and number >= self._width - 1:
                 self._posted.popleft().wait(TIMEOUT)
                 if number + 1 < self.count:
-                    self._post(lane, number + 1)
-        end = time.monotonic() if self._receives else -math.inf
+                    self._post(path, number + 1)
+        end = self._clock.now() if self._receives else -math.inf
         while sent:
             sent.popleft().wait(TIMEOUT)
-        return latest(end) - begin
+        return self._clock.latest(end) - begin
 
     def copies(self) -> float:
         """Seconds for as many copies of memory, on each rank that would receive."""
-        begin = start_together(self._options)
+        begin = self._clock.start_together()
         for number in range(self.count if self._receives else 0):
             source, target = self._sources["gloo"][0], self._target[number % self._width]
             ctypes.memmove(target.data_ptr(), source.data_ptr(), self._nbytes)
-        return latest(time.monotonic() if self._receives else -math.inf) - begin
+        return self._clock.latest(self._clock.now() if self._receives else -math.inf) - begin
 
-    def _post(self, lane: Lane, number: int) -> None:
-        self._posted.append(lane.receive(self._target[number % self._width], number))
+    def _post(self, path: Path, number: int) -> None:
+        self._posted.append(path.receive(self._target[number % self._width], number))
 
     def _content(self, number: int, rank: int) -> torch.Tensor:
         """Of the messages number, number + width and so on of a rank."""

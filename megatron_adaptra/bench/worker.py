@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,20 +21,29 @@ _ROWS = {P2P: p2p.rows, COLLECTIVE: collective.rows, HOL: hol.rows}
 
 def main(text: str) -> int:
     """Measure; `text`: the options, as `Options.dump` gives them. The exit status."""
+    rows = measure_as_rank(Options.load(text))
+    if rows is not None:
+        print(RESULT + json.dumps(rows), flush=True)
+    return 0
+
+
+def measure_as_rank(options: Options) -> list[dict[str, Any]] | None:
+    """The rows on rank 0, None on the others; RANK and the rest are those of torchrun.
+
+    Collective: ends when all ranks have measured. A failure ends the process with one line.
+    """
     die_with_parent()
     torch.set_num_threads(1)
-    options = Options.load(text)
     try:
         dist.init_process_group("gloo")
-        rows = _ROWS[options.what](options, dist.get_rank())
+        rank = dist.get_rank()
+        rows = _ROWS[options.what](options, rank)
+        dist.barrier()
+        dist.destroy_process_group()
     except Exception as error:
         log_line(str(error) if isinstance(error, AdaptraError) else repr(error))
         os._exit(1)  # the others may be stuck in gloo, and so would be our destructors
-    if dist.get_rank() == 0:
-        print(RESULT + json.dumps(rows), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
-    return 0
+    return None if rank else rows
 
 
 if __name__ == "__main__":

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.bench.options import COLLECTIVE, HOL, P2P, SIZES, Options
+from megatron_adaptra.bench.launch import measure, ranks_of_torchrun
+from megatron_adaptra.bench.options import COLLECTIVE, HOL, P2P, SIZES, Options, check_sizes
+from megatron_adaptra.bench.sizes import sizes_between, sizes_of
 from megatron_adaptra.cli.bench_report import Finding, html, png, table_of
 from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.files import results_folder
-from megatron_adaptra.units import parse_bytes, whole
+from megatron_adaptra.units import whole
 from megatron_adaptra.view.axis import size
 
 _ABOUT = {
@@ -20,21 +24,34 @@ _ABOUT = {
         "Send messages between two processes, one way and both ways: over the engine's shared "
         "memory and tcp, where there are RDMA ports over these (verbs; NCCL_IB_HCA names them), "
         "over gloo's send and recv, and as plain copies of memory. They take turns; medians are "
-        "shown.",
+        "shown. busbw is the bus bandwidth of nccl-tests.",
     ),
     COLLECTIVE: (
         "sums of a few numbers: torch's all-reduce against our all-gathers",
         "Sum a few numbers over all ranks: with torch's all_reduce over gloo, and with the "
-        "plugin's all-gather over gloo and over the engine. They take turns; medians are shown.",
+        "plugin's all-gather over gloo and over the engine. They take turns; medians are shown. "
+        "busbw is the bus bandwidth of nccl-tests.",
     ),
     HOL: (
-        "compute throughput while messages cross a slow link",
-        "Compute, and send a message after each step over a slow link: in the compute queue, where "
-        "a step waits for the message before it, and off it. Without --link the link is emulated, "
-        "40 ms long.",
+        "head-of-line blocking: how fast a rank computes while messages cross a slow link",
+        "Compute, and send a message after each step over a slow link: waiting for the message "
+        "before the next step, as stock Megatron does (queue: in), or going on while the transport "
+        "carries it (queue: off). Without --link the link is emulated, 40 ms long.",
     ),
 }
+_HOSTS = """several hosts: start it on each with torchrun, one rank per host, as
+  torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
+    -m megatron_adaptra bench {kind} -b 8 -e 256M -f 2"""
 _RANKS = "2,4"
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the example, and fills those of the description."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -47,7 +64,14 @@ def add_parser(subparsers: Any) -> None:
     )
     kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
     for kind, (brief, description) in _ABOUT.items():
-        each = kinds.add_parser(kind, help=brief, description=description, allow_abbrev=False)
+        each = kinds.add_parser(
+            kind,
+            help=brief,
+            description=description,
+            epilog="" if kind == HOL else _HOSTS.format(kind=kind),
+            formatter_class=_Help,
+            allow_abbrev=False,
+        )
         _add_flags(each, kind)
         each.set_defaults(run=run, kind=kind)
 
@@ -58,13 +82,15 @@ def _add_flags(parser: Any, kind: str) -> None:
     add(
         "--sizes",
         metavar="SIZE,...",
-        help=f"of a message, such as 4KiB,1MiB (default: {sizes})",
+        help=f"of a message, such as 8,1K,256M or 4KiB,1MiB (default: {sizes})",
     )
+    add("-b", "--minbytes", metavar="SIZE", help="instead of --sizes: from this size on")
+    add("-e", "--maxbytes", metavar="SIZE", help="up to this size")
+    add("-f", "--stepfactor", metavar="N", help="each size is N times the one before (default: 2)")
     if kind == COLLECTIVE:
         add(
             "--ranks",
             metavar="N,...",
-            default=_RANKS,
             help=f"numbers of ranks, each measured by itself (default: {_RANKS})",
         )
     add(
@@ -86,17 +112,20 @@ def _add_flags(parser: Any, kind: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print, and write the report if asked; the exit status."""
-    sizes = _sizes_of(args.sizes) if args.sizes else SIZES[args.kind]
-    counts = _counts_of(args.ranks) if args.kind == COLLECTIVE else [2]
-    asked = [Options(args.kind, sizes, ranks, args.rounds, args.link) for ranks in counts]
-    folder = results_folder(Path(args.out)) if args.out else None
-    from megatron_adaptra.bench.launch import measure
+    """Measure, print, and write the report if asked; the exit status.
 
+    Under torchrun, rank 0 does so, and the others only measure.
+    """
+    sizes = _sizes_of(args)
+    asked = [Options(args.kind, sizes, ranks, args.rounds, args.link) for ranks in _counts_of(args)]
+    first = os.environ.get("RANK", "0") == "0" or not ranks_of_torchrun()
+    folder = results_folder(Path(args.out)) if args.out and first else None
     rows: list[dict[str, Any]] = []
-    with progress("measuring"):
+    with progress("measuring") if first else nullcontext():
         for options in asked:
-            rows += measure(options, note)
+            rows += measure(options, note) or []
+    if not first:
+        return 0
     finding = Finding(args.kind, args.link, rows, asked[0].least_seconds)
     data = finding.data()
     files = []
@@ -113,16 +142,39 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sizes_of(text: str) -> tuple[int, ...]:
-    allowed = "sizes such as 4KiB,1MiB"
-    sizes = [parse_bytes(word, "--sizes", allowed) for word in text.split(",")]
-    if any(nbytes % 1 for nbytes in sizes):
-        raise BadInput("--sizes", text, "whole numbers of bytes")
-    return tuple(dict.fromkeys(map(int, sizes)))
+def _sizes_of(args: argparse.Namespace) -> tuple[int, ...]:
+    span = (args.minbytes, args.maxbytes, args.stepfactor)
+    if args.sizes is not None:
+        if any(word is not None for word in span):
+            raise BadInput("--sizes", args.sizes, "not beside -b, -e and -f")
+        return sizes_of(args.sizes, "--sizes")
+    if span == (None, None, None):
+        return SIZES[args.kind]
+    sizes = sizes_between(*span, SIZES[args.kind])
+    check_sizes(args.kind, sizes, "-b")
+    return sizes
 
 
-def _counts_of(text: str) -> list[int]:
+def _counts_of(args: argparse.Namespace) -> list[int]:
+    """Numbers of ranks to measure with, one after another."""
+    words = getattr(args, "ranks", None)
+    if started := ranks_of_torchrun():
+        _check_torchrun(args, started, words)
+        return [started]
+    if args.kind != COLLECTIVE:
+        return [2]
     try:
-        return list(dict.fromkeys(whole(word) for word in text.split(",")))
+        return list(dict.fromkeys(whole(word) for word in (words or _RANKS).split(",")))
     except ValueError:
-        raise BadInput("--ranks", text, "whole numbers with commas between") from None
+        raise BadInput("--ranks", words, "whole numbers with commas between") from None
+
+
+def _check_torchrun(args: argparse.Namespace, started: int, words: str | None) -> None:
+    """Raise BadInput for what cannot be asked of the ranks that torchrun has started."""
+    if args.kind == HOL:
+        raise BadInput("torchrun", HOL, "p2p or collective; hol starts its two ranks by itself")
+    if args.kind == P2P and started != 2:
+        raise BadInput("torchrun's number of ranks", started, "2 for p2p")
+    for flag, value in (("--ranks", words), ("--link", args.link)):
+        if value:
+            raise BadInput(flag, value, "not under torchrun, which has started the ranks")

@@ -27,7 +27,18 @@ _HEADLINE = {
     P2P: "Messages between two ranks",
     COLLECTIVE: "Sums of a few numbers over all ranks",
 }
-_SLOW = "Compute beside messages over a slow link"
+# What the columns mean that are no unit.
+_NEAR = "ratio to gloo: how many times as fast; busbw: bus bandwidth as in nccl-tests"
+_EXPLAINED = {P2P: f"copy: of memory, by one core; {_NEAR}", COLLECTIVE: _NEAR}
+_QUEUES = (
+    "queue in: a step waits for the message before it, off: it does not; "
+    "ratio to alone: to steps without messages"
+)
+_SLOW = "Head-of-line blocking: compute beside messages over a slow link"
+_COLUMNS = {
+    "mb_per_s": "MB/s", "us_per_message": "us per message", "us_per_call": "us per call",
+    "busbw_gb_per_s": "busbw, GB/s",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,20 +63,22 @@ class Finding:
 
 def table_of(finding: Finding) -> Table:
     """All rows, and over a link how many times its least time a message took."""
-    columns = [name.replace("_", " ") for name in finding.rows[0]]
+    columns = [_COLUMNS.get(name, name.replace("_", " ")) for name in finding.rows[0]]
     cells = [[_cell(name, value) for name, value in row.items()] for row in finding.rows]
     if finding.kind == P2P and finding.least:
         columns.append("times the link's least")
         for row, line in zip(finding.rows, cells, strict=True):
             times = row["us_per_message"] / (1e6 * finding.least[row["bytes"]])
             line.append("" if row["transport"] == "copy" else f"{times:.2f}")
-    title = f"over a link of {finding.link}" if finding.link else ""
-    return Table(title, columns, cells)
+    link = f"over a link of {finding.link}; " if finding.link else ""
+    return Table(link + _EXPLAINED.get(finding.kind, _QUEUES), columns, cells)
 
 
 def _cell(name: str, value: object) -> str:
     if name == "bytes":
         return size(int(str(value)))
+    if name == "busbw_gb_per_s":
+        return f"{value:.3g}"  # of small messages it is small, and not 0
     return number(value) if isinstance(value, float) else str(value)
 
 

@@ -1,6 +1,8 @@
 """`adaptra bench`: what it measures is what it says, and nothing is left of it."""
 
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,11 +13,13 @@ from pages import page, png_size, words
 from patience import PATIENCE
 from processes import living, outliving
 
+from megatron_adaptra.bench.options import P2P, SIZES
+from megatron_adaptra.bench.sizes import sizes_between
 from megatron_adaptra.transport.engine.native import missing
 
 P2P_KEYS = [
-    "transport", "bytes", "direction", "mb_per_s", "us_per_message", "ratio_to_gloo",
-    "ratio_to_copy",
+    "transport", "bytes", "direction", "mb_per_s", "us_per_message", "busbw_gb_per_s",
+    "ratio_to_gloo", "ratio_to_copy",
 ]  # fmt: skip
 built = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -40,6 +44,7 @@ def test_p2p_measures_each_transport_each_way_and_draws_it(tmp_path):
     }
     for (transport, nbytes, direction), row in found.items():
         assert row["mb_per_s"] * row["us_per_message"] == pytest.approx(nbytes)
+        assert row["busbw_gb_per_s"] == pytest.approx(row["mb_per_s"] / 1e3)
         gloo, copy = found["gloo", nbytes, direction], found["copy", nbytes, direction]
         speed = row["mb_per_s"]
         assert row["ratio_to_gloo"] == pytest.approx(speed / gloo["mb_per_s"]), transport
@@ -61,7 +66,8 @@ def test_shm_is_faster_than_gloo():
 
 @built
 def test_collective_measures_each_number_of_ranks():
-    rows = bench("collective", "--sizes", "4B,4KiB", "--ranks", "2,3", "--rounds", "2")["rows"]
+    span = ("-b", "4", "-e", "4K", "-f", "1024")
+    rows = bench("collective", *span, "--ranks", "2,3", "--rounds", "2")["rows"]
     found = {(r["collective"], r["transport"], r["ranks"], r["bytes"]): r for r in rows}
     assert found.keys() == {
         (*way, ranks, nbytes)
@@ -69,7 +75,9 @@ def test_collective_measures_each_number_of_ranks():
         for ranks in (2, 3)
         for nbytes in (4, 4 << 10)
     }
-    for (_, _, ranks, nbytes), row in found.items():
+    for (operation, _, ranks, nbytes), row in found.items():
+        share = {"all_reduce": 2 * (ranks - 1) / ranks, "all_gather": ranks - 1}[operation]
+        assert row["busbw_gb_per_s"] == pytest.approx(share * nbytes / row["us_per_call"] / 1e3)
         stock = found["all_reduce", "gloo", ranks, nbytes]
         ratio = stock["us_per_call"] / row["us_per_call"]
         assert row["ratio_to_gloo"] == pytest.approx(ratio)
@@ -89,17 +97,26 @@ def test_hol_shows_what_waiting_costs():
 def test_hol_prints_a_table():
     out = process("bench", "hol", "--sizes", "4KiB", "--rounds", "1").stdout
     assert "ratio to alone" in out
+    assert "queue in: a step waits for the message before it" in out
     assert "4 KiB" in out
 
 
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["p2p", "--sizes", "4Kib"], "--sizes '4Kib': sizes such as 4KiB,1MiB"),
-        (["p2p", "--sizes", "0.3B"], "--sizes '0.3B': whole numbers of bytes"),
-        (["p2p", "--sizes", "2GiB"], "--sizes 2147483648: 8 to 1073741824 bytes"),
-        (["p2p", "--rounds", "0"], "--rounds 0: 1 to 1000"),
-        (["p2p", "--link", "40"], "--link '40': it has to be a duration"),
+        (["p2p", "--sizes", "4Kib"], "--sizes: '4Kib' is not allowed; a whole number of bytes su"),
+        (["p2p", "--sizes", "0.3B"], "--sizes: '0.3B' is not allowed; a whole number of bytes su"),
+        (["p2p", "-b", "x"], "-b: 'x' is not allowed; a whole number of bytes such as 8, 1K, 25"),
+        (["p2p", "-b", "4"], "-b: 4 is not allowed; 8 to 1073741824 bytes"),
+        (["p2p", "-b", "2G"], "-b: '2G' is not allowed; up to 1073741824 bytes"),
+        (["p2p", "-b", "1M", "-e", "1K"], "-e: '1K' is not allowed; -b (1048576) to 1073741824 b"),
+        (["p2p", "-f", "1"], "-f: '1' is not allowed; a whole number of at least 2"),
+        (["p2p", "-f", "1.5"], "-f: '1.5' is not allowed; a whole number of at least 2"),
+        (["p2p", "-b", "8", "--sizes", "8"], "--sizes: '8' is not allowed; not beside -b, -e and"),
+        (["collective", "-b", "6"], "-b: 6 is not allowed; 4 to 1073741824 bytes that are a mult"),
+        (["p2p", "--sizes", "2GiB"], "--sizes: 2147483648 is not allowed; 8 to 1073741824 bytes"),
+        (["p2p", "--rounds", "0"], "--rounds: 0 is not allowed; 1 to 1000"),
+        (["p2p", "--link", "40"], "--link: '40' is not allowed; a duration"),
         (["collective", "--sizes", "6B"], "bytes that are a multiple of 4"),
         (["collective", "--ranks", "1"], "--ranks 1: 2 to 16"),
         (["collective", "--ranks", "2,x"], "--ranks '2,x': whole numbers"),
@@ -107,6 +124,100 @@ def test_hol_prints_a_table():
 )
 def test_bad_input_is_refused_before_anything_starts(command, says, here):
     assert says in here.refused("bench", *command)
+
+
+@pytest.mark.parametrize(
+    ("span", "sizes"),
+    [
+        (("8", "256M", "2"), [8 << n for n in range(26)]),
+        (("1K", "1m", "1024"), [1 << 10, 1 << 20]),
+        (("4KiB", "5000", None), [4 << 10]),
+        (("1G", None, None), [1 << 30]),
+        ((None, "64K", "16"), [4 << 10, 64 << 10]),
+    ],
+)
+def test_sizes_are_those_of_nccl_tests(span, sizes):
+    assert list(sizes_between(*span, SIZES[P2P])) == sizes
+
+
+TORCHRUN = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks", "says"),
+    [
+        (["p2p"], "4", "torchrun's number of ranks: 4 is not allowed; 2 for p2p"),
+        (["hol"], "2", "torchrun: 'hol' is not allowed; p2p or collective; hol starts its two"),
+        (["p2p", "--link", "40ms"], "2", "--link: '40ms' is not allowed; not under torchrun"),
+        (["collective", "--ranks", "2"], "2", "--ranks: '2' is not allowed; not under torchrun"),
+    ],
+)
+def test_what_torchruns_ranks_cannot_do(command, ranks, says, here, monkeypatch):
+    for name, value in {**TORCHRUN, "WORLD_SIZE": ranks}.items():
+        monkeypatch.setenv(name, value)
+    assert here.refused("bench", *command).startswith(says)
+
+
+def agents(*words, second=()):
+    """What two agents of torchrun print, each of a host with one rank; `second`: starts its one."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        at = f"127.0.0.1:{found.getsockname()[1]}"
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", at, "-m", "megatron_adaptra", "bench"),
+        *words,
+    ]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [*first, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for first in ((), second)
+    ]
+    try:
+        said = [process.communicate(timeout=PATIENCE) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in started] == [0, 0], said
+    return [out.decode() for out, _ in said if out]
+
+
+@built
+@pytest.mark.cold
+def test_several_hosts_measure_under_torchrun(tmp_path):
+    """Rank 0 alone prints, and writes the report."""
+    (out,) = agents("p2p", "-b", "8", "-e", "1K", "-f", "128", "--rounds", "1", "--json")
+    found = {(row["transport"], row["bytes"]) for row in strict(out)["rows"]}
+    assert found == {(t, n) for t in ("gloo", "shm", "tcp", "copy") for n in (8, 1024)}
+    folder = tmp_path / "out"
+    (out,) = agents("collective", "--sizes", "8", "--rounds", "1", "--out", folder)
+    assert str(folder / "collective.html") in out
+
+
+@built
+@pytest.mark.cold
+@pytest.mark.root
+def test_hosts_with_other_clocks_measure_the_same(tmp_path):
+    """The second host's clock is a day ahead, as after another start, and it shares no memory."""
+    later = ["unshare", "--time", "--monotonic", "86400", "--fork", "--kill-child"]
+    if (done := subprocess.run([*later, "true"], capture_output=True, text=True)).returncode:
+        pytest.skip(f"no namespaces of time here: {done.stderr}")
+    (out,) = agents("p2p", "--sizes", "1M", "--rounds", "3", "--json", second=later)
+    rows = strict(out)["rows"]
+    assert {row["transport"] for row in rows} == {"gloo", "tcp", "copy"}
+    assert all(0 < row["us_per_message"] < 1e6 * PATIENCE for row in rows)
+
+
+def test_without_torch_it_says_so():
+    program = "import sys; sys.modules['torch'] = None\n"
+    program += "from megatron_adaptra.cli.main import main; sys.exit(main(['bench', 'p2p']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2
+    needs = "adaptra bench needs torch, which is not installed: pip install torch"
+    assert done.stderr == f"adaptra: error: {needs}\n"
 
 
 def test_without_the_engine_it_says_how_to_get_it():

@@ -26,7 +26,7 @@ class Pending(Protocol):
         ...
 
 
-class Lane(Protocol):
+class Path(Protocol):
     """One way to the other rank."""
 
     name: str
@@ -44,7 +44,7 @@ class Lane(Protocol):
         ...
 
 
-class GlooLane:
+class GlooPath:
     """torch.distributed's own isend and irecv, to and from rank `peer`."""
 
     name = "gloo"
@@ -53,15 +53,15 @@ class GlooLane:
         self._peer = peer
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """As for Lane, of `nbytes`."""
+        """As for Path, of `nbytes`."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def send(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Lane, with `tag`."""
+        """As for Path, with `tag`."""
         return _GlooPending(dist.isend(tensor, self._peer, tag=tag))
 
     def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Lane, with `tag`."""
+        """As for Path, with `tag`."""
         return _GlooPending(dist.irecv(tensor, self._peer, tag=tag))
 
 
@@ -74,7 +74,7 @@ class _GlooPending:
         return self._work.wait(timedelta(seconds=timeout))
 
 
-class EngineLane:
+class EnginePath:
     """The engine over one kind of path, `name`: shm, tcp or verbs, from `rank` to `peer`.
 
     It has an endpoint of its own. `ports`: of RDMA, for verbs.
@@ -88,15 +88,15 @@ class EngineLane:
         self._transport = EngineTransport(self._endpoint, name, {peer: End(peer, f"rank {peer}")})
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """As for Lane: `nbytes` registered, so that no more is copied than by gloo."""
+        """As for Path: `nbytes` registered, so that no more is copied than by gloo."""
         return self._transport.registered(nbytes)
 
     def send(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Lane, with `tag`."""
+        """As for Path, with `tag`."""
         return self._transport.isend(tensor, self._peer, tag)
 
     def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Lane, with `tag`."""
+        """As for Path, with `tag`."""
         return self._transport.irecv(tensor, self._peer, tag)
 
     def close(self) -> None:

@@ -1,0 +1,56 @@
+"""Sizes of messages as people write them, and as nccl-tests has them: from, to, times."""
+
+from __future__ import annotations
+
+import re
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.units import parse_bytes, whole
+
+LARGEST = 1 << 30  # bytes of a message
+_ALLOWED = "a whole number of bytes such as 8, 1K, 256M or 4KiB"
+_SHORT = re.compile(r"([0-9]{1,18})([kmg]?)", re.ASCII | re.IGNORECASE)
+_POWERS = {"": 0, "k": 10, "m": 20, "g": 30}  # of two
+
+
+def size_of(text: str, flag: str) -> int:
+    """Bytes: `1K` is 1024, as for nccl-tests; also `4KiB` or `1MB`. BadInput names the `flag`."""
+    if match := _SHORT.fullmatch(text.strip()):
+        return int(match[1]) << _POWERS[match[2].lower()]
+    nbytes = parse_bytes(text, flag, _ALLOWED)
+    if nbytes % 1:
+        raise BadInput(flag, text, _ALLOWED)
+    return int(nbytes)
+
+
+def sizes_of(text: str, flag: str) -> tuple[int, ...]:
+    """Those of a list with commas between, each once; BadInput names the `flag`."""
+    return tuple(dict.fromkeys(size_of(word, flag) for word in text.split(",")))
+
+
+def sizes_between(
+    begin: str | None, end: str | None, factor: str | None, usual: tuple[int, ...]
+) -> tuple[int, ...]:
+    """`begin` and each size that is `factor` times the one before, up to `end`.
+
+    What is None is taken from the `usual` sizes, and twice. Raises BadInput with -b, -e or -f.
+    """
+    first = usual[0] if begin is None else size_of(begin, "-b")
+    if not 1 <= first <= LARGEST:
+        raise BadInput("-b", begin, f"up to {LARGEST} bytes")
+    last = max(usual[-1], first) if end is None else size_of(end, "-e")
+    if not first <= last <= LARGEST:
+        raise BadInput("-e", end, f"-b ({first}) to {LARGEST} bytes")
+    times = 2
+    if factor is not None:
+        try:
+            times = whole(factor)
+        except ValueError:
+            times = 0
+        if times < 2:
+            raise BadInput("-f", factor, "a whole number of at least 2")
+    sizes = []
+    while first <= last:
+        sizes.append(first)
+        first *= times
+    return tuple(sizes)
