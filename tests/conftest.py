@@ -31,7 +31,7 @@ SHARING = (
     "soft_roce/test_verbs.py", "adapter/test_executor_training.py",
     "fake_cuda/test_fake_adaptation.py", "fake_cuda/test_fake_trainings.py",
     "adapter/test_iteration_end.py", "adapter/test_pretrain.py", "adapter/test_law.py",
-    "adapter/test_schedules.py",
+    "adapter/test_schedules.py", "launch/test_documented_commands.py",
 )  # fmt: skip
 
 
