@@ -83,9 +83,9 @@ class AdaptraConfig:
     )
     policy: str = _setting(
         "adaptive",
-        "adaptive: a plan for the links as they are (the executor may also split backwards in "
-        "two); the others are fixed: 1f1b and interleaved as Megatron runs them, zb-h1 and zb-h2 "
-        "with the executor",
+        "adaptive: a plan for the links as they are (the executor may also split backwards into "
+        "gradients of inputs and of weights); the others are fixed: 1f1b and interleaved as "
+        "Megatron runs them, zb-h1 and zb-h2 with the executor",
         choices=POLICIES,
     )
     recompute: bool = _setting(
@@ -110,9 +110,9 @@ class AdaptraConfig:
     )
     small_collectives: str = _setting(
         "auto",
-        "small collectives of an iteration's end that cross stages: exchanged directly, in one "
-        "delay, where that is faster (auto), always (on), or never (off); fixed: as on, and where "
-        "it cannot be found out in which order the backend adds, ranks are added in their order",
+        "small collectives of an iteration's end that cross stages, exchanged directly in one "
+        "delay: auto where that is faster, on always where bits stay the same, fixed also where "
+        "they may not (sums in the order of ranks), off never",
         choices=SMALL_COLLECTIVES,
     )
     post_receives: str = _setting(

@@ -1,5 +1,6 @@
 """The docs name what there is: scripts/check_docs.py, and that it finds what it is for."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,17 @@ import check_docs  # noqa: E402
 
 def test_the_docs_of_this_repository_are_true() -> None:
     assert check_docs.faults(ROOT) == []
+
+
+# Words of the code that nobody else knows; the two pages are for who works on it.
+OURS = re.compile(r"\b(slack|lanes?|arms?|light microbatch|nobody waits who)\b", re.IGNORECASE)
+INSIDE = ("testing.md", "wire-protocol.md")
+
+
+def test_pages_for_users_do_without_our_own_words() -> None:
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        if page.name not in INSIDE:
+            assert OURS.findall(page.read_text()) == [], page.name
 
 
 V = "ADAPTRA_"  # apart from the rest: such a name in this file would have to be in the docs
