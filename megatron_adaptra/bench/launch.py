@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_adaptra.bench.options import RESULT, Options
-from megatron_adaptra.errors import AdaptraError, MissingPackage
+from megatron_adaptra.errors import AdaptraError, BadInput, MissingPackage
 from megatron_adaptra.failures import reason
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.package import command
 from megatron_adaptra.torchrun import run_ranks
 from megatron_adaptra.transport.engine.native import missing
+from megatron_adaptra.units import whole
 
 _WORKER = "megatron_adaptra.bench.worker"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what it sets for a rank
@@ -25,11 +26,24 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what it sets
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
 
 
-def ranks_of_torchrun() -> int:
-    """How many ranks torchrun has started, if this process is one of them; else 0."""
+def from_torchrun() -> tuple[int, int] | None:
+    """This rank and the number of ranks, if torchrun has started this process; else None.
+
+    Raises BadInput for variables that torchrun does not set so.
+    """
     if not all(os.environ.get(name) for name in _TORCHRUN):
-        return 0
-    return int(os.environ["WORLD_SIZE"])
+        return None
+    found = []
+    for name in ("RANK", "WORLD_SIZE"):
+        try:
+            found.append(whole(os.environ[name]))
+        except ValueError:
+            allowed = "a whole number, as torchrun sets it; unset it to measure on this machine"
+            raise BadInput(name, os.environ[name], allowed) from None
+    rank, ranks = found
+    if not 0 <= rank < ranks:
+        raise BadInput("RANK", rank, f"0 to WORLD_SIZE - 1 ({ranks - 1}), as torchrun sets it")
+    return rank, ranks
 
 
 def measure(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]] | None:
@@ -42,7 +56,7 @@ def measure(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]
         raise MissingPackage("adaptra bench", ["torch"], "torch")
     if why := missing():
         raise AdaptraError(f"there is no engine to measure: {why}")
-    if ranks_of_torchrun():
+    if from_torchrun():
         from megatron_adaptra.bench.worker import measure_as_rank
 
         return measure_as_rank(options)

@@ -15,6 +15,7 @@ KiB, MiB = 1 << 10, 1 << 20
 MOST_RANKS, MOST_ROUNDS, MOST_SIZES = 16, 1000, 64
 P2P, COLLECTIVE, HOL = "p2p", "collective", "hol"
 RESULT = "@adaptra "  # before the rows, as rank 0 prints them
+LEAST = {P2P: 8, COLLECTIVE: 4, HOL: 8}  # bytes of a message
 SIZES = {
     P2P: tuple(4 * KiB << 2 * n for n in range(9)),  # to 256 MiB
     COLLECTIVE: (4, 256, 4 * KiB, 64 * KiB),
@@ -24,7 +25,7 @@ SIZES = {
 
 def check_sizes(what: str, sizes: Sequence[int], flag: str) -> None:
     """Raise BadInput, with the `flag` they came by, for `sizes` that `what` cannot measure."""
-    least = 4 if what == COLLECTIVE else 8
+    least = LEAST[what]
     for size in sizes:
         if not least <= size <= LARGEST or (what == COLLECTIVE and size % 4):
             of = " that are a multiple of 4" if what == COLLECTIVE else ""
@@ -61,6 +62,8 @@ class Options:
         if not self.link:
             return []
         pairs = [(a, b) for a in range(self.ranks) for b in range(a + 1, self.ranks)]
+        if "@" in self.link:
+            raise BadInput("--link", self.link, "a link that stays the same: leave out the @ part")
         texts = [f"{a}-{b}:{self.link}" for a, b in pairs]
         return load_rules(texts, self.ranks, network=True, flag="--link")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.units import parse_bytes, whole
@@ -29,15 +30,16 @@ def sizes_of(text: str, flag: str) -> tuple[int, ...]:
 
 
 def sizes_between(
-    begin: str | None, end: str | None, factor: str | None, usual: tuple[int, ...]
+    begin: str | None, end: str | None, factor: str | None, usual: Sequence[int], least: int
 ) -> tuple[int, ...]:
     """`begin` and each size that is `factor` times the one before, up to `end`.
 
-    What is None is taken from the `usual` sizes, and twice. Raises BadInput with -b, -e or -f.
+    What is None is taken from the `usual` sizes, and twice. `least`: bytes of the first.
+    Raises BadInput with -b, -e or -f.
     """
     first = usual[0] if begin is None else size_of(begin, "-b")
-    if not 1 <= first <= LARGEST:
-        raise BadInput("-b", begin, f"up to {LARGEST} bytes")
+    if not least <= first <= LARGEST:
+        raise BadInput("-b", begin, f"{least} to {LARGEST} bytes")
     last = max(usual[-1], first) if end is None else size_of(end, "-e")
     if not first <= last <= LARGEST:
         raise BadInput("-e", end, f"-b ({first}) to {LARGEST} bytes")

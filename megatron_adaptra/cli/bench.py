@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.bench.launch import measure, ranks_of_torchrun
-from megatron_adaptra.bench.options import COLLECTIVE, HOL, P2P, SIZES, Options, check_sizes
+from megatron_adaptra.bench.launch import from_torchrun, measure
+from megatron_adaptra.bench.options import (
+    COLLECTIVE,
+    HOL,
+    LEAST,
+    MOST_RANKS,
+    P2P,
+    SIZES,
+    Options,
+    check_sizes,
+)
 from megatron_adaptra.bench.sizes import sizes_between, sizes_of
 from megatron_adaptra.cli.bench_report import Finding, html, png, table_of
 from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
@@ -39,9 +47,10 @@ _ABOUT = {
         "carries it (queue: off). Without --link the link is emulated, 40 ms long.",
     ),
 }
+_LAST = {P2P: "256M", COLLECTIVE: "64K"}
 _HOSTS = """several hosts: start it on each with torchrun, one rank per host, as
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
-    -m megatron_adaptra bench {kind} -b 8 -e 256M -f 2"""
+    -m megatron_adaptra bench {kind} -b 8 -e {most} -f 2"""
 _RANKS = "2,4"
 
 
@@ -59,7 +68,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="measure messages, small collectives, and what a slow transfer costs",
-        description="Measure on this machine. p2p, collective and hol take --json and --out.",
+        description="Measure on this machine; p2p and collective also between hosts, under "
+        "torchrun.",
         allow_abbrev=False,
     )
     kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
@@ -68,7 +78,7 @@ def add_parser(subparsers: Any) -> None:
             kind,
             help=brief,
             description=description,
-            epilog="" if kind == HOL else _HOSTS.format(kind=kind),
+            epilog="" if kind == HOL else _HOSTS.format(kind=kind, most=_LAST[kind]),
             formatter_class=_Help,
             allow_abbrev=False,
         )
@@ -118,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     """
     sizes = _sizes_of(args)
     asked = [Options(args.kind, sizes, ranks, args.rounds, args.link) for ranks in _counts_of(args)]
-    first = os.environ.get("RANK", "0") == "0" or not ranks_of_torchrun()
+    first = (from_torchrun() or (0, 1))[0] == 0
     folder = results_folder(Path(args.out)) if args.out and first else None
     rows: list[dict[str, Any]] = []
     with progress("measuring") if first else nullcontext():
@@ -150,7 +160,7 @@ def _sizes_of(args: argparse.Namespace) -> tuple[int, ...]:
         return sizes_of(args.sizes, "--sizes")
     if span == (None, None, None):
         return SIZES[args.kind]
-    sizes = sizes_between(*span, SIZES[args.kind])
+    sizes = sizes_between(*span, SIZES[args.kind], LEAST[args.kind])
     check_sizes(args.kind, sizes, "-b")
     return sizes
 
@@ -158,9 +168,9 @@ def _sizes_of(args: argparse.Namespace) -> tuple[int, ...]:
 def _counts_of(args: argparse.Namespace) -> list[int]:
     """Numbers of ranks to measure with, one after another."""
     words = getattr(args, "ranks", None)
-    if started := ranks_of_torchrun():
-        _check_torchrun(args, started, words)
-        return [started]
+    if started := from_torchrun():
+        _check_torchrun(args, started[1], words)
+        return [started[1]]
     if args.kind != COLLECTIVE:
         return [2]
     try:
@@ -173,8 +183,10 @@ def _check_torchrun(args: argparse.Namespace, started: int, words: str | None) -
     """Raise BadInput for what cannot be asked of the ranks that torchrun has started."""
     if args.kind == HOL:
         raise BadInput("torchrun", HOL, "p2p or collective; hol starts its two ranks by itself")
-    if args.kind == P2P and started != 2:
-        raise BadInput("torchrun's number of ranks", started, "2 for p2p")
+    most = 2 if args.kind == P2P else MOST_RANKS
+    if not 2 <= started <= most:
+        allowed = "2 for p2p" if most == 2 else f"2 to {most}"
+        raise BadInput("torchrun's number of ranks", started, allowed)
     for flag, value in (("--ranks", words), ("--link", args.link)):
         if value:
             raise BadInput(flag, value, "not under torchrun, which has started the ranks")

@@ -13,7 +13,7 @@ from pages import page, png_size, words
 from patience import PATIENCE
 from processes import living, outliving
 
-from megatron_adaptra.bench.options import P2P, SIZES
+from megatron_adaptra.bench.options import LEAST, P2P, SIZES
 from megatron_adaptra.bench.sizes import sizes_between
 from megatron_adaptra.transport.engine.native import missing
 
@@ -107,8 +107,8 @@ def test_hol_prints_a_table():
         (["p2p", "--sizes", "4Kib"], "--sizes: '4Kib' is not allowed; a whole number of bytes su"),
         (["p2p", "--sizes", "0.3B"], "--sizes: '0.3B' is not allowed; a whole number of bytes su"),
         (["p2p", "-b", "x"], "-b: 'x' is not allowed; a whole number of bytes such as 8, 1K, 25"),
-        (["p2p", "-b", "4"], "-b: 4 is not allowed; 8 to 1073741824 bytes"),
-        (["p2p", "-b", "2G"], "-b: '2G' is not allowed; up to 1073741824 bytes"),
+        (["p2p", "-b", "4"], "-b: '4' is not allowed; 8 to 1073741824 bytes"),
+        (["p2p", "-b", "2G"], "-b: '2G' is not allowed; 8 to 1073741824 bytes"),
         (["p2p", "-b", "1M", "-e", "1K"], "-e: '1K' is not allowed; -b (1048576) to 1073741824 b"),
         (["p2p", "-f", "1"], "-f: '1' is not allowed; a whole number of at least 2"),
         (["p2p", "-f", "1.5"], "-f: '1.5' is not allowed; a whole number of at least 2"),
@@ -117,6 +117,17 @@ def test_hol_prints_a_table():
         (["p2p", "--sizes", "2GiB"], "--sizes: 2147483648 is not allowed; 8 to 1073741824 bytes"),
         (["p2p", "--rounds", "0"], "--rounds: 0 is not allowed; 1 to 1000"),
         (["p2p", "--link", "40"], "--link: '40' is not allowed; a duration"),
+        (["p2p", "--link", "40ms@3..5"], "--link: '40ms@3..5' is not allowed; a link that stays"),
+        (["p2p", "-b", "0"], "-b: '0' is not allowed; 8 to 1073741824 bytes"),
+        (["p2p", "-b", "1.5K"], "-b: '1.5K' is not allowed; a whole number of bytes such as 8, 1K"),
+        (["p2p", "-b", "\u0668"], "-b: '\u0668' is not allowed; a whole number of bytes"),
+        (["p2p", "-b", "9" * 23], "is not allowed; a whole number of bytes such as 8, 1K"),
+        (["p2p", "-e", "1T"], "-e: '1T' is not allowed; a whole number of bytes such as 8, 1K"),
+        (["p2p", "-f", "2x"], "-f: '2x' is not allowed; a whole number of at least 2"),
+        (["p2p", "--sizes", "8,,16"], "--sizes: '' is not allowed; a whole number of bytes"),
+        (["p2p", "--rounds", "1001"], "--rounds: 1001 is not allowed; 1 to 1000"),
+        (["hol", "--sizes", "4"], "--sizes: 4 is not allowed; 8 to 1073741824 bytes"),
+        (["collective", "--ranks", "17"], "--ranks: 17 is not allowed; 2 to 16"),
         (["collective", "--sizes", "6B"], "bytes that are a multiple of 4"),
         (["collective", "--ranks", "1"], "--ranks 1: 2 to 16"),
         (["collective", "--ranks", "2,x"], "--ranks '2,x': whole numbers"),
@@ -137,7 +148,7 @@ def test_bad_input_is_refused_before_anything_starts(command, says, here):
     ],
 )
 def test_sizes_are_those_of_nccl_tests(span, sizes):
-    assert list(sizes_between(*span, SIZES[P2P])) == sizes
+    assert list(sizes_between(*span, SIZES[P2P], LEAST[P2P])) == sizes
 
 
 TORCHRUN = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -148,6 +159,9 @@ TORCHRUN = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     [
         (["p2p"], "4", "torchrun's number of ranks: 4 is not allowed; 2 for p2p"),
         (["hol"], "2", "torchrun: 'hol' is not allowed; p2p or collective; hol starts its two"),
+        (["p2p"], "x", "WORLD_SIZE: 'x' is not allowed; a whole number, as torchrun sets it"),
+        (["p2p"], "0", "RANK: 0 is not allowed; 0 to WORLD_SIZE - 1 (-1), as torchrun sets it"),
+        (["collective"], "17", "torchrun's number of ranks: 17 is not allowed; 2 to 16"),
         (["p2p", "--link", "40ms"], "2", "--link: '40ms' is not allowed; not under torchrun"),
         (["collective", "--ranks", "2"], "2", "--ranks: '2' is not allowed; not under torchrun"),
     ],
