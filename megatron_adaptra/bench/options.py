@@ -54,6 +54,8 @@ class Options:
             raise BadInput("--rounds", self.rounds, f"1 to {MOST_ROUNDS}")
         if not 2 <= self.ranks <= MOST_RANKS:
             raise BadInput("--ranks", self.ranks, f"2 to {MOST_RANKS}")
+        if "@" in self.link:
+            raise BadInput("--link", self.link, "a link that stays the same: leave out the @ part")
         _ = self.rules
 
     @property
@@ -62,8 +64,6 @@ class Options:
         if not self.link:
             return []
         pairs = [(a, b) for a in range(self.ranks) for b in range(a + 1, self.ranks)]
-        if "@" in self.link:
-            raise BadInput("--link", self.link, "a link that stays the same: leave out the @ part")
         texts = [f"{a}-{b}:{self.link}" for a, b in pairs]
         return load_rules(texts, self.ranks, network=True, flag="--link")
 

@@ -15,7 +15,10 @@ _POWERS = {"": 0, "k": 10, "m": 20, "g": 30}  # of two
 
 
 def size_of(text: str, flag: str) -> int:
-    """Bytes: `1K` is 1024, as for nccl-tests; also `4KiB` or `1MB`. BadInput names the `flag`."""
+    """Bytes that `text` says: 1K is 1024, as for nccl-tests; also 4KiB or 1MB.
+
+    Raises BadInput, which names the `flag`.
+    """
     if match := _SHORT.fullmatch(text.strip()):
         return int(match[1]) << _POWERS[match[2].lower()]
     nbytes = parse_bytes(text, flag, _ALLOWED)
@@ -25,7 +28,7 @@ def size_of(text: str, flag: str) -> int:
 
 
 def sizes_of(text: str, flag: str) -> tuple[int, ...]:
-    """Those of a list with commas between, each once; BadInput names the `flag`."""
+    """Those that `text` lists with commas between, each once; BadInput names the `flag`."""
     return tuple(dict.fromkeys(size_of(word, flag) for word in text.split(",")))
 
 

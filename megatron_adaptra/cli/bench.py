@@ -69,7 +69,7 @@ def add_parser(subparsers: Any) -> None:
         "bench",
         help="measure messages, small collectives, and what a slow transfer costs",
         description="Measure on this machine; p2p and collective also between hosts, under "
-        "torchrun.",
+        "torchrun. All take --json and --out.",
         allow_abbrev=False,
     )
     kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
