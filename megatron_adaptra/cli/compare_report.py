@@ -66,7 +66,8 @@ def notes(result: Comparison) -> list[str]:
     """What the table does not say by itself."""
     out = [
         "warmup: Megatron's own schedule with other warmup depths; adaptive: any order, and "
-        "backwards split into input and weight gradients; recompute: some forwards run twice"
+        "backwards split into input and weight gradients; recompute: some forwards run twice; a "
+        "plan is adopted where it saves enough (--adaptra-min-gain)"
     ]
     if any(cell is None for row in result.rows for cell in row.cells):
         out.append("–: holds more activations than the budget allows")

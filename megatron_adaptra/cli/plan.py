@@ -15,7 +15,7 @@ from megatron_adaptra.cli.plugin import (
     STOCK,
     WARMUP,
     default_plan,
-    flags_of,
+    flags_of_plan,
     kept_in_words,
 )
 from megatron_adaptra.ir.conditions import Conditions
@@ -67,17 +67,22 @@ def run(args: argparse.Namespace) -> int:
         }
         print_json({**plan.to_json(), **more})
     else:
-        _show(job, plan, default, stock, planning_ms)
+        _show(job, plan, default, stock, planning_ms, args.sends)
     return 0
 
 
 def _show(
-    job: Job, plan: Plan, default: Plan | None, stock: Plan | None, planning_ms: float
+    job: Job,
+    plan: Plan,
+    default: Plan | None,
+    stock: Plan | None,
+    planning_ms: float,
+    sends: str,
 ) -> None:
     conditions = job.conditions
     plans = [(DEFAULT, default)] if default is not None else []
     if default is None or not plan.schedule.same_as(default.schedule):
-        plans.append((flags_of(plan.schedule.policy, conditions), plan))
+        plans.append((flags_of_plan(plan, sends), plan))
     if stock is not None and plan.schedule.policy != stock.schedule.policy:
         plans.append((STOCK, stock))
     rows = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from megatron_adaptra.errors import BadInput
@@ -14,6 +15,7 @@ DEFAULT = "--adaptra"
 EXECUTOR = f"{DEFAULT} --adaptra-engine executor"
 STOCK = "none: stock Megatron"
 NOTHING = "not run in training"
+HEALTHY = "not run while links are healthy"
 WARMUP = (
     "warmup depth: forwards before a stage's first backward, one more than Megatron's "
     "num_warmup_microbatches"
@@ -27,6 +29,8 @@ Make = Callable[[Conditions, str], Plan]
 
 def flags_of(policy: str, conditions: Conditions) -> str:
     """The flags of a training that runs plans of `policy`, or why there are none."""
+    if policy in ("warmup", "adaptive") and not _slow(conditions):
+        return HEALTHY
     if policy == "warmup":
         return DEFAULT
     if policy == "adaptive" and conditions.chunks == 1:
@@ -36,25 +40,50 @@ def flags_of(policy: str, conditions: Conditions) -> str:
     return STOCK if policy in ("1f1b", "interleaved") else NOTHING
 
 
+def flags_of_plan(plan: Plan, sends: str) -> str:
+    """The flags of a training that adopts this `plan`, with the least gain where it gains little.
+
+    `sends`: eager or rendezvous.
+    """
+    policy = plan.schedule.policy
+    flags = flags_of(policy, plan.conditions)
+    start = _start(plan.conditions, sends)
+    planned = policy in ("warmup", "adaptive") and flags.startswith(DEFAULT)
+    if not planned or start is None or RULE.gains(plan, start):
+        return flags
+    share = math.floor(100 * max(0.0, 1 - plan.predicted / start.predicted)) / 100
+    return f"{flags} --adaptra-min-gain {share:g}"
+
+
 def default_plan(conditions: Conditions, sends: str, make: Make) -> Plan | None:
     """What `--adaptra` alone comes to: engine native, policy warmup; None for shapes it refuses.
 
-    A plan is adopted where it saves as much as --adaptra-min-gain; else the job stays with the
-    schedule that it begins with. `sends`: eager or rendezvous; `make`: how plans are made.
+    A plan is made where a link is slow, and adopted where it saves as much as --adaptra-min-gain;
+    else the job stays with the schedule that it begins with. `sends`: eager or rendezvous; `make`:
+    how plans are made. Raises BadInput where these take longer than they may.
     """
+    start = _start(conditions, sends)
+    if start is None or not _slow(conditions):
+        return start
+    plan = make(conditions, "warmup")
+    return plan if RULE.gains(plan, start) else start
+
+
+def _start(conditions: Conditions, sends: str) -> Plan | None:
+    """What a job begins with; None for a shape that Megatron refuses."""
+    budget = conditions.activation_budget
     try:
-        plan = make(conditions, "warmup")
         if conditions.chunks > 1:
             first = PLANNERS["interleaved"](conditions, sends, None)
         else:
-            budget = conditions.activation_budget
             first = first_schedule(conditions.stages, conditions.microbatches, budget)
-    except BadInput as error:
-        if error.field == "--time-limit":
-            raise
+    except BadInput:
         return None
-    start = evaluate(first, conditions, sends)
-    return plan if RULE.gains(plan, start) else start
+    return evaluate(first, conditions, sends)
+
+
+def _slow(conditions: Conditions) -> bool:
+    return any(link.delay or math.isfinite(link.bandwidth) for link in conditions.links.values())
 
 
 def kept_in_words(default: Plan | None) -> str:
@@ -67,6 +96,8 @@ def kept_in_words(default: Plan | None) -> str:
         return f"--adaptra does not keep to this budget with several chunks: it holds {most}"
     if default.schedule.policy == "warmup":
         return ""
+    if not _slow(default.conditions):
+        return f"while links are healthy --adaptra stays with {default.schedule.policy}"
     gain = f"{100 * RULE.min_gain:g} %"
     return (
         f"--adaptra stays with {default.schedule.policy} here: a plan of policy warmup would not "

@@ -203,10 +203,23 @@ def test_what_runs_by_default_comes_first(here):
 
 def test_the_default_stays_where_a_plan_saves_too_little(here):
     """The plugin adopts no plan that saves less than --adaptra-min-gain."""
-    words = (*FLAGS, "--link-delay-ms", "0,0,1")
+    words = (*FLAGS, "--link-delay-ms", "0,0,4", "--policy", "warmup")
     plan = here.json("plan", *words)
     assert plan["predicted_ms"] < plan["stock_ms"] == plan["default_engine_ms"]
-    assert "--adaptra stays with 1f1b here" in here("plan", *words)[0]
+    out, _ = here("plan", *words)
+    assert "--adaptra stays with 1f1b here" in out
+    gain = int(100 * (1 - plan["predicted_ms"] / plan["stock_ms"])) / 100
+    assert gain < 0.15
+    assert f" --adaptra --adaptra-min-gain {gain:g} " in out
+
+
+def test_nothing_is_planned_while_links_are_healthy(here):
+    words = (*FLAGS, "--link-delay-ms", 0)
+    plan = here.json("plan", *words)
+    assert plan["default_engine_ms"] == plan["stock_ms"]
+    out, _ = here("plan", *words)
+    assert "while links are healthy --adaptra stays with 1f1b" in out
+    assert "not run while links are healthy" in out
 
 
 def test_what_is_known_of_the_plugin_is_what_its_flags_say():
