@@ -91,6 +91,7 @@ footer span { margin-right: 14px; display: inline-block; }
   body { padding: 24px 12px; font-size: 14px; }
   section { padding: 14px 14px 16px; }
   th, td { padding-right: 10px; }
+  th { white-space: normal; }
   .tiles { grid-template-columns: 1fr 1fr; gap: 10px; }
   .tile { padding: 11px 13px; }
   .tile b { font-size: 20px; }

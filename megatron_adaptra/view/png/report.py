@@ -47,7 +47,7 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
     ]
     tall = [r + 0.55 for r in rows] + [2.7] * bool(charts)
     notes = [line for note in findings.notes(report) for line in wrap(note, COLUMNS)]
-    head, foot = 1.6 + NOTE * len(notes), 0.35
+    head, foot = 1.6 + NOTE * (len(notes) + bool(notes)), 0.35
 
     def draw(figure: Any, height: float) -> None:
         _header(figure, report, height)
