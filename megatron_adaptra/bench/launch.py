@@ -42,7 +42,9 @@ def from_torchrun() -> tuple[int, int] | None:
             raise BadInput(name, os.environ[name], allowed) from None
     rank, ranks = found
     if not 0 <= rank < ranks:
-        raise BadInput("RANK", rank, f"0 to WORLD_SIZE - 1 ({ranks - 1}), as torchrun sets it")
+        raise BadInput(
+            "RANK", rank, f"it has to be 0 to WORLD_SIZE - 1 ({ranks - 1}), as torchrun sets it"
+        )
     return rank, ranks
 
 

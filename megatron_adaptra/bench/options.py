@@ -29,9 +29,9 @@ def check_sizes(what: str, sizes: Sequence[int], flag: str) -> None:
     for size in sizes:
         if not least <= size <= LARGEST or (what == COLLECTIVE and size % 4):
             of = " that are a multiple of 4" if what == COLLECTIVE else ""
-            raise BadInput(flag, size, f"{least} to {LARGEST} bytes{of}")
+            raise BadInput(flag, size, f"it has to be {least} to {LARGEST} bytes{of}")
     if not 1 <= len(sizes) <= MOST_SIZES:
-        raise BadInput(flag, len(sizes), f"1 to {MOST_SIZES} sizes")
+        raise BadInput(flag, len(sizes), f"it has to be 1 to {MOST_SIZES} sizes")
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,13 @@ class Options:
     def __post_init__(self) -> None:
         check_sizes(self.what, self.sizes, "--sizes")
         if not 1 <= self.rounds <= MOST_ROUNDS:
-            raise BadInput("--rounds", self.rounds, f"1 to {MOST_ROUNDS}")
+            raise BadInput("--rounds", self.rounds, f"it has to be 1 to {MOST_ROUNDS}")
         if not 2 <= self.ranks <= MOST_RANKS:
-            raise BadInput("--ranks", self.ranks, f"2 to {MOST_RANKS}")
+            raise BadInput("--ranks", self.ranks, f"it has to be 2 to {MOST_RANKS}")
         if "@" in self.link:
-            raise BadInput("--link", self.link, "a link that stays the same: leave out the @ part")
+            raise BadInput(
+                "--link", self.link, "the link has to stay the same: leave out the @ part"
+            )
         _ = self.rules
 
     @property

@@ -9,7 +9,7 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.units import parse_bytes, whole
 
 LARGEST = 1 << 30  # bytes of a message
-_ALLOWED = "a whole number of bytes such as 8, 1K, 256M or 4KiB"
+_ALLOWED = "it has to be a whole number of bytes such as 8, 1K, 256M or 4KiB"
 _SHORT = re.compile(r"([0-9]{1,18})([kmg]?)", re.ASCII | re.IGNORECASE)
 _POWERS = {"": 0, "k": 10, "m": 20, "g": 30}  # of two
 
@@ -42,10 +42,10 @@ def sizes_between(
     """
     first = usual[0] if begin is None else size_of(begin, "-b")
     if not least <= first <= LARGEST:
-        raise BadInput("-b", begin, f"{least} to {LARGEST} bytes")
+        raise BadInput("-b", begin, f"it has to be {least} to {LARGEST} bytes")
     last = max(usual[-1], first) if end is None else size_of(end, "-e")
     if not first <= last <= LARGEST:
-        raise BadInput("-e", end, f"-b ({first}) to {LARGEST} bytes")
+        raise BadInput("-e", end, f"it has to be from -b ({first}) to {LARGEST} bytes")
     times = 2
     if factor is not None:
         try:
@@ -53,7 +53,7 @@ def sizes_between(
         except ValueError:
             times = 0
         if times < 2:
-            raise BadInput("-f", factor, "a whole number of at least 2")
+            raise BadInput("-f", factor, "it has to be a whole number of at least 2")
     sizes = []
     while first <= last:
         sizes.append(first)

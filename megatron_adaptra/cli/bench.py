@@ -156,7 +156,7 @@ def _sizes_of(args: argparse.Namespace) -> tuple[int, ...]:
     span = (args.minbytes, args.maxbytes, args.stepfactor)
     if args.sizes is not None:
         if any(word is not None for word in span):
-            raise BadInput("--sizes", args.sizes, "not beside -b, -e and -f")
+            raise BadInput("--sizes", args.sizes, "it has no place beside -b, -e and -f")
         return sizes_of(args.sizes, "--sizes")
     if span == (None, None, None):
         return SIZES[args.kind]
@@ -176,17 +176,21 @@ def _counts_of(args: argparse.Namespace) -> list[int]:
     try:
         return list(dict.fromkeys(whole(word) for word in (words or _RANKS).split(",")))
     except ValueError:
-        raise BadInput("--ranks", words, "whole numbers with commas between") from None
+        raise BadInput("--ranks", words, "it has to be whole numbers with commas between") from None
 
 
 def _check_torchrun(args: argparse.Namespace, started: int, words: str | None) -> None:
     """Raise BadInput for what cannot be asked of the ranks that torchrun has started."""
     if args.kind == HOL:
-        raise BadInput("torchrun", HOL, "p2p or collective; hol starts its two ranks by itself")
+        raise BadInput(
+            "torchrun", HOL, "it has to be p2p or collective; hol starts its two ranks by itself"
+        )
     most = 2 if args.kind == P2P else MOST_RANKS
     if not 2 <= started <= most:
-        allowed = "2 for p2p" if most == 2 else f"2 to {most}"
+        allowed = "it has to be 2 for p2p" if most == 2 else f"it has to be 2 to {most}"
         raise BadInput("torchrun's number of ranks", started, allowed)
     for flag, value in (("--ranks", words), ("--link", args.link)):
         if value:
-            raise BadInput(flag, value, "not under torchrun, which has started the ranks")
+            raise BadInput(
+                flag, value, "it has no place under torchrun, which has started the ranks"
+            )

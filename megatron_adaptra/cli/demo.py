@@ -224,11 +224,11 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         for other in others:
             value = _given(args, other)
             if value is not None and _given(args, flag) is not None:
-                raise BadInput(other, value, f"not together with {flag}, {why}")
+                raise BadInput(other, value, f"it has no place beside {flag}, {why}")
     for flag in ("--from-iteration", "--to-iteration"):
         value = _given(args, flag)
         if value is not None and value < 0:
-            raise BadInput(flag, value, "an iteration, counted from 0")
+            raise BadInput(flag, value, "it has to be an iteration, counted from 0")
 
 
 def _given(args: argparse.Namespace, flag: str) -> Any:
@@ -296,7 +296,7 @@ def _one_rank(args: argparse.Namespace, options: DemoOptions) -> int:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
         raise BadInput(
-            "MASTER_ADDR", host, f"a host that is known here: {line_of(error)}"
+            "MASTER_ADDR", host, f"it has to be a host that is known here: {line_of(error)}"
         ) from None
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

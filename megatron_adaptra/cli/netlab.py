@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if args.do == "run" and not args.command:
         raise BadInput("COMMAND", None, "adaptra netlab run ... -- COMMAND ARGUMENTS")
     if not args.timeout > 0:
-        raise BadInput("--timeout", args.timeout, "a number of seconds above 0")
+        raise BadInput("--timeout", args.timeout, "it has to be a number of seconds above 0")
     try_stdout()
     texts = [*args.link, *args.scenario]
     hosts = max(2, hosts_in(texts)) if args.hosts is None else args.hosts

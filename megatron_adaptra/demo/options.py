@@ -95,12 +95,14 @@ class DemoOptions:
             value = getattr(self, name)
             if not least <= value <= most:
                 bound = f"least {least}" if value < least else f"most {most}"
-                raise BadInput(_flag(name), value, f"a whole number of at {bound}")
+                raise BadInput(_flag(name), value, f"it has to be a whole number of at {bound}")
         if self.world > MOST_RANKS:
-            raise BadInput("--data-parallel", self.data_parallel, f"at most {MOST_RANKS} ranks")
+            raise BadInput(
+                "--data-parallel", self.data_parallel, f"it has to be at most {MOST_RANKS} ranks"
+            )
         if self.netlab and self.world > MOST_HOSTS:
             name = "stages" if self.stages > MOST_HOSTS else "data_parallel"
-            hosts = f"with --netlab at most {MOST_HOSTS} ranks, one per host"
+            hosts = f"with --netlab it has to be at most {MOST_HOSTS} ranks, one per host"
             raise BadInput(_flag(name), getattr(self, name), hosts)
         self._check_schedule()
         positions = self.stages * self.chunks
@@ -108,19 +110,27 @@ class DemoOptions:
         if self.num_layers % positions:
             parts = f"{self.chunks} chunks of {self.stages} stages"
             what = parts if self.chunks > 1 else f"{self.stages} stages"
-            raise BadInput("--num-layers", self.num_layers, f"a multiple of the {what}")
+            raise BadInput(
+                "--num-layers", self.num_layers, f"it has to be a multiple of the {what}"
+            )
         if self.hidden_size % 4:
-            raise BadInput("--hidden-size", self.hidden_size, "a multiple of the 4 attention heads")
+            raise BadInput(
+                "--hidden-size",
+                self.hidden_size,
+                "it has to be a multiple of the 4 attention heads",
+            )
         if not 0 <= self.dropout < 1:
-            raise BadInput("--dropout", self.dropout, "from 0 up to, not including, 1")
+            raise BadInput("--dropout", self.dropout, "it has to be from 0 up to, not including, 1")
         for name, allowed in (("engine", DEMO_ENGINES), ("precision", PRECISIONS)):
             if getattr(self, name) not in allowed:
-                raise BadInput(_flag(name), getattr(self, name), f"one of {', '.join(allowed)}")
+                raise BadInput(
+                    _flag(name), getattr(self, name), f"it has to be one of {', '.join(allowed)}"
+                )
         if self.activation_budget:
             parse_budget(self.activation_budget, "--activation-budget")
         if not 5 <= self.timeout <= LONGEST:
             bound = f"most {LONGEST:g}" if self.timeout > LONGEST else "least 5"
-            raise BadInput("--timeout", self.timeout, f"at {bound} seconds")
+            raise BadInput("--timeout", self.timeout, f"it has to be at {bound} seconds")
         self._check_config()
         if self.emulate_link:
             self._take_rules()
@@ -133,14 +143,16 @@ class DemoOptions:
             raise BadInput(
                 "--from-iteration, --to-iteration",
                 (self.from_iteration, self.to_iteration),
-                f"0 < from < to <= {self.iterations} iterations",
+                f"it has to be 0 < from < to <= {self.iterations} iterations",
             )
         self.slow_links = self.slow_links or [f"{self.stages - 2}-{self.stages - 1}"]
         slow: list[tuple[int, int]] = []
         for link in self.slow_links:
             slow += parse_link(link, self.stages, "--slow-link")
         if len(slow) > len(set(slow)):
-            raise BadInput("--slow-link", ",".join(self.slow_links), "each link only once")
+            raise BadInput(
+                "--slow-link", ",".join(self.slow_links), "it has to name each link only once"
+            )
         if self.text:
             files = islice(files_in(self.text), MOST_FILES)
             if not any(read_bytes(path, "--text", 1) for path in files):
@@ -149,26 +161,25 @@ class DemoOptions:
     def _take_rules(self) -> None:
         """From `emulate_link`: which links get slow, and when."""
         rules = load_rules(self.emulate_link, self.stages, flag="--emulate-link")
-        if not rules:
-            allowed = "a file whose list links has at least one entry with a link and a delay"
-            raise BadInput("--emulate-link", ", ".join(self.emulate_link), allowed)
         self.from_iteration = int(min(rule.first for rule in rules))
         self.to_iteration = int(min(max(rule.end for rule in rules), self.iterations))
         self.slow_links = sorted({f"{rule.source}>{rule.target}" for rule in rules})
         if self.from_iteration >= self.iterations:
-            allowed = f"a rule that begins before the last of the {self.iterations} iterations"
+            allowed = f"it has to begin before the last of the {self.iterations} iterations"
             raise BadInput("--emulate-link", ", ".join(self.emulate_link), allowed)
 
     def _check_schedule(self) -> None:
         if self.policy not in POLICIES:
-            raise BadInput("--policy", self.policy, f"one of {', '.join(POLICIES)}")
+            raise BadInput("--policy", self.policy, f"it has to be one of {', '.join(POLICIES)}")
         self.chunks = self.chunks or (2 if self.policy == "interleaved" else 1)
         if self.policy == "interleaved" and self.chunks == 1:
-            raise BadInput("--chunks", 1, "at least 2 for policy interleaved; with 1 it is 1f1b")
+            raise BadInput(
+                "--chunks", 1, "it has to be at least 2 for policy interleaved; with 1 it is 1f1b"
+            )
         if self.policy not in ("interleaved", "adaptive") and self.chunks > 1:
-            raise BadInput("--chunks", self.chunks, f"1 for policy {self.policy}")
+            raise BadInput("--chunks", self.chunks, f"it has to be 1 for policy {self.policy}")
         if self.chunks > 1 and self.microbatches % self.stages:
-            allowed = f"a multiple of the {self.stages} stages where there are several chunks"
+            allowed = f"with several chunks it has to be a multiple of the {self.stages} stages"
             raise BadInput("--microbatches", self.microbatches, allowed)
         needed = self.policy in SPLITTING or self.recompute or self.chunks > 1
         self.engine = self.engine or ("executor" if needed else "native")
@@ -181,11 +192,11 @@ class DemoOptions:
             return
         given = load_yaml(Path(self.config))
         for name in sorted(given.keys() & _NOT_IN_CONFIG.keys()):
-            allowed = f"not in a file of --config; {_NOT_IN_CONFIG[name]}"
+            allowed = f"it has no place in a file of --config; {_NOT_IN_CONFIG[name]}"
             raise BadInput(f"{name} in {self.config}", given[name], allowed)
         AdaptraConfig.from_mapping(given, self.config)
         if self.activation_budget and "activation_budget" in given:
-            allowed = f"not together with activation_budget in {self.config}"
+            allowed = f"it has no place beside activation_budget in {self.config}"
             raise BadInput("--activation-budget", self.activation_budget, allowed)
 
     @property

@@ -29,7 +29,9 @@ def check(program: Program, budget: Sequence[float] = ()) -> None:
     BadInput when it has another length.
     """
     if len(budget) not in (0, program.stages):
-        raise BadInput("budget", list(budget), f"one value per stage, {program.stages} in all")
+        raise BadInput(
+            "budget", list(budget), f"it has to be one value per stage, {program.stages} in all"
+        )
     _check_complete(program)
     _check_messages(program)
     rules = [_rules(program, stage) for stage in range(program.stages)]

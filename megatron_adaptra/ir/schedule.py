@@ -91,12 +91,14 @@ class Schedule:
         BadInput for anything else.
         """
         if not isinstance(data, Mapping):
-            raise BadInput("schedule", data, "an object with stages, microbatches and chunks")
+            raise BadInput(
+                "schedule", data, "it has to be an object with stages, microbatches and chunks"
+            )
         stages = data.get("stages")
         if not isinstance(stages, list) or not all(
             isinstance(line, list) and all(isinstance(op, str) for op in line) for line in stages
         ):
-            raise BadInput("stages", stages, "a list per stage of ops such as 'F3'")
+            raise BadInput("stages", stages, "it has to be a list per stage of ops such as 'F3'")
         order = tuple(parse_line(line) for line in stages)
         told: dict[str, Any] = {
             "microbatches": 1 + max((op.microbatch for line in order for op in line), default=0),
@@ -110,13 +112,13 @@ class Schedule:
     def _checked(cls, order: tuple[Line, ...], head: Mapping[str, Any]) -> Schedule:
         """The schedule, if it can be one: `check` proves whether it runs."""
         if not order:
-            raise BadInput("stages", [], "at least 1 stage")
+            raise BadInput("stages", [], "it has to be at least 1 stage")
         for key, value in head.items():
             if key in ("policy", "why"):
                 if not isinstance(value, str):
-                    raise BadInput(key, value, "a text")
+                    raise BadInput(key, value, "it has to be a text")
             elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise BadInput(key, value, "a whole number of at least 1")
+                raise BadInput(key, value, "it has to be a whole number of at least 1")
         for op in (op for line in order for op in line):
             if not op.kind.computes:
                 allowed = "a schedule holds F, B, I, W and R; the rest is derived"

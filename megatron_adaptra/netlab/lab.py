@@ -43,7 +43,7 @@ class Lab:
         self, hosts: int, rules: Sequence[LinkRule], seed: int = 0, shaper: str = "auto"
     ) -> None:
         if not 2 <= hosts <= MOST_HOSTS:
-            raise BadInput("--hosts", hosts, f"2 to {MOST_HOSTS}")
+            raise BadInput("--hosts", hosts, f"it has to be 2 to {MOST_HOSTS}")
         self.rules = tuple(rules)
         self.shaper, self.why = shaper, ""
         self._count, self._seed = hosts, seed

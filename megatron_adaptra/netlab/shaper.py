@@ -22,7 +22,7 @@ def choose(shaper: str, slow: bool = True) -> tuple[str, str]:
     Raises AdaptraError where it has to be netem, but cannot; BadInput for another shaper.
     """
     if shaper not in SHAPERS:
-        raise BadInput("--shaper", shaper, ", ".join(SHAPERS))
+        raise BadInput("--shaper", shaper, f"it has to be one of {', '.join(SHAPERS)}")
     if shaper == "relay":
         return "relay", ""
     try:

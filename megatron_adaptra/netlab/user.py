@@ -49,7 +49,9 @@ def caller() -> User | None:
     for name in ("SUDO_UID", "SUDO_GID"):
         text = os.environ.get(name, "0")
         if not (text.isascii() and text.isdigit() and int(text) < 2**32 - 1):
-            raise BadInput(name, text, "a number of a user or group, as sudo sets it; or unset it")
+            raise BadInput(
+                name, text, "it has to be a number of a user or group, as sudo sets it; or unset it"
+            )
         ids.append(int(text))
     uid, gid = ids
     if os.geteuid() != 0 or uid == 0:

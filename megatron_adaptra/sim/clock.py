@@ -38,7 +38,7 @@ def simulate(program: Program, conditions: Conditions, sends: str = "eager") -> 
     and ScheduleError when the program cannot finish.
     """
     if sends not in SENDS:
-        raise BadInput("sends", sends, f"one of {', '.join(SENDS)}")
+        raise BadInput("sends", sends, f"it has to be one of {', '.join(SENDS)}")
     if conditions.stages != program.stages:
         raise BadInput("stages", conditions.stages, f"the program has {program.stages}")
     rendezvous = sends == "rendezvous"

@@ -52,7 +52,7 @@ def parse_link(
     """
     match = _LINK.fullmatch(str(text).strip())
     if match is None:
-        raise BadInput(field, text, "a link such as 2-3 (both ways) or 2>3 (one way)")
+        raise BadInput(field, text, "it has to be a link such as 2-3 (both ways) or 2>3 (one way)")
     a, b = int(match[1]), int(match[3])
     if anywhere and (a == b or max(a, b) >= stages):
         raise BadInput(field, text, f"no such link; the hosts are 0 to {stages - 1}")
@@ -82,7 +82,7 @@ def parse_rules(
             raise BadInput(field, text, f"{key!r} is unknown; {SYNTAX}")
         values[key] = parsers[key](value, f"{field} {key}")
         if key == "bandwidth" and values[key] < 1:
-            raise BadInput(f"{field} {key}", value, "a rate above 0, of at least 1B/s")
+            raise BadInput(f"{field} {key}", value, "it has to be a rate above 0, of at least 1B/s")
     seconds, timed = parse_seconds(delay, field), bool(unit)
     try:
         begin, stop = float(first or 0), float(end or math.inf)

@@ -60,7 +60,7 @@ def _scenario(path: Path) -> list[str]:
         if isinstance(entry, dict):
             refuse_unknown(entry, _KEYS, str(path))
         if not isinstance(entry, dict) or not {"link", "delay"} <= entry.keys():
-            raise BadInput(f"links in {path}", entry, "each has a link and a delay")
+            raise BadInput(f"links in {path}", entry, "each has to have a link and a delay")
         said = {key: as_text(value) for key, value in entry.items() if value is not None}
         text = f"{said.get('link')}:{said.get('delay')}"
         for key in ("jitter", "bandwidth", "loss"):
