@@ -67,6 +67,9 @@ def _run(words: Sequence[str], folder: str) -> int:
     except AdaptraError as error:
         print(f"adaptra: error: {line_of(error)}", file=sys.stderr)
         return 2
+    except (AssertionError, OSError, ValueError) as error:  # how torchrun refuses a value
+        print(f"adaptra: error: options of torchrun: {line_of(error)}", file=sys.stderr)
+        return 2
     except Exception as error:  # a rendezvous that fails, say
         log_line(f"torchrun has failed: {type(error).__name__}: {line_of(error)}")
         return 1

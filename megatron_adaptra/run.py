@@ -29,6 +29,7 @@ Runs a Megatron entry script (pretrain_gpt.py, pretrain_mamba.py, your own) from
 checkout. --adaptra switches the plugin on; SCRIPT --help lists all its flags."""
 FLAG = "--adaptra"
 _RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun gives each rank
+_SCRIPT = "name a Python file, such as pretrain_gpt.py (see adaptra run --help)"
 _PORT = "a port: a whole number from 0 to 65535"
 # Options of torchrun whose mistakes it would answer with a traceback: what they may be, in words.
 _OPTIONS = {
@@ -47,10 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns its exit status when it has ended.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
+    if words and words[0] in ("-h", "--help"):
         print(USAGE)
-        return 0 if words else 2
+        return 0
     try:
+        if not words:
+            raise BadInput("SCRIPT", None, _SCRIPT)
         check_rank(os.environ)
         path = _script(words[0])
         _check_flags(words[1:])
@@ -122,7 +125,7 @@ def launch(words: Sequence[str]) -> int:
     at = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     try:
         if at is None:
-            raise BadInput("SCRIPT", None, "name a Python file, such as pretrain_gpt.py")
+            raise BadInput("SCRIPT", None, _SCRIPT)
         _check_options(words[:at])
         _script(words[at])
         _check_flags(words[at + 1 :])

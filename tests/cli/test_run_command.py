@@ -60,8 +60,21 @@ def test_what_is_no_script_is_refused_in_one_line(way):
     done = run(*way, "nowhere.py")
     assert done.returncode == 2
     assert done.stderr == "adaptra: error: SCRIPT 'nowhere.py': there is no such file\n"
-    assert run(*way).returncode == 2
+    done = run(*way)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert "usage: torchrun" in run(*way, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(["--bogus"], "--bogus"), (["--nnodes", "2:1"], "2"), (["--redirects", "9"], "9")],
+)
+def test_options_that_torchrun_refuses_end_with_2_and_one_line(words, says, script):
+    done = run("megatron_adaptra", "run", *words, script)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("adaptra: error: options of torchrun: ")
+    assert says in line
 
 
 @pytest.mark.parametrize("way", [("megatron_adaptra.run",), ("megatron_adaptra", "run")])
