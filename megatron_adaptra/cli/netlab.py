@@ -45,6 +45,7 @@ def add_parser(subparsers: Any) -> None:
         "machine,\njoined by links with delay, jitter, rate and loss of your choice.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("do", choices=("run", "measure"), help="run a command, or only measure")
     parser.add_argument(
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises BadInput for `run` without a command, and where its output cannot go anywhere.
     """
-    if args.do == "run" and not args.command:
+    if args.do == "run" and not (args.command and args.command[0]):
         raise BadInput("COMMAND", None, "adaptra netlab run ... -- COMMAND ARGUMENTS")
     if not args.timeout > 0:
         raise BadInput("--timeout", args.timeout, "it has to be a number of seconds above 0")

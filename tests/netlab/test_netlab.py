@@ -135,6 +135,8 @@ def test_a_scenario_file(tmp_path):
     ("words", "told"),
     [
         (["run", "--link", "0-1:4ms"], "COMMAND"),
+        (["run", "--hosts", "2", "--", ""], "COMMAND"),
+        (["run", "--host", "2", "--", "true"], "--host"),
         (["run", "--hosts", "1", "--", "true"], "--hosts"),
         (["run", "--hosts", "2", "--link", "0-5:4ms", "--", "true"], "0-5"),
         (["run", "nowhere.yaml", "--", "true"], "nowhere.yaml"),
