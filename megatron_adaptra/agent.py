@@ -12,7 +12,9 @@ import importlib.util
 import os
 import shutil
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from tempfile import mkdtemp
 from typing import Any, NoReturn
@@ -28,20 +30,39 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def main(words: Sequence[str]) -> int:
     """Run ranks as torchrun does with these `words`; the exit status."""
     tmp, words = (words[1], words[2:]) if words[:1] == [TMP] else ("", words)
-    for number in _SIGNALS:  # until torchrun takes them over
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, lambda signum, _: sys.exit(128 + signum))
     if importlib.util.find_spec("torch") is None:
         missing = MissingPackage("adaptra run", ["torch"], "torch")
         print(f"adaptra: error: {missing}", file=sys.stderr)
         return 2
     folder = tmp or mkdtemp(prefix="adaptra-")
+    _end_on_signal(folder)
     try:
         if tmp:
             os.environ["TMPDIR"] = tmp
         return _run(words, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_on_signal(folder: str) -> None:
+    """Until torchrun takes them over: it may wait for other hosts, where no handler gets to run."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def handle(*_: object) -> None:
+        """The thread below ends the process."""
+
+    def watch() -> None:
+        while number := reader.recv(1):
+            if signal.getsignal(number[0]) is handle:
+                shutil.rmtree(folder, ignore_errors=True)
+                os._exit(128 + number[0])
+
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    for each in _SIGNALS:
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            signal.signal(each, handle)
+    threading.Thread(target=watch, name="adaptra-signals", daemon=True).start()
 
 
 def _run(words: Sequence[str], folder: str) -> int:

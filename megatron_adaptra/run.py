@@ -45,7 +45,7 @@ _OPTIONS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the script that `argv` begins with in this process, as one rank.
 
-    Returns its exit status when it has ended.
+    Returns its exit status when it has ended; a BadInput is printed, and the status is 2.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in ("-h", "--help"):
