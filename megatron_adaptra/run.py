@@ -118,7 +118,7 @@ def launch(words: Sequence[str]) -> int:
     """Run `adaptra run` with the `words` after it.
 
     Where something has started this process as a rank (RANK is set), it runs the script itself;
-    else it becomes torchrun's agent. A mistake is said in one line, and the status is 2.
+    else it becomes torchrun's agent. A BadInput is printed in one line, and the status is 2.
     """
     if not words or words[0] in ("-h", "--help") or "RANK" in os.environ:
         return main(words)
