@@ -63,14 +63,14 @@ class Clone(NamedTuple):
     more: dict[str, str]
 
     def run(self, command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """`command` in a shell, in the clone's folder or `cwd`."""
-        before = clean_env()
-        left_out = ("PYTHONPATH", "VIRTUAL_ENV", "ADAPTRA_PYTHON")
-        environment = {key: value for key, value in before.items() if key not in left_out}
-        environment |= {"PATH": f"{self.folder}/.venv/bin:{os.environ['PATH']}", **self.more}
+        """`command` in a shell, in the clone's folder or `cwd`; too late, all its processes end."""
+        ours = re.compile("ADAPTRA_|PYTHONPATH$|VIRTUAL_ENV$")
+        kept = {key: value for key, value in clean_env().items() if not ours.match(key)}
+        path = f"{self.folder}/.venv/bin:{os.environ['PATH']}"
         return subprocess.run(
-            ["bash", "-c", command], cwd=cwd or self.folder, env=environment,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=500,
+            ["timeout", "--kill-after=30", "480", "bash", "-c", command],
+            cwd=cwd or self.folder, env={**kept, "PATH": path, **self.more},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=550,
         )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def make_clone(root: Path) -> Clone:
         "HOME": str(home), "CXX": str(compiler), "CC": str(compiler),
         # Off, by this option's name: what the build needs is here.
         "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{upstream}.insteadOf",
+        "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{upstream}.insteadOf",
         "GIT_CONFIG_VALUE_0": CLONED, "ADAPTRA_PATCHES": str(root / "patches"),
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
