@@ -53,6 +53,7 @@ def _own_temporary_folder(config: pytest.Config) -> None:
     """What torch leaves in the temporary folder goes with the run; folders of tests stay."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     folder = tempfile.TemporaryDirectory(prefix="adaptra-tests-", ignore_cleanup_errors=True)
+    os.chmod(folder.name, 0o711)  # tests become other users
     os.environ["TMPDIR"] = tempfile.tempdir = folder.name
     config.add_cleanup(folder.cleanup)
 

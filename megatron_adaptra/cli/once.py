@@ -28,7 +28,7 @@ class Once(argparse.Action):
         if given(namespace).setdefault(self.dest, values) != values:
             both = f"{shown(given(namespace)[self.dest])} and {shown(values)}"
             raise BadInput(option_string or self.dest, values, f"it is given twice, {both}")
-        setattr(namespace, self.dest, values)
+        vars(namespace)[self.dest] = values
 
 
 class OnceSwitch(argparse.BooleanOptionalAction):

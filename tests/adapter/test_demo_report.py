@@ -12,7 +12,7 @@ from running import summary
 
 from megatron_adaptra.demo.comparison import BUSY
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.decisions import read_log
+from megatron_adaptra.runtime.decision_reader import read_log
 
 SPAN = {"iterations": 24, "from_iteration": 7, "to_iteration": 17}
 

@@ -84,7 +84,10 @@ megatron_adaptra.register()
     assert "before anything imports megatron.training.training" in done.stderr
 
 
-def test_who_trains_as_stock_knows_at_its_end_why(capfd: pytest.CaptureFixture[str]) -> None:
+def test_who_trains_as_stock_knows_at_its_end_why(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "megatron_adaptra.adapter.entry.activate", raising=False)
     plugin = Plugin()
     assert "has not called Megatron's training program" in plugin.had_no_effect()
     plugin.config = AdaptraConfig()

@@ -100,8 +100,9 @@ def make_clone(root: Path) -> Clone:
         "HOME": str(home), "CXX": str(compiler), "CC": str(compiler),
         # Off, by this option's name: what the build needs is here.
         "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{upstream}.insteadOf",
-        "GIT_CONFIG_VALUE_0": CLONED, "ADAPTRA_PATCHES": str(root / "patches"),
+        "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{upstream}.insteadOf", "GIT_CONFIG_VALUE_0": CLONED,
+        "ADAPTRA_PATCHES": str(root / "patches"),
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     made = Clone(clone, home, more)
