@@ -38,7 +38,7 @@ SHARING = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the large sizes and whole products, too")
     parser.addoption(
-        "--quick", action="store_true", help="leave out cold, crowd, quiet, timing and vm"
+        "--quick", action="store_true", help="leave out cold, crowd, long, quiet, timing and vm"
     )
 
 
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """What the mode leaves out is deselected, which the last line of a run counts."""
     left_out = set() if config.getoption("--full") else {"large"}
     if config.getoption("--quick"):
-        left_out |= {"cold", "crowd", "quiet", "timing", "vm"}
+        left_out |= {"cold", "crowd", "long", "quiet", "timing", "vm"}
     chosen, others = [], []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}

@@ -50,6 +50,7 @@ def test_a_rank_that_fails_ends_the_others(zygote: Zygote, tmp_path: Path) -> No
     assert done.statuses == (-15, 7, -15)
 
 
+@pytest.mark.long
 def test_whoever_does_not_end_is_named_and_ended(zygote: Zygote, tmp_path: Path) -> None:
     text = (
         "import os, signal\nprint('process', os.getpid())\n"

@@ -38,7 +38,7 @@ def from_torchrun() -> tuple[int, int] | None:
         try:
             found.append(whole(os.environ[name]))
         except ValueError:
-            allowed = "a whole number, as torchrun sets it; unset it to measure on this machine"
+            allowed = "it has to be a whole number, as torchrun sets it; unset it to measure here"
             raise BadInput(name, os.environ[name], allowed) from None
     rank, ranks = found
     if not 0 <= rank < ranks:

@@ -95,6 +95,7 @@ def test_a_delay_too_short_to_matter_changes_nothing(tmp_path: Path) -> None:
     assert done["parameters_identical"]
 
 
+@pytest.mark.long
 def test_a_budget_that_nothing_keeps_to_is_named_with_the_least_that_works(tmp_path: Path) -> None:
     done, text = summary_and_text(tmp_path, **SPAN, activation_budget="1B")
     assert done["losses_identical"]
@@ -105,6 +106,7 @@ def test_a_budget_that_nothing_keeps_to_is_named_with_the_least_that_works(tmp_p
     assert re.search(r"one microbatch of stage \d takes \d+MiB, which is the least", line)
 
 
+@pytest.mark.long
 def test_a_budget_below_1f1b_is_kept_from_the_first_iteration(tmp_path: Path) -> None:
     done = summary(tmp_path, **SPAN, activation_budget="2")
     assert done["losses_identical"]

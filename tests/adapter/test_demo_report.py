@@ -67,6 +67,7 @@ def check(done: dict[str, Any], out: Path) -> None:
         assert told is (abs(off) > 0.15)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{}, {"engine": "executor", "activation_budget": "64MiB"}])
 def test_predicted_and_measured_are_of_the_plan_that_ran(
     options: dict[str, Any], tmp_path: Path
@@ -79,6 +80,7 @@ def test_predicted_and_measured_are_of_the_plan_that_ran(
         assert "KiB" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_a_plan_that_came_too_late_is_not_compared(tmp_path: Path) -> None:
     """The phase ends while the plan is on its way: the plan before is compared, under 1F1B."""
     span = {"iterations": 14, "from_iteration": 7, "to_iteration": 9}

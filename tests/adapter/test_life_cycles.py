@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 from running import zygote
 
 SCRIPT = Path(__file__).with_name("life_cycles_script.py")
@@ -13,6 +14,7 @@ CYCLES, FITTING, RANKS = 10, 2, 3
 UNFIT = "adaptra: the checkpoint's plan does not fit, starting from "
 
 
+@pytest.mark.long
 def test_activated_and_undone_by_ranks_at_different_moments(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

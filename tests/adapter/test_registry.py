@@ -189,6 +189,7 @@ def own_script(mode: str, folder: Path) -> list[dict[str, Any]]:
     return found(done.text)
 
 
+@pytest.mark.long
 def test_in_ones_own_script_all_is_taken_back(tmp_path: Path) -> None:
     undone, on_top = own_script("undo", tmp_path)
     assert undone["not made"] == [], "the training did not use these: it proves nothing of them"

@@ -16,6 +16,7 @@ from trainings import Done, needs_training, stock, words_of
 HERE = Path(__file__).parent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.large)])
 def test_the_stock_arm_trains_as_megatron_alone(precision: str, tmp_path: Path) -> None:
     """Neither the second arm in the same processes nor the emulated link leaves a trace."""

@@ -28,6 +28,7 @@ def bench(*command):
     return strict(process("bench", *command, "--json").stdout)
 
 
+@pytest.mark.long
 @built
 def test_p2p_measures_each_transport_each_way_and_draws_it(tmp_path):
     out = tmp_path / "out"
@@ -56,6 +57,7 @@ def test_p2p_measures_each_transport_each_way_and_draws_it(tmp_path):
         assert png_size(out / "p2p.png")[0] > 100
 
 
+@pytest.mark.long
 @built
 def test_shm_is_faster_than_gloo():
     """By far: 4 times on a machine that does nothing else."""
@@ -64,6 +66,7 @@ def test_shm_is_faster_than_gloo():
     assert row["ratio_to_gloo"] > 1.5
 
 
+@pytest.mark.long
 @built
 def test_collective_measures_each_number_of_ranks():
     span = ("-b", "4", "-e", "4K", "-f", "1024")
@@ -83,6 +86,7 @@ def test_collective_measures_each_number_of_ranks():
         assert row["ratio_to_gloo"] == pytest.approx(ratio)
 
 
+@pytest.mark.long
 @built
 def test_hol_shows_what_waiting_costs():
     rows = bench("hol", "--sizes", "64KiB", "--rounds", "3")["rows"]

@@ -251,6 +251,7 @@ def test_a_flag_is_given_once(capsys):
     assert main(["plan", *FLAGS, "--stages", "4", "--json"]) == 0
 
 
+@pytest.mark.long
 def test_many_stages_are_ranges(here):
     words = ("--forward-ms", 1, "--backward-ms", 2, "--link-delay-ms", 1, "--policy", "warmup")
     out, _ = here("plan", "--stages", 300, "--microbatches", 4, *words)

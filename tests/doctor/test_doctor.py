@@ -325,6 +325,7 @@ def test_the_command_on_a_bare_machine(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1].endswith(" 2 FAIL")
 
 
+@pytest.mark.long
 def test_the_command_here() -> None:
     command = [sys.executable, "-m", "megatron_adaptra", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

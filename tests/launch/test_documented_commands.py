@@ -21,7 +21,7 @@ COMMANDS = list(dict.fromkeys(command for text in TEXTS for command in commands(
 NOT_RUN = ("scripts/test.sh",)  # would run this test
 # What a command needs, by what stands in it, beside the clone.
 TRAINS = re.compile(r"torchrun|--smoke")  # with Megatron's own program
-COLD = re.compile(r"quickstart|pip |bench|demo --netlab")
+COLD = re.compile(r"quickstart|pip |bench|compare|demo --netlab")
 STARTS = re.compile(r"^\s*(?:\$ )?(?:\.venv/bin/|scripts/|adaptra |torchrun |pip |git |python )")
 
 

@@ -14,6 +14,7 @@ LINK = "40ms,bandwidth=20MB/s"
 SIZE = 4 << 20  # bytes
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_one_message_fills_a_long_link(shaper: str) -> None:
     """It takes delay and bandwidth, and little more; less would be no such link."""

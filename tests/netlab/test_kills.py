@@ -187,6 +187,7 @@ def test_the_demo_that_started_the_laboratory(mark):
     remains.assert_none()
 
 
+@pytest.mark.long
 def test_nobody_reads_the_progress_of_the_demo(tmp_path):
     """Its network goes on, and so does the training."""
     pytest.importorskip("megatron.core")

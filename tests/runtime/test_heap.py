@@ -46,6 +46,7 @@ def two_iterations(heap: FrozenHeap) -> None:
     assert gc.get_freeze_count() > before + 1000 or not gc.isenabled()
 
 
+@pytest.mark.long
 def test_collections_do_not_look_at_what_was_there(heap: FrozenHeap) -> None:
     held: list[Any] = [[[]] for _ in range(1_000_000)]
     before = min(seconds_of_a_collection() for _ in range(3))

@@ -180,6 +180,7 @@ def test_whoever_stops_after_its_handshake_holds_up_nobody(
     assert door.came == [B.rank]
 
 
+@pytest.mark.long
 def test_a_crowd_of_strangers_keeps_nobody_out(door: Door) -> None:
     """The oldest goes when there are too many; those of the job come in meanwhile."""
     crowd: list[socket.socket] = []
