@@ -201,8 +201,15 @@ class AdaptraConfig:
         """Flags over `--adaptra-config FILE` over defaults; raises BadInput."""
         path, flag = getattr(args, "adaptra_config", None), "--adaptra-config"
         base = cls.from_mapping(load_yaml(Path(path), flag), str(path)) if path else cls()
-        given = {f.name: getattr(args, f"adaptra_{f.name}", None) for f in fields(cls)}
-        return replace(base, **{k: v for k, v in given.items() if v is not None})
+        flags = {f.name: getattr(args, f"adaptra_{f.name}", None) for f in fields(cls)}
+        given = {name: value for name, value in flags.items() if value is not None}
+        try:
+            return replace(base, **given)
+        except BadInput as error:
+            if error.field not in given:
+                raise
+            flag = f"--adaptra-{error.field.replace('_', '-')}"
+            raise BadInput(flag, error.value, error.allowed) from None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -30,15 +30,18 @@ checkout. --adaptra switches the plugin on; SCRIPT --help lists all its flags.""
 FLAG = "--adaptra"
 _RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun gives each rank
 _SCRIPT = "name a Python file, such as pretrain_gpt.py (see adaptra run --help)"
-_PORT = "a port: a whole number from 0 to 65535"
+_PORT = "it has to be a port: a whole number from 0 to 65535"
 # Options of torchrun whose mistakes it would answer with a traceback: what they may be, in words.
 _OPTIONS = {
-    "nproc-per-node": ("[1-9][0-9]{0,3}|auto|cpu|gpu|xpu|npu|hpu|mtia", "a number, or auto"),
-    "nnodes": ("[1-9][0-9]{0,4}(:[1-9][0-9]{0,4})?", "a number, or MIN:MAX"),
-    "node-rank": ("[0-9]{1,5}", "a whole number"),
+    "nproc-per-node": (
+        "[1-9][0-9]{0,3}|auto|cpu|gpu|xpu|npu|hpu|mtia",
+        "it has to be a number, or auto",
+    ),
+    "nnodes": ("[1-9][0-9]{0,4}(:[1-9][0-9]{0,4})?", "it has to be a number, or MIN:MAX"),
+    "node-rank": ("[0-9]{1,5}", "it has to be a whole number"),
     "master-port": ("[0-9]{1,5}", _PORT),
-    "master-addr": (r"[^\s/]{1,253}", "the name or the address of a host"),
-    "rdzv-endpoint": (r"[^\s/]{1,253}?(:[0-9]{1,5})?", "HOST or HOST:PORT"),
+    "master-addr": (r"[^\s/]{1,253}", "it has to be the name or the address of a host"),
+    "rdzv-endpoint": (r"[^\s/]{1,253}?(:[0-9]{1,5})?", "it has to be HOST or HOST:PORT"),
 }
 
 
@@ -84,8 +87,10 @@ def _check_flags(words: Sequence[str]) -> None:
     """
     if any(word.startswith(FLAG) for word in words):
         from megatron_adaptra.adapter.entry.flags import read
+        from megatron_adaptra.transport.scenario import hosts_in, load_rules
 
-        read(words)
+        if (config := read(words)) is not None:  # how many stages there are Megatron knows
+            load_rules(config.emulate_link, hosts_in(config.emulate_link))
 
 
 def _say_no_effect(words: Sequence[str]) -> None:
@@ -151,13 +156,15 @@ def check_rank(environment: Mapping[str, str], needed: str = "") -> None:
         try:
             given[name] = whole(value)
         except ValueError:
-            raise BadInput(name, value, "a whole number, as torchrun sets it") from None
+            raise BadInput(
+                name, value, "it has to be a whole number, as torchrun sets it"
+            ) from None
         if given[name] < least[name]:
-            raise BadInput(name, value, f"at least {least[name]}")
+            raise BadInput(name, value, f"it has to be at least {least[name]}")
     if given.get("MASTER_PORT", 0) > 65535:
         raise BadInput("MASTER_PORT", given["MASTER_PORT"], _PORT)
     if given.get("RANK", 0) >= given.get("WORLD_SIZE", sys.maxsize):
-        allowed = f"less than WORLD_SIZE, {given['WORLD_SIZE']}"
+        allowed = f"it has to be less than WORLD_SIZE, {given['WORLD_SIZE']}"
         raise BadInput("RANK", given["RANK"], allowed)
     pattern, allowed = _OPTIONS["master-addr"]
     address = environment.get("MASTER_ADDR", "localhost")

@@ -151,8 +151,8 @@ def test_bad_value_is_refused(file, line, words):
     [
         (["--adaptra-timeout", "inf"], "timeout inf: "),
         (["--adaptra-timeout", "nan"], "timeout nan: "),
-        (["--adaptra-min-gain", "-1"], "min_gain -1.0: "),
-        (["--adaptra-activation-budget", "0"], "activation_budget '0': "),
+        (["--adaptra-min-gain", "-1"], "--adaptra-min-gain -1.0: "),
+        (["--adaptra-activation-budget", "0"], "--adaptra-activation-budget '0': "),
     ],
 )
 def test_bad_flag_is_refused(flags, words):

@@ -277,6 +277,8 @@ def run(args: argparse.Namespace) -> int:
 
         summary = launch(options, out, on_progress)
     _show_or_print(args, summary, options)
+    if why:  # it stands a screen above by now
+        note(f"all messages went over gloo, for there is no engine: {why}")
     name = summary.get("interrupted")
     return 128 + signal.Signals[name] if name else 0
 

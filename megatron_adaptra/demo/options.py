@@ -184,7 +184,7 @@ class DemoOptions:
         needed = self.policy in SPLITTING or self.recompute or self.chunks > 1
         self.engine = self.engine or ("executor" if needed else "native")
         if self.engine == "native" and needed:
-            allowed = "executor, for --policy zb-h1 or zb-h2, --recompute, and several --chunks"
+            allowed = "--policy zb-h1 and zb-h2, --recompute, and several --chunks need executor"
             raise BadInput("--engine", self.engine, allowed)
 
     def _check_config(self) -> None:

@@ -33,7 +33,7 @@ def test_settings_are_read_among_other_flags():
         (["--adaptra-zzz"], "unknown flag --adaptra-zzz"),
         (["--adaptra", "--adaptra-engine", "fast"], "invalid choice: 'fast'"),
         (["--adaptra", "--adaptra-timeout", "soon"], "invalid float value: 'soon'"),
-        (["--adaptra", "--adaptra-timeout", "0"], "timeout 0.0: "),
+        (["--adaptra", "--adaptra-timeout", "0"], "--adaptra-timeout 0.0: "),
         (["--adaptra-engine", "fast"], "invalid choice: 'fast'"),
         (["--adaptra-decision-log"], "--adaptra-decision-log: expected one argument"),
     ],

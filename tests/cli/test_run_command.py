@@ -83,10 +83,11 @@ def test_options_that_torchrun_refuses_end_with_2_and_one_line(words, says, scri
     ("words", "says"),
     [
         (["--adaptra-engine", "warp"], "invalid choice: 'warp' (choose from"),
+        (["--adaptra", "--adaptra-emulate-link", "0-1:soon"], "it has to be a duration such as"),
         (["--adaptra", "--adaptra-engin", "native"], "did you mean --adaptra-engine?"),
         (["--adaptra-config", "nowhere.yaml"], "--adaptra-config 'nowhere.yaml': it cannot be"),
     ],
-    ids=["value", "flag", "file"],
+    ids=["value", "rule", "flag", "file"],
 )
 def test_a_misspelt_flag_ends_a_script_that_never_reads_it(way, start, words, says, script):
     done = run(*way, script, *words, **({"RANK": "0"} if start == "a rank" else {}))
