@@ -6,8 +6,8 @@
     scripts/faults.py --list
 
 A fault is caught if its tests pass without it, and one of them fails with it, twice. Prints the
-table of docs/testing.md: what caught it, and whether scripts/test.sh runs that test with --quick
-already, by default, or with --full only. Exit status 1 unless all are caught.
+table of tests/faults/README.md: what caught it, and whether scripts/test.sh runs that test with
+--quick already, by default, or with --full only. Exit status 1 unless all are caught.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Judge:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Markdown for docs/testing.md."""
+    """Markdown for tests/faults/README.md."""
     rows = ["| fault | what is wrong | caught by | in | s |", "|---|---|---|---|---:|"]
     for o in outcomes:
         test = o.caught_by.partition("[")[0].removeprefix("tests/")

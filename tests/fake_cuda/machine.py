@@ -2,7 +2,7 @@
 
     python tests/fake_cuda/machine.py --queues 32 --kernel-us 20 --links FILE PROGRAM ARGUMENTS...
 
-The program is the one that runs on a GPU, with torch's build for CUDA. See docs/testing.md.
+The program is the one that runs on a GPU, with torch's build for CUDA. See README.md.
 """
 
 from __future__ import annotations
