@@ -29,9 +29,10 @@ if [ $# = 0 ] && [ "${mode[0]:-}" != --quick ]; then
   fi
 fi
 
-echo "== style, types, layers"
+echo "== style, spelling, types, layers"
 ruff check .
 ruff format --check .
+codespell
 mypy
 lint-imports
 
