@@ -20,11 +20,12 @@ from megatron_adaptra.log import GOES_ON
 _FILE = "TORCHELASTIC_ERROR_FILE"  # which torchrun gives each rank
 _OURS = "adaptra: "
 _CONSEQUENCES = re.compile(
-    r"closed by peer|reset by peer|broken pipe|connection closed|timed out|SIGTERM|lost rank",
+    r"closed by peer|reset by peer|broken pipe|connection closed|timed out|lost rank|"
+    r"SIGTERM|^status 143$",  # torchrun ends the others
     re.IGNORECASE,
 )
 _EXCEPTION = re.compile(r"(\[\w+\]:? ?)?([A-Za-z_][\w.]*(Error|Exception|Exit|Lost)): ")
-_ENDED = re.compile(r"rank \d+ has ended: (?!status )")
+_ENDED = re.compile(r"rank \d+ has ended: (status )?")
 
 
 @contextlib.contextmanager
@@ -57,15 +58,18 @@ def reason(lines: Iterable[str], status: int) -> str:
     ended: list[str] = []
     ours: list[str] = []
     others: list[str] = []
+    vague: list[str] = []  # a status alone
     for line in lines:
         text = line.strip()
         if text.startswith(_OURS) and GOES_ON not in text:
             text = text.removeprefix(_OURS)
-            (ended if _ENDED.match(text) else ours).append(text)
+            how = _ENDED.match(text)
+            (ours if how is None else vague if how[1] else ended).append(text)
         elif _EXCEPTION.match(text):
             others.append(text)
     found = [*ours, *reversed(others)]
-    first = next((text for text in found if not consequence(text)), next(iter(found), ""))
+    causes = [text for text in found if not consequence(text)]
+    first = next(iter([*causes, *found, *vague]), "")
     if ended and not consequence(ended[0]):  # what the others say to it names the op
         first = "; ".join([ended[0], *ours[:1]])
     if status < 0:

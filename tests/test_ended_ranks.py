@@ -21,6 +21,8 @@ CLOSED = "adaptra: rank 0: receiving F3 from rank 1 failed: its connection close
     ("lines", "status", "why"),
     [
         ([], 3, "the ranks ended with status 3"),
+        ([CLOSED, f"adaptra: {ended_by(0, 'status 1')}"], 1, CLOSED.removeprefix("adaptra: ")),
+        ([f"adaptra: {ended_by(0, 'status 1')}"], 1, ended_by(0, "status 1")),
         ([], -9, "torchrun's agent has ended: SIGKILL"),
         (["  File x", "ValueError: boom", "more"], 1, "ValueError: boom"),
         ([CLOSED, f"adaptra: {ended_by(1, 'SIGKILL')}"], 1,
