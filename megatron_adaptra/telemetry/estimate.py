@@ -20,6 +20,7 @@ from megatron_adaptra.telemetry.stock_messages import (
     is_stock,
     stock_links,
 )
+from megatron_adaptra.units import size
 
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
 WINDOW = 5  # iterations over which op seconds are taken
@@ -344,9 +345,9 @@ class Estimator:
         least = {stage: sum(self._needs(memory)) for stage, memory in self.memory.items()}
         stage = max(least, key=lambda s: least[s])
         self.unmet = (
-            f"an activation budget of {self._budget.nbytes:.0f}B cannot be kept: one microbatch of "
-            f"stage {stage} takes {math.ceil(least[stage] / 2**20)}MiB, which is the least that "
-            "works; training goes on with the schedule that it began with, and no deeper warmup"
+            f"an activation budget of {size(self._budget.nbytes)} cannot be kept: one microbatch "
+            f"of stage {stage} takes {size(least[stage])}, which is the least that works; training "
+            "goes on with the schedule that it began with, and no deeper warmup"
         )
         self._budget = UNLIMITED
 

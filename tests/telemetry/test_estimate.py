@@ -248,8 +248,8 @@ def test_a_budget_below_one_microbatch_is_given_up_with_the_least_that_works():
     rows.append(report(2, memory=replace(memory, per_microbatch=3 << 20)))
     assert not e.measure_budget(rows)
     assert e.budgets == (3.0, 2.0, 1.0), "as it has begun"
-    assert "budget of 1000B cannot be kept" in e.unmet
-    assert "stage 2 takes 3MiB, which is the least that works" in e.unmet
+    assert "budget of 1kB cannot be kept" in e.unmet
+    assert "stage 2 takes 3.146MB, which is the least that works" in e.unmet
     assert not e.measure_budget(rows)
     least = estimator(budget=Budget(nbytes=3 << 20), at_first=(3.0, 2.0, 1.0))
     least.measure_budget(rows)
