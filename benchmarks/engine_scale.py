@@ -40,8 +40,8 @@ class Rank:
         self.peers = sorted((ring if args.peers == "ring" else set(range(count))) - {number})
         self.paths = 1 if args.kind == "shm" else CONNECTIONS
         machine = "one" if args.kind == "shm" else f"of {number}"
-        board = FolderBoard(Path(args.folder))
-        self.endpoint = Endpoint(number, "127.0.0.1", machine, board, TIMEOUT)
+        rendezvous = FolderBoard(Path(args.folder))
+        self.endpoint = Endpoint(number, "127.0.0.1", machine, rendezvous, TIMEOUT)
 
     def connect(self) -> float:
         began = time.monotonic()
@@ -83,16 +83,16 @@ def process(args: argparse.Namespace) -> None:
     for phase in map(str.strip, sys.stdin):
         if phase == "open":
             ranks = [Rank(number, args) for number in numbers]
-            said: Any = None
+            answer: Any = None
         elif phase == "idle":
             spent = time.process_time()
             time.sleep(args.idle)
-            said = (time.process_time() - spent) / args.idle / len(ranks)
+            answer = (time.process_time() - spent) / args.idle / len(ranks)
         elif phase == "taken":
-            said = {what: (now - before[what]) / len(ranks) for what, now in _taken().items()}
+            answer = {what: (now - before[what]) / len(ranks) for what, now in _taken().items()}
         else:
-            said = _all_at_once([getattr(rank, phase) for rank in ranks])
-        print(json.dumps(said), flush=True)
+            answer = _all_at_once([getattr(rank, phase) for rank in ranks])
+        print(json.dumps(answer), flush=True)
 
 
 def _all_at_once(jobs: Sequence[Any]) -> list[float]:
@@ -144,14 +144,14 @@ def job(words: Sequence[str], processes: int) -> Iterator[Any]:
             for one in running:
                 assert one.stdin is not None
                 print(name, file=one.stdin, flush=True)
-            said = []
+            answers = []
             for one in running:
                 assert one.stdout is not None
                 line = one.stdout.readline()
                 if not line:
                     raise SystemExit(f"a process has ended in phase {name!r}")
-                said.append(json.loads(line))
-            return said
+                answers.append(json.loads(line))
+            return answers
 
         yield phase
         for one in running:

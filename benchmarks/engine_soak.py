@@ -144,15 +144,15 @@ def main(words: Sequence[str]) -> None:
             for number in (0, 1)
         ]
         try:
-            said = [one.stdout.readline() for one in running if one.stdout is not None]
+            lines = [one.stdout.readline() for one in running if one.stdout is not None]
             for one in running:
                 one.communicate("over\n", TIMEOUT)
         finally:
             for one in running:
                 one.kill()
                 one.wait()
-    print(*said, sep="", end="")
-    if not all(said):
+    print(*lines, sep="", end="")
+    if not all(lines):
         raise SystemExit("a rank has failed")
 
 

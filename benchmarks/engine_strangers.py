@@ -33,9 +33,9 @@ MAGIC = b"adaptra\n\1\0\1\0"
 
 def listeners() -> list[str]:
     """HOST:PORT of those sockets of this machine that refuse a bad hello as an endpoint does."""
-    said = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
     found = []
-    for line in said.splitlines():
+    for line in listed.splitlines():
         host, _, port = line.split()[3].rpartition(":")
         with contextlib.suppress(OSError):
             with socket.create_connection((host, int(port)), 0.5) as one:

@@ -1,4 +1,4 @@
-"""What measurement costs a healthy training over the fake machine of tests/fake_cuda.
+"""What measurement costs a healthy training over the fake machine of tests/fakes/cuda.
 
 One training; in every second block of iterations Megatron's function and torch's collectives run
 without the plugin. Each measured block is compared with those around it, median by median.
@@ -21,9 +21,9 @@ from common import markdown
 from megatron_adaptra.cli.output import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "fake_cuda"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "scripts")]
 
-import machine  # noqa: E402
+from fakes.cuda import machine  # noqa: E402
 from megatron_lm_rows import FLAGS  # noqa: E402
 
 ON_GPUS = ("--distributed-backend", "nccl", "--no-check-for-nan-in-loss-and-grad")

@@ -56,7 +56,7 @@ class Arm:
         self.folder.mkdir()
         self.environment = environment(sys.executable, work / "tools")
         self.milliseconds: list[float] = []
-        self.said: list[bytes] = []
+        self.output: list[bytes] = []
 
     def run(self, rules: Sequence[LinkRule]) -> None:
         o = self.options
@@ -65,19 +65,19 @@ class Arm:
         if self.name != "stock":
             command += ["--adaptra-decision-log", str(self.folder / "decisions.jsonl")]
         with Lab(o.stages, rules, o.seed) as lab:
-            statuses = lab.run(command, self.environment, self._hear, o.timeout)
+            statuses = lab.run(command, self.environment, self._collect, o.timeout)
         if o.logs is not None:
             o.logs.mkdir(parents=True, exist_ok=True)
             log = o.logs / self.folder.name
-            log.with_suffix(".log").write_bytes(b"\n".join(self.said) + b"\n")
+            log.with_suffix(".log").write_bytes(b"\n".join(self.output) + b"\n")
             if (decisions := self.folder / "decisions.jsonl").exists():
                 shutil.copy(decisions, log.with_suffix(".decisions.jsonl"))
         if any(statuses):
-            words = b"\n".join(self.said[-30:]).decode(errors="replace")
+            words = b"\n".join(self.output[-30:]).decode(errors="replace")
             raise AdaptraError(f"{self.name}: the ranks ended with {statuses}\n{words}")
 
-    def _hear(self, _: int, line: bytes) -> None:
-        self.said.append(line)
+    def _collect(self, _: int, line: bytes) -> None:
+        self.output.append(line)
         if found := LINE.search(line.decode(errors="replace")):
             self.milliseconds.append(float(found[2]))
 
@@ -224,7 +224,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--timeout", type=float, default=600.0, help="seconds per row (default: 600)")
     add("--plot", type=Path, metavar="FILE", help="draw the rows there, a PNG or SVG")
     add("--json", type=Path, metavar="FILE", help="write the rows there")
-    add("--logs", type=Path, metavar="FOLDER", help="keep there what each row said and decided")
+    add("--logs", type=Path, metavar="FOLDER", help="keep there what each row printed and decided")
     options = parser.parse_args(argv)
     options.rows = options.rows.split(",")
     for name in options.rows:

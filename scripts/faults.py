@@ -41,7 +41,7 @@ HANG, TIMES = 60.0, 5.0  # with a fault a test hangs after these, or so many tim
 GRACE = 5.0  # and of what is left of it, between SIGTERM and SIGKILL
 # What several tests share is set up, and looked at, before the first of them.
 _SET_UP = ('failed on setup with "AssertionError', 'failed on setup with "assert ')
-# What says that a fault is no code that runs, rather than that a test has noticed it.
+# What shows that a fault is code that does not run, not that a test has noticed it.
 _BROKEN = ("ImportError", "ModuleNotFoundError", "NameError", "SyntaxError", "UnboundLocalError")
 
 
@@ -243,8 +243,8 @@ def main() -> int:
         for fault in faults:
             outcome = judge.look_at(fault)
             outcomes.append(outcome)
-            said = outcome.problem or f"caught {outcome.mode} by {outcome.caught_by}"
-            print(f"{fault.id}: {said} [{outcome.seconds:.0f} s]", file=sys.stderr, flush=True)
+            found = outcome.problem or f"caught {outcome.mode} by {outcome.caught_by}"
+            print(f"{fault.id}: {found} [{outcome.seconds:.0f} s]", file=sys.stderr, flush=True)
     print(json.dumps([asdict(o) for o in outcomes], indent=1) if options.json else table(outcomes))
     caught = sum(not o.problem for o in outcomes)
     print(f"{caught} of {len(outcomes)} caught", file=sys.stderr)

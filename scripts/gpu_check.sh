@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What to run first on a machine with GPUs: six parts, a verdict each. See --help.
+# What to run first on a machine with GPUs: six parts, a result each. See --help.
 # ADAPTRA_PYTHON names a python with torch and megatron-core, used as it is; else .venv-newest is set up, or .venv where there is no Python 3.12.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,5 +16,5 @@ if [ -z "$python" ]; then
   fi
   python=$venv/bin/python
 fi
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-exec "$python" benchmarks/gpu_check "$@"
+export PYTHONPATH=$PWD:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}
+exec "$python" -m gpu_check "$@"

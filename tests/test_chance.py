@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from apart import apart
 from chance import MOST, RUNS, History, forget, judge
-from device import gpu
-from fake_cuda.hostile.apart import apart
+from fakes.controlled_cuda import gpu
 from patience import TooLate, in_time
 
 pytestmark = pytest.mark.cold  # dozens of runs of pytest

@@ -1,5 +1,5 @@
 // Waits for events of a GPU have names, and a test takes one after the other away: each has to be
-// missed (tests/fake_cuda). In what is installed `removed` is nothing at all.
+// missed (tests/hostile_cuda). In what is installed `removed` is nothing at all.
 #pragma once
 
 namespace adaptra {

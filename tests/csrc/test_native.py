@@ -45,7 +45,7 @@ PROGRAMS = [
     ("thread", "test_device", 5, 100),
     ("thread", "fuzz_ring", 50_000, 1_000_000),
 ]
-DRIVER = ROOT / "tests" / "device" / "libcuda.cpp"  # that test_device links
+DRIVER = ROOT / "tests" / "fakes" / "controlled_cuda" / "libcuda.cpp"  # that test_device links
 
 
 @functools.cache

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 import torch
-from device.gpu import Driver, Side, run, two, until
 from device.test_messages import SHORT, SIZE, is_all, memory
+from fakes.controlled_cuda.gpu import Driver, Side, run, two, until
 from patience import PATIENCE
 
 from megatron_adaptra.errors import DeviceFailed, PeerLost

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from device.gpu import Driver, run, two
 from device.test_messages import is_all, memory
+from fakes.controlled_cuda.gpu import Driver, run, two
 from patience import PATIENCE, in_time
 
 from megatron_adaptra.errors import PeerLost

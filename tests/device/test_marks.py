@@ -6,7 +6,7 @@ import random
 import time
 
 import pytest
-from device.gpu import Driver, run, until
+from fakes.controlled_cuda.gpu import Driver, run, until
 
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.host import HostDevice

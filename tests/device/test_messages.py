@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from device.gpu import Driver, run, two, until
+from fakes.controlled_cuda.gpu import Driver, run, two, until
 from patience import PATIENCE, in_time
 
 from megatron_adaptra.device import cuda

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import machine
+from fakes.cuda import machine
 
 from megatron_adaptra.processes import die_with_parent
 
@@ -22,7 +23,8 @@ Ranks = list[subprocess.Popen[str]]
 
 def _start(words: list[str], rank: int, options: dict[str, str]) -> subprocess.Popen[str]:
     preload = options.pop("preload", "1") == "1"
-    environment = {**machine.environment(options), "RANK": str(rank)}
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**machine.environment(options), "RANK": str(rank), "PYTHONPATH": path}
     if not preload:  # as a program that finds the driver by its name, and uses nothing else
         del environment["LD_PRELOAD"]
     return subprocess.Popen(
@@ -64,15 +66,15 @@ def run_script(
 
 
 def first_report(script: str, *words: str, ranks: int, **options: Any) -> str:
-    """What rank 0 of a script that hangs says about it. The ranks are killed then."""
+    """What rank 0 of a script that hangs reports. The ranks are killed then."""
     running = _begin(script, words, ranks, options)
     late = threading.Timer(PATIENCE, running[0].kill)
     late.start()
     lines = []
     try:
-        said = running[0].stderr
-        assert said is not None
-        for line in said:
+        errors = running[0].stderr
+        assert errors is not None
+        for line in errors:
             lines.append(line)
             if line == "\n":  # a report ends with an empty line
                 break

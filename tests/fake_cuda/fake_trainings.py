@@ -14,25 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import building
-import machine
 import pytest
+from fakes.cuda import building, machine
 from patience import PATIENCE
 from zygote import Zygote
 
+from scripts.megatron_lm_rows import FLAGS, LINE
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from megatron_lm_rows import FLAGS, LINE  # noqa: E402
-
 SCRIPT = ROOT / "tests" / "adapter" / "pretrain_gpt_small.py"
 # Kernels compute nothing: no loss is a number to be checked.
 ON_GPUS = (
     "--distributed-backend", "nccl", "--no-check-for-nan-in-loss-and-grad",
     "--rerun-mode", "disabled",
 )  # fmt: skip
-SAID = re.compile(r"^fake CUDA, .*", re.MULTILINE)  # stalls, calls without an answer, misuse
+REPORTS = re.compile(r"^fake CUDA, .*", re.MULTILINE)  # stalls, calls without an answer, misuse
 
 
 def _reason() -> str:
@@ -61,8 +58,8 @@ class Trained:
 
     @property
     def complaints(self) -> list[str]:
-        """What the fake had to say."""
-        return SAID.findall(self.text)
+        """What the fake has reported."""
+        return REPORTS.findall(self.text)
 
 
 @functools.cache
@@ -106,7 +103,7 @@ def train_cold(*flags: str, pipeline: int = 2, iterations: int = 4, **options: A
     given = {"kernel-us": "20", **{key.replace("_", "-"): str(v) for key, v in options.items()}}
     on_machine = [word for key, value in given.items() for word in (f"--{key}", value)]
     command = [
-        sys.executable, str(HERE / "machine.py"), *on_machine,
+        sys.executable, str(machine.__file__), *on_machine,
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         "--nproc-per-node", str(pipeline), *words(pipeline, *flags, iterations=iterations),
     ]  # fmt: skip

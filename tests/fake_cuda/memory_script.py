@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import accounts
 from calls import NON_BLOCKING, NOT_READY, CallFailed, Library, driver, runtime
+from fakes.cuda import accounts
 
 MIB = 1 << 20
 TYPE, ORDINAL = 2, 9  # attributes of a pointer

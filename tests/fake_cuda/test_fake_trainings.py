@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import accounts
 import pytest
-import traces
 from fake_trainings import Trained, needs_torch_for_gpus, train, train_cold
+from fakes.cuda import accounts, traces
 
 pytestmark = [needs_torch_for_gpus, pytest.mark.trains]
 HERE = Path(__file__).parent

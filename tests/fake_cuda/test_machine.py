@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import building
-import machine
 import pytest
-import traces
-from fake_runs import HERE, run_script
+from fake_runs import run_script
+from fakes.cuda import building, machine, traces
 
 TRACE = """\
 # thread 0 python
@@ -66,7 +64,7 @@ def test_a_real_trace_is_read_back(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_on_the_command_line(words: list[str], said: str) -> None:
-    command = [sys.executable, str(HERE / "machine.py"), *words]
+    command = [sys.executable, str(machine.__file__), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert said in done.stderr

@@ -57,11 +57,11 @@ def start(checkout: Path, temporary: Path, python: str) -> subprocess.Popen[str]
 def test_a_failed_row_says_why_in_its_line(checkout: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "no-torch", with_pip=False)
     with start(checkout, tmp_path / "tmp", str(tmp_path / "no-torch")) as process:
-        said = process.communicate(timeout=500)
-    assert process.returncode == 1, said
-    line = said[1].strip()
+        output = process.communicate(timeout=500)
+    assert process.returncode == 1, output
+    line = output[1].strip()
     assert len(line.splitlines()) == 1
-    assert line.startswith("Megatron-LM: pp2 ... FAILED: stock ended with 1: "), said[1]
+    assert line.startswith("Megatron-LM: pp2 ... FAILED: stock ended with 1: "), output[1]
     assert "No module named 'torch'" in line
     # Megatron's Makefile asks for python3 and python3-config, and has found the environment's.
     datasets = checkout / "megatron/core/datasets"
@@ -101,8 +101,8 @@ def test_a_terminated_run_leaves_no_folder_and_no_process(checkout: Path, tmp_pa
         with started.open() as ranks:
             assert ranks.readline() == "started\n"
             process.send_signal(signal.SIGTERM)
-            said = process.communicate(timeout=300)
+            output = process.communicate(timeout=300)
             assert set(ranks.read().split()) <= {"started"}  # to its end: no rank is left
-    assert process.returncode == 143, said
-    assert said[1].endswith("interrupted\n")
+    assert process.returncode == 143, output
+    assert output[1].endswith("interrupted\n")
     assert list((tmp_path / "tmp").iterdir()) == []

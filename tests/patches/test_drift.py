@@ -128,17 +128,17 @@ def drift(*words, expect=0):
     return done.stderr if expect else done.stdout
 
 
-def verdicts(*folders):
+def results(*folders):
     return [one["verdict"] for one in json.loads(drift("--json", *folders))]
 
 
-def test_verdicts(checkout):
+def test_results(checkout):
     folders = [
         checkout("0.13.0", GROUP), checkout("0.14.1", GROUP), checkout("0.19.3"),
         checkout("0.99.0"), checkout("1.0.0"),
     ]  # fmt: skip
     newer = "newer than known, seams match: native"
-    assert verdicts(*folders) == ["older than known: refused", *["known line"] * 2, newer, newer]
+    assert results(*folders) == ["older than known: refused", *["known line"] * 2, newer, newer]
     lines = drift(*folders).splitlines()[-5:]
     assert lines[1] == f"0.14.1rc1  {folders[1]}: known line"
 
@@ -162,9 +162,9 @@ def test_seams_that_differ(checkout):
         "the warmup depth comes from pp_group, where we set total_stages": {STAGES: GROUP},
     }
     folders = [checkout("0.99.0", **changes) for changes in cases.values()]
-    assert verdicts(*folders) == [f"trains as stock: {words}" for words in cases]
+    assert results(*folders) == [f"trains as stock: {words}" for words in cases]
     both = checkout("0.16.0", "depth()", **{" config,": " settings,"})
-    assert verdicts(both) == [
+    assert results(both) == [
         "trains as stock: schedules.forward_step lacks config; schedules.backward_step lacks "
         "config; "
         "the warmup depth comes from unknown, where we set pp_group"
@@ -185,8 +185,8 @@ def test_features_that_would_be_off(checkout):
         },
     }
     folders = [checkout("0.19.0", **changes) for changes in cases.values()]
-    for words, said in zip(cases, verdicts(*folders), strict=True):
-        assert said.split("; without ")[:2] == ["known line", words]
+    for words, output in zip(cases, results(*folders), strict=True):
+        assert output.split("; without ")[:2] == ["known line", words]
 
 
 def test_every_target_of_the_registry_is_looked_for(checkout):
@@ -208,8 +208,8 @@ def test_what_changed(checkout):
         },
     )
     newer = checkout("0.18.0", grad_finalize_pgs="pg_collection, more")
-    said = drift(old, new, newer)
-    first, _, second = said.partition("0.16.0rc1 -> 0.17.0rc1\n")[2].partition(
+    output = drift(old, new, newer)
+    first, _, second = output.partition("0.16.0rc1 -> 0.17.0rc1\n")[2].partition(
         "\n\n0.17.0rc1 -> 0.18.0rc1\n"
     )
     one_f_one_b = "  schedules.forward_backward_pipelining_without_interleaving: "
@@ -224,7 +224,7 @@ def test_what_changed(checkout):
     assert one_f_one_b + "+ more" in second
     assert "  training.training_log: is new" in second
     assert "  arguments.parse_args: is defined here, no longer imported from" in second
-    cells = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line[:2] == "  "}
+    cells = {line.split()[0]: line.split()[1:] for line in output.splitlines() if line[:2] == "  "}
     assert cells["training_log"] == ["1", "gone", "new"]
     assert cells["pretrain"] == ["4", "order", "order"]
     assert cells["parse_args"] == ["1", "import", "1"]
@@ -233,8 +233,8 @@ def test_what_changed(checkout):
 
 
 def test_nothing_changed_between_equal_versions(checkout):
-    said = drift(checkout("0.17.0"), checkout("0.17.0"))
-    assert "0.17.0rc1#1 -> 0.17.0rc1#2\n  nothing\n" in said
+    output = drift(checkout("0.17.0"), checkout("0.17.0"))
+    assert "0.17.0rc1#1 -> 0.17.0rc1#2\n  nothing\n" in output
 
 
 def test_json_has_all_parameters(checkout):

@@ -187,8 +187,8 @@ def test_spaces_and_relative_paths(tmp_path, checkout, made):
     patches = made["ADAPTRA_PATCHES"].rename(tmp_path / "a b" / "p 1")
     goes_in_and_out(folder, ADAPTRA_PATCHES=patches)
     for cwd, given, where in ((folder, ".", "../p 1"), (tmp_path / "a b", "m 1", "p 1")):
-        said = script("apply_patches.sh", given, cwd=cwd, ADAPTRA_PATCHES=where)
-        assert said == f"patched: {given}/pretrain_gpt.py (core_v0.16.patch)\n"
+        output = script("apply_patches.sh", given, cwd=cwd, ADAPTRA_PATCHES=where)
+        assert output == f"patched: {given}/pretrain_gpt.py (core_v0.16.patch)\n"
         script("apply_patches.sh", "--revert", given, cwd=cwd, ADAPTRA_PATCHES=where)
     assert git(folder, "status", "--porcelain") == ""
 
@@ -333,8 +333,8 @@ def test_bad_words(words):
 
 
 def test_help():
-    said = script("apply_patches.sh", "--help")
-    assert all(word in said for word in ("--revert", "--check", "ADAPTRA_PATCHES", "Exit status"))
+    output = script("apply_patches.sh", "--help")
+    assert all(word in output for word in ("--revert", "--check", "ADAPTRA_PATCHES", "Exit status"))
     assert "--out" in script("make_patches.py", "--help")
 
 

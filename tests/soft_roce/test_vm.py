@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from fakes.soft_roce.vm import prepared
 from patience import PATIENCE
 from processes import living, outliving
-from soft_roce.vm import prepared
 from transport.ranks import until
 
 BOOTS = """
 import sys
 from pathlib import Path
-from soft_roce.vm import boot
+from fakes.soft_roce.vm import boot
 boot(Path(sys.argv[1]), Path(sys.argv[2]), "sleep 1000", 1000)
 """
 

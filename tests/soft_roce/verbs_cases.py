@@ -21,7 +21,7 @@ from soft_roce.verbs_pair import (
     PATIENCE,
     RAILS,
     Pair,
-    Seat,
+    RankFixture,
     content,
     link,
     lose,
@@ -79,8 +79,8 @@ def pyverbs_sees_the_same_ports_and_their_counters() -> str:
         assert (bytes.fromhex(gid.replace(":", "")), kind) == (ours[name].gid, "RoCE v2")
     with Pair(_streams, PATHS, 20, MIB) as pair:
         for rank in range(2):
-            pair.tell(rank, "go on")
-        assert [pair.heard(rank) for rank in range(2)] == ["half", "half"]
+            pair.send(rank, "go on")
+        assert [pair.report(rank) for rank in range(2)] == ["half", "half"]
         assert [wrong for wrong, _ in results(pair)] == [[], []]
     for port in device_ports():
         risen = port.counters["sent_pkts"] - theirs[port.device].counters["sent_pkts"]
@@ -107,31 +107,31 @@ def without_libibverbs_the_engine_is_there_and_has_no_rails() -> str:
     return done.stdout.strip()
 
 
-def _sizes(seat: Seat) -> tuple[list[tuple[int, int]], str]:
-    seat.until_paths(PATHS)
-    seat.say("connected")
-    seat.hear()
+def _sizes(fixture: RankFixture) -> tuple[list[tuple[int, int]], str]:
+    fixture.until_paths(PATHS)
+    fixture.report("connected")
+    fixture.command()
     wrong = []
     for size in (0, 1, 4096, 64 << 10, MIB, 16 * MIB):
-        receives = [seat.receive(tag, size) for tag in range(4)]
-        sends = [seat.send(tag, content(10 * tag + seat.rank, size)) for tag in range(4)]
+        receives = [fixture.receive(tag, size) for tag in range(4)]
+        sends = [fixture.send(tag, content(10 * tag + fixture.rank, size)) for tag in range(4)]
         for tag, (work, memory) in enumerate(receives):
             over(work)
-            if memory[:size] != content(10 * tag + seat.peer, size):
+            if memory[:size] != content(10 * tag + fixture.peer, size):
                 wrong.append((tag, size))
         for work in sends:
             over(work)
-    return wrong, seat.endpoint.through(seat.peer)
+    return wrong, fixture.endpoint.through(fixture.peer)
 
 
 @case
 def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
     with Pair(_sizes) as pair:
         for rank in range(2):
-            assert pair.heard(rank) == "connected"
+            assert pair.report(rank) == "connected"
         before = [packets(rail, rank) for rail in range(RAILS) for rank in range(2)]
         for rank in range(2):
-            pair.tell(rank, "go")
+            pair.send(rank, "go")
         assert results(pair) == [
             ([], "+".join(f"rail{rail}{end}:1" for rail in range(RAILS))) for end in ENDS
         ]
@@ -144,31 +144,33 @@ def messages_of_all_sizes_go_both_ways_over_both_rails() -> str:
     return f"packets {sent}"
 
 
-def _streams(seat: Seat, paths: int, count: int, size: int) -> tuple[list[int], list[str]]:
-    seat.until_paths(paths)
-    wrong = seat.stream(count, size, under_way=min(16, count // 5), waits=True)
-    return wrong, [event.why for event in list(seat.endpoint.records.last)]  # it may grow
+def _streams(
+    fixture: RankFixture, paths: int, count: int, size: int
+) -> tuple[list[int], list[str]]:
+    fixture.until_paths(paths)
+    wrong = fixture.stream(count, size, under_way=min(16, count // 5), waits=True)
+    return wrong, [event.why for event in list(fixture.endpoint.records.last)]  # it may grow
 
 
 def _through(
-    befalls: Callable[[], Any],
+    fail: Callable[[], Any],
     later: Callable[[], Any] = lambda: None,
     fallback: bool = True,
     rails: int = RAILS,
 ) -> list[list[str]]:
-    """Messages both ways, in whose middle something `befalls`; what each rank has recorded.
+    """Messages both ways, with `fail` called in the middle; what each rank has recorded.
 
     The last quarter of them is sent after it; `later` comes while they are.
     """
     paths = rails + (4 if fallback else 0)
     job = paths, 200 if Size.full else 60, MIB
     with mended(), Pair(_streams, *job, rails=rails, fallback=fallback) as pair:
-        assert pair.heard(0) == "half"
-        befalls()
+        assert pair.report(0) == "half"
+        fail()
         for rank in range(2):
-            pair.tell(rank, "go on")
+            pair.send(rank, "go on")
         later()
-        assert pair.heard(1) == "half"
+        assert pair.report(1) == "half"
         found = results(pair)
     assert [wrong for wrong, _ in found] == [[], []]
     return [records for _, records in found]
@@ -240,11 +242,11 @@ def both_rails_down_and_tcp_there() -> str:
     return str(_through(_both_down))
 
 
-def _until_error(seat: Seat, paths: int) -> tuple[float, str]:
-    seat.until_paths(paths)
-    seat.stream(2, MIB, under_way=1)
-    work, _ = seat.receive(0, 8)
-    seat.say("waits")
+def _until_error(fixture: RankFixture, paths: int) -> tuple[float, str]:
+    fixture.until_paths(paths)
+    fixture.stream(2, MIB, under_way=1)
+    work, _ = fixture.receive(0, 8)
+    fixture.report("waits")
     start = time.monotonic()
     assert work.wait(PATIENCE)
     return time.monotonic() - start, work.error()
@@ -254,7 +256,7 @@ def _until_error(seat: Seat, paths: int) -> tuple[float, str]:
 def no_way_left_is_an_error_that_names_the_rank() -> str:
     with mended(), Pair(_until_error, RAILS, fallback=False, timeout=5) as pair:
         for rank in range(2):
-            assert [pair.heard(rank) for _ in range(2)] == ["half", "waits"]
+            assert [pair.report(rank) for _ in range(2)] == ["half", "waits"]
         for rail in range(RAILS):
             link(rail, 0, "down")
         found = results(pair)
@@ -267,9 +269,9 @@ def no_way_left_is_an_error_that_names_the_rank() -> str:
 def a_killed_process_is_named() -> str:
     with Pair(_until_error, PATHS) as pair:
         for rank in range(2):
-            assert [pair.heard(rank) for _ in range(2)] == ["half", "waits"]
+            assert [pair.report(rank) for _ in range(2)] == ["half", "waits"]
         pair.kill(1)
-        seconds, error = pair.heard(0)
+        seconds, error = pair.report(0)
     assert "its connection closed" in error, error
     assert seconds < PATIENCE / 2, seconds  # long before the limit of a rank without any way
     return f"{seconds:.1f} s: {error}"
@@ -278,28 +280,28 @@ def a_killed_process_is_named() -> str:
 BIG = 300_000  # bytes: three pieces
 
 
-def _first_record(seat: Seat) -> str:
-    until(lambda: bool(seat.endpoint.records.last), "the path fails")
-    return seat.endpoint.records.last[0].why
+def _first_record(fixture: RankFixture) -> str:
+    until(lambda: bool(fixture.endpoint.records.last), "the path fails")
+    return fixture.endpoint.records.last[0].why
 
 
-def _host(seat: Seat) -> str:
-    work, memory = seat.receive(7, BIG)
+def _host(fixture: RankFixture) -> str:
+    work, memory = fixture.receive(7, BIG)
     over(work)
     assert memory[:BIG] == content(1, BIG)
-    over(seat.send(8, content(2, BIG)))
-    small = [seat.send(9, content(n, 100)) for n in range(500)]  # more than there are slots
+    over(fixture.send(8, content(2, BIG)))
+    small = [fixture.send(9, content(n, 100)) for n in range(500)]  # more than there are slots
     for one in small:
         over(one)
-    counts = seat.engine.counts(seat.peer)
+    counts = fixture.engine.counts(fixture.peer)
     assert counts.twice == 1, counts.twice
-    return _first_record(seat)
+    return _first_record(fixture)
 
 
-def _stranger(board: Any) -> str:
+def _stranger(rendezvous: Any) -> str:
     from soft_roce.verbs_peer import DATA, HAVE, LONGEST, Stranger, frame
 
-    me = Stranger(board, 1, 0, "rail0b")
+    me = Stranger(rendezvous, 1, 0, "rail0b")
     data = content(1, BIG)
     for offset in reversed(range(0, BIG, LONGEST)):  # in any order
         piece = data[offset : offset + LONGEST]
@@ -311,15 +313,15 @@ def _stranger(board: Any) -> str:
     assert me.message(8) == content(2, BIG)
     numbers = {one[4] for one in me.arrived if one[1] == DATA}
     me.write(*(frame(HAVE, number, total=1) for number in numbers))
-    said = set(numbers)
+    confirmed = set(numbers)
 
     def small() -> bool:
-        new = {one[4] for one in me.arrived if one[1] == DATA} - said
+        new = {one[4] for one in me.arrived if one[1] == DATA} - confirmed
         for few in (sorted(new)[n : n + 16] for n in range(0, len(new), 16)):
             me.until(lambda: me.granted > 0, "a slot")
             me.write(*(frame(HAVE, number, total=1) for number in few))
-        said.update(new)
-        return len(said) == len(numbers) + 500
+        confirmed.update(new)
+        return len(confirmed) == len(numbers) + 500
 
     me.until(small, "all small messages")
     me.write(frame(DATA, 2, b"x", total=1, tag=7, magic=0x1234))
@@ -328,17 +330,17 @@ def _stranger(board: Any) -> str:
 
 
 @case
-def whoever_follows_the_page_of_the_wire_is_a_peer() -> str:
+def a_peer_written_from_the_page_of_the_wire_is_accepted() -> str:
     with Pair(_host, rails=1, fallback=False, stranger=_stranger) as pair:
         here, there = results(pair)
     assert here == there == "no frame begins here", (here, there)
     return here
 
 
-def _writes_too_much(board: Any) -> str:
+def _writes_too_much(rendezvous: Any) -> str:
     from soft_roce.verbs_peer import ALIVE, DATA, LONGEST, Stranger, frame
 
-    me = Stranger(board, 1, 0, "rail0b")
+    me = Stranger(rendezvous, 1, 0, "rail0b")
     data = frame(DATA, 1, bytes(LONGEST), total=LONGEST, tag=7)
     me.write(*[frame(ALIVE, 0)] * 16, data)  # each is as it should be, and there is one too many
     me.connection.settimeout(60)

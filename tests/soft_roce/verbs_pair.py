@@ -1,4 +1,4 @@
-"""Two ranks in two processes of the virtual machine, and what befalls their rails meanwhile.
+"""Two ranks in two processes of the virtual machine, and failures of their rails.
 
 Without torch: its import takes half a minute there.
 """
@@ -38,19 +38,19 @@ def content(number: int, size: int) -> bytes:
     return (_BASE * times)[start : start + size]
 
 
-class Seat:
-    """A rank of two. `say`: a word to the test; `hear`: one from it."""
+class RankFixture:
+    """A rank of two. `report`: a word to the test; `command`: waits for one from it."""
 
     def __init__(self, rank: int, endpoint: Endpoint, pipe: Any) -> None:
         self.rank, self.peer, self.endpoint, self._pipe = rank, 1 - rank, endpoint, pipe
         self.engine = endpoint.engine
 
-    def say(self, word: Any) -> None:
-        self._pipe.send(("said", word))
+    def report(self, word: Any) -> None:
+        self._pipe.send(("reported", word))
 
-    def hear(self) -> Any:
+    def command(self) -> Any:
         if not self._pipe.poll(PATIENCE):
-            raise TimeoutError("the test says nothing")
+            raise TimeoutError(f"no command of the test for {PATIENCE:g} s")
         return self._pipe.recv()
 
     def until_paths(self, count: int) -> None:
@@ -69,15 +69,15 @@ class Seat:
     def stream(self, count: int, size: int, under_way: int = 16, waits: bool = False) -> list[int]:
         """Send messages to the peer, and get as many; the numbers of those that came wrong.
 
-        Says "half" in the middle; if it `waits`, the last quarter is posted only after a word of
-        the test: `under_way` is less than a quarter then, or "half" is never said.
+        Reports "half" in the middle; if it `waits`, the last quarter is posted only after a command
+        of the test: `under_way` is less than a quarter then, or "half" is never reported.
         """
         sends: deque[Any] = deque()
         receives: deque[Any] = deque()
         wrong = []
         for n in range(count + under_way):
             if waits and n == 3 * count // 4:
-                self.hear()
+                self.command()
             if n < count:
                 receives.append((n, *self.receive(n % 4, size)))
                 sends.append(self.send(n % 4, content(2 * n + self.rank, size)))
@@ -88,7 +88,7 @@ class Seat:
                     wrong.append(number)
                 over(sends.popleft())
                 if n - under_way == count // 2:
-                    self.say("half")
+                    self.report("half")
         return wrong
 
 
@@ -112,10 +112,10 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 class Pair:
-    """Runs `body(seat, *args)` on both ranks; they can be killed one by one.
+    """Runs `body(fixture, *args)` on both ranks; they can be killed one by one.
 
     `rails`: how many they use. `fallback`, `timeout`: of their endpoints. `stranger`: what runs as
-    rank 1 instead of an endpoint, with the board.
+    rank 1 instead of an endpoint, with the rendezvous.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Pair:
         timeout: float = PATIENCE, stranger: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
-        board = FolderBoard(Path(self._folder.name))
+        rendezvous = FolderBoard(Path(self._folder.name))
         self._pipes, self._processes = [], []
         for rank in range(2):
             mine, theirs = _processes.Pipe()
@@ -133,10 +133,10 @@ class Pair:
                 "machine": f"of rank {rank}", "timeout": timeout, "fallback": fallback,
                 "silence": PATIENCE,
             }  # fmt: skip
-            job = (theirs, rank, rails, board, options, body, args)
+            job = (theirs, rank, rails, rendezvous, options, body, args)
             target: Callable[..., Any] = _rank
             if rank == 1 and stranger is not None:
-                target, job = _stranger, (theirs, stranger, board)
+                target, job = _stranger, (theirs, stranger, rendezvous)
             process = _processes.Process(target=target, args=job, daemon=True)
             process.start()
             theirs.close()
@@ -152,24 +152,24 @@ class Pair:
             process.join()
         self._folder.cleanup()
 
-    def heard(self, rank: int) -> Any:
+    def report(self, rank: int) -> Any:
         """The next word of a rank."""
         if not self._pipes[rank].poll(PATIENCE):
-            raise TimeoutError(f"rank {rank} says nothing")
+            raise TimeoutError(f"rank {rank} has reported nothing for {PATIENCE:g} s")
         word, value = self._pipes[rank].recv()
         if word == "raised":
             raise AssertionError(f"rank {rank} raised\n{value}")
         return value
 
     def first(self, ranks: set[int]) -> int:
-        """The rank that says something first: an error, say, for which the others wait in vain."""
+        """The rank that reports something first: perhaps an error, for which the others wait."""
         pipes = {self._pipes[rank]: rank for rank in ranks}
         ready = connection.wait(list(pipes), PATIENCE)
         if not ready:
-            raise TimeoutError(f"ranks {sorted(ranks)} say nothing")
+            raise TimeoutError(f"ranks {sorted(ranks)} have reported nothing for {PATIENCE:g} s")
         return pipes[ready[0]]
 
-    def tell(self, rank: int, word: Any) -> None:
+    def send(self, rank: int, word: Any) -> None:
         self._pipes[rank].send(word)
 
     def kill(self, rank: int) -> None:
@@ -178,24 +178,24 @@ class Pair:
 
 
 def _rank(
-    pipe: Any, rank: int, rails: int, board: FolderBoard, options: Any, body: Any, args: Any
+    pipe: Any, rank: int, rails: int, rendezvous: FolderBoard, options: Any, body: Any, args: Any
 ) -> None:
     try:
         names = [f"rail{n}{ENDS[rank]}" for n in range(rails)]
         os.environ["NCCL_IB_HCA"] = "=" + ",".join(names)
-        endpoint = Endpoint(rank, "127.0.0.1", board=board, **options)
+        endpoint = Endpoint(rank, "127.0.0.1", board=rendezvous, **options)
         endpoint.connect([1 - rank])
-        result = body(Seat(rank, endpoint, pipe), *args)
-        pipe.send(("said", result))
+        result = body(RankFixture(rank, endpoint, pipe), *args)
+        pipe.send(("reported", result))
         pipe.recv()  # the other one may still need this end
         endpoint.close()
     except BaseException:
         pipe.send(("raised", traceback.format_exc()))
 
 
-def _stranger(pipe: Any, body: Callable[..., Any], board: FolderBoard) -> None:
+def _stranger(pipe: Any, body: Callable[..., Any], rendezvous: FolderBoard) -> None:
     try:
-        pipe.send(("said", body(board)))
+        pipe.send(("reported", body(rendezvous)))
         pipe.recv()
     except BaseException:
         pipe.send(("raised", traceback.format_exc()))
@@ -206,9 +206,9 @@ def results(pair: Pair) -> list[Any]:
     found: dict[int, Any] = {}
     while len(found) < 2:
         rank = pair.first(set(range(2)) - set(found))
-        found[rank] = pair.heard(rank)
+        found[rank] = pair.report(rank)
     for rank in range(2):
-        pair.tell(rank, "end")
+        pair.send(rank, "end")
     return [found[0], found[1]]
 
 

@@ -1,6 +1,6 @@
 """A rank that is none of ours: docs/wire-protocol.md over RDMA, from its other end, with pyverbs.
 
-Nothing of the engine is imported. Errors are the other side's: this one does as it is told.
+Nothing of the engine is imported. Errors are the other side's: this one checks nothing.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def exactly(connection: socket.socket, count: int) -> bytes:
 class Stranger:
     """Rank `me`, connected to `peer` over rail 0, where it has `device`."""
 
-    def __init__(self, board: Any, me: int, peer: int, device: str) -> None:
-        self.secret = bytes.fromhex(self._word(board, "secret"))
-        where = json.loads(self._word(board, f"address/{peer}"))
+    def __init__(self, rendezvous: Any, me: int, peer: int, device: str) -> None:
+        self.secret = bytes.fromhex(self._word(rendezvous, "secret"))
+        where = json.loads(self._word(rendezvous, f"address/{peer}"))
         self.connection = socket.create_connection((where["host"], where["port"]), SECONDS)
         self._shake(me, peer)
         self._open(device)
@@ -78,9 +78,9 @@ class Stranger:
         self.arrived: list[tuple[Any, ...]] = []
 
     @staticmethod
-    def _word(board: Any, key: str) -> str:
+    def _word(rendezvous: Any, key: str) -> str:
         end = time.monotonic() + SECONDS
-        while (text := board.get(key)) is None:
+        while (text := rendezvous.get(key)) is None:
             assert time.monotonic() < end, key
             time.sleep(0.01)
         return str(text)

@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import Any
 
-from soft_roce.verbs_pair import MIB, Pair, Seat, content, over
+from soft_roce.verbs_pair import MIB, Pair, RankFixture, content, over
 
 MESSAGES = {64 << 10: 300, MIB: 24}  # of a round, by size
 _SOURCES = 16  # messages of different contents
@@ -40,32 +40,32 @@ def perftest(size: int, count: int) -> float:
         server.communicate()
 
 
-def rounds(seat: Seat, size: int, count: int) -> Any:
-    """Rank 0 sends `count` messages whenever it is told; seconds until all have arrived."""
-    seat.until_paths(1)
+def rounds(fixture: RankFixture, size: int, count: int) -> Any:
+    """Rank 0 sends `count` messages at each command; seconds until all have arrived."""
+    fixture.until_paths(1)
     data = [content(n, size) for n in range(_SOURCES)]
-    sources = [seat.engine.take(size) for _ in data]
+    sources = [fixture.engine.take(size) for _ in data]
     for source, each in zip(sources, data, strict=True):
         ctypes.memmove(source.address, each, size)
-    buffers = [seat.receive(n, size) for n in range(count)] if seat.rank == 1 else []
-    seat.say("ready")
-    while seat.hear() != "end":
-        if seat.rank == 0:
+    buffers = [fixture.receive(n, size) for n in range(count)] if fixture.rank == 1 else []
+    fixture.report("ready")
+    while fixture.command() != "end":
+        if fixture.rank == 0:
             start = time.monotonic()
             works = [
-                seat.engine.send(seat.peer, n, sources[n % _SOURCES].address, size)
+                fixture.engine.send(fixture.peer, n, sources[n % _SOURCES].address, size)
                 for n in range(count)
             ]
             for work in reversed(works):  # one wait, not one for each
                 over(work)
-            seat.say(time.monotonic() - start)
+            fixture.report(time.monotonic() - start)
         else:
             over(buffers[-1][0])
             for n, (work, memory) in enumerate(buffers):
                 over(work)
                 assert memory[:size] == data[n % _SOURCES], n
-                buffers[n] = seat.receive_into(n, memory, size)
-            seat.say("right")
+                buffers[n] = fixture.receive_into(n, memory, size)
+            fixture.report("right")
 
 
 def compare(size: int, turns: int) -> tuple[float, float, float]:
@@ -74,15 +74,15 @@ def compare(size: int, turns: int) -> tuple[float, float, float]:
     ours, theirs = [], []
     with Pair(rounds, size, count, rails=1, fallback=False) as pair:
         for rank in range(2):
-            assert pair.heard(rank) == "ready"
+            assert pair.report(rank) == "ready"
         for _ in range(turns + 1):  # the first one finds memory cold
             for rank in range(2):
-                pair.tell(rank, "go")
-            seconds = pair.heard(0)
-            assert pair.heard(1) == "right"
+                pair.send(rank, "go")
+            seconds = pair.report(0)
+            assert pair.report(1) == "right"
             ours.append(size * count / seconds / 2**20)  # as perftest counts
             theirs.append(perftest(size, count))
         for rank in range(2):
-            pair.tell(rank, "end")
+            pair.send(rank, "end")
     ratios = [mine / other for mine, other in zip(ours[1:], theirs[1:], strict=True)]
     return statistics.median(ours[1:]), statistics.median(theirs[1:]), statistics.median(ratios)

@@ -1,0 +1,213 @@
+"""GPUs for a test: a process with the driver of libcuda.cpp, whose streams the test controls."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import multiprocessing as mp
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from patience import PATIENCE, TooLate, too_late
+
+from megatron_adaptra.device.cuda import CudaDevice
+from megatron_adaptra.device.staging import Staging
+from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.on_device import DeviceTransport
+from megatron_adaptra.transport.engine.transport import End
+
+ROOT = Path(__file__).parents[3]
+SOURCE = Path(__file__).with_name("libcuda.cpp")
+COMPILER = os.environ.get("CXX", "c++")
+FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
+
+_processes = mp.get_context("forkserver")
+_processes.set_forkserver_preload(["pytest", "torch.distributed", "megatron_adaptra", __name__])
+
+
+def driver_file() -> Path:
+    """The driver, compiled once for each state of its source."""
+    if why := native.missing():
+        pytest.skip(why)
+    if not shutil.which(COMPILER):
+        pytest.skip(f"no C++ compiler {COMPILER!r}")
+    key = hashlib.sha256(SOURCE.read_bytes() + repr((COMPILER, FLAGS)).encode()).hexdigest()[:16]
+    made = ROOT / "build" / "cuda_of_tests" / key / "libcuda.so.1"
+    if not made.exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+            part = Path(folder) / "part"
+            command = [COMPILER, *FLAGS, "-Wl,-soname,libcuda.so.1", str(SOURCE), "-o", str(part)]
+            subprocess.run(command, check=True, timeout=PATIENCE)
+            part.rename(made)
+    return made
+
+
+class Driver:
+    """What the driver does for a test. A stream is its address."""
+
+    def __init__(self, file: Path) -> None:
+        self.library = ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
+        for name in ("pinned", "streams", "events", "contexts", "calls"):
+            getattr(self.library, f"test_{name}").restype = ctypes.c_long
+        self.library.test_stream.restype = ctypes.c_void_p
+        self.library.test_clock.argtypes = [ctypes.c_double, ctypes.c_double]
+        self.library.test_slow_copies.argtypes = [ctypes.c_double]
+        self._gates: list[Any] = []
+
+    def stream(self) -> int:
+        return int(self.library.test_stream())
+
+    def stop(self, stream: int) -> Callable[[], None]:
+        """The stream stands still from here on, until what is returned is called."""
+        gate = ctypes.c_long(0)
+        self._gates.append(gate)
+        self.library.test_stop(ctypes.c_void_p(stream), ctypes.byref(gate))
+        return lambda: self.library.test_go(ctypes.byref(gate))
+
+    def stop_pinning(self) -> Callable[[], None]:
+        """Whoever pins memory waits until what is returned is called."""
+        gate = ctypes.c_long(0)
+        self._gates.append(gate)
+        self.library.test_stop_pinning(ctypes.byref(gate))
+        return lambda: self.library.test_go(ctypes.byref(gate))
+
+    def fill(self, stream: int, tensor: torch.Tensor, value: int) -> None:
+        at = ctypes.c_void_p(tensor.data_ptr())
+        size = ctypes.c_size_t(tensor.nbytes)
+        self.library.test_fill(ctypes.c_void_p(stream), at, value, size)
+
+    def copy(self, stream: int, to: torch.Tensor, source: torch.Tensor) -> None:
+        at = ctypes.c_void_p(to.data_ptr()), ctypes.c_void_p(source.data_ptr())
+        self.library.test_copy(ctypes.c_void_p(stream), *at, ctypes.c_size_t(to.nbytes))
+
+    def finish(self, stream: int) -> None:
+        self.library.test_finish(ctypes.c_void_p(stream))
+
+    def capture(self, stream: int, on: bool) -> None:
+        self.library.test_capture(ctypes.c_void_p(stream), on)
+
+    def fail(self, call: str, after: int = 0, code: int = 700) -> None:
+        """The next call of this name but `after` fails; with code 700 so does each later one."""
+        self.library.test_fail(call.encode(), after, code)
+
+    def heal(self) -> None:
+        self.library.test_heal()
+
+    def clock(self, offset: float, rate: float) -> None:
+        self.library.test_clock(offset, rate)
+
+    def slow_copies(self, seconds: float) -> None:
+        """Each copy takes so long from now on."""
+        self.library.test_slow_copies(seconds)
+
+    def version(self, version: int, devices: int) -> None:
+        self.library.test_version(version, devices)
+
+    def calls(self, name: str) -> int:
+        return int(self.library.test_calls(name.encode()))
+
+    def left(self) -> dict[str, int]:
+        """What is open."""
+        names = ("pinned", "streams", "events", "contexts")
+        return {name: int(getattr(self.library, f"test_{name}")()) for name in names}
+
+
+class Side:
+    """One of two ranks of a process: a GPU with a stream for compute, and its end of messages."""
+
+    def __init__(self, driver: Driver, rank: int, endpoint: Endpoint) -> None:
+        self.rank, self.driver, self.endpoint = rank, driver, endpoint
+        self.compute = driver.stream()
+        self.device = CudaDevice(rank, lambda: self.compute)
+        self.staging = Staging(self.device, endpoint.engine)
+        until(lambda: self.device.handle.anchors() == 1, "the first anchor is there")
+
+    def open(self, name: str = "lane", **options: Any) -> DeviceTransport:
+        peer = 1 - self.rank
+        ends = {peer: End(peer, f"stage {peer} (rank {peer})")}
+        return DeviceTransport(self.endpoint, name, ends, self.staging, self.rank, **options)
+
+
+@contextmanager
+def two(driver: Driver, kind: str = "shm") -> Iterator[tuple[Side, Side]]:
+    """Two ranks with paths between them; everything is closed, and nothing left."""
+    before = driver.left()
+    with tempfile.TemporaryDirectory() as folder:
+        board = FolderBoard(Path(folder))
+        ends = [
+            Endpoint(rank, "127.0.0.1", "one" if kind == "shm" else str(rank), board, PATIENCE)
+            for rank in (0, 1)
+        ]
+        for rank in (1, 0):
+            ends[rank].connect([1 - rank])
+        sides = [Side(driver, rank, ends[rank]) for rank in (0, 1)]
+        yield sides[0], sides[1]
+        for side in sides:
+            side.staging.close()
+            side.endpoint.close()  # what it has still to send goes back
+            side.device.close()
+        del sides, side
+    left = driver.left()
+    assert left == before, left
+    assert [t.name for t in threading.enumerate() if t.name.startswith("adaptra-")] == []
+    assert not {"adaptra-device", "adaptra-pins"} & set(native_threads())
+
+
+def native_threads() -> list[str]:
+    tasks = Path("/proc/self/task").glob("*/comm")
+    return [task.read_text().strip() for task in tasks]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for what has no event to wait for."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(1e-3)
+
+
+def run(body: Callable[..., Any], *args: Any) -> Any:
+    """What `body(driver, *args)` returned in a process of its own; raises what it raised."""
+    file = driver_file()
+    mine, theirs = _processes.Pipe(duplex=False)
+    process = _processes.Process(target=_process, args=(theirs, file, body, args), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        assert mine.poll(PATIENCE), f"{body.__name__} has said nothing for {PATIENCE:g} s"
+        try:
+            word, value = mine.recv()
+        except EOFError:
+            process.join(PATIENCE)
+            raise AssertionError(f"{body.__name__} ended with {process.exitcode}") from None
+    finally:
+        process.kill()
+        process.join(PATIENCE)
+    if word == "late":
+        raise TooLate(value)
+    assert word == "returned", value
+    return value
+
+
+def _process(pipe: Any, file: Path, body: Callable[..., Any], args: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        pipe.send(("returned", body(Driver(file), *args)))
+    except BaseException as error:
+        pipe.send(("late" if too_late(error) else "raised", traceback.format_exc()))
+    pipe.close()
+    os._exit(0)

@@ -1,0 +1,120 @@
+"""What to run first on a machine with GPUs: six parts, each with a result in one line.
+
+paths     messages from GPU to GPU through the hosts' memory: bits, times, beside compute
+clock     moments of the GPU on the host's clock: error, drift, cost
+sync      what waits for the whole GPU while messages are outstanding: nobody waits for the peer
+hide      a pipeline of two stages over a slow link: stock and ours, gained and predicted
+equality  losses and parameters have the bits of stock Megatron
+memory    peak bytes against budget and prediction, pinned memory, Megatron's own report
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gpu_check import page
+from gpu_check.ranks import Deadline, Failed
+from gpu_check.result import FAIL, Result
+from gpu_check.target import NoTarget, Target, find
+
+from megatron_adaptra.cli.output import show_table
+from megatron_adaptra.processes import become_subreaper
+
+PARTS = ("paths", "clock", "sync", "hide", "equality", "memory")
+MOST = 290.0  # seconds of a part
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line."""
+        self.exit(2, f"gpu_check: error: {message}; see --help\n")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _Parser(
+        prog="gpu_check.sh", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Status 0: no part says FAIL. 1: some part does. 2: not run. Ranks get a GPU each "
+        "where there are as many, and NCCL; else they share them, and what NCCL does goes by gloo.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    text = "the same parts without a GPU: over the fake machine of tests/fakes/cuda where torch is "
+    add("--rehearse", action="store_true", help=f"{text}its build for CUDA, else on the CPU")
+    add("--gpus", type=int, metavar="N", help="use so many (default: all; of the fake machine 2)")
+    add("--write", action="store_true", help=f"write the results of these parts into {page.NAME}")
+    add("--timeout", type=float, default=MOST, metavar="S",
+        help=f"seconds of each part, at most (default: {MOST:g})")  # fmt: skip
+    add("--delay", type=float, default=40.0, metavar="MS",
+        help="of the slow link of hide and memory, one way (default: 40)")  # fmt: skip
+    add("--layouts", metavar="NAMES", help="of equality: layouts of tests/adapter/cases.py, all "
+        "their cases (default: those of pp2)")  # fmt: skip
+    add("--plant", action="store_true", help="plant a fault in every part, which has to find it")
+    options = parser.parse_args(argv)
+    options.words = sys.argv[1:] if argv is None else list(argv)
+    for part in options.parts:
+        if part not in PARTS:
+            parser.error(f"part {part}: known are {', '.join(PARTS)}")
+    options.parts = [part for part in PARTS if part in options.parts or not options.parts]
+    if options.write and (options.rehearse or options.plant):
+        parser.error("--write: only what was run on a GPU, without planted faults, is written")
+    for flag in ("gpus", "timeout", "delay"):
+        value = getattr(options, flag)
+        if value is not None and not value > 0:
+            parser.error(f"--{flag} {value:g}: more than 0")
+    if options.layouts is not None:
+        from gpu_check import equality
+
+        options.layouts = options.layouts.split(",")
+        for name in options.layouts:
+            if name not in equality.LAYOUTS:
+                parser.error(f"--layouts {name}: known are {', '.join(equality.LAYOUTS)}")
+    return options
+
+
+def judge(part: str, target: Target, work: Path, options: Any) -> Result:
+    """A part's result; an error that ends it early is one, too."""
+    try:
+        found: Result = importlib.import_module(f"gpu_check.{part}").run(
+            target, work, Deadline(options.timeout), options
+        )
+    except (Failed, OSError, ValueError, KeyError, NoTarget) as error:
+        found = Result(part, wrong=[str(error) if isinstance(error, Failed) else repr(error)])
+        if isinstance(error, Failed):
+            print(error.log, file=sys.stderr)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    try:
+        target = find(options.rehearse, options.gpus)
+    except NoTarget as error:
+        print(f"gpu_check: error: {error}", file=sys.stderr)
+        return 2
+    become_subreaper()
+    print(target.text, flush=True)
+    results = []
+    with tempfile.TemporaryDirectory(prefix="adaptra-gpu-") as work:
+        for part in options.parts:
+            result = judge(part, target, Path(work), options)
+            results.append(result)
+            print(result.line, flush=True)
+    for result in results:
+        for table in result.tables:
+            print()
+            show_table(table)
+    if options.write:
+        page.write(target.text, options.words, results, PARTS)
+        print(f"\nwritten: {page.NAME}")
+    return 1 if any(result.word == FAIL for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""One rank of a training for parts hide, memory and equality: Megatron's own program, watched.
+
+Runs the training script of the tests. A link is slow for Megatron's messages from one iteration to
+another: over NCCL, each begins on its stream so much later; over gloo, which takes its place where
+ranks share a GPU, the copy that is sent waits at the host. Writes what was seen to rankN.json.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import runpy
+import sys
+import time
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+GIVEN = json.loads(os.environ["ADAPTRA_GPU_CHECK"])
+# Several ranks may share a GPU; Megatron takes the one that this names.
+os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % max(1, GIVEN["gpus"]))
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from gpu_check import without_numerics  # noqa: E402
+from gpu_check.deterministic import deterministic  # noqa: E402
+from gpu_check.host_staged import host_staged  # noqa: E402
+
+KERNEL_CYCLES = 1_000_000
+STREAMS = 4  # messages that may be on their way at once
+
+
+class Late:
+    """Megatron's batches of messages, which begin `seconds` late while `on`, on streams of NCCL."""
+
+    def __init__(self, seconds: float) -> None:
+        self.on, self._seconds, self._each = False, seconds, 0.0
+        self._batch = dist.batch_isend_irecv
+        self._streams: Any = None
+        dist.batch_isend_irecv = self.batch
+
+    def batch(self, ops: list[Any]) -> Any:
+        if not self.on:
+            return self._batch(ops)
+        here, there = torch.cuda.current_stream(), next(self._streams)
+        there.wait_stream(here)
+        with torch.cuda.stream(there):
+            for _ in range(round(self._seconds / self._each)):
+                torch.cuda._sleep(KERNEL_CYCLES)
+            works = self._batch(ops)
+        for op in ops:
+            op.tensor.record_stream(there)
+        return works
+
+    def prepare(self) -> None:
+        """Streams, and how long a kernel of theirs takes."""
+        self._streams = cycle([torch.cuda.Stream() for _ in range(STREAMS)])
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for count in (1, 32):
+            begin.record()
+            for _ in range(count):
+                torch.cuda._sleep(KERNEL_CYCLES)
+            end.record()
+            end.synchronize()
+        self._each = max(1e-6, begin.elapsed_time(end) / 1e3 / 32)
+
+
+class HeldBack:
+    """The same over gloo, by the emulator of stock's arms."""
+
+    def __init__(self, rule: str) -> None:
+        self.on, self._rule, self._stack = False, rule, contextlib.ExitStack()
+
+    def prepare(self) -> None:
+        """Nothing before the groups are there."""
+
+    def switch(self) -> None:
+        """Begin or end, before an iteration."""
+        from megatron.core import parallel_state as mpu
+
+        from megatron_adaptra.adapter.baseline.stock import emulated_sends
+        from megatron_adaptra.transport.emulate import LinkEmulator
+        from megatron_adaptra.transport.rules import parse_rules
+
+        self._stack.close()
+        if self.on:
+            group = mpu.get_pipeline_model_parallel_group()
+            emulator = LinkEmulator(group.rank(), parse_rules(self._rule, 2))
+            self._stack.callback(emulator.close)
+            self._stack.enter_context(emulated_sends(emulator, dist.get_process_group_ranks(group)))
+
+
+class Watch:
+    """Around each iteration: its time, memory, the plan, pinned memory; at the end parameters."""
+
+    def __init__(self, slow: Any) -> None:
+        self.slow, self.count = slow, 0
+        self.rows: list[dict[str, Any]] = []
+
+    def around(self, step: Any) -> Any:
+        @functools.wraps(step)
+        def train_step(*words: Any, **named: Any) -> Any:
+            if self.count == 0:
+                self.slow.prepare()
+            on = GIVEN["begin"] <= self.count < GIVEN["end"]
+            if on != self.slow.on:
+                self.slow.on = on
+                if isinstance(self.slow, HeldBack):
+                    self.slow.switch()
+            session = self.session()
+            ours = session is not None and session.run is not None and not session.run.stock
+            in_flight = planned(session)  # of this iteration: after it, the next one's is known
+            begin = time.monotonic()
+            result = step(*words, **named)
+            row = {"ms": 1e3 * (time.monotonic() - begin), "ours": ours, "in_flight": in_flight}
+            row |= memory(session)
+            if GIVEN["spoil"] and session is not None:
+                torch.cuda.reset_peak_memory_stats()  # as a planted fault
+            self.rows.append(row)
+            self.count += 1
+            if self.count == GIVEN["iterations"]:
+                self.write(words[2] if len(words) > 2 else named["model"], session)
+            return result
+
+        return train_step
+
+    def session(self) -> Any:
+        if "megatron_adaptra.adapter.entry.plugin" not in sys.modules:
+            return None
+        from megatron_adaptra.adapter.entry.plugin import PLUGIN
+
+        if (found := PLUGIN.session) is not None:
+            found.keep_records = range(1 << 30)
+        return found
+
+    def write(self, models: list[Any], session: Any) -> None:
+        sha = hashlib.sha256()
+        for model in models:
+            for name, parameter in sorted(model.named_parameters()):
+                flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
+                sha.update(name.encode() + flat.cpu().numpy().tobytes())
+        found = {"rows": self.rows, "digest": sha.hexdigest(), "records": []}
+        if session is not None:
+            found["records"] = [
+                {"iteration": r.iteration, "stock": r.stock, "unusable": r.unusable,
+                 "starved": r.starved if r.known else None,
+                 "memory": None if r.memory is None else r.memory._asdict()}
+                for r in session.records
+            ]  # fmt: skip
+        path = Path(GIVEN["folder"]) / f"rank{os.environ['RANK']}.json"
+        path.write_text(json.dumps(found))
+
+
+def memory(session: Any) -> dict[str, Any]:
+    """Of torch's allocator, as Megatron reports it, and of the host."""
+    found = {"allocated": torch.cuda.memory_allocated(), "most": torch.cuda.max_memory_allocated(),
+             "reserved": torch.cuda.max_memory_reserved()}  # fmt: skip
+    run = None if session is None else session.run
+    if run is not None and (staging := run.wiring.staging) is not None:
+        host = staging.memory()
+        found |= {"held": host.held, "used": host.used, "pinned_peak": host.peak}
+    return found
+
+
+def planned(session: Any) -> float | None:
+    """Microbatches in flight at most, of the plan in force; None before there is one."""
+    if session is None or session.run is None:
+        return None
+    return float(session.run.controller.ballot.schedule.peak_in_flight()[session.stage])
+
+
+def on_a_gpu_all_the_same() -> None:
+    """Have gloo's messages, which are in the host's memory, taken for those of a GPU.
+
+    So the plugin measures, plans and switches as under NCCL, though ranks share a GPU.
+    """
+    from megatron_adaptra.adapter.compat import backend
+    from megatron_adaptra.device.cuda import device_of
+
+    backend.messages_on = lambda: device_of(torch.device("cuda", torch.cuda.current_device()))
+
+
+def main() -> None:
+    deterministic()
+    with contextlib.ExitStack() as stack:
+        if GIVEN["nccl"]:
+            slow: Any = Late(GIVEN["delay"])
+        else:
+            stack.enter_context(host_staged())
+            slow = HeldBack(f"0-1:{1e3 * GIVEN['delay']:g}ms")
+            if "--adaptra" in sys.argv:
+                on_a_gpu_all_the_same()
+        if GIVEN["fake"]:
+            without_numerics.allow()
+        from megatron.training import training
+
+        watch = Watch(slow)
+        training.train_step = watch.around(training.train_step)
+        script = Path(GIVEN["script"])
+        sys.path.insert(0, str(script.parent))
+        runpy.run_path(str(script), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

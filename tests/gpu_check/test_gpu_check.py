@@ -1,0 +1,182 @@
+"""gpu_check.sh where there is no GPU: what it refuses, its rehearsal, and faults planted in it.
+
+Where torch is its build for CUDA it is rehearsed over the fake machine, else on the CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_check import page, result
+from launch.launching import ROOT, refused, run
+from processes import outliving
+
+SCRIPT = ROOT / "scripts" / "gpu_check.sh"
+PAGE = ROOT / "docs" / "evidence" / "gpu.md"
+NEEDS_TORCH_FOR_GPUS = {"clock", "sync", "hide", "memory"}
+
+
+def over_the_fake() -> bool:
+    import torch
+
+    return bool(torch.version.cuda)
+
+
+def lines(text: str) -> dict[str, str]:
+    """Part -> its result."""
+    found = (line.partition(": ") for line in text.splitlines())
+    return {part: rest for part, _, rest in found if rest.startswith(("OK", "FAIL", "NOT RUN"))}
+
+
+def rehearsed(*words: str, status: int, **variables: str) -> dict[str, str]:
+    before = PAGE.read_bytes()
+    done = run(SCRIPT, "--rehearse", *words, timeout=900, **variables)
+    shown = f"{lines(done.stdout)}\n{(done.stdout + done.stderr)[-6000:]}"
+    assert done.returncode == status, shown
+    assert PAGE.read_bytes() == before, "a rehearsal writes nothing"
+    assert done.stdout.startswith("rehearsal ")
+    return lines(done.stdout)
+
+
+def expected(part: str, word: str) -> str:
+    return word if over_the_fake() or part not in NEEDS_TORCH_FOR_GPUS else "NOT RUN"
+
+
+def assert_all(found: dict[str, str], word: str, *parts: str) -> None:
+    assert set(found) == set(parts)
+    for part in parts:
+        assert found[part].startswith(expected(part, word)), found
+
+
+def test_without_a_gpu_it_says_so_in_one_line() -> None:
+    line = refused(run(SCRIPT, CUDA_VISIBLE_DEVICES=""))
+    assert "finds no CUDA GPU" in line
+    assert "--rehearse" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["speed"], "part speed"),
+        (["--layouts", "pp9"], "pp9"),
+        (["--timeout", "0"], "--timeout 0"),
+        (["--gpus", "-1"], "--gpus -1"),
+        (["--rehearse", "--write"], "--write: only what was run on a GPU"),
+        (["--gpu"], "--gpu"),
+    ],
+)
+def test_refusals(words: list[str], says: str) -> None:
+    assert says in refused(run(SCRIPT, *words))
+
+
+def test_a_result_is_one_line() -> None:
+    found = result.Result("paths", figures=["3 GB/s"], left_out=["NCCL"])
+    assert found.line == "paths: OK, 3 GB/s (left out: NCCL)"
+    for i in range(5):
+        found.check(i == 9, f"fault {i}\nof several lines")
+    assert found.word == "FAIL"
+    assert found.line.startswith("paths: FAIL, fault 0 of several lines; fault 1")
+    assert found.line.count("\n") == 0
+    assert "and 2 more" in found.line
+    assert result.not_run("hide", "why").line == "hide: NOT RUN: why"
+
+
+def test_only_the_parts_that_ran_are_replaced() -> None:
+    parts = ("paths", "clock", "hide")
+    found = result.Result("clock", figures=["off by 2 us"])
+    found.table("The clock", ("what", "worst"), [["with anchors", "2 us"]])
+    first = page.block("2 x H100", ["clock"], found)
+    assert first.startswith("clock: OK, off by 2 us\n\n`scripts/gpu_check.sh clock`, 2")
+    assert "| with anchors | 2 us |" in first
+    text = f"# GPU\n\nwords\n\n{page.HEADING}\n\nNot run.\n\n## Else\n\nlast\n"
+    text = page.replaced(text, {"clock": first}, parts)
+    head, tail = f"# GPU\n\nwords\n\n{page.HEADING}\n\n", "\n## Else\n\nlast\n"
+    assert text == f"{head}### clock\n\n{first}\n{tail}"
+    text = page.replaced(text, {"hide": "hide: OK", "paths": "paths: OK"}, parts)
+    assert text == (
+        f"{head}### paths\n\npaths: OK\n\n### clock\n\n{first}\n\n### hide\n\nhide: OK\n{tail}"
+    )
+    second = page.replaced(text, {"clock": "clock: FAIL"}, parts)
+    assert second == text.replace(first, "clock: FAIL")
+    assert page.replaced("# GPU\n", {"hide": "x"}, parts) == (
+        f"# GPU\n\n{page.HEADING}\n\n### hide\n\nx\n"
+    )
+
+
+def test_the_page_has_a_place_for_it() -> None:
+    assert PAGE.read_text().count(page.HEADING) == 1
+
+
+def test_staged_calls_fill_what_the_calls_themselves_do() -> None:
+    script = Path(__file__).with_name("host_staged_script.py")
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    result = run(
+        *launcher,
+        "--nproc-per-node",
+        2,
+        script,
+        PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}",
+        OMP_NUM_THREADS="1",
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert result.stdout.count("good") == 2
+
+
+@pytest.mark.cold
+def test_a_part_that_takes_too_long_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    found = rehearsed("paths", "--timeout", "0.5", status=1, TMPDIR=str(tmp_path))
+    assert "FAIL, paths: not done after 0.5 s: rank 0" in f"{found['paths']}"
+    assert outliving(str(tmp_path)) == {}
+    assert list(tmp_path.glob("adaptra-gpu-*")) == []
+
+
+@pytest.mark.cold
+def test_rehearsal() -> None:
+    found = rehearsed("paths", "clock", "sync", status=0)
+    assert_all(found, "OK", "paths", "clock", "sync")
+    assert "with all their bits" in found["paths"]
+
+
+@pytest.mark.cold
+@pytest.mark.trains
+def test_rehearsal_of_equality() -> None:
+    found = rehearsed("equality", status=0)
+    assert "6 of 6 cases have the bits of stock" in found["equality"]
+
+
+@pytest.mark.cold
+def test_planted_faults_are_found() -> None:
+    found = rehearsed("--plant", "paths", "clock", status=1)
+    assert_all(found, "FAIL", "paths", "clock")
+    assert "other bytes in " in found["paths"]
+    assert not over_the_fake() or "a mark is off by" in found["clock"]
+
+
+@pytest.mark.cold
+@pytest.mark.trains
+@pytest.mark.large
+@pytest.mark.timing
+@pytest.mark.parametrize("gpus", ["1", "2"])
+def test_rehearsal_of_trainings(gpus: str) -> None:
+    longer = ("--delay", "100")  # than what a busy machine adds
+    found = rehearsed("--gpus", gpus, *longer, "hide", "memory", "paths", "sync", status=0)
+    assert_all(found, "OK", "hide", "memory", "paths", "sync")
+    if over_the_fake():
+        assert ("NCCL" in found["hide"].partition("left out")[2]) is (gpus == "1")
+
+
+@pytest.mark.cold
+@pytest.mark.trains
+@pytest.mark.large
+def test_planted_faults_of_all_parts_are_found() -> None:
+    found = rehearsed("--plant", status=1)
+    assert_all(found, "FAIL", "paths", "clock", "sync", "hide", "equality", "memory")
+    if over_the_fake():
+        for part, words in (
+            ("sync", "as long as the peer was late"), ("hide", "never left the GPU's queue"),
+            ("memory", "has reset the allocator's peak"),
+        ):  # fmt: skip
+            assert words in found[part]
+    assert "other losses" in found["equality"]

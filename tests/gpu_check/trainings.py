@@ -1,0 +1,156 @@
+"""Two trainings over a link that is slow for a while: stock, and with the plugin. For three parts.
+
+Megatron's own program, a pipeline of two stages. Each is run once, for the first part to need it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_check.ranks import Deadline, Failed, run_command
+from gpu_check.target import CPU, FAKE, HERE, TESTS, Target
+
+from scripts.megatron_lm_rows import FLAGS, LINE
+
+STAGES = 2
+QUEUES = 32
+CHANGE = re.compile(r"^adaptra: from iteration (\d+) on, (.*)", re.MULTILINE)
+INTO, BACK = "its messages leave the GPU's queue", "back to Megatron's own messages"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`begin`, `end`: iterations, from 0, in which the link is slow."""
+
+    begin: int
+    end: int
+    iterations: int
+    flags: tuple[str, ...]
+
+
+_LARGE = (
+    "--hidden-size", "1024", "--num-attention-heads", "16", "--seq-length", "512",
+    "--max-position-embeddings", "512", "--num-layers", "8", "--global-batch-size", "12",
+)  # fmt: skip
+_SMALL = (
+    "--num-layers", "4", "--global-batch-size", "8", "--no-check-for-nan-in-loss-and-grad",
+    "--rerun-mode", "disabled",
+)  # fmt: skip
+ON_GPUS = Plan(8, 32, 48, _LARGE)
+REHEARSED = Plan(6, 22, 38, _SMALL)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """`ranks`: what each has written. `decisions`: of the plugin's log."""
+
+    plan: Plan
+    text: str
+    ranks: list[dict[str, Any]]
+    decisions: list[dict[str, Any]]
+
+    @property
+    def ms(self) -> list[float]:
+        """Of each iteration, on the last rank to be done."""
+        return [max(row["ms"] for row in rows) for rows in self._rows]
+
+    @property
+    def ours(self) -> list[bool]:
+        """Of each iteration, whether the engine carried the messages."""
+        return [all(row["ours"] for row in rows) for rows in self._rows]
+
+    @property
+    def losses(self) -> list[tuple[str, str]]:
+        """As printed, with gradient norms."""
+        found = map(LINE.search, self.text.splitlines())
+        return [(match[3], match[4]) for match in found if match]
+
+    @property
+    def changes(self) -> list[str]:
+        """Log lines about changes of the plan."""
+        return [f"from iteration {number} on, {text}" for number, text in CHANGE.findall(self.text)]
+
+    @property
+    def _rows(self) -> list[tuple[dict[str, Any], ...]]:
+        return list(zip(*(rank["rows"] for rank in self.ranks), strict=True))
+
+
+_done: dict[str, Trained] = {}
+
+
+def why_not(target: Target) -> str:
+    """Why there can be no trainings here; else empty."""
+    if target.kind == CPU:
+        return "torch has no CUDA build here; on CPUs `adaptra demo` shows the same"
+    found = importlib.util.find_spec("megatron")
+    folders = (found.submodule_search_locations or ()) if found is not None else ()
+    if not any((Path(folder) / "training" / "training.py").is_file() for folder in folders):
+        return (
+            "there is no megatron.training: take a wheel of megatron-core 0.17 or newer, or put a "
+            "checkout of Megatron-LM into PYTHONPATH"
+        )
+    return ""
+
+
+def train(
+    target: Target, work: Path, deadline: Deadline, options: Any, plugin: bool, plant: str = ""
+) -> Trained:
+    """`plant`: a fault: "spoil" has peaks of memory forgotten, "fixed" has the plan stay."""
+    name = f"{'ours' if plugin else 'stock'}{plant and f'-{plant}'}"
+    if name not in _done:
+        _done[name] = _train(target, work / name, deadline, options, plugin, plant)
+    return _done[name]
+
+
+def _train(
+    target: Target, folder: Path, deadline: Deadline, options: Any, plugin: bool, plant: str
+) -> Trained:
+    folder.mkdir()
+    plan = REHEARSED if target.kind == FAKE else ON_GPUS
+    nccl = target.nccl(STAGES)
+    script = TESTS / "adapter" / "pretrain_gpt_small.py"
+    given = {
+        "folder": str(folder), "nccl": nccl, "fake": target.kind == FAKE, "gpus": target.gpus,
+        "delay": options.delay / 1e3, "begin": plan.begin, "end": plan.end,
+        "iterations": plan.iterations, "script": str(script), "spoil": plant == "spoil",
+    }  # fmt: skip
+    words = [
+        *FLAGS, "--distributed-backend", "nccl" if nccl else "gloo",
+        "--pipeline-model-parallel-size", str(STAGES), "--train-iters", str(plan.iterations),
+        *plan.flags,
+    ]  # fmt: skip
+    launcher = []
+    if plugin:
+        launcher = ["-m", "megatron_adaptra.run"]
+        words += ["--adaptra", "--adaptra-emulate-link",
+                  f"0-1:{options.delay:g}ms@{plan.begin}..{plan.end}",
+                  "--adaptra-decision-log", str(folder / "decisions.jsonl")]  # fmt: skip
+        words += ["--adaptra-policy", "1f1b"] if plant == "fixed" else []
+    machine = {"kernel_us": 50, "depth": 100_000} if target.kind == FAKE else {}
+    environment = {
+        **target.environment(queues=QUEUES, **machine), "ADAPTRA_GPU_CHECK": json.dumps(given),
+        "TORCHDYNAMO_DISABLE": "1",  # compiling kernels would take longer than training
+    }  # fmt: skip
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+               str(STAGES), *launcher, str(HERE / "pretrain.py"), *words]  # fmt: skip
+    text = run_command(command, f"training, {folder.name}", environment, deadline,
+                       folder / "text.log")  # fmt: skip
+    ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(STAGES)]
+    if any(len(rank["rows"]) != plan.iterations for rank in ranks):
+        raise Failed(f"training, {folder.name}: not all iterations were seen")
+    return Trained(plan, text, ranks, _read(folder / "decisions.jsonl"))
+
+
+def _read(log: Path) -> list[dict[str, Any]]:
+    """Decisions, each from all lines that have something of it."""
+    found: dict[Any, dict[str, Any]] = {}
+    for line in log.read_text().splitlines() if log.exists() else ():
+        data = json.loads(line)
+        found.setdefault(data["number"], {}).update(data)
+    return list(found.values())
