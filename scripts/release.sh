@@ -51,7 +51,7 @@ git archive HEAD | tar -x --one-top-level="$scratch/source" # what is committed,
   { cat "$scratch/log" >&2 && die 1 "the build failed"; }
 # Its tag says from which C library on the engine's module runs.
 PATH="$scratch/tools/bin:$PATH" "$scratch/tools/bin/auditwheel" repair --wheel-dir "$scratch/dist" "$scratch"/dist/*-linux_*.whl \
-  >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2 && die 1 "the wheel needs a library that not everybody has"; }
+  >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2 && die 1 "the wheel needs a library that not every system has"; }
 rm "$scratch"/dist/*-linux_*.whl
 "$scratch/tools/bin/python" -m twine check --strict "$scratch"/dist/*
 
@@ -62,8 +62,8 @@ for file in "$scratch"/dist/*; do
   pip "$scratch/venv" "$file"
   (
     cd "$scratch" # not where this checkout would be imported
-    said=$(venv/bin/adaptra --version)
-    [ "$said" = "adaptra $version" ] || die 1 "adaptra --version says '$said', not $version"
+    printed=$(venv/bin/adaptra --version)
+    [ "$printed" = "adaptra $version" ] || die 1 "adaptra --version prints '$printed', not $version"
     venv/bin/adaptra plan --stages 4 --microbatches 12 --forward-ms 9 --backward-input-ms 10 \
       --backward-weight-ms 6 --link-delay-ms 0,0,60 --json >/dev/null || die 1 "adaptra plan failed"
     venv/bin/python - "$version" <<'END' || die 1 "what was installed is not complete"

@@ -12,8 +12,8 @@ mode=()
 case "${1:-}" in
   --quick | --full) mode=("$1") && shift ;;
 esac
-venv=${ADAPTRA_VENV:-$PWD/.venv} newest="" making="" notes=() said=$(mktemp) chance=$(mktemp)
-trap 'rm -f "$said" "$chance"; [ -z "$making" ] || kill "$making" 2>/dev/null || true' EXIT
+venv=${ADAPTRA_VENV:-$PWD/.venv} newest="" making="" notes=() output=$(mktemp) chance=$(mktemp)
+trap 'rm -f "$output" "$chance"; [ -z "$making" ] || kill "$making" 2>/dev/null || true' EXIT
 make_venv "$venv" demo,dev
 export PATH="$venv/bin:$PATH" OMP_NUM_THREADS=1
 
@@ -38,20 +38,20 @@ lint-imports
 
 run=(-m pytest ${mode[@]+"${mode[@]}"})
 jobs=3 # on two cores: tests wait more than they compute
-if [ $# -gt 0 ]; then rm -f "$said" "$chance" && exec python "${run[@]}" "$@"; fi
+if [ $# -gt 0 ]; then rm -f "$output" "$chance" && exec python "${run[@]}" "$@"; fi
 
 say_line() { echo "== $("$1" -c 'import platform; from importlib.metadata import version as v; print("megatron-core", v("megatron-core"), "on Python", platform.python_version())')"; }
 failed=()
-# run_tests NAME PYTHON OPTIONS...: what failed is said again at the end.
+# run_tests NAME PYTHON OPTIONS...: what failed is listed again at the end.
 run_tests() {
   local name=$1 status=0
   say_line "$2"
-  "$2" "${run[@]}" --chance="$chance" --durations=25 "${@:3}" 2>&1 | tee "$said" || status=$?
+  "$2" "${run[@]}" --chance="$chance" --durations=25 "${@:3}" 2>&1 | tee "$output" || status=$?
   [ $status != 0 ] || return 0
   # 5: none was chosen, which is right where no test needs a quiet machine.
   [[ $status != 5 || " $* " != *" -m quiet "* ]] || return 0
   failed+=("adaptra: tests failed on $name:")
-  while IFS= read -r line; do failed+=("  ${line:0:300}"); done < <(grep -E '^(FAILED|ERROR) ' "$said")
+  while IFS= read -r line; do failed+=("  ${line:0:300}"); done < <(grep -E '^(FAILED|ERROR) ' "$output")
 }
 run_tests "the first line" python -n "$jobs" -m "not quiet"
 if [ -n "$newest" ]; then

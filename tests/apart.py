@@ -23,14 +23,14 @@ class Failed(AssertionError):
 
 def apart(function: Callable[..., Any], *args: Any, seconds: float = PATIENCE) -> Any:
     """What `function(*args)` returns; it is found by its name in its module."""
-    with tempfile.NamedTemporaryFile() as said:
-        return _apart(said, function, args, seconds)
+    with tempfile.NamedTemporaryFile() as errors:
+        return _apart(errors, function, args, seconds)
 
 
-def _apart(said: Any, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
+def _apart(errors: Any, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
     ours, theirs = _processes.Pipe(duplex=False)
     process = _processes.Process(
-        target=_process, args=(theirs, said.name, function, args), daemon=True
+        target=_process, args=(theirs, errors.name, function, args), daemon=True
     )
     process.start()
     theirs.close()
@@ -41,7 +41,7 @@ def _apart(said: Any, function: Callable[..., Any], args: tuple[Any, ...], secon
             good, late, result = ours.recv()
         except EOFError:
             process.join(seconds)
-            end = said.read()[-4000:].decode(errors="replace")
+            end = errors.read()[-4000:].decode(errors="replace")
             what = f"{function.__name__}{args}"
             raise Failed(f"{what}: exit status {process.exitcode}: {end}") from None
         if not good:
@@ -55,8 +55,8 @@ def _apart(said: Any, function: Callable[..., Any], args: tuple[Any, ...], secon
         ours.close()
 
 
-def _process(pipe: Any, said: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
+def _process(pipe: Any, errors: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
     try:
         pipe.send((True, False, function(*args)))
     except BaseException as error:

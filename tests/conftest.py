@@ -1,4 +1,4 @@
-"""Settings of every test, and what is said at the end of a run.
+"""Settings of every test, and what is printed at the end of a run.
 
 A failing hypothesis example prints the blob that reproduces it.
 """
@@ -19,7 +19,7 @@ pytest_plugins = ["chance"]
 settings.register_profile(
     "adaptra",
     max_examples=60,
-    deadline=None,  # the machine is shared, so seconds say nothing
+    deadline=None,  # the machine is shared, so seconds mean nothing
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -86,7 +86,7 @@ def test_statements_in_a_row(root):
         ({"put": "self.inside[ key ]"}, "are the same code"),
     ],
 )
-def test_what_does_not_fit_is_said(root, change, words):
+def test_what_does_not_fit_is_named(root, change, words):
     with pytest.raises(Misfit, match=words.replace("[", r"\[")):
         changed(fault(**change), root)
 

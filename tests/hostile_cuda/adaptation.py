@@ -14,7 +14,7 @@ import torch.distributed as dist
 from fakes.hostile_cuda.driver import TIMED, Driver
 from hostile_cuda.batches import TIMEOUT, prepare
 from hostile_cuda.loops import ExecutorStage
-from hostile_cuda.ranks import Board as Words
+from hostile_cuda.ranks import MemoryRendezvous
 from hostile_cuda.stage_model import Host
 from patience import PATIENCE
 from runtime.leading import Watched, WatchedLoop, workers
@@ -47,7 +47,7 @@ STAGES, MICROBATCHES, WORDS = 2, 6, 64
 
 @dataclass
 class Course:
-    """What a training was told: rules of its link, seconds of a kernel, and who launches them."""
+    """What a training is given: rules of its link, seconds of a kernel, and who launches them."""
 
     iterations: int
     rules: tuple[str, ...]
@@ -71,13 +71,13 @@ class Seen:
 def adapt(course: Course) -> Seen:
     """Two stages through the course; the last one's view."""
     prepare()
-    seen, words, store = Seen(), Words(), dist.HashStore()
+    seen, rendezvous, store = Seen(), MemoryRendezvous(), dist.HashStore()
     done, reported = threading.Barrier(STAGES), [-1] * STAGES
 
     def rank(me: int) -> None:
         try:
             driver.enter(me, f"rank {me}")
-            _Rank(driver, me, course, words, store, done, reported).run(seen)
+            _Rank(driver, me, course, rendezvous, store, done, reported).run(seen)
         except Exception as error:
             seen.errors.append(f"rank {me}: {type(error).__name__}: {error}")
             done.abort()
@@ -99,14 +99,14 @@ class _Rank:
         driver: Driver,
         me: int,
         course: Course,
-        words: Words,
+        rendezvous: MemoryRendezvous,
         store: Any,
         done: threading.Barrier,
         reported: list[int],
     ) -> None:
         self.driver, self.me, self.course, self.done = driver, me, course, done
         self.reported = reported  # by rank, the last iteration
-        self.endpoint = Endpoint(me, "127.0.0.1", "one", words, TIMEOUT, ports=())
+        self.endpoint = Endpoint(me, "127.0.0.1", "one", rendezvous, TIMEOUT, ports=())
         self.endpoint.connect([1 - me], TIMEOUT)
         self.device = cuda_device(torch.device("cuda", me))
         self.staging = Staging(self.device, self.endpoint.engine)

@@ -45,8 +45,8 @@ class Collectives:
             self._driver.collective(key, self._pipeline)
 
 
-class Told:
-    """A Transport of rank `me`; the driver is told who waits for which message, to find circles."""
+class WaitsReported:
+    """A Transport of rank `me`; the driver learns who waits for which message, to find cycles."""
 
     def __init__(self, driver: Driver, transport: Transport, ranks: Sequence[int], me: int) -> None:
         self._driver, self._transport, self._ranks, self._me = driver, transport, ranks, me

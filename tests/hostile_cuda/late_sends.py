@@ -41,7 +41,7 @@ class LateSends:
         return self._transport.irecv(buffer, peer, tag)
 
     def close(self) -> None:
-        """Its thread has ended; the transport is somebody else's."""
+        """Its thread has ended; the transport belongs to the caller."""
         self._todo.put(None)
         self._thread.join()
 

@@ -21,7 +21,7 @@ def run_processes(job: Job) -> list[str]:
     with ThreadPoolExecutor(job.stages) as pool:
         futures = [pool.submit(apart, _rank, job, me, store.port) for me in range(job.stages)]
         ended = [future.result() for future in futures]
-    faults = [fault for _, said, _ in ended for fault in said]
+    faults = [fault for _, wrong, _ in ended for fault in wrong]
     got = {p: words for words, _, _ in ended for p, words in words.items()}
     wanted = ended[0][2]
     wrong = [p for p in range(len(wanted)) if got.get(p) != wanted[p]]
@@ -45,8 +45,8 @@ def _rank(job: Job, me: int, port: int) -> _Ended:
     with Driver(job.stages, job.queues, job.seed) as driver, driver.as_torch_cuda():
         driver.enter(me, f"rank {me}")
         machine = f"machine {me // 2}"
-        board = StoreBoard("engine", lambda: store)
-        endpoint = Endpoint(me, "127.0.0.1", machine, board, TIMEOUT, ports=())
+        rendezvous = StoreBoard("engine", lambda: store)
+        endpoint = Endpoint(me, "127.0.0.1", machine, rendezvous, TIMEOUT, ports=())
         try:
             train(driver, endpoint, job, me, TIMEOUT, Plant.NOTHING, result, together=False)
             store.set(f"done {me}", "")

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 from fakes.hostile_cuda.driver import HOSTILE, Driver
 from hostile_cuda.abandoned import give_up
-from hostile_cuda.collectives import Collectives, Told
+from hostile_cuda.collectives import Collectives, WaitsReported
 from hostile_cuda.jobs import NATIVE, Job
 from hostile_cuda.late_sends import LateSends
 from hostile_cuda.loops import ExecutorStage, NativeStage
@@ -38,8 +38,8 @@ from megatron_adaptra.transport.engine.on_device import DeviceTransport
 from megatron_adaptra.transport.engine.transport import End
 
 
-class Board:
-    """Where the endpoints of one process find each other."""
+class MemoryRendezvous:
+    """Where the endpoints of one process read each other's addresses."""
 
     def __init__(self) -> None:
         self._words: dict[str, str] = {}
@@ -99,7 +99,7 @@ class Result:
 
 def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Outcome:
     """The job on the hostile driver, against its reference; with a fault, if one is planted."""
-    outcome, board = Outcome(job), Board()
+    outcome, rendezvous = Outcome(job), MemoryRendezvous()
     results = [Result() for _ in range(job.ranks)]
     done = threading.Barrier(job.ranks)
     for iteration in range(job.iterations):
@@ -108,7 +108,7 @@ def run(job: Job, timeout: float = PATIENCE, plant: Plant = Plant.NOTHING) -> Ou
     def rank(me: int) -> None:
         driver.enter(me, f"rank {me}")
         # Neighbours of a pair talk through memory, others over tcp.
-        endpoint = Endpoint(me, "127.0.0.1", f"machine {me // 2}", board, timeout, ports=())
+        endpoint = Endpoint(me, "127.0.0.1", f"machine {me // 2}", rendezvous, timeout, ports=())
         stream = driver.stream("compute") if job.random("stream").random() < 0.5 else 0
         with driver.on(stream):
             try:
@@ -195,8 +195,8 @@ def train(
         sender = transport
         if plant is Plant.LATE_SENDS:
             sender = stack.enter_context(contextlib.closing(LateSends(driver, transport, me)))
-        told = sender if plant in ON_DEVICE else Told(driver, sender, ranks, me)
-        mailbox = Mailbox(Neighbours(at, job.stages), told, probe, watchdog, timeout)
+        reporting = sender if plant in ON_DEVICE else WaitsReported(driver, sender, ranks, me)
+        mailbox = Mailbox(Neighbours(at, job.stages), reporting, probe, watchdog, timeout)
         kind = NativeStage if job.order == NATIVE else ExecutorStage
         others = Collectives(driver, job, replica, at) if together else None
         stage = kind(driver, clock, mailbox, job.chunks, job.words, collectives=others)

@@ -60,7 +60,7 @@ class Position:
     """One position of the model on a device: a stage, or a chunk of one.
 
     `last`: there is no gradient to come. `words`: of a message. Each op allocates and frees memory
-    of its own, which is given to whoever comes next. `seconds`: of a forward, and of a backward's
+    of its own, which the next op may get. `seconds`: of a forward, and of a backward's
     two halves together, where the device keeps time; `host`: what that takes to launch them.
     `collectives`: that are launched with ops.
     """

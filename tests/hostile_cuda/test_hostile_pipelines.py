@@ -79,8 +79,8 @@ def test_planted_faults(plant: str, queues: int, says: tuple[str, ...]) -> None:
     assert sum(caught) > len(jobs) // 2, found
 
 
-def test_an_error_of_the_driver_is_told_to_everybody() -> None:
-    """Whoever it hits and whoever waits for that one says why; nobody hangs, nothing is left."""
+def test_an_error_of_the_driver_reaches_every_rank() -> None:
+    """The rank that it hits and those that wait for it raise it; no rank hangs, nothing is left."""
     jobs = [Job(4, 1, EXECUTOR, 8, seed) for seed in range(6)]
     for job, (errors, besides) in zip(jobs, apart(run_broken, jobs), strict=True):
         assert len(errors) == job.ranks, errors

@@ -12,8 +12,8 @@ from fakes.hostile_cuda import build
 from hostile_cuda.jobs import EXECUTOR, NATIVE
 
 PROGRAM = Path(__file__).with_name("sanitized.py")
-SUPPRESSIONS = PROGRAM.with_name("tsan.supp")
-# Runtime libraries of the compiler, flags, and what they are told.
+SUPPRESSIONS = Path(build.__file__).with_name("tsan.supp")
+# Runtime libraries of the compiler, flags, and options.
 SANITIZERS = {
     "thread": (
         ["tsan"],

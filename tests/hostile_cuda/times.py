@@ -17,7 +17,7 @@ from megatron_adaptra.telemetry.probe import IterationRecord, Probe
 if TYPE_CHECKING:
     from hostile_cuda.ranks import Result
 
-GRAIN = 100e-6  # seconds: what two clocks may drift in a test, and what floats do not tell
+GRAIN = 100e-6  # seconds: what two clocks may drift in a test, and what floats round off
 _LOOKS = 2000
 
 
@@ -45,25 +45,25 @@ def known(probe: Probe, records: Sequence[IterationRecord]) -> None:
 
 def times(driver: Driver, job: Job, results: Sequence[Result]) -> list[str]:
     """Moments before their time, and messages that were sent before they were made."""
-    said = []
+    wrong = []
     for rank, result in enumerate(results):
         for name, at in result.moments.items():
             ended = driver.span(name, rank)[1]
             if isinstance(at, str) and "older than every anchor" in at and name.endswith("in 0"):
                 continue  # nothing tied the clocks yet
             if isinstance(at, str):
-                said.append(f"time: the mark behind {name} was not read: {at or 'no anchor'}")
+                wrong.append(f"time: the mark behind {name} was not read: {at or 'no anchor'}")
             elif at < ended - GRAIN:
-                said.append(f"time: {name} ended {1e3 * (ended - at):.3f} ms after its mark says")
+                wrong.append(f"time: {name} ended {1e3 * (ended - at):.3f} ms after its mark says")
         for iteration, record in enumerate(result.records):
-            said += _of(driver, job, rank // job.stages, iteration, record)
-    return said
+            wrong += _of(driver, job, rank // job.stages, iteration, record)
+    return wrong
 
 
 def _of(
     driver: Driver, job: Job, replica: int, iteration: int, record: IterationRecord
 ) -> list[str]:
-    said = []
+    wrong = []
 
     def ended(op: Op, stage: int) -> float:
         kind = "I" if op.kind is Kind.B else op.kind.value
@@ -72,17 +72,17 @@ def _of(
         return driver.span(name, job.rank(replica, stage))[1]
 
     if (record.unusable and iteration) or not record.end:  # at first nothing ties the clocks
-        said.append(f"time: of iteration {iteration} of stage {record.stage}: {record.unusable}")
+        wrong.append(f"time: of iteration {iteration} of stage {record.stage}: {record.unusable}")
     for one in record.ops:
         early = ended(one.op, record.stage) - one.end
         if early > GRAIN:
-            said.append(f"time: {one.op} ended {1e3 * early:.3f} ms after its record says")
+            wrong.append(f"time: {one.op} ended {1e3 * early:.3f} ms after its record says")
     for source, op, stamps in record.messages:
         early = ended(op, source) - stamps.sent
         if early > GRAIN:
-            said.append(
+            wrong.append(
                 f"time: {op} of stage {source} was sent {1e3 * early:.3f} ms before its end"
             )
         if stamps.completed < stamps.sent - GRAIN:
-            said.append(f"time: {op} of stage {source} was there before it was sent")
-    return said
+            wrong.append(f"time: {op} of stage {source} was there before it was sent")
+    return wrong

@@ -140,7 +140,7 @@ class Driver:
             self._call("free", at)
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Give memory back although somebody may hold the tensor: a fault, for tests."""
+        """Give memory back although a tensor of it may be in use: a fault, for tests."""
         self._call("free", tensor.data_ptr())
 
     def kernel(

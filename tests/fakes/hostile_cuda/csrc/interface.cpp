@@ -86,7 +86,7 @@ TEST void hostile_open(int devices, int queues, uint64_t seed, int mode, int str
   start_driver_thread();
 }
 
-// End it; what is still to run is dropped. Whoever waits has to be gone.
+// End it; what is still to run is dropped. No thread may wait any more.
 TEST void hostile_close() {
   stop_driver_thread();
   Lock lock(world().mutex);
@@ -226,7 +226,7 @@ TEST int hostile_synchronize(int ordinal) {
   return result;
 }
 
-// Work on the device that waits until somebody signals `key`; rule 1 has none of it.
+// Work on the device that waits until `key` is signalled; rule 1 has none of it.
 TEST void hostile_outside(int ordinal, void* stream, const char* key, const char* label) {
   Lock lock(world().mutex);
   Stream& on = stream_at(ordinal, stream);
@@ -237,8 +237,8 @@ TEST void hostile_outside(int ordinal, void* stream, const char* key, const char
   op.stream = &on;
   if (world().settings.strict && world().signalled.count(key) == 0) {
     finding("rule 1: " + in_words(op) + " waits for \"" + key + "\", which has not happened yet");
-    world().signalled[key] = true;  // said once; the case goes on without the wait
-    world().signalled[key] = true;  // said once; the case goes on without the wait
+    world().signalled[key] = true;  // reported once; the case goes on without the wait
+    world().signalled[key] = true;  // reported once; the case goes on without the wait
   }
   called(lock, *on.device, "a launch");
   issue(on, std::move(op));
@@ -301,7 +301,7 @@ TEST void hostile_waiting(const char* key) {
   if (*key != 0 && world().resting) world().work.notify_all();
 }
 
-// Somebody will signal `key`: the thread of that name.
+// The thread of that name will signal `key`.
 TEST void hostile_promise(const char* key, const char* thread) {
   Lock lock(world().mutex);
   world().promised[key] = thread;

@@ -139,7 +139,7 @@ struct World {
   std::map<const void*, std::string> sending;  // messages, by the memory that will be copied
   std::map<std::string, OpRef> sent;           // and by which copy they were; none: still to come
   std::vector<std::string> findings;
-  bool failed = false;  // a deadlock was found, or a rank gave up: whoever waits is let go
+  bool failed = false;  // a deadlock was found, or a rank gave up: those that wait are let go
   bool held = false;    // calls and quiet moments move nothing
   std::vector<std::string> order;  // kernels, as they were over
   bool stray = false;   // planted: copies go to a stream that nobody waits for

@@ -94,7 +94,7 @@ class Search {
     return false;
   }
 
-  // By its copy, and by whoever is to send that on, who may be blocked.
+  // By its copy, and by the thread that sends it on, which may be blocked.
   bool sent(const Op& copy) {
     if (!copy.over()) return op(copy);
     if (!long_since_) return false;
