@@ -5,8 +5,8 @@ usage() {
   cat <<'END'
 scripts/release.sh [--out FOLDER]
 
-Checks that nothing is uncommitted and that CHANGELOG.md has the version of
-megatron_adaptra/__init__.py; builds sdist and wheel into FOLDER (default: dist), the wheel for this
+Checks that nothing is uncommitted, that the first section of CHANGELOG.md has the version X.Y.Z of
+megatron_adaptra/__init__.py, and that its tag vX.Y.Z, if there is one, is this commit's only one; builds sdist and wheel into FOLDER (default: dist), the wheel for this
 Python and tagged by auditwheel; `twine check`; installs each into a fresh environment without torch,
 and there runs `adaptra --version`, `adaptra plan` and imports, the engine's as well. It uploads nothing: at the end it prints what is left to do.
 Exit status: 0 ready, 1 something failed, 2 refused: one line says why.
@@ -33,8 +33,13 @@ version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' megatron_adaptra/__init__.py)
 [ -n "$version" ] || die 2 "megatron_adaptra/__init__.py has no __version__"
 changes=$(git status --porcelain) || die 2 "$root is not a git checkout"
 [ -z "$changes" ] || die 2 "there are uncommitted changes, the first is '${changes%%$'\n'*}'"
-grep -q "^## ${version//./\\.}\b" CHANGELOG.md || die 2 "CHANGELOG.md has no section '## $version'"
-! git rev-parse -q --verify "refs/tags/v$version" >/dev/null || die 2 "there is a tag v$version already; change __version__"
+[[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || die 2 "version $version of megatron_adaptra/__init__.py is not X.Y.Z"
+heading=$(sed -n '/^## /{s/^## //p;q}' CHANGELOG.md)
+[ "${heading%% *}" = "$version" ] || die 2 "the first section of CHANGELOG.md is '$heading', the version is $version; they have to be equal"
+tag=$(git rev-parse -q --verify "refs/tags/v$version^{commit}") || tag=""
+[ -z "$tag" ] || [ "$tag" = "$(git rev-parse HEAD)" ] || die 2 "tag v$version is of another commit, ${tag:0:12}; raise __version__"
+other=$(git tag --points-at HEAD | grep '^v[0-9]' | grep -vFx "v$version" | head -n 1) || other=""
+[ -z "$other" ] || die 2 "this commit has tag $other, the version is $version; they have to be equal"
 python=$(find_python) || exit 2
 
 unset PYTHONPATH # what it leads to would pass for installed
@@ -84,6 +89,7 @@ mv -f "$scratch"/dist/* "$out/"
 cat <<END
 $version is ready in $out. What is left to do:
   scripts/test.sh --full                                # if it has not been green for this commit
-  git tag -a v$version -m "megatron-adaptra $version" && git push origin v$version
+  git tag -a v$version -m "megatron-adaptra $version"     # unless it is there
+  git push origin v$version
   python -m twine upload $out/megatron_adaptra-$version*
 END
