@@ -8,6 +8,7 @@ from typing import Any
 
 from pairwise import Row, covering, rows
 
+from megatron_adaptra.adapter.baseline.shape import GPTShape
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan import make_plan
@@ -22,10 +23,10 @@ RELEASES = ("0.16 or older", "0.17 or newer")
 
 @dataclass(frozen=True)
 class Case:
-    """`shape`: a GPTShape. `schedule`: to run in place of the policy's own, in text form."""
+    """`schedule`: to run in place of the policy's own, in text form."""
 
     name: str
-    shape: Any
+    shape: GPTShape
     policy: str = "1f1b"
     recompute: bool = False
     schedule: str = ""
@@ -36,35 +37,13 @@ class Case:
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Case:
-        from megatron_adaptra.adapter.baseline.gpt import GPTShape
-
         return cls(**{**data, "shape": GPTShape(**data["shape"])})
 
 
-@dataclass(frozen=True)
-class Shape:
-    """GPTShape without its imports: cases are made where Megatron is not."""
-
-    stages: int
-    chunks: int = 1
-    overlapped: bool = False
-    tensor_parallel: int = 1
-    microbatches: int = 8
-    layers: int = 8
-    hidden: int = 32
-    seq_length: int = 16
-    dropout: float = 0.1
-    precision: str = "fp32"
-    tied: bool = True
-    fused: bool = False
-    experts: int = 0
-    overlap_reduce: bool = False
-    distributed_optimizer: bool = False
-
-
+Shape = partial(GPTShape, microbatches=8, layers=8, hidden=32, seq_length=16)
 _two = partial(Shape, 2, layers=4, microbatches=6)  # two stages
 # Layout -> ranks, and what is trained there.
-LAYOUTS: dict[str, tuple[int, dict[str, Shape]]] = {
+LAYOUTS: dict[str, tuple[int, dict[str, GPTShape]]] = {
     "pp2": (2, {
         "fp32": _two(),
         "bf16": _two(precision="bf16"),
@@ -149,7 +128,7 @@ def matrix(layout: str) -> list[Case]:
 
 
 def case(row: Row) -> Case:
-    shape: Shape = LAYOUTS[row["layout"]][1][row["shape"]]
+    shape: GPTShape = LAYOUTS[row["layout"]][1][row["shape"]]
     schedule, recompute = row["schedule"], row["recompute"]
     title = f"{row['layout']} {row['shape']}, {schedule}{', recompute' if recompute else ''}"
     stages, count = shape.stages, shape.microbatches

@@ -68,7 +68,7 @@ def elapsed(cuda: Library, begin: int, end: int) -> float:
 
 
 def communicator(cuda: Library, size: int, rank: int, device: int, name: str) -> int:
-    """By a name instead of an id, which the ranks would have to tell each other."""
+    """By a name instead of an id, which the ranks would have to exchange."""
     cuda.cudaSetDevice(device)
     text = UniqueId(name.encode())
     return int(cuda.made("ncclCommInitRank", size, text, rank))

@@ -41,7 +41,7 @@ def values(at: int, count: int = COUNT) -> list[float]:
 
 
 def results(cuda: Library) -> Any:
-    """Every operation, with values that tell who has added what."""
+    """Every operation, with values that show who has added what."""
     comm, s = communicator(cuda, SIZE, RANK, RANK, NAME), stream(cuda)
     found: dict[str, Any] = {}
     own, out = filled(cuda, RANK + 1.0), memory(cuda, SIZE * COUNT)

@@ -32,7 +32,7 @@ def train_step(*args, **kwargs):
 
 
 def never_complex(*args, **kwargs):
-    """Kernels compute nothing, so a square may be what somebody has left behind: less than zero."""
+    """Kernels compute nothing, so a square is what memory held before, perhaps less than zero."""
     return abs(norm(*args, **kwargs))
 
 

@@ -1,4 +1,4 @@
-"""pretrain_changing_links.py, which also says what each iteration of the pipeline takes at most.
+"""pretrain_changing_links.py, which also prints what each iteration of the pipeline takes at most.
 
 A line per rank and iteration: bytes on the device beyond what was there before, as torch's
 allocator has them, and bytes pinned in the host's memory for messages.

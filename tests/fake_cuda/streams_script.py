@@ -126,11 +126,11 @@ def legacy(cuda: Library) -> Any:
 
 def host_functions(cuda: Library) -> Any:
     """A function of the host runs in its stream's order; the stream goes on after it."""
-    a, said, go = stream(cuda), [], threading.Event()
+    a, on_main, go = stream(cuda), [], threading.Event()
 
     def function(_: object) -> None:
         go.wait(30)
-        said.append(threading.current_thread() is threading.main_thread())
+        on_main.append(threading.current_thread() is threading.main_thread())
 
     kept = HOST_FUNCTION(function)
     cuda.cuLaunchHostFunc(a, kept, 0)
@@ -139,7 +139,7 @@ def host_functions(cuda: Library) -> Any:
     before = cuda.cuEventQuery(end, allowed=(NOT_READY,))
     go.set()
     cuda.cuEventSynchronize(end)
-    return {"before": before, "main": said}
+    return {"before": before, "main": on_main}
 
 
 def mistakes(cuda: Library) -> Any:

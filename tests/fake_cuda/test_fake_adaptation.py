@@ -59,7 +59,7 @@ def changing(
 
 
 def decisions(done: Trained) -> list[str]:
-    """What has been said of changes of the plan, each from which iteration on (from 0)."""
+    """Log lines about changes of the plan, each with its first iteration (from 0)."""
     found = re.findall(r"adaptra: from iteration (\d+) on, (.*)", done.text)
     return [f"{int(number) - 1} {text}" for number, text in found]
 

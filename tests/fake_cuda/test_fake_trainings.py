@@ -94,8 +94,8 @@ def test_asynchronous_checkpoints(flags: tuple[str, ...], tmp_path: Path) -> Non
 def test_a_gpu_that_one_rank_cannot_open_makes_all_ranks_stock(tmp_path: Path) -> None:
     done = train(tmp_path, "--adaptra", queues=32, script=HERE / "pretrain_without_a_gpu.py")
     assert_well(done)
-    (said,) = (line for line in done.text.splitlines() if "as stock Megatron" in line)
-    assert "rank 1: messages on this GPU are out of reach: GPU" in said
+    (line,) = (each for each in done.text.splitlines() if "as stock Megatron" in each)
+    assert "rank 1: messages on this GPU are out of reach: GPU" in line
     assert "adaptra: warmup" not in done.text
 
 

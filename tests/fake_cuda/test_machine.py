@@ -56,18 +56,18 @@ def test_a_real_trace_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--queue", "1", "true"], "unrecognized arguments: --queue"),
         ([], "which program is it to run?"),
         (["no-such-program"], "there is no program 'no-such-program'"),
     ],
 )
-def test_mistakes_on_the_command_line(words: list[str], said: str) -> None:
+def test_mistakes_on_the_command_line(words: list[str], message: str) -> None:
     command = [sys.executable, str(machine.__file__), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_an_option_that_is_no_number_is_refused() -> None:

@@ -23,7 +23,7 @@ def test_bytes_move_when_the_stream_comes_to_it(preload: int) -> None:
     assert found == {"early": 0, "late": True, "pageable": "a" * 100}
 
 
-def test_pointers_tell_where_they_point() -> None:
+def test_every_pointer_has_its_kind() -> None:
     assert scenario("kinds") == {
         "pageable": 1, "registered": 1, "twice": 712, "no more": 1, "unregistered twice": 713,
         "device": [2, 0], "pinned": 1, "free of a stranger": 1,

@@ -89,7 +89,7 @@ def crossings(ranks: list[Any]) -> dict[Any, float]:
             assert end[receiver]["ring"] - max(previous) >= least, (state, receiver)
             taken[state, "ring", receiver] = end[receiver]["ring"] - sent
         for name, least in (("all-reduce", reduced), ("all-gather", gathered)):
-            # On a busy machine whoever comes late finds that others' values have crossed the link.
+            # On a busy machine a late rank finds that others' values have crossed the link.
             begun, over = [b[name] for b in begin], max(e[name] for e in end)
             assert over - min(begun) >= least, (state, name)
             taken[state, name] = over - max(begun)
@@ -125,9 +125,9 @@ def test_a_receive_posted_before_its_time_hangs_with_one_queue_alone() -> None:
     assert scenario("early", ranks=2, queues=32) == ["ended", "ended"]
     # As on a GPU whose kernels leave room for others: one that runs lets others start.
     assert scenario("early", ranks=2, queues=1, nccl_holds=0) == ["ended", "ended"]
-    said = first_report("nccl_script.py", "early", ranks=2, queues=1, stall_s=1)
-    assert "rank 0: no progress for 1 s" in said
-    assert "cudaDeviceSynchronize" in said
-    assert "ncclRecv of 4000 bytes from rank 1, communicator 0, as rank 0 of 2" in said
-    assert "receives from rank 1 (device 1)" in said
-    assert "held by stream 0" in said
+    report = first_report("nccl_script.py", "early", ranks=2, queues=1, stall_s=1)
+    assert "rank 0: no progress for 1 s" in report
+    assert "cudaDeviceSynchronize" in report
+    assert "ncclRecv of 4000 bytes from rank 1, communicator 0, as rank 0 of 2" in report
+    assert "receives from rank 1 (device 1)" in report
+    assert "held by stream 0" in report

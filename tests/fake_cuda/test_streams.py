@@ -17,7 +17,7 @@ def scenario(name: str, **options: Any) -> Any:
     return found
 
 
-def test_launches_return_at_once_and_events_tell_the_streams_time() -> None:
+def test_launches_return_at_once_and_events_have_the_streams_time() -> None:
     found = scenario("in_order", queues=8)
     assert found["launching"] < 0.5  # of 500 ms
     assert found["asked"] == [600, 600]

@@ -102,10 +102,10 @@ class RankFixture:
         peer, folder = 1 - self.rank, self.folder / kind
         folder.mkdir(exist_ok=True)
         machine = kind if kind == "shm" else f"{kind} of rank {self.rank}"
-        board = FolderBoard(folder)
+        rendezvous = FolderBoard(folder)
         ports, gpu = (None, self.gpu.pci if self.on_gpu else "") if kind == "verbs" else ([], "")
         endpoint = Endpoint(
-            self.rank, "127.0.0.1", machine, board, self.patience, ports=ports, gpu=gpu,
+            self.rank, "127.0.0.1", machine, rendezvous, self.patience, ports=ports, gpu=gpu,
             fallback=kind != "verbs",
         )  # fmt: skip
         ends = {peer: End(peer, f"rank {peer}")}

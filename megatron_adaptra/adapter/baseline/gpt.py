@@ -37,42 +37,13 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.utils import get_attr_wrapped_model
 
+from megatron_adaptra.adapter.baseline.shape import GPTShape
 from megatron_adaptra.adapter.compat.patch_attr import patch_attr
 from megatron_adaptra.user_files import files_in, read_bytes
 
 LOSS_SCALE = 2.0**17  # at first, in fp16: high enough to overflow, as those of long trainings do
 VOCABULARY = 257  # 256 bytes and the end of a document
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True)
-class GPTShape:
-    """What is trained: `layers` over `stages`, `microbatches` of one sequence per iteration.
-
-    `chunks`: model chunks per stage; `overlapped`: their messages overlap. `tied`: the embedding's
-    weights are the output layer's, too; `fused`: weight gradients are added to the main ones by a
-    kernel; `experts`: of a mixture in every layer, 0 for a dense model. `overlap_reduce`: gradients
-    are reduced bucket by bucket during the last backward; `distributed_optimizer`: with that, all
-    stages starting at the same moment.
-    """
-
-    stages: int = 4
-    chunks: int = 1
-    overlapped: bool = False
-    tensor_parallel: int = 1
-    microbatches: int = 12
-    layers: int = 4
-    hidden: int = 64
-    heads: int = 4
-    seq_length: int = 64
-    dropout: float = 0.1
-    precision: str = "fp32"
-    tied: bool = True
-    fused: bool = False
-    experts: int = 0
-    overlap_reduce: bool = False
-    distributed_optimizer: bool = False
-    seed: int = 1234
 
 
 def initialize(shape: GPTShape, timeout: float) -> None:

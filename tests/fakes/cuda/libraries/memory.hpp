@@ -20,7 +20,7 @@ enum class Result { done, invalid, no_memory, already, not_pinned };
 Where where(const void*, Range* range = nullptr);
 
 Result allocate(int device, size_t bytes, void** out);
-Result free_device(void*);                       // after the device has done what was launched, unless told otherwise
+Result free_device(void*);                       // after the device has done what was launched (but see FREE_WAITS)
 Result allocate_pinned(int device, size_t bytes, void** out);
 Result free_pinned(void*);
 Result pin(int device, void*, size_t bytes);

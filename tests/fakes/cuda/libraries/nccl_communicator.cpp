@@ -42,9 +42,9 @@ bool Communicator::connect(const std::vector<Item>& items) {
     const char* call;
   };
   std::vector<Awaited> awaited;
-  auto want = [&](int peer, int says, int hears, const char* call) {
-    wire.tell(peer, {says, 0, 0, 0});
-    awaited.push_back({peer, hears, call});
+  auto want = [&](int peer, int ours, int theirs, const char* call) {
+    wire.send_note(peer, {ours, 0, 0, 0});
+    awaited.push_back({peer, theirs, call});
   };
   for (const Item& item : items) {
     if (item.call == Call::send || item.call == Call::receive) {
@@ -63,7 +63,7 @@ bool Communicator::connect(const std::vector<Item>& items) {
     HostWait waiting("the first " + std::string(a.call) + ", which connects",
                      "rank " + std::to_string(a.peer) + " of communicator " + std::to_string(ordinal));
     Note note{};
-    if (!wire.hear(a.peer, a.kind, &note)) return false;
+    if (!wire.receive_note(a.peer, a.kind, &note)) return false;
   }
   return true;
 }

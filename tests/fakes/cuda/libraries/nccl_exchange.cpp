@@ -183,7 +183,7 @@ bool Wire::exchange(std::vector<Message> sends, std::vector<Message> receives, c
       std::lock_guard<std::mutex> lock(doing_mutex_);
       doing_ = waits;
     }
-    if (lost || misused) polled.resize(1);  // as a kernel whose peer is gone: until somebody aborts
+    if (lost || misused) polled.resize(1);  // as a kernel whose peer is gone: until it is aborted
     const double left = std::max(0.0, nearest - now());
     timespec span{(time_t)left, (long)(1e9 * (left - std::floor(left)))};
     ppoll(polled.data(), polled.size(), &span, nullptr);

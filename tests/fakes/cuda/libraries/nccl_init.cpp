@@ -117,13 +117,13 @@ ncclResult_t ncclCommSplit(Communicator* c, int color, int key, Communicator** o
   *out = nullptr;
   const int serial = c->splits++;
   for (int p = 0; p < c->wire.size; p++)
-    if (p != c->wire.rank) c->wire.tell(p, {note_split, color, key, serial});
+    if (p != c->wire.rank) c->wire.send_note(p, {note_split, color, key, serial});
   int size = 1, rank = 0;
   for (int p = 0; p < c->wire.size; p++) {
     if (p == c->wire.rank) continue;
     HostWait waiting("ncclCommSplit", "rank " + std::to_string(p) + " of communicator " + std::to_string(c->ordinal));
     Note theirs{};
-    if (!c->wire.hear(p, note_split, &theirs)) return failed(ncclRemoteError, "ncclCommSplit: rank " + std::to_string(p) + " is gone");
+    if (!c->wire.receive_note(p, note_split, &theirs)) return failed(ncclRemoteError, "ncclCommSplit: rank " + std::to_string(p) + " is gone");
     if (theirs.a != color) continue;
     size++;
     if (theirs.b < key || (theirs.b == key && p < c->wire.rank)) rank++;

@@ -116,11 +116,11 @@ void Wire::close() {
   wake_ = -1;
 }
 
-bool Wire::tell(int peer, Note note) {
+bool Wire::send_note(int peer, Note note) {
   return all_of(peers[(size_t)peer].control, &note, sizeof note, true, now() + options().nccl_seconds);
 }
 
-bool Wire::hear(int peer, int kind, Note* found) {
+bool Wire::receive_note(int peer, int kind, Note* found) {
   Peer& p = peers[(size_t)peer];
   for (;;) {
     {

@@ -42,8 +42,8 @@ class Wire {
 
   void abort();
   void close();
-  bool tell(int peer, Note);
-  bool hear(int peer, int kind, Note*);  // blocks for a note of that kind. False if aborted or the peer is gone
+  bool send_note(int peer, Note);
+  bool receive_note(int peer, int kind, Note*);  // blocks for a note of that kind. False if aborted or the peer is gone
   std::string doing();                   // what `exchange` waits for
 
   std::atomic<bool> aborted{false}, lost{false}, misused{false};

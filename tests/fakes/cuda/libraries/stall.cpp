@@ -82,16 +82,16 @@ void watch_for_stalls() {
   prctl(PR_SET_NAME, "fake_gpu_watch");
   uint64_t seen = 0;
   double since = now();
-  bool told = false;
+  bool reported = false;
   for (;;) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     flush_trace();
     if (progress_count() != seen || !anything_waits()) {
       seen = progress_count();
       since = now();
-      told = false;
-    } else if (!told && now() - since >= options().stall_seconds) {
-      told = true;
+      reported = false;
+    } else if (!reported && now() - since >= options().stall_seconds) {
+      reported = true;
       account(Count::stalls, 1);
       const std::string text = what_waits();
       say("no progress for %.0f s\n%s", now() - since, text.c_str());

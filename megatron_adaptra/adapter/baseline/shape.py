@@ -1,0 +1,35 @@
+"""The shape of the GPT in gpt.py, without its imports: tests list shapes without Megatron."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GPTShape:
+    """What is trained: `layers` over `stages`, `microbatches` of one sequence per iteration.
+
+    `chunks`: model chunks per stage; `overlapped`: their messages overlap. `tied`: the embedding's
+    weights are the output layer's, too; `fused`: weight gradients are added to the main ones by a
+    kernel; `experts`: of a mixture in every layer, 0 for a dense model. `overlap_reduce`: gradients
+    are reduced bucket by bucket during the last backward; `distributed_optimizer`: with that, all
+    stages starting at the same moment.
+    """
+
+    stages: int = 4
+    chunks: int = 1
+    overlapped: bool = False
+    tensor_parallel: int = 1
+    microbatches: int = 12
+    layers: int = 4
+    hidden: int = 64
+    heads: int = 4
+    seq_length: int = 64
+    dropout: float = 0.1
+    precision: str = "fp32"
+    tied: bool = True
+    fused: bool = False
+    experts: int = 0
+    overlap_reduce: bool = False
+    distributed_optimizer: bool = False
+    seed: int = 1234
