@@ -1,5 +1,6 @@
 """pretrain_gpt.sh, pretrain_llama.sh: the command they would run, and what they refuse."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -171,3 +172,26 @@ def test_help_names_every_option() -> None:
         "llama3_8b",
     ):
         assert option in text
+
+
+@pytest.mark.parametrize(
+    ("heading", "tags", "says"),
+    [
+        ("0.2.0 (unreleased)", (), "the first section of CHANGELOG.md is '0.2.0 (unreleased)'"),
+        ("0.1.0", ("v0.1.0 HEAD^",), "tag v0.1.0 is of another commit"),
+        ("0.1.0", ("v0.1.0", "v0.2.0"), "this commit has tag v0.2.0, the version is 0.1.0"),
+    ],
+)
+def test_a_release_has_one_version(heading, tags, says, tmp_path: Path) -> None:
+    for name in ("scripts/release.sh", "scripts/lib.sh", "megatron_adaptra/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        text = (ROOT / name).read_text()
+        (tmp_path / name).write_text(
+            re.sub(r"(?m)^__version__ = .*", '__version__ = "0.1.0"', text)
+        )
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {heading}\n")
+    commit = "-c user.name=x -c user.email=x commit -qm x --allow-empty"
+    for words in ("init -q", "add .", commit, commit, *(f"tag {tag}" for tag in tags)):
+        assert run("git", *words.split(), cwd=tmp_path).returncode == 0
+    line = refused(run("bash", tmp_path / "scripts/release.sh", "--out", tmp_path.parent / "out"))
+    assert says in line

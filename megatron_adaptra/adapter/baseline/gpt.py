@@ -37,7 +37,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.utils import get_attr_wrapped_model
 
-from megatron_adaptra.adapter.baseline.shape import GPTShape
+from megatron_adaptra.adapter.baseline.shape import GPTShape as GPTShape
 from megatron_adaptra.adapter.compat.patch_attr import patch_attr
 from megatron_adaptra.user_files import files_in, read_bytes
 
