@@ -190,7 +190,7 @@ def _serve(control: socket.socket, plugin: bool) -> Callable[[], int]:
 def _import() -> None:
     import importlib
 
-    import fused_kernel
+    from fakes import fused_kernel
 
     fused_kernel.install()
     for name in (*MODULES, *OURS):

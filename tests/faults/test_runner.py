@@ -1,14 +1,12 @@
 """scripts/faults.py: what counts as caught, in a package of one function."""
 
-import sys
 from pathlib import Path
 
 import pytest
+from faults import Copy, Judge, Outcome, table
 from fitting import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-from faults import Copy, Judge, Outcome, table  # noqa: E402
 
 pytestmark = pytest.mark.cold  # a dozen runs of pytest
 

@@ -70,7 +70,7 @@ def main(cases: str, folder: str, gpus: str, spoil: str, fake: str) -> None:
     if importlib.util.find_spec(kernel):
         importlib.import_module(kernel)
     else:
-        importlib.import_module("fused_kernel").install()
+        importlib.import_module("fakes.fused_kernel").install()
     script = ROOT / "tests/adapter/schedules_script.py"
     sys.argv = [str(script), cases, folder]
     sys.path.insert(0, str(script.parent))

@@ -12,10 +12,8 @@ import venv
 from pathlib import Path
 from typing import NamedTuple
 
-from launching import ROOT, clean_env
-
-sys.path.insert(0, str(ROOT / "scripts"))
 from check_docs import tracked
+from launching import ROOT, clean_env
 from megatron_lm_rows import FLAGS
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)

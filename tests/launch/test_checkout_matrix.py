@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 from launching import ROOT, clean_env
-
-sys.path.insert(0, str(ROOT / "scripts"))
 from megatron_lm_process import why
 
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
