@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "tcp_path.h"
+#include "tcp/tcp_path.h"
 
 namespace adaptra {
 

@@ -12,12 +12,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "arena.h"
-#include "loop.h"
-#include "peer.h"
-#include "shm_path.h"
-#include "tls.h"
-#include "verbs_path.h"
+#include "core/arena.h"
+#include "core/loop.h"
+#include "core/peer.h"
+#include "shm/shm_path.h"
+#include "tcp/tls.h"
+#include "verbs/verbs_path.h"
 
 namespace adaptra {
 

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "../../csrc/rdma_offload/wire.h"
+#include "core/wire.h"
 
 // Speaks for a side that keeps to the protocol, but for `percent` of its frames.
 class Speaker {

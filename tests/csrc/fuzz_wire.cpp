@@ -2,11 +2,11 @@
 // fuzz_wire [SEED [FRAMES]]; with libFuzzer: clang++ -DLIBFUZZER -fsanitize=fuzzer,address,undefined.
 #include <algorithm>
 
-#include "../../csrc/rdma_offload/decoder.h"
-#include "../../csrc/rdma_offload/peer.h"
 #include "check.h"
+#include "core/peer.h"
 #include "frames.h"
 #include "memory.h"
+#include "tcp/decoder.h"
 
 using namespace adaptra;
 

@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "../../csrc/rdma_offload/engine.h"
-#include "../../csrc/rdma_offload/tls.h"
 #include "check.h"
+#include "engine.h"
+#include "tcp/tls.h"
 
 inline size_t open_descriptors() {
   size_t count = 0;
