@@ -12,7 +12,7 @@ namespace adaptra {
 
 namespace {
 
-constexpr size_t kEvents = 10000;  // that are kept until somebody asks
+constexpr size_t kEvents = 10000;  // that are kept until `events` is called
 constexpr double kTicks = 4;       // per beat
 
 Nanoseconds nano(double seconds) { return static_cast<Nanoseconds>(seconds * 1e9); }

@@ -28,7 +28,7 @@ class Speaker {
   }
 
   // What the other side says.
-  void hear(const adaptra::Header& header) {
+  void take(const adaptra::Header& header) {
     returned_ = std::max(returned_, header.taken);
     if (header.kind == Kind::Data) heard_ = std::max(heard_, header.number);
     if (header.kind == Kind::Have) {
@@ -40,7 +40,7 @@ class Speaker {
     }
   }
 
-  // What it has said may be lost.
+  // What it has sent may be lost.
   void again() {
     for (auto& message : messages_) message.next = 0;
   }

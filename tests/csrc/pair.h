@@ -40,7 +40,7 @@ inline void connect_tcp(int ends[2]) {
   close(listener);
 }
 
-// What each side of a path through memory is given; `first` has the first lane.
+// What each side of a path through memory is given; `first` has the first half.
 inline void connect_shm(int arena_of_first, int arena_of_second, adaptra::ShmEnds ends[2]) {
   int sockets[2];
   CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);

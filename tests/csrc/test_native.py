@@ -88,9 +88,9 @@ def run(command: list[str], timeout: float = COMPILING) -> str:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **SETTINGS}
     )
-    said = f"{' '.join(command)}\n{done.stdout}{done.stderr}"
-    assert done.returncode == 0, f"status {done.returncode}: {said}"
-    return said
+    output = f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"status {done.returncode}: {output}"
+    return output
 
 
 @pytest.mark.cold

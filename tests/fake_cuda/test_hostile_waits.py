@@ -44,7 +44,7 @@ def test_all_waits_have_names() -> None:
     for call, statement in calls:
         if call not in INNERMOST:
             named = [name for name in names() if f'"{name}"' in statement]
-            assert named or "removed(lane.front().wait)" in statement, statement
+            assert named or "removed(queue.front().wait)" in statement, statement
     # Two calls are two waits each, of sends and of receives; one asks for all that are watched.
     assert len(names()) == len(calls) - len(INNERMOST) + 2 - 1, calls
 

@@ -14,20 +14,20 @@ namespace {
 
 cuda::Stream stream(uintptr_t at) { return reinterpret_cast<cuda::Stream>(at); }
 
-// A function of Python's for other threads, which drop it where they are.
-Held for_threads(const py::object& call) {
+// A function of Python's for other threads; the last of them takes the GIL to release it.
+OnCopied for_threads(const py::object& call) {
   if (call.is_none()) return {};
-  std::shared_ptr<py::object> held(new py::object(call), [](py::object* object) {
+  std::shared_ptr<py::object> shared(new py::object(call), [](py::object* object) {
     if (!Py_IsInitialized()) return;
     py::gil_scoped_acquire gil;
     delete object;
   });
-  return [held](const TransferRef& transfer) {
+  return [shared](const TransferRef& transfer) {
     py::gil_scoped_acquire gil;
     try {
-      (*held)(transfer);
+      (*shared)(transfer);
     } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("a message that was held back");
+      error.discard_as_unraisable("on_copied of a message from a GPU");
     }
   };
 }
@@ -35,21 +35,21 @@ Held for_threads(const py::object& call) {
 // Closes before it goes, and without the GIL: the device's thread may be waiting for that.
 struct Messages {
   Messages(Engine& engine, const std::shared_ptr<Device>& device,
-           const std::shared_ptr<Pinned>& pinned, Tag lane, const std::vector<int>& peers,
+           const std::shared_ptr<Pinned>& pinned, Tag tag_space, const std::vector<int>& peers,
            const std::string& name)
-      : they(DeviceMessages::open(engine, device, pinned, lane, peers, name)) {}
+      : shared(DeviceMessages::open(engine, device, pinned, tag_space, peers, name)) {}
   ~Messages() {
     if (getpid() != process) {  // a forked child has them without their thread
-      new std::shared_ptr<DeviceMessages>(they);
+      new std::shared_ptr<DeviceMessages>(shared);
       return;
     }
     py::gil_scoped_release release;
-    they->close(kPatience);
-    they.reset();
+    shared->close(kPatience);
+    shared.reset();
   }
   static constexpr double kPatience = 10;  // seconds
   const pid_t process = getpid();
-  std::shared_ptr<DeviceMessages> they;
+  std::shared_ptr<DeviceMessages> shared;
 };
 
 py::tuple copies(const DeviceMessages::Copies& copies) {
@@ -132,34 +132,34 @@ void bind_device(py::module_& m) {
            py::keep_alive<1, 2>())
       .def("send",
            [](Messages& messages, int rank, Tag tag, cuda::Address at, uint64_t bytes,
-              uintptr_t on, const py::object& held) {
-             auto call = for_threads(held);
+              uintptr_t on, const py::object& on_copied) {
+             auto call = for_threads(on_copied);
              py::gil_scoped_release release;
-             return messages.they->send(rank, tag, at, bytes, stream(on), std::move(call));
+             return messages.shared->send(rank, tag, at, bytes, stream(on), std::move(call));
            })
       .def("receive",
            [](Messages& messages, int rank, Tag tag, cuda::Address at, uint64_t bytes,
               uintptr_t on) {
-             return messages.they->receive(rank, tag, at, bytes, stream(on));
+             return messages.shared->receive(rank, tag, at, bytes, stream(on));
            },
            NoGil())
       .def("release",
-           [](Messages& messages, const TransferRef& one) { messages.they->release(one); },
+           [](Messages& messages, const TransferRef& one) { messages.shared->release(one); },
            NoGil())
       .def("join",
            [](Messages& messages, const TransferRef& one, uintptr_t on) {
-             messages.they->join(one, stream(on));
+             messages.shared->join(one, stream(on));
            },
            NoGil())
       .def("abort",
            [](Messages& messages, const TransferRef& one, double seconds) {
-             return messages.they->abort(one, seconds);
+             return messages.shared->abort(one, seconds);
            },
            NoGil())
       .def("close",
-           [](Messages& messages, double seconds) { return messages.they->close(seconds); },
+           [](Messages& messages, double seconds) { return messages.shared->close(seconds); },
            NoGil())
       .def("copies", [](const Messages& messages) {
-        return py::make_tuple(copies(messages.they->copies[0]), copies(messages.they->copies[1]));
+        return py::make_tuple(copies(messages.shared->copies[0]), copies(messages.shared->copies[1]));
       });
 }

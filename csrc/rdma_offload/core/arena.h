@@ -31,7 +31,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
  private:
   Arena(int fd, uint8_t* base, uint64_t most) : fd_(fd), base_(base), most_(most) {}
-  void give_back(uint8_t* at, uint64_t bytes);
+  void give_back(uint8_t* at, uint64_t bytes);  // on any thread, for reuse
 
   const int fd_;
   uint8_t* const base_;

@@ -39,10 +39,10 @@ class Loop {
   void stop();
 
  private:
-  void run();
-  void control(int operation, int fd, uint32_t events, uint32_t id);
-  int until_next();  // milliseconds; runs the periodic job when its time has come
-  void wake();
+  void run();        // the thread
+  int until_next();  // on it: milliseconds; runs the periodic job when its time has come
+  void control(int operation, int fd, uint32_t events, uint32_t id);  // epoll_ctl; throws
+  void wake();       // on any thread: end the wait
 
   int epoll_, wake_;
   std::mutex mutex_;

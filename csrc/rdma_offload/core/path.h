@@ -24,7 +24,7 @@ class Sink {
   virtual ~Sink() = default;
 
   // Have `write` put the payload of a frame, from its byte `done` on, to where it belongs, and return
-  // what that returns. nullptr stands for nowhere: nobody wants it. The place is good for this call
+  // what that returns. nullptr stands for nowhere: no receive wants it. The place is good for this call
   // only: a receive may be given up at any time, and its memory freed.
   virtual ssize_t fill(const Header& header, uint64_t done,
                        const std::function<ssize_t(uint8_t*)>& write) = 0;
@@ -57,17 +57,17 @@ class Path {
 
   virtual void close() = 0;
 
-  // Close it, and tell the sink; on the path's own thread.
+  // Close it, and report to the sink; on the path's own thread.
   virtual void fail(const std::string& why) = 0;
 
-  // Whether nothing is heard of a peer that is not there: else its end shows by itself.
+  // Whether a peer that is gone shows only by its silence; else the connection's end shows it.
   virtual bool silent() const { return true; }
 
   std::atomic<int> order;        // paths of the lowest order that work are used
   const uint64_t longest_piece;  // bytes
   int id = 0;                    // of the engine's
-  std::atomic<Nanoseconds> heard{now()};  // when a frame came
-  std::atomic<Nanoseconds> said{now()};   // and when one was sent
+  std::atomic<Nanoseconds> last_received{now()};  // when a frame came
+  std::atomic<Nanoseconds> last_sent{now()};      // and when one was sent
 
   // Numbers of probes, under the peer's lock: sent over it, answered, and to be answered here.
   uint64_t probed = 0, answered = 0, owed = 0;

@@ -5,7 +5,7 @@
 namespace adaptra {
 
 namespace {
-constexpr uint64_t kWords = 4 * kMost;  // that wait: more than whoever hears them can ask for
+constexpr uint64_t kWords = 4 * kMost;  // control frames that wait: more than a correct peer can cause
 }
 
 Peer::Peer(std::string name, uint64_t window, Note note, Memory blank)
@@ -27,7 +27,7 @@ void Peer::add(std::shared_ptr<Path> path) {
   paths_.push_back(std::move(path));
   counts_.paths = paths_.size();
   probe(*paths_.back());
-  say(Kind::Alive);
+  enqueue(Kind::Alive);
   pump();
 }
 
@@ -70,19 +70,19 @@ void Peer::tick(Nanoseconds beat, Nanoseconds silence) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& path : paths_) {
-      if (path->silent() && path->heard + silence < time) silent.push_back(path);
+      if (path->silent() && path->last_received + silence < time) silent.push_back(path);
       answer(*path);
       probe(*path);
-      if (path->said + beat > time || !path->takes()) continue;
+      if (path->last_sent + beat > time || !path->takes()) continue;
       Header header;
-      header.taken = told_ = taken_;
+      header.taken = reported_ = taken_;
       send_over(*path, header, nullptr, nullptr);
     }
     soon_ = haves_.pieces() > 0;
     pump();
   }
   for (auto& path : silent) {
-    path->fail("nothing was heard for " + std::to_string((time - path->heard) / 1000000) + " ms");
+    path->fail("no frame arrived for " + std::to_string((time - path->last_received) / 1000000) + " ms");
   }
 }
 
@@ -96,7 +96,7 @@ Peer::Counts Peer::counts() const {
 }
 
 bool Peer::arrived(Path& path, const Header& header) {
-  path.heard = now();
+  path.last_received = now();
   std::unique_lock<std::mutex> lock(mutex_);
   if (!closed_.empty()) return true;
   if (header.taken > spent_) return false;
@@ -108,7 +108,7 @@ bool Peer::arrived(Path& path, const Header& header) {
       break;
     case Kind::Ask: {
       if (finished_.holds(header.number, header.number + 1)) {
-        say_have(header.number, true);
+        acknowledge(header.number, true);
         break;
       }
       if (crowded() && !in_.count(header.number)) return false;
@@ -120,7 +120,7 @@ bool Peer::arrived(Path& path, const Header& header) {
       if (!in.receive) {
         match(header.tag);
       } else if (!in.eager) {
-        say(Kind::Grant, header.number);
+        enqueue(Kind::Grant, header.number);
       }
       break;
     }
@@ -148,7 +148,7 @@ bool Peer::arrived(Path& path, const Header& header) {
       leave(lock);
       break;
     case Kind::Lost:
-      for (auto& [number, out] : out_) say(Kind::Ask, number);
+      for (auto& [number, out] : out_) enqueue(Kind::Ask, number);
       break;
     case Kind::Probe:
       path.owed = header.number;
@@ -197,14 +197,12 @@ void Peer::leave(std::unique_lock<std::mutex>& lock) {
   for (auto& work : over) work->end(left_);
 }
 
-// Wait until no path writes to any memory.
 void Peer::settle(std::unique_lock<std::mutex>& lock) {
   written_.wait(lock, [this] {
     return std::all_of(in_.begin(), in_.end(), [](auto& one) { return one.second.writers == 0; });
   });
 }
 
-// Take a path out; what it may have lost goes again. Whether that matters to anybody.
 bool Peer::lost(Path& path) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto at = std::find_if(paths_.begin(), paths_.end(),
@@ -222,9 +220,9 @@ bool Peer::lost(Path& path) {
     }
     out.pieces.erase(lost, out.pieces.end());
     if (!out.asks) queue(out);
-    say(Kind::Ask, number);  // a word about it may be lost, too
+    enqueue(Kind::Ask, number);  // a word about it may be lost, too
   }
-  say(Kind::Lost);  // so are words that were answers
+  enqueue(Kind::Lost);  // so are words that were answers
   pump();
   return true;
 }

@@ -1,7 +1,7 @@
 // Messages to and from one rank, over any number of paths.
 //
 // A message is cut into pieces, which go over all paths of the best order that work. It is kept
-// until the other side has said that all of it is there, and what a path that fails may have lost
+// until the other side has acknowledged all of it, and what a path that fails may have lost
 // goes again over the others; what comes twice is dropped. So each message arrives exactly once.
 //
 // A message moves when it is sent, as far as there is credit: bytes that the other side will keep
@@ -56,8 +56,8 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
   // All that is under way fails, because of `why`; so does all that is asked later.
   void close(const std::string& why);
 
-  // Say that this side is there where nothing was said for `beat`, and fail paths over which nothing
-  // was heard for `silence`; on the thread of the paths.
+  // Send `alive` over paths that have sent nothing for `beat`, and fail those over which nothing has
+  // come for `silence`; on the thread of the paths.
   void tick(Nanoseconds beat, Nanoseconds silence);
 
   struct Counts {
@@ -83,7 +83,7 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
     Tag tag;
     bool asks = false, eager = true, soon = false, queued = false, started = false;
     Memory memory;
-    std::vector<Piece> pieces;               // of which nobody knows whether they arrived
+    std::vector<Piece> pieces;               // sent, and not acknowledged
     std::deque<std::pair<uint64_t, uint64_t>> again;  // offset, length
     WorkRef work;
   };
@@ -107,38 +107,49 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
     Nanoseconds completed = 0;
   };
 
-  bool lost(Path& path);
-  void probe(Path& path);
-  void answer(Path& path);
-  bool carried(Path& path, uint64_t number);
-  void pump();
+  // These two lock mutex_ themselves.
+  bool lost(Path& path);      // forget a failed path, and queue again what it may have lost; false: unknown
+  void ask(uint64_t number);  // a caller waits for this send: have the peer acknowledge it soon
+
+  // All others: with mutex_ held, on any thread that sends, receives or serves a path.
+
+  // Paths on trial.
+  void probe(Path& path);                     // send the next probe, unless one is unanswered
+  void answer(Path& path);                    // answer the last probe that came
+  bool carried(Path& path, uint64_t number);  // a probe was answered; true for the first one of a trial
+
+  // Frames that go out.
+  void pump();   // send what the paths take: acknowledgements, control frames, then pieces in turn
+  void flush();  // what paths have kept back for more frames
+  Path* best() const;  // of the lowest order, the one with least to do that takes a frame; or nullptr
   void send_over(Path& path, const Header& header, const uint8_t* payload,
-                 std::shared_ptr<void> keep);
-  Path* best() const;
-  void send_piece(Path& path, Outgoing& out);
-  void say(Kind kind, uint64_t number = 0);
-  void ask(uint64_t number);
-  void say_have(uint64_t number, bool soon);
-  void send_haves(Path& path);
-  void flush();
-  void send_word(Path& path, Kind kind, uint64_t number);
-  static bool has_more(const Outgoing& out);
-  void queue(Outgoing& out);
-  void use_credit();
-  bool crowded() const;
-  Incoming& incoming(const Header& header);
-  static uint8_t flags(const Outgoing& out);
-  void match(Tag tag);
-  bool first_of_tag(const Incoming& in) const;
-  void give(Incoming& in, std::shared_ptr<Receive> receive);
-  void deliver_if_over(Incoming& in);
-  void drop(Incoming& in);
-  void deliver(Incoming& in);
-  void leave(std::unique_lock<std::mutex>& lock);
-  void settle(std::unique_lock<std::mutex>& lock);
-  bool arrived_data(const Header& header);
-  uint8_t* place(const Header& header);
-  bool wanted(const Header& header);
+                 std::shared_ptr<void> keep);  // the only caller of Path::send
+  void send_piece(Path& path, Outgoing& out);  // the next piece of a message that has_more
+  void send_control(Path& path, Kind kind, uint64_t number);
+  void send_haves(Path& path);                 // acknowledge as much as the path takes
+  void enqueue(Kind kind, uint64_t number = 0);      // a control frame, for `pump`
+  void acknowledge(uint64_t number, bool soon);      // with the next frame; `soon`: by the next `pump`
+  static bool has_more(const Outgoing& out);         // to send now; an empty message has one piece
+  void queue(Outgoing& out);                         // it takes its turn in `pump`, if it has_more
+  void use_credit();                                 // start messages that wait for credit, in order
+  static uint8_t flags(const Outgoing& out);         // as on the wire
+
+  // Messages that come in.
+  bool arrived_data(const Header& header);    // a piece is here; false: against the protocol
+  bool wanted(const Header& header);          // whether a piece brings anything, and has room
+  bool crowded() const;  // more messages are known than the peer may have under way or has credit for
+  uint8_t* place(const Header& header);       // memory for a message: its receive's, or ours; or nullptr
+  Incoming& incoming(const Header& header);   // the message's entry, made if it is new
+  void match(Tag tag);                        // give messages of a tag to posted receives, in order
+  bool first_of_tag(const Incoming& in) const;  // every earlier one of its tag is known
+  void give(Incoming& in, std::shared_ptr<Receive> receive);  // the message fits it, or fails it
+  void deliver_if_over(Incoming& in);  // once complete, and no path writes to it; may erase `in`
+  void deliver(Incoming& in);          // end its receive, give credit back, erase `in`
+  void drop(Incoming& in);             // no receive takes it any more
+
+  // Ends; they release `lock` while they wait for paths that write.
+  void leave(std::unique_lock<std::mutex>& lock);   // the peer has closed: fail what cannot end now
+  void settle(std::unique_lock<std::mutex>& lock);  // until no path writes to memory of a message
 
   mutable std::mutex mutex_;
   std::condition_variable written_;  // a path has written what it was writing
@@ -169,7 +180,7 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
   std::unordered_map<Tag, std::map<uint64_t, Incoming*>> unmatched_;
   Ranges finished_;   // numbers of messages of which all has come
   uint64_t kept_ = 0;  // cost of messages without a receive
-  uint64_t taken_ = 0, told_ = 0;
+  uint64_t taken_ = 0, reported_ = 0;
   Counts counts_{};
 };
 

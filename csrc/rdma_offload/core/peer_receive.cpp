@@ -6,8 +6,8 @@
 namespace adaptra {
 
 namespace {
-constexpr uint64_t kTellEvery = 8;  // credit is given back in parts of the window, at least so many
-constexpr uint64_t kHaves = 16;      // messages of which it is said at once that they are here
+constexpr uint64_t kReportEvery = 8;  // credit is given back in parts of the window, at least so many
+constexpr uint64_t kHaves = 16;      // messages that are acknowledged together, at once
 }
 
 WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {
@@ -59,7 +59,7 @@ ssize_t Peer::fill(const Header& header, uint64_t done,
     lock.unlock();
     return write(nullptr);
   }
-  Incoming& in = in_.at(header.number);  // it stays while somebody writes
+  Incoming& in = in_.at(header.number);  // it stays while a path writes
   ++in.writers;
   lock.unlock();
   const ssize_t result = write(target + header.offset + done);
@@ -102,7 +102,7 @@ bool Peer::wanted(const Header& header) {
 bool Peer::arrived_data(const Header& header) {
   if (finished_.holds(header.number, header.number + 1)) {
     ++counts_.twice;
-    say_have(header.number, true);  // the first one was lost
+    acknowledge(header.number, true);  // the first one was lost
     return true;
   }
   auto known = in_.find(header.number);
@@ -129,7 +129,7 @@ bool Peer::arrived_data(const Header& header) {
     if (finished_.pieces() > kMost + 1) return false;
     ++counts_.received;
     have_bytes_ += in.total;
-    say_have(in.number, in.soon || ++more_haves_ == kHaves || have_bytes_ >= kHaveBytes);
+    acknowledge(in.number, in.soon || ++more_haves_ == kHaves || have_bytes_ >= kHaveBytes);
   }
   const Tag tag = in.tag;
   deliver_if_over(in);
@@ -137,13 +137,11 @@ bool Peer::arrived_data(const Header& header) {
   return true;
 }
 
-// Say that a message is here; unless it is to be soon, when something else goes that way.
-void Peer::say_have(uint64_t number, bool soon) {
+void Peer::acknowledge(uint64_t number, bool soon) {
   haves_.add(number, number + 1);
   soon_ = soon_ || soon;
 }
 
-// Whether more messages are known than the other side may have under way, or has credit for.
 bool Peer::crowded() const { return in_.size() >= kMost + window_ / kCost; }
 
 Peer::Incoming& Peer::incoming(const Header& header) {
@@ -160,7 +158,6 @@ Peer::Incoming& Peer::incoming(const Header& header) {
   return in;
 }
 
-// Whether every earlier message of its tag has been seen, and has its receive.
 bool Peer::first_of_tag(const Incoming& in) const {
   return in.before == 0 || in_.count(in.before) || finished_.holds(in.before, in.before + 1);
 }
@@ -190,11 +187,10 @@ void Peer::give(Incoming& in, std::shared_ptr<Receive> receive) {
   }
   if (in.own) kept_ -= cost(in.total);  // not without a receive any more
   if (!in.receive) drop(in);
-  if (in.asked && !in.eager && !in.complete) say(Kind::Grant, in.number);
+  if (in.asked && !in.eager && !in.complete) enqueue(Kind::Grant, in.number);
   deliver_if_over(in);
 }
 
-// Nobody wants the message any more.
 void Peer::drop(Incoming& in) {
   in.dropped = true;
   in.receive.reset();
@@ -216,7 +212,7 @@ void Peer::deliver(Incoming& in) {
   }
   if (in.eager) {
     taken_ += cost(in.total);
-    if (taken_ - told_ > window_ / kTellEvery) say(Kind::Alive);
+    if (taken_ - reported_ > window_ / kReportEvery) enqueue(Kind::Alive);
   }
   in_.erase(in.number);
 }

@@ -43,7 +43,7 @@ WorkRef Peer::begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, ui
     out.asks = true;
     out.eager = false;
     asking_.push_back(out.number);
-    say(Kind::Ask, out.number);
+    enqueue(Kind::Ask, out.number);
   }
   pump();
   return work;
@@ -71,7 +71,7 @@ void Peer::send_piece(Path& path, Outgoing& out) {
   header.total = out.total;
   header.tag = out.tag;
   header.sent = out.work->stamps.sent;
-  header.taken = told_ = taken_;
+  header.taken = reported_ = taken_;
   uint64_t left;
   if (!out.again.empty()) {
     auto& [offset, length] = out.again.front();
@@ -96,7 +96,6 @@ void Peer::send_piece(Path& path, Outgoing& out) {
   send_over(path, header, out.memory.get() + header.offset, out.memory);
 }
 
-// Whether it has something to send now. A message of nothing has one piece, too.
 bool Peer::has_more(const Outgoing& out) {
   return out.next < out.filled || !out.again.empty() || (out.total == 0 && !out.started);
 }
@@ -122,7 +121,7 @@ void Peer::use_credit() {
   }
 }
 
-void Peer::send_word(Path& path, Kind kind, uint64_t number) {
+void Peer::send_control(Path& path, Kind kind, uint64_t number) {
   Header header;
   header.kind = kind;
   header.number = number;
@@ -136,18 +135,17 @@ void Peer::send_word(Path& path, Kind kind, uint64_t number) {
     header.tag = out.tag;
     header.sent = out.work->stamps.sent;
   }
-  header.taken = told_ = taken_;
+  header.taken = reported_ = taken_;
   send_over(path, header, nullptr, nullptr);
 }
 
-// Somebody waits until a message is there.
 void Peer::ask(uint64_t number) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto at = out_.find(number);
   // What is large is answered at once in any case.
   if (at == out_.end() || at->second.soon || at->second.total >= kHaveBytes) return;
   at->second.soon = true;
-  say(Kind::Ask, number);
+  enqueue(Kind::Ask, number);
   pump();
 }
 
@@ -158,7 +156,7 @@ void Peer::send_haves(Path& path) {
     header.kind = Kind::Have;
     header.number = begin;
     header.total = end - begin;
-    header.taken = told_ = taken_;
+    header.taken = reported_ = taken_;
     send_over(path, header, nullptr, nullptr);
   }
   if (haves_.pieces() > 0) return;
@@ -166,9 +164,8 @@ void Peer::send_haves(Path& path) {
   more_haves_ = have_bytes_ = 0;
 }
 
-void Peer::say(Kind kind, uint64_t number) { control_.emplace(kind, number); }
+void Peer::enqueue(Kind kind, uint64_t number) { control_.emplace(kind, number); }
 
-// Of the paths that work and have the best order, the one that takes a frame and has least to do.
 Path* Peer::best() const {
   int order = INT32_MAX;
   for (const auto& path : paths_) order = std::min(order, path->order.load());
@@ -182,7 +179,7 @@ Path* Peer::best() const {
 
 void Peer::send_over(Path& path, const Header& header, const uint8_t* payload,
                      std::shared_ptr<void> keep) {
-  path.said = now();
+  path.last_sent = now();
   unflushed_ = unflushed_ || header.length == 0;
   path.send(header, payload, std::move(keep));
 }
@@ -202,7 +199,7 @@ void Peer::pump() {
     if (!control_.empty()) {
       const auto [kind, about] = *control_.begin();
       control_.erase(control_.begin());
-      send_word(*path, kind, about);
+      send_control(*path, kind, about);
       continue;
     }
     if (ready_.empty()) break;

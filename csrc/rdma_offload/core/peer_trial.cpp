@@ -18,17 +18,16 @@ void Peer::probe(Path& path) {
   header.kind = Kind::Probe;
   header.number = ++path.probed;
   header.length = static_cast<uint32_t>(std::min(kProbe, path.longest_piece));
-  header.taken = told_ = taken_;
+  header.taken = reported_ = taken_;
   send_over(path, header, blank_.get(), blank_);
 }
 
 void Peer::answer(Path& path) {
   if (path.owed == 0 || !path.takes()) return;
-  send_word(path, Kind::Probed, path.owed);
+  send_control(path, Kind::Probed, path.owed);
   path.owed = 0;
 }
 
-// Whether it is the first of its probes that came through.
 bool Peer::carried(Path& path, uint64_t number) {
   if (number != path.probed || number == path.answered) return false;
   path.answered = number;

@@ -43,7 +43,7 @@ static_assert(sizeof(Header) == 64, "the wire's layout");
 constexpr uint8_t kEager = 1;  // it is sent on credit, which `taken` gives back
 constexpr uint8_t kSoon = 2;   // its sender waits for `have`
 
-// Bytes of messages of which it is said at once that they are here: their sender keeps so many.
+// After so many bytes messages are acknowledged at once, because their sender keeps them until then.
 constexpr uint64_t kHaveBytes = 1 << 20;
 
 // What a message takes of the credit: its bytes, and what it costs to know of it.

@@ -36,7 +36,7 @@ struct Stamps {
 
 class Work {
  public:
-  // `awaited` is called once, when somebody waits.
+  // `awaited` is called once, at the first `wait`.
   explicit Work(std::function<void()> awaited = {}) : awaited_(std::move(awaited)) {}
 
   // Whether it ended within `seconds`.
@@ -55,8 +55,8 @@ class Work {
     return error_;
   }
 
-  // Whether it has not ended; then `ended` is called when it does, by whoever ends it, under locks
-  // of theirs: it may do no more than hand on the word.
+  // Whether it has not ended; then `ended` is called when it does, on the thread that ends it and
+  // under locks of that thread: it may only pass the event on.
   bool then(std::function<void()> ended) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (over_) return false;

@@ -11,12 +11,12 @@
 
 namespace adaptra {
 
-class Errands {
+class BlockingCalls {
  public:
   using Job = std::function<void()>;  // throws nothing
 
   // `begins`: runs first on the thread.
-  explicit Errands(Job begins) : begins_(std::move(begins)) {}
+  explicit BlockingCalls(Job begins) : begins_(std::move(begins)) {}
 
   // False once it has closed; what jobs add is done before that.
   bool add(Job job) {
@@ -41,7 +41,7 @@ class Errands {
   }
 
  private:
-  void run() {
+  void run() {  // the thread
     begins_();
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {

@@ -128,18 +128,18 @@ std::string Device::close(double seconds) {
     return hangs;
   }
   thread_.join();
-  if (!errands_.close(last)) {
+  if (!blocking_calls_.close(last)) {
     closed_ = true;
     return hangs;
   }
   std::string left;
   size_t count = 0;
-  for (auto& lane : watched_) count += lane.size();
+  for (auto& queue : watched_) count += queue.size();
   if (count > 0) {
     left = "GPU " + std::to_string(ordinal) + " has not ended " + std::to_string(count) +
            " copies or events after " + std::to_string(seconds) + " s; their memory is not freed";
     // What the GPU may still write to stays for ever.
-    for (auto& lane : watched_) new std::deque<Watched>(std::move(lane));
+    for (auto& queue : watched_) new std::deque<Watched>(std::move(queue));
   }
   clock.clear();
   enter();
@@ -251,14 +251,14 @@ bool Device::soon(std::function<void()> job) {
 
 bool Device::slowly(std::function<void()> job) {
   if (g_process != process_) return false;
-  return errands_.add([this, job = std::move(job)] { guarded(job); });
+  return blocking_calls_.add([this, job = std::move(job)] { guarded(job); });
 }
 
-void Device::watch(Lane lane, EventRef event, const char* wait, Then then) {
-  watched_[lane].push_back({std::move(event), wait, std::move(then)});
+void Device::watch(CopyStream on, EventRef event, const char* wait, Then then) {
+  watched_[on].push_back({std::move(event), wait, std::move(then)});
 }
 
-// What fails here concerns nobody who waits: messages tell their own failures.
+// No caller waits for what fails here, and messages report their own failures.
 void Device::guarded(const std::function<void()>& work) {
   try {
     work();
@@ -275,22 +275,22 @@ std::string Device::fault() {
 
 bool Device::watching() const {
   return std::any_of(std::begin(watched_), std::end(watched_),
-                     [](const auto& lane) { return !lane.empty(); });
+                     [](const auto& queue) { return !queue.empty(); });
 }
 
-// Whether an event has passed. Events of a lane pass in order, so that the first one tells.
+// Whether an event has passed. Events of a queue pass in order, so the first one is enough.
 bool Device::poll() {
   bool moved = false;
-  for (auto& lane : watched_) {
-    while (!lane.empty()) {
+  for (auto& queue : watched_) {
+    while (!queue.empty()) {
       std::string error;
       try {
-        if (!removed(lane.front().wait) && !passed(lane.front().event)) break;
+        if (!removed(queue.front().wait) && !passed(queue.front().event)) break;
       } catch (const CudaError& failed) {
         error = failed.what();
       }
-      const Watched first = std::move(lane.front());
-      lane.pop_front();
+      const Watched first = std::move(queue.front());
+      queue.pop_front();
       guarded([&] { first.then(error); });
       moved = true;
     }
@@ -298,7 +298,6 @@ bool Device::poll() {
   return moved;
 }
 
-// A thread of ours.
 void Device::begins(const char* name) {
   pthread_setname_np(pthread_self(), name);
   cuda.context_set(context_);

@@ -1,5 +1,5 @@
 // A GPU as the engine uses it: a stream for each direction of copies, pooled events, and a thread
-// that waits for events so that nobody else has to. Nothing that it puts on a stream waits for
+// that waits for events so that no other thread has to. Nothing that it puts on a stream waits for
 // anything but events that are recorded already.
 #pragma once
 
@@ -72,12 +72,13 @@ class Device : public std::enable_shared_from_this<Device> {
   // thread sees copies in the order in which they pass.
   std::unique_lock<std::mutex> in_order() { return std::unique_lock<std::mutex>(order_); }
 
-  enum Lane { kOut, kIn, kMoments, kLanes };
-  cuda::Stream stream(Lane lane) const { return streams_[lane]; }
+  // kMoments: no copies, but events of the callers' streams that the clock reads.
+  enum CopyStream { kOut, kIn, kMoments, kCopyStreams };
+  cuda::Stream stream(CopyStream on) const { return streams_[on]; }
 
   // The device's thread alone: what runs when an event has passed, with why not, if it never will.
   using Then = std::function<void(const std::string& error)>;
-  void watch(Lane lane, EventRef event, const char* wait, Then then);  // `wait`: see wait_site.h
+  void watch(CopyStream on, EventRef event, const char* wait, Then then);  // `wait`: see wait_site.h
 
   // Counts the driver calls of a scope.
   class For {
@@ -99,12 +100,14 @@ class Device : public std::enable_shared_from_this<Device> {
 
  private:
   explicit Device(int ordinal);
-  void count() const;
-  void run();
-  bool poll();
-  bool watching() const;
-  void guarded(const std::function<void()>& work);
-  void begins(const char* name);
+  void count() const;             // a call into the driver, on any thread
+  void begins(const char* name);  // first on each thread of ours: its name and the GPU's context
+  void guarded(const std::function<void()>& work);  // on those: what it throws is kept for `fault`
+
+  // On the device's thread, without mutex_.
+  void run();             // the thread
+  bool poll();            // run what waits for events that have passed; whether any had
+  bool watching() const;  // events that have not
 
   const pid_t process_;
   const uint64_t number_;  // of all that this process has opened
@@ -119,7 +122,7 @@ class Device : public std::enable_shared_from_this<Device> {
     const char* wait;
     Then then;
   };
-  std::deque<Watched> watched_[kLanes];  // in the order in which they pass
+  std::deque<Watched> watched_[kCopyStreams];  // in the order in which they pass
   std::mutex order_, mutex_;
   std::condition_variable changed_, ended_;
   std::deque<std::function<void()>> jobs_;
@@ -129,7 +132,7 @@ class Device : public std::enable_shared_from_this<Device> {
   std::atomic<bool> closed_{false};
   std::mutex closing_;
   std::thread thread_;
-  Errands errands_{[this] { begins("adaptra-pins"); }};
+  BlockingCalls blocking_calls_{[this] { begins("adaptra-pins"); }};
 };
 
 }  // namespace adaptra

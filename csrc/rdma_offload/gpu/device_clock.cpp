@@ -38,7 +38,8 @@ void DeviceClock::stamp(Device& device, EventRef event, Nanoseconds seen) {
   begun_ = false;
 }
 
-std::optional<DeviceClock::Moment> DeviceClock::host(Device& device, const EventRef& event, Nanoseconds seen) {
+std::optional<DeviceClock::Moment> DeviceClock::host(Device& device, const EventRef& event,
+                                                     Nanoseconds seen) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto anchor = anchors_.rbegin(); anchor != anchors_.rend(); ++anchor) {
     const double since = device.elapsed(anchor->event, event);

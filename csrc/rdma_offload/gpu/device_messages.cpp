@@ -9,46 +9,43 @@
 namespace adaptra {
 
 namespace {
-constexpr Tag kNotice = 1ull << 31;  // of words about an error; tags of messages have 31 bits
-constexpr uint64_t kWords = 512;     // bytes of such words, with a zero at their end
+constexpr Tag kNotice = 1ull << 31;  // tag of a notice of an error; those of messages have 31 bits
+constexpr uint64_t kWords = 512;     // bytes of a notice, with a zero at its end
 constexpr double kNano = 1e-9;
-const char* const kClosed = "this side has closed the transport";
 }  // namespace
 
 std::shared_ptr<DeviceMessages> DeviceMessages::open(Engine& engine,
                                                      std::shared_ptr<Device> device,
-                                                     std::shared_ptr<Pinned> pinned, Tag lane,
+                                                     std::shared_ptr<Pinned> pinned, Tag tag_space,
                                                      std::vector<int> peers, std::string name) {
   std::shared_ptr<DeviceMessages> self(
-      new DeviceMessages(engine, std::move(device), std::move(pinned), lane, std::move(peers),
+      new DeviceMessages(engine, std::move(device), std::move(pinned), tag_space, std::move(peers),
                          std::move(name)));
   if (!self->device_->soon([self] { self->listen(); })) throw std::runtime_error("GPU is closed");
   return self;
 }
 
 DeviceMessages::DeviceMessages(Engine& engine, std::shared_ptr<Device> device,
-                               std::shared_ptr<Pinned> pinned, Tag lane, std::vector<int> peers,
+                               std::shared_ptr<Pinned> pinned, Tag tag_space, std::vector<int> peers,
                                std::string name)
     : engine_(engine),
       device_(std::move(device)),
       pinned_(std::move(pinned)),
-      lane_(lane),
+      tag_space_(tag_space),
       peers_(std::move(peers)),
       name_(std::move(name)) {}
-
-// On the thread that computes: an event, and a word to the device's thread.
 
 TransferRef DeviceMessages::start(bool sends, int rank, Tag tag, cuda::Address at, uint64_t bytes,
                                   cuda::Stream stream) {
   auto transfer = std::make_shared<Transfer>();
   transfer->rank = rank;
-  transfer->tag = lane_ | tag;
+  transfer->tag = tag_space_ | tag;
   transfer->at = at;
   transfer->bytes = bytes;
   transfer->sends = sends;
   const std::weak_ptr<DeviceMessages> self = weak_from_this();
   const std::weak_ptr<Transfer> asked = transfer;
-  transfer->work = std::make_shared<Work>([self, asked] {  // somebody waits: the engine has to know
+  transfer->work = std::make_shared<Work>([self, asked] {  // a caller waits: the engine asks the peer
     auto messages = self.lock();
     auto transfer = asked.lock();
     if (!messages || !transfer || !transfer->sends) return;
@@ -66,51 +63,6 @@ TransferRef DeviceMessages::start(bool sends, int rank, Tag tag, cuda::Address a
   transfer->ready = device_->record(stream, sends);
   (sends ? transfer->work->stamps.sent : transfer->work->stamps.posted) = now();
   return transfer;
-}
-
-TransferRef DeviceMessages::send(int rank, Tag tag, cuda::Address at, uint64_t bytes,
-                                 cuda::Stream stream, Held held) {
-  auto transfer = start(true, rank, tag, at, bytes, stream);
-  transfer->held = std::move(held);
-  // The copy stands on the GPU before this returns. Put there later, it could stand behind a kernel
-  // launched meanwhile that waits for a peer (a collective of the training's own), which with few
-  // hardware queues holds it up, while the peer waits for this message.
-  Device::For messages(Use::Messages);
-  Failure failed;
-  std::unique_lock<std::mutex> order;
-  try {
-    transfer->block = pinned_->take(bytes);
-    order = device_->in_order();
-    issue(transfer, Device::kOut);
-  } catch (const CudaError& error) {
-    failed = {error.what(), true};
-  } catch (const std::exception& error) {
-    failed = {error.what(), false};
-  }
-  const bool heard = device_->soon([self = shared_from_this(), transfer, failed] {
-    self->follow_out(transfer, failed);
-  });
-  if (!heard) {
-    transfer->over = true;
-    transfer->work->end(kClosed);
-  }
-  return transfer;
-}
-
-TransferRef DeviceMessages::receive(int rank, Tag tag, cuda::Address at, uint64_t bytes,
-                                    cuda::Stream stream) {
-  auto transfer = start(false, rank, tag, at, bytes, stream);
-  if (!device_->soon([self = shared_from_this(), transfer] { self->post(transfer); })) {
-    transfer->over = true;
-    transfer->work->end(kClosed);
-  }
-  return transfer;
-}
-
-void DeviceMessages::release(const TransferRef& transfer) {
-  device_->soon([self = shared_from_this(), transfer] {
-    if (!transfer->work->done()) self->hand_over(transfer);
-  });
 }
 
 void DeviceMessages::join(const TransferRef& transfer, cuda::Stream stream) {
@@ -174,54 +126,9 @@ bool DeviceMessages::close(double seconds) {
   });
 }
 
-// The device's thread: sends.
-
-void DeviceMessages::guarded(const TransferRef& transfer, const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const CudaError& error) {
-    broken(error.what());
-    end(transfer, error.what());
-    land(transfer);
-  } catch (const std::exception& error) {
-    end(transfer, error.what());
-    land(transfer);
-  }
-}
-
-// Why nothing can come of it any more; empty if something can.
-std::string DeviceMessages::why_not(const TransferRef& transfer) const {
-  if (closed_) return kClosed;
-  if (!broken_.empty()) return broken_;
-  const auto lost = lost_.find(transfer->rank);
-  return lost == lost_.end() ? "" : lost->second;
-}
-
-bool DeviceMessages::refused(const TransferRef& transfer) {
-  const auto why = why_not(transfer);
-  if (why.empty() && !transfer->work->done()) return false;
-  end(transfer, why);
-  land(transfer);
-  return true;
-}
-
-// What is refused is copied all the same: its memory comes back when that has passed.
-void DeviceMessages::follow_out(const TransferRef& transfer, const Failure& failed) {
-  open_.insert(transfer);
-  if (!failed.why.empty()) {
-    if (failed.driver) broken(failed.why);
-    end(transfer, failed.why);
-    return land(transfer);
-  }
-  guarded(transfer, [&] {
-    follow(transfer, Device::kOut);
-    if (const auto why = why_not(transfer); !why.empty()) end(transfer, why);
-  });
-}
-
 // Of nothing there is no copy, but its events keep their order.
-void DeviceMessages::issue(const TransferRef& transfer, Device::Lane lane) {
-  const auto stream = device_->stream(lane);
+void DeviceMessages::issue(const TransferRef& transfer, Device::CopyStream on) {
+  const auto stream = device_->stream(on);
   const char* const first = transfer->sends ? "send: copy after the producer"
                                             : "receive: copy after the target's owner";
   if (!removed(first)) device_->wait(stream, transfer->ready);
@@ -240,10 +147,10 @@ void DeviceMessages::issue(const TransferRef& transfer, Device::Lane lane) {
 
 // The memory of both sides belongs to the copy until it has passed, also if the message was given
 // up.
-void DeviceMessages::follow(const TransferRef& transfer, Device::Lane lane) {
+void DeviceMessages::follow(const TransferRef& transfer, Device::CopyStream on) {
   const char* const then = transfer->sends ? "send: engine after the copy"
                                            : "receive: memory back after the copy";
-  device_->watch(lane, transfer->copied, then,
+  device_->watch(on, transfer->copied, then,
                  [self = shared_from_this(), transfer](const std::string& error) {
                    self->guarded(transfer, [&] {
                      if (!error.empty()) {
@@ -256,115 +163,6 @@ void DeviceMessages::follow(const TransferRef& transfer, Device::Lane lane) {
                  });
 }
 
-void DeviceMessages::copied_out(const TransferRef& transfer) {
-  const Nanoseconds seen = now();
-  if (transfer->work->done()) return land(transfer);  // given up
-  auto& stamps = transfer->work->stamps;
-  const auto when = [&](const EventRef& event) {
-    const auto moment = device_->clock.host(*device_, event, seen);
-    return moment ? static_cast<Nanoseconds>(moment->at) : seen;
-  };
-  transfer->left = when(transfer->copied);
-  stamps.sent = std::min(when(transfer->ready), transfer->left);
-  stamps.left = transfer->left;
-  count(transfer, copies[0]);
-  land(transfer);
-  if (!transfer->held) return hand_over(transfer);
-  const auto held = std::exchange(transfer->held, {});
-  held(transfer);
-}
-
-// `sent` on the wire is when the message could leave: how long its copy took is not the link's.
-void DeviceMessages::hand_over(const TransferRef& transfer) {
-  if (closed_ || !transfer->block) return;
-  guarded(transfer, [&] {
-    transfer->inner = engine_.send(transfer->rank, transfer->tag, std::move(transfer->block),
-                                   transfer->bytes, transfer->left);
-    settle(transfer);
-    const auto ended = [transfer, inner = std::weak_ptr<Work>(transfer->inner)] {
-      auto work = inner.lock();
-      if (!work) return;
-      transfer->work->stamps.completed = work->stamps.completed.load();
-      transfer->work->end(work->error());
-    };
-    if (!transfer->inner->then(ended)) return ended();
-    if (transfer->asked) transfer->inner->wait(0);
-  });
-}
-
-// The device's thread: receives.
-
-void DeviceMessages::post(const TransferRef& transfer) {
-  open_.insert(transfer);
-  if (refused(transfer)) return;
-  if (auto idle = pinned_->take_idle(transfer->bytes)) return expect(transfer, std::move(idle));
-  const auto pins = [self = shared_from_this(), transfer] {
-    std::shared_ptr<uint8_t> block;
-    Failure failed;
-    try {
-      block = self->pinned_->take(transfer->bytes);
-    } catch (const CudaError& error) {
-      failed = {error.what(), true};
-    } catch (const std::exception& error) {
-      failed = {error.what(), false};
-    }
-    const bool heard = self->device_->soon([self, transfer, block, failed] {
-      if (self->refused(transfer)) return;
-      if (failed.why.empty()) return self->expect(transfer, block);
-      if (failed.driver) self->broken(failed.why);
-      self->end(transfer, failed.why);
-      self->land(transfer);
-    });
-    if (!heard) {
-      transfer->over = true;
-      transfer->work->end(kClosed);
-    }
-  };
-  if (!device_->slowly(pins)) {
-    end(transfer, kClosed);
-    land(transfer);
-  }
-}
-
-void DeviceMessages::expect(const TransferRef& transfer, std::shared_ptr<uint8_t> block) {
-  guarded(transfer, [&] {
-    transfer->block = std::move(block);
-    transfer->inner =
-        engine_.receive(transfer->rank, transfer->tag, transfer->block.get(), transfer->bytes);
-    const auto arrived = [self = weak_from_this(), device = std::weak_ptr<Device>(device_),
-                          transfer] {
-      auto there = device.lock();
-      if (!there) return;
-      there->soon([self, transfer] {
-        if (auto messages = self.lock()) messages->copy_in(transfer);
-      });
-    };
-    if (!transfer->inner->then(arrived)) copy_in(transfer);
-  });
-}
-
-void DeviceMessages::copy_in(const TransferRef& transfer) {
-  if (transfer->work->done()) return;  // given up
-  guarded(transfer, [&] {
-    if (const auto error = transfer->inner->error(); !error.empty()) {
-      end(transfer, error);
-      return land(transfer);
-    }
-    const auto& there = transfer->inner->stamps;
-    auto& stamps = transfer->work->stamps;
-    stamps.sent = there.sent.load();
-    stamps.completed = there.completed.load();
-    issue(transfer, Device::kIn);
-    follow(transfer, Device::kIn);
-    transfer->work->end();
-  });
-}
-
-void DeviceMessages::copied_in(const TransferRef& transfer) {
-  land(transfer);
-  count(transfer, copies[1]);
-}
-
 void DeviceMessages::count(const TransferRef& transfer, Copies& direction) {
   ++direction.count;
   direction.bytes += transfer->bytes;
@@ -372,7 +170,33 @@ void DeviceMessages::count(const TransferRef& transfer, Copies& direction) {
   transfer->begun.reset();
 }
 
-// The device's thread: ends.
+void DeviceMessages::guarded(const TransferRef& transfer, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const CudaError& error) {
+    broken(error.what());
+    end(transfer, error.what());
+    land(transfer);
+  } catch (const std::exception& error) {
+    end(transfer, error.what());
+    land(transfer);
+  }
+}
+
+std::string DeviceMessages::why_not(const TransferRef& transfer) const {
+  if (closed_) return kClosed;
+  if (!broken_.empty()) return broken_;
+  const auto lost = lost_.find(transfer->rank);
+  return lost == lost_.end() ? "" : lost->second;
+}
+
+bool DeviceMessages::refused(const TransferRef& transfer) {
+  const auto why = why_not(transfer);
+  if (why.empty() && !transfer->work->done()) return false;
+  end(transfer, why);
+  land(transfer);
+  return true;
+}
 
 // The GPU is done with the memory of the message. What was copied from there is still to be sent.
 void DeviceMessages::land(const TransferRef& transfer) {
@@ -403,7 +227,7 @@ void DeviceMessages::give_up(const TransferRef& transfer) {
   if (transfer->inner && transfer->sends) return;  // the engine has it
   if (transfer->inner) engine_.abort(transfer->rank, transfer->inner);
   end(transfer, closed_ ? std::string("aborted: ") + kClosed : "aborted");
-  transfer->held = {};
+  transfer->on_copied = {};
   if (!issued || transfer->over) land(transfer);
 }
 
@@ -419,7 +243,7 @@ void DeviceMessages::lose(int rank, const std::string& why) {
   }
 }
 
-// A GPU that has failed once serves nobody any more: its peers learn why.
+// A GPU that has failed once is not used again: its peers are sent the reason.
 void DeviceMessages::broken(const std::string& why) {
   if (!broken_.empty()) return;
   broken_ = why;
@@ -427,8 +251,8 @@ void DeviceMessages::broken(const std::string& why) {
   words.resize(kWords);
   for (int rank : peers_) {
     try {
-      engine_.send(rank, lane_ | kNotice, reinterpret_cast<const uint8_t*>(words.data()), kWords);
-    } catch (const std::exception&) {  // no memory is left: its timeout tells that peer
+      engine_.send(rank, tag_space_ | kNotice, reinterpret_cast<const uint8_t*>(words.data()), kWords);
+    } catch (const std::exception&) {  // no memory is left: that peer learns of it by its timeout
     }
     lose(rank, why);
   }
@@ -438,19 +262,19 @@ void DeviceMessages::listen() {
   for (int rank : peers_) {
     Notice& notice = notices_[rank];
     notice.text.reset(new uint8_t[kWords]());
-    notice.work = engine_.receive(rank, lane_ | kNotice, notice.text.get(), kWords);
+    notice.work = engine_.receive(rank, tag_space_ | kNotice, notice.text.get(), kWords);
     const auto come = [self = weak_from_this(), device = std::weak_ptr<Device>(device_), rank] {
       auto there = device.lock();
       if (!there) return;
       there->soon([self, rank] {
-        if (auto messages = self.lock()) messages->heard(rank);
+        if (auto messages = self.lock()) messages->notice_arrived(rank);
       });
     };
-    if (!notice.work->then(come)) heard(rank);
+    if (!notice.work->then(come)) notice_arrived(rank);
   }
 }
 
-void DeviceMessages::heard(int rank) {
+void DeviceMessages::notice_arrived(int rank) {
   auto notice = notices_.find(rank);
   if (notice == notices_.end() || !notice->second.work->error().empty()) return;
   notice->second.text[kWords - 1] = 0;

@@ -58,7 +58,6 @@ void Pinned::prepare(uint64_t bytes, size_t count) {
   while (blocks.size() < count) blocks.push_back(take(bytes));
 }
 
-// Under the lock.
 std::shared_ptr<uint8_t> Pinned::lend(Block block) {
   block.recent = true;
   bytes_.used += block.bytes;
@@ -68,7 +67,6 @@ std::shared_ptr<uint8_t> Pinned::lend(Block block) {
           }};
 }
 
-// On any thread, under locks of the engine.
 void Pinned::give_back(Block block) {
   std::lock_guard<std::mutex> lock(mutex_);
   bytes_.used -= block.bytes;

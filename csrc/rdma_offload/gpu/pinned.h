@@ -55,10 +55,12 @@ class Pinned : public std::enable_shared_from_this<Pinned> {
     uint64_t bytes = 0;
     bool recent = true;  // used since the last trim
   };
+  // Without mutex_, not on the device's thread: the driver may wait for the GPU.
   Block pin(uint64_t bytes);
   void unpin(Block block);
+  // On any thread, under locks of the engine, without mutex_.
   void give_back(Block block);
-  std::shared_ptr<uint8_t> lend(Block block);
+  std::shared_ptr<uint8_t> lend(Block block);  // with mutex_ held
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<Arena> arena_;

@@ -25,7 +25,7 @@ void* mapped(int ring, size_t bytes) {
 
 int ShmPath::new_ring() {
   const int fd = memfd_create("adaptra-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0 || ftruncate(fd, 2 * sizeof(Lane)) != 0 ||
+  if (fd < 0 || ftruncate(fd, 2 * sizeof(RingHalf)) != 0 ||
       fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     throw std::system_error(errno, std::generic_category(), "memory for a ring");
   }
@@ -40,12 +40,12 @@ ShmPath::ShmPath(ShmEnds ends, bool first, uint64_t piece, std::shared_ptr<Arena
       view_(ends.arena),
       loop_(loop),
       sink_(std::move(sink)),
-      lanes_(static_cast<Lane*>(mapped(ends.ring, 2 * sizeof(Lane)))),
-      out_(lanes_[first ? 0 : 1]),
-      in_(lanes_[first ? 1 : 0]) {}
+      halves_(static_cast<RingHalf*>(mapped(ends.ring, 2 * sizeof(RingHalf)))),
+      out_(halves_[first ? 0 : 1]),
+      in_(halves_[first ? 1 : 0]) {}
 
 ShmPath::~ShmPath() {
-  munmap(lanes_, 2 * sizeof(Lane));
+  munmap(halves_, 2 * sizeof(RingHalf));
 }
 
 void ShmPath::start() {

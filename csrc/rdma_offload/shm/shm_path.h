@@ -25,8 +25,8 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
   // A descriptor of memory for a ring.
   static int new_ring();
 
-  // `first`: which half of the ring it sends over; the other side has
-  // the other one. Throws if they are not what they should be.
+  // `first`: which half of the ring it sends over; the other side has the other one. Throws where a
+  // descriptor is not of the kind above.
   ShmPath(ShmEnds ends, bool first, uint64_t piece, std::shared_ptr<Arena> arena, Loop& loop,
           std::weak_ptr<Sink> sink);
   ~ShmPath() override;
@@ -45,7 +45,7 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
     Header header;
     uint64_t at;  // of the payload, in the sender's arena
   };
-  struct Lane {
+  struct RingHalf {
     alignas(64) std::atomic<uint64_t> pushed;
     alignas(64) std::atomic<uint64_t> popped;
     alignas(64) std::atomic<uint32_t> reader_sleeps;
@@ -55,19 +55,20 @@ class ShmPath : public Path, public std::enable_shared_from_this<ShmPath> {
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free, "shared between processes");
 
-  void ready(uint64_t most = kTurn);  // frames, before others have their turn
-  bool pop(Sink& sink);
-  void ring();
-  void end(const std::string& why);
+  // On the loop's thread, without a lock.
+  void ready(uint64_t most = kTurn);  // read at most so many frames, before other paths have their turn
+  bool pop(Sink& sink);               // one frame; false: the path has ended
+  void end(const std::string& why);   // close, and report to the sink
+  void ring();                        // on any thread: wake the other process
 
   const Owned socket_;
   const std::shared_ptr<Arena> arena_;
   const View view_;
   Loop& loop_;
   std::weak_ptr<Sink> sink_;
-  Lane* lanes_;
-  Lane& out_;
-  Lane& in_;
+  RingHalf* halves_;
+  RingHalf& out_;
+  RingHalf& in_;
   uint64_t pushed_ = 0;             // ours; what the other side writes is not believed
   uint64_t popped_ = 0;
   std::mutex closing_;

@@ -26,7 +26,7 @@ class Decoder {
   static constexpr size_t kBuffer = 16 << 10;  // bytes; small frames are read together
 
  private:
-  void use(Path& path, Sink& sink);
+  void use(Path& path, Sink& sink);  // hand on what is in the buffer; keeps part of a header
 
   const uint64_t longest_piece_;
   std::vector<uint8_t> buffer_;

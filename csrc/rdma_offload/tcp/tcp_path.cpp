@@ -179,7 +179,6 @@ ssize_t TcpPath::recv(void* into, size_t most) {
   return tls_ ? tls_->recv(into, most) : ::recv(fd_, into, most, MSG_DONTWAIT);
 }
 
-// Read and use what one call gives; false when there is nothing more, or the path has ended.
 bool TcpPath::read_some(Sink& sink) {
   bool all = false;  // there is nothing more for now
   const ssize_t got = decoder_.read(*this, sink, [&](uint8_t* to, size_t most) {
@@ -194,7 +193,7 @@ bool TcpPath::read_some(Sink& sink) {
     const bool damaged = tls_ && errno == Tls::kDamaged;
     return end(damaged ? "what was encrypted has been changed on its way" : std::strerror(errno)), false;
   }
-  heard = now();  // on a slow link a frame may take longer than a path may be silent
+  last_received = now();  // on a slow link a frame may take longer than a path may be silent
   if (!decoder_.fault().empty()) return end(decoder_.fault()), false;
   return !all;
 }

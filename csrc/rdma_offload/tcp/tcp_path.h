@@ -37,12 +37,15 @@ class TcpPath : public Path, public std::enable_shared_from_this<TcpPath> {
     std::shared_ptr<void> keep;
   };
 
-  void ready(uint32_t events);
-  bool read_some(Sink& sink);
-  ssize_t recv(void* into, size_t most);
-  void push();   // as `write`, with mutex_ held, too
+  // On the loop's thread, without mutex_.
+  void ready(uint32_t events);            // of epoll: read, write
+  bool read_some(Sink& sink);             // use what one call gives; false: nothing more, or the end
+  ssize_t recv(void* into, size_t most);  // as ::recv, decrypted
+  void end(const std::string& why);       // close, and report to the sink
+
+  // On any thread, with mutex_ held.
+  void push();   // `write`, unless the socket is full; a broken one ends the path, soon
   bool write();  // what the socket takes; false when it is broken
-  void end(const std::string& why);
 
   const Owned fd_;
   const std::unique_ptr<Tls> tls_;

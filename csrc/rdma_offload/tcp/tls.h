@@ -32,11 +32,11 @@ class Tls {
   ssize_t send(const msghdr& message);
   ssize_t recv(void* into, size_t most);
 
-  // Whether there may be something to receive of which the socket does not tell.
+  // Whether decrypted bytes may wait here, for which the socket does not become readable.
   bool pending() const;
 
  private:
-  ssize_t outcome(int result, size_t bytes);
+  ssize_t outcome(int result, size_t bytes);  // of a call of OpenSSL, as ::send; with mutex_ held
 
   mutable std::mutex mutex_;  // a connection of OpenSSL is one thread's at a time
   void* ssl_ = nullptr;

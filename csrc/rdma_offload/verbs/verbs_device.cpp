@@ -27,7 +27,7 @@ void for_each_device(const VerbsLibrary& verbs, Use use) {
 bool is_zero(const ibv::Gid& gid) { return gid.halves[0] == 0 && gid.halves[1] == 0; }
 
 // How good an address of Ethernet is, and why. Version 2 of RoCE is routed, and an IPv4 address is
-// one that somebody has given to the port.
+// one that an administrator has given to the port.
 std::pair<int, const char*> worth(const std::string& type, const ibv::Gid& gid) {
   static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   const bool v2 = type.find("RoCE v2") != std::string::npos;
@@ -181,7 +181,7 @@ void VerbsDevice::happened(const ibv::AsyncEvent& event) {
   std::vector<Failed> failed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    auto tell = [&](auto which) {
+    auto collect = [&](auto which) {
       for (auto& [qp, watcher] : watchers_) {
         if (which(qp, watcher)) failed.push_back(watcher.failed);
       }
@@ -189,18 +189,18 @@ void VerbsDevice::happened(const ibv::AsyncEvent& event) {
     switch (event.type) {
       case ibv::kPortDown:
         why = "port " + std::to_string(event.element.port) + " of " + name + " went down here";
-        tell([&](ibv::Qp*, Watcher& watcher) { return watcher.port == event.element.port; });
+        collect([&](ibv::Qp*, Watcher& watcher) { return watcher.port == event.element.port; });
         break;
       case ibv::kDeviceFatal:
         why = name + " has failed here";
         dead_ = true;
-        tell([](ibv::Qp*, Watcher&) { return true; });
+        collect([](ibv::Qp*, Watcher&) { return true; });
         break;
       case ibv::kQpFatal:
       case ibv::kQpRequest:
       case ibv::kQpAccess:
         why = "a queue pair of " + name + " has failed here";
-        tell([&](ibv::Qp* qp, Watcher&) { return qp == event.element.qp; });
+        collect([&](ibv::Qp* qp, Watcher&) { return qp == event.element.qp; });
         break;
       default:
         break;

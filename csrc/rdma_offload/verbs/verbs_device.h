@@ -60,8 +60,9 @@ class VerbsDevice : public std::enable_shared_from_this<VerbsDevice> {
 
  private:
   VerbsDevice(std::string name, std::shared_ptr<Arena> arena, Loop& loop);
-  void ready();
-  void happened(const ibv::AsyncEvent& event);
+  // On the loop's thread, without mutex_.
+  void ready();                                 // the device has an asynchronous event
+  void happened(const ibv::AsyncEvent& event);  // call the watchers that it concerns
 
   struct Watcher {
     int port;

@@ -125,7 +125,7 @@ void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_p
 }
 
 // Have the device get what was written. If that takes long (one of software sends within the call),
-// the loop's thread does it, and nobody who sends waits.
+// the loop's thread does it, and no sender waits.
 void VerbsPath::hand_over(std::unique_lock<std::mutex>& lock) {
   if (!slow_) return post(lock);
   if (gathers_ || posts_ || posts_soon_) return;
@@ -146,10 +146,8 @@ void VerbsPath::flush() {
   hand_over(lock);
 }
 
-// Where the headers of the next write stand until it is over.
 Header* VerbsPath::headers() const { return reinterpret_cast<Header*>(qp_.headers(posted_)); }
 
-// Write the frames that were gathered, or nothing: slots go back with either.
 void VerbsPath::write_gathered() {
   const uint32_t bytes = gathered_ * sizeof(Header);
   Write next;
@@ -177,7 +175,6 @@ void VerbsPath::write(Write& next, bool inlined) {
   writes_.push_back(next);
 }
 
-// Give the device what was written, without the lock; one thread at a time does it.
 void VerbsPath::post(std::unique_lock<std::mutex>& lock) {
   std::vector<Write> writes;
   while (!writes_.empty() && !posts_) {
@@ -201,7 +198,7 @@ void VerbsPath::post(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// A path calls nobody from within `send`.
+// A path does not call its sink from within `send`.
 void VerbsPath::fail_soon(std::string why) {
   loop_.soon([self = weak_from_this(), why = std::move(why)] {
     if (auto path = self.lock()) path->end(why);
@@ -237,7 +234,6 @@ bool VerbsPath::room_again() {
   return room;
 }
 
-// From now on frames without payload are gathered for one write, or they are written.
 void VerbsPath::gather(bool yes) {
   std::unique_lock<std::mutex> lock(mutex_);
   gathers_ = yes;
@@ -256,7 +252,7 @@ bool VerbsPath::completed(Sink& sink, const ibv::Completion& completion) {
 }
 
 // What was in a slot that comes back has been read; its memory here is free, whether or not the
-// device has said that it is over.
+// device has reported the write as over.
 bool VerbsPath::given_back(uint32_t slots) {
   granted_ += slots;
   if (granted_ > qp_.theirs().slots) return false;
@@ -269,7 +265,7 @@ bool VerbsPath::given_back(uint32_t slots) {
 }
 
 bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
-  heard = now();
+  last_received = now();
   const uint32_t word = ntohl(completion.immediate);
   bool used;
   {
@@ -307,7 +303,6 @@ bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
   return true;
 }
 
-// Slots go back with frames, or alone where these are many and nothing else goes that way.
 void VerbsPath::give() {
   if (free_ >= kGift && posted_ - completed_ < kWrites + kGifts) write_gathered();
 }
@@ -349,7 +344,6 @@ void VerbsPath::close() {
   }
 }
 
-// Let the last word of this side get out.
 void VerbsPath::drain() {
   const Nanoseconds until = now() + kDrain * 1000000ull;
   while (completed_ < signaled_ && now() < until) {

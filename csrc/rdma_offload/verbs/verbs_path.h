@@ -52,23 +52,27 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
     ibv::Sge sges[3];
   };
 
-  void ready();
-  bool room_again();
-  void gather(bool yes);
-  bool completed(Sink& sink, const ibv::Completion& completion);
-  bool received(Sink& sink, const ibv::Completion& completion);
-  bool given_back(uint32_t slots);  // with mutex_ held, as for the next ones
+  // On the loop's thread, without mutex_.
+  void ready();           // the queue pair has completions
+  bool room_again();      // whether the path takes frames, and did not
+  void gather(bool yes);  // from now on frames without payload are gathered for one write, or written
+  bool completed(Sink& sink, const ibv::Completion& completion);  // false: the path has ended
+  bool received(Sink& sink, const ibv::Completion& completion);   // a write of the peer; as above
+  void end(const std::string& why);     // close, and report to the peer and to the sink
+  std::string words(int status) const;  // why a completion has failed
+
+  // On any thread, with mutex_ held.
+  bool given_back(uint32_t slots);  // the peer has read so many; false: more than were used
   bool has_room() const;
-  Header* headers() const;
-  void write_gathered();
-  void give();
-  void write(Write& next, bool inlined);
-  void hand_over(std::unique_lock<std::mutex>& lock);
-  void post(std::unique_lock<std::mutex>& lock);
-  void fail_soon(std::string why);
-  void drain();
-  void end(const std::string& why);
-  std::string words(int status) const;
+  Header* headers() const;          // where those of the next write stand until it is over
+  void write_gathered();            // the frames that were gathered, or nothing: slots go back with either
+  void give();                      // give slots back alone, where these are many and no frame goes
+  void write(Write& next, bool inlined);  // put it behind those that `post` gives to the device
+  void drain();                     // let the last frame of this side get out
+  void fail_soon(std::string why);  // `end` on the loop's thread; needs no lock
+  // Both release `lock` while the device works.
+  void hand_over(std::unique_lock<std::mutex>& lock);  // `post`, on the loop's thread if that is slow
+  void post(std::unique_lock<std::mutex>& lock);       // all writes; one thread at a time does it
 
   Loop& loop_;
   const std::weak_ptr<Sink> sink_;
@@ -82,9 +86,9 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   uint32_t gathered_ = 0;                 // frames for the next one
   bool gathers_ = false;                  // while completions are looked at
   uint32_t granted_ = 0;                  // slots over there that are free
-  uint32_t free_ = 0;                     // slots here that are free, which was not said
+  uint32_t free_ = 0;                     // slots here to give back: free, not yet reported
   uint64_t posted_ = 0, completed_ = 0;   // writes
-  uint64_t signaled_ = 0;                 // of them, up to the last one whose end is heard
+  uint64_t signaled_ = 0;                 // of them, up to the last one that is reported when over
   std::deque<Written> written_;           // frames with payload that have not been read there
   uint64_t waiting_ = 0;
   std::vector<Write> writes_;             // that the device has not got

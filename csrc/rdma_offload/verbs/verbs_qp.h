@@ -43,7 +43,7 @@ class VerbsQp {
   bool post_receive();
   int poll(ibv::Completion* found, int most);
 
-  // Take the event that `fd` tells of, and want another one for what is completed after this.
+  // Take the event that made `fd` readable, and ask for another one on the next completion.
   void take_event();
 
   // Nothing is read or written any more.
@@ -63,8 +63,8 @@ class VerbsQp {
 
  private:
   struct Card;
-  void open();
-  void destroy();
+  void open();     // of the constructor: all that the device has to make; throws
+  void destroy();  // what `open` has made so far
 
   const VerbsLibrary& verbs_;
   const int port_;
