@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
-#include "bindings/bind.h"
 #include "bindings/work_bindings.h"
 #include "gpu/device_messages.h"
 #include "gpu/wait_site.h"

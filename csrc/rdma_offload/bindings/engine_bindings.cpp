@@ -1,5 +1,4 @@
 // The engine for Python: memory by address and length; no wait holds the GIL.
-#include "bindings/bind.h"
 #include "bindings/work_bindings.h"
 #include "engine.h"
 

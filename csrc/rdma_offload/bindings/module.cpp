@@ -1,6 +1,9 @@
-#include "bindings/bind.h"
+#include "bindings/work_bindings.h"
 
-PYBIND11_MODULE(_native, m) {
+void bind_engine(py::module_& m);
+void bind_device(py::module_& m);
+
+PYBIND11_MODULE(_native, m) {  // what is bound first is known to what follows
   bind_work(m);
   bind_engine(m);
   bind_device(m);

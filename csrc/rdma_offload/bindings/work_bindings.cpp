@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "bindings/bind.h"
-
 using namespace adaptra;
 
 namespace {

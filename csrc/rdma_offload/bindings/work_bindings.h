@@ -7,8 +7,7 @@
 
 namespace py = pybind11;
 
-constexpr double kNano = 1e-9;
-
 // Whether it ended within `seconds`; without the GIL.
 bool wait(adaptra::Work& work, double seconds);
 py::tuple stamps(const adaptra::Work& work);  // in seconds
+void bind_work(py::module_& m);

@@ -14,6 +14,7 @@
 namespace adaptra {
 
 using Nanoseconds = uint64_t;  // of CLOCK_MONOTONIC; 0: has not happened
+constexpr double kNano = 1e-9;   // seconds
 
 inline Nanoseconds now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -10,7 +10,6 @@ namespace adaptra {
 namespace {
 constexpr size_t kAnchors = 32;    // that are kept: what is older than all of them cannot be read
 constexpr double kDrift = 100e-6;  // seconds per second, at most, between the clocks
-constexpr double kNano = 1e-9;
 constexpr double kGrain = 5e-6;    // seconds that two readings may differ by
 }  // namespace
 

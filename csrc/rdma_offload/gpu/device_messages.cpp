@@ -11,7 +11,6 @@ namespace adaptra {
 namespace {
 constexpr Tag kNotice = 1ull << 31;  // tag of a notice of an error; those of messages have 31 bits
 constexpr uint64_t kWords = 512;     // bytes of a notice, with a zero at its end
-constexpr double kNano = 1e-9;
 }  // namespace
 
 std::shared_ptr<DeviceMessages> DeviceMessages::open(Engine& engine,

@@ -1,6 +1,6 @@
-# What csrc/rdma_offload/bindings exports. A test compares it with the built module.
-# Arguments before a slash have no name there. Work is described in native.py, the GPU's half in
-# device/native.py.
+# What csrc/rdma_offload/bindings exports. A test compares it with the built module. Arguments before
+# a slash have no name there, attributes are read-only. Work is described in native.py, the GPU's half
+# in device/native.py.
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -14,8 +14,7 @@ class Work(Protocol):  # so that a Transfer serves as one
 class Block:
     """Memory of the engine, which it sends without a copy."""
 
-    @property
-    def address(self) -> int: ...
+    address: int
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class VerbsPath:
@@ -34,48 +33,27 @@ class Counts:
     again; `twice`: frames that came so. `kept`: cost of messages that wait here for their receive.
     """
 
-    @property
-    def paths(self) -> int: ...
-    @property
-    def trials(self) -> int: ...
-    @property
-    def sent(self) -> int: ...
-    @property
-    def received(self) -> int: ...
-    @property
-    def bytes_sent(self) -> int: ...
-    @property
-    def bytes_received(self) -> int: ...
-    @property
-    def again(self) -> int: ...
-    @property
-    def twice(self) -> int: ...
-    @property
-    def kept(self) -> int: ...
+    paths: int
+    trials: int
+    sent: int
+    received: int
+    bytes_sent: int
+    bytes_received: int
+    again: int
+    twice: int
+    kept: int
 
 class Engine:
     """Moves the messages of one process.
 
     `rank`: the peer's; an unknown one raises ValueError. `tag`: of 64 bits. `at`, `bytes`: memory,
-    its address and length.
-
-    Args of the constructor:
-        window: bytes per peer that may come before their receive is posted.
-        piece: bytes of a message that go over one path at a time.
-        arena: bytes of memory for messages, at most.
-        beat: seconds without a frame after which one is sent.
-        silence: seconds without a frame after which a path is given up.
+    its address and length. The constructor's arguments: Limits of engine.h.
     """
 
     def __init__(
-        self,
-        *,
-        window: int = ...,
-        piece: int = ...,
-        arena: int = ...,
-        beat: float = ...,
+        self, *, window: int = ..., piece: int = ..., arena: int = ..., beat: float = ...,
         silence: float = ...,
-    ) -> None: ...
+    ) -> None: ...  # fmt: skip
     def add_peer(self, rank: int, name: str, /) -> None:
         """Before anything else with `rank`; `name`: for errors."""
 
@@ -165,10 +143,8 @@ class CudaError(RuntimeError):
 def cuda_missing() -> str: ...
 
 class Mark:
-    @property
-    def recorded(self) -> float: ...
-    @property
-    def fault(self) -> str: ...
+    recorded: float
+    fault: str
     def at(self) -> float | None: ...
 
 class Device:
@@ -202,25 +178,13 @@ class Transfer:
 
 class DeviceMessages:
     def __init__(
-        self,
-        engine: Engine,
-        device: Device,
-        pinned: Pinned,
-        tag_space: int,
-        peers: Sequence[int],
-        name: str,
-        /,
-    ) -> None: ...
+        self, engine: Engine, device: Device, pinned: Pinned, tag_space: int, peers: Sequence[int],
+        name: str, /,
+    ) -> None: ...  # fmt: skip
     def send(
-        self,
-        rank: int,
-        tag: int,
-        at: int,
-        nbytes: int,
-        stream: int,
-        on_copied: Callable[[Transfer], None] | None,
-        /,
-    ) -> Transfer: ...
+        self, rank: int, tag: int, at: int, nbytes: int, stream: int,
+        on_copied: Callable[[Transfer], None] | None, /,
+    ) -> Transfer: ...  # fmt: skip
     def receive(self, rank: int, tag: int, at: int, nbytes: int, stream: int, /) -> Transfer: ...
     def release(self, transfer: Transfer, /) -> None: ...
     def join(self, transfer: Transfer, stream: int, /) -> None: ...
