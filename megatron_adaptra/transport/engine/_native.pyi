@@ -1,6 +1,6 @@
-# What csrc/rdma_offload/bindings exports. A test compares it with the built module. Arguments before
-# a slash have no name there, attributes are read-only. Work is described in native.py, the GPU's half
-# in device/native.py.
+# What csrc/rdma_offload/bindings exports; a test compares it with the built module. Arguments
+# before a slash have no name there, attributes are read-only. Work is described in native.py, the
+# GPU's half in device/native.py.
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
