@@ -12,8 +12,9 @@ setup(
     ext_modules=[
         Pybind11Extension(
             "megatron_adaptra.transport.engine._native",
-            sorted(map(str, CSRC.glob("*.cpp"))),
-            depends=sorted(map(str, CSRC.glob("*.h"))),
+            sorted(map(str, CSRC.rglob("*.cpp"))),
+            depends=sorted(map(str, CSRC.rglob("*.h"))),
+            include_dirs=[str(CSRC)],
             cxx_std=17,
             optional=True,  # no compiler: messages go over gloo
         )

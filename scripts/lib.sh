@@ -49,7 +49,9 @@ make_venv() {
     if [ -n "$core" ] && "$python" -c 'import torch' 2>/dev/null; then system=(--system-site-packages); fi
     "$python" -m venv ${system[@]+"${system[@]}"} "$folder" || return 1
   fi
-  sum=$(cat "$lib_root"/{pyproject.toml,setup.py,scripts/lib.sh,csrc/rdma_offload/*} | cksum)
+  # With names: what is built changes when a file of the engine moves, too.
+  sum=$(cd "$lib_root" && find pyproject.toml setup.py scripts/lib.sh csrc/rdma_offload -type f |
+    LC_ALL=C sort | xargs cksum | cksum)
   for extra in ${extras//,/ } ${cuda:+cuda}; do
     grep -qx "$sum $extra" "$folder/adaptra.stamp" 2>/dev/null || new=1
   done

@@ -6,13 +6,13 @@
 #include <system_error>
 #include <utility>
 
-#include "tcp_path.h"
+#include "tcp/tcp_path.h"
 
 namespace adaptra {
 
 namespace {
 
-constexpr size_t kEvents = 10000;  // that are kept until somebody asks
+constexpr size_t kEvents = 10000;  // that are kept until `events` is called
 constexpr double kTicks = 4;       // per beat
 
 Nanoseconds nano(double seconds) { return static_cast<Nanoseconds>(seconds * 1e9); }

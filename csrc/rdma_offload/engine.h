@@ -12,12 +12,12 @@
 #include <unordered_map>
 #include <vector>
 
-#include "arena.h"
-#include "loop.h"
-#include "peer.h"
-#include "shm_path.h"
-#include "tls.h"
-#include "verbs_path.h"
+#include "core/arena.h"
+#include "core/loop.h"
+#include "core/peer.h"
+#include "shm/shm_path.h"
+#include "tcp/tls.h"
+#include "verbs/verbs_path.h"
 
 namespace adaptra {
 
@@ -66,7 +66,7 @@ class Engine {
 
   // Send a copy of `bytes` at `memory`; nothing is copied where that is of this engine's `take`.
   WorkRef send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes, Nanoseconds sent = 0);
-  // The same of what stays as it is until nobody holds `memory`: nothing of the arena is copied.
+  // The same of what stays as it is while `memory` is referenced: nothing of the arena is copied.
   WorkRef send(int rank, Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent = 0);
   WorkRef receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes, bool exact = true);
   void abort(int rank, const WorkRef& work);
@@ -79,13 +79,14 @@ class Engine {
   void close(const std::string& why);
 
  private:
-  std::shared_ptr<Peer> peer(int rank);
+  // On any thread, without a lock; each takes the one it needs.
+  std::shared_ptr<Peer> peer(int rank);  // throws for an unknown one, and in a forked child
   std::unordered_map<int, std::shared_ptr<Peer>> peers();
-  int add(int rank, const std::shared_ptr<Path>& path);
+  int add(int rank, const std::shared_ptr<Path>& path);  // number it and give it to its peer
   template <typename P, typename... Args>
-  int launch(int rank, const std::shared_ptr<P>& path, Args&&... args);
-  void tick();
-  void note(Event event);
+  int launch(int rank, const std::shared_ptr<P>& path, Args&&... args);  // add and start it
+  void tick();              // on the loop's thread: alive frames, and silent paths
+  void note(Event event);   // for `events`
 
   const pid_t process_ = getpid();
   const Limits limits_;

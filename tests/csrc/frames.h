@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "../../csrc/rdma_offload/wire.h"
+#include "core/wire.h"
 
 // Speaks for a side that keeps to the protocol, but for `percent` of its frames.
 class Speaker {
@@ -28,7 +28,7 @@ class Speaker {
   }
 
   // What the other side says.
-  void hear(const adaptra::Header& header) {
+  void take(const adaptra::Header& header) {
     returned_ = std::max(returned_, header.taken);
     if (header.kind == Kind::Data) heard_ = std::max(heard_, header.number);
     if (header.kind == Kind::Have) {
@@ -40,7 +40,7 @@ class Speaker {
     }
   }
 
-  // What it has said may be lost.
+  // What it has sent may be lost.
   void again() {
     for (auto& message : messages_) message.next = 0;
   }

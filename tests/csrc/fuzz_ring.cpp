@@ -18,7 +18,7 @@ constexpr uint64_t kSlots = 256, kPiece = 4096, kWindow = 64 << 10, kArena = 1 <
 constexpr uint64_t kFrames = 500;  // into one ring
 constexpr int kTries = 100;
 
-struct Lane {
+struct RingHalf {
   alignas(64) std::atomic<uint64_t> pushed;
   alignas(64) std::atomic<uint64_t> popped;
   alignas(64) std::atomic<uint32_t> reader_sleeps;
@@ -39,48 +39,48 @@ Limits limits() {
   return limits;
 }
 
-// A process that has the first lane of a ring, and does what it likes.
+// A process that has the first half of a ring, and does what it likes.
 class Stranger {
  public:
   Stranger(Engine& engine, int peer, Speaker& speaker, int arena) : speaker_(speaker) {
     ShmEnds ends[2];
     connect_shm(arena, engine.arena_fd(), ends);
     mine_ = std::move(ends[0]);
-    void* at = mmap(nullptr, 2 * sizeof(Lane), PROT_READ | PROT_WRITE, MAP_SHARED, mine_.ring, 0);
+    void* at = mmap(nullptr, 2 * sizeof(RingHalf), PROT_READ | PROT_WRITE, MAP_SHARED, mine_.ring, 0);
     CHECK(at != MAP_FAILED);
-    lanes_ = static_cast<Lane*>(at);
+    halves_ = static_cast<RingHalf*>(at);
     engine.add_shm(peer, std::move(ends[1]), false);
   }
   ~Stranger() {
-    munmap(lanes_, 2 * sizeof(Lane));
+    munmap(halves_, 2 * sizeof(RingHalf));
   }
 
-  // Reads whatever comes, and asks for a wake-up each time; but those it does not hear.
+  // Reads whatever comes, and asks for a wake-up each time; but does not read those.
   void sleep_deeply(Engine& engine, int peer) {
     constexpr int kMessages = 2000;  // more than a socket holds bytes, each in a packet of its own
     for (int n = 0; n < kMessages; ++n) {
-      lanes_[1].reader_sleeps = 1;
+      halves_[1].reader_sleeps = 1;
       engine.send(peer, 0, nullptr, 0);
       listen();
     }
-    CHECK(heard_ >= kMessages);
+    CHECK(read_ >= kMessages);
   }
 
   // Frames until there are `most`, or the reader has hung up or lost its place; how many.
   uint64_t speak(int percent, uint64_t most) {
     uint64_t count = 0;
     for (uint64_t pushed = 0; count < most && !over(); ++count) {
-      for (int n = 0; pushed - lanes_[0].popped >= kSlots; ++n) {
+      for (int n = 0; pushed - halves_[0].popped >= kSlots; ++n) {
         if (over() || (harmed_ && n == kTries)) return count;
         wake();
         std::this_thread::yield();
       }
-      auto& slot = lanes_[0].slots[pushed % kSlots];
+      auto& slot = halves_[0].slots[pushed % kSlots];
       slot.header = speaker_.next(percent);
       slot.at = speaker_.below(speaker_.chance(percent) ? 2 * kArena : kArena - kPiece);
-      lanes_[0].pushed = ++pushed;
+      halves_[0].pushed = ++pushed;
       if (speaker_.below(2000) < uint64_t(percent)) harm();
-      if (lanes_[0].reader_sleeps.exchange(0) || speaker_.chance(1)) wake();
+      if (halves_[0].reader_sleeps.exchange(0) || speaker_.chance(1)) wake();
       listen();
     }
     wake();
@@ -88,36 +88,36 @@ class Stranger {
   }
 
  private:
-  bool over() { return lanes_[1].closed; }
+  bool over() { return halves_[1].closed; }
 
   void wake() {
     [[maybe_unused]] const ssize_t sent = send(mine_.socket, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
   }
 
   void listen() {
-    for (; !harmed_ && heard_ != lanes_[1].pushed; ++heard_) {
-      speaker_.hear(lanes_[1].slots[heard_ % kSlots].header);
-      lanes_[1].popped = heard_ + 1;
+    for (; !harmed_ && read_ != halves_[1].pushed; ++read_) {
+      speaker_.take(halves_[1].slots[read_ % kSlots].header);
+      halves_[1].popped = read_ + 1;
     }
   }
 
   // To what is not a slot.
   void harm() {
     harmed_ = true;
-    Lane& lane = lanes_[speaker_.below(2)];
+    RingHalf& half = halves_[speaker_.below(2)];
     switch (speaker_.below(5)) {
-      case 0: lane.pushed = speaker_.below(~uint64_t{0}); break;
-      case 1: lane.popped = speaker_.below(~uint64_t{0}); break;
-      case 2: lane.reader_sleeps = speaker_.below(3); break;
-      case 3: lane.writer_waits = speaker_.below(3); break;
-      default: lane.closed = speaker_.below(3);
+      case 0: half.pushed = speaker_.below(~uint64_t{0}); break;
+      case 1: half.popped = speaker_.below(~uint64_t{0}); break;
+      case 2: half.reader_sleeps = speaker_.below(3); break;
+      case 3: half.writer_waits = speaker_.below(3); break;
+      default: half.closed = speaker_.below(3);
     }
   }
 
   Speaker& speaker_;
   ShmEnds mine_;
-  Lane* lanes_;
-  uint64_t heard_ = 0;
+  RingHalf* halves_;
+  uint64_t read_ = 0;
   bool harmed_ = false;
 };
 
@@ -151,9 +151,9 @@ int main(int argc, char** argv) {
       }
       speaker.again();
       Stranger stranger(engine, 0, speaker, arena->fd());
-      const uint64_t heard = stranger.speak(percent, kFrames);
-      CHECK(percent > 0 || heard == kFrames);  // what is right is taken
-      count += heard;
+      const uint64_t frames = stranger.speak(percent, kFrames);
+      CHECK(percent > 0 || frames == kFrames);  // what is right is taken
+      count += frames;
       CHECK(engine.counts(0).kept <= kWindow);
     }
     received += engine.counts(0).received;

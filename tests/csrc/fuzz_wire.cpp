@@ -2,11 +2,11 @@
 // fuzz_wire [SEED [FRAMES]]; with libFuzzer: clang++ -DLIBFUZZER -fsanitize=fuzzer,address,undefined.
 #include <algorithm>
 
-#include "../../csrc/rdma_offload/decoder.h"
-#include "../../csrc/rdma_offload/peer.h"
 #include "check.h"
+#include "core/peer.h"
 #include "frames.h"
 #include "memory.h"
+#include "tcp/decoder.h"
 
 using namespace adaptra;
 
@@ -19,7 +19,7 @@ constexpr int kStreams = 100;         // of one peer
 constexpr Nanoseconds kNever = 1ull << 60;
 constexpr uint64_t kBound = 64 << 20; // bytes that a peer may take here
 
-// It tells the one who speaks, and sometimes takes nothing.
+// It reports frames to the speaker, and sometimes takes nothing.
 struct Back : Path {
   explicit Back(Speaker* speaker)
       : Path(speaker && speaker->chance(50) ? kTrial : 0, kPiece), speaker(speaker) {}
@@ -27,7 +27,7 @@ struct Back : Path {
   uint64_t waiting() const override { return 0; }
   void send(const Header& header, const uint8_t* payload, std::shared_ptr<void>) override {
     if (header.length > 0) sum += payload[0] + payload[header.length - 1];  // it can be read
-    if (speaker) speaker->hear(header);
+    if (speaker) speaker->take(header);
   }
   void close() override {}
   void fail(const std::string&) override {}

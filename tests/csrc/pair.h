@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "../../csrc/rdma_offload/engine.h"
-#include "../../csrc/rdma_offload/tls.h"
 #include "check.h"
+#include "engine.h"
+#include "tcp/tls.h"
 
 inline size_t open_descriptors() {
   size_t count = 0;
@@ -40,7 +40,7 @@ inline void connect_tcp(int ends[2]) {
   close(listener);
 }
 
-// What each side of a path through memory is given; `first` has the first lane.
+// What each side of a path through memory is given; `first` has the first half.
 inline void connect_shm(int arena_of_first, int arena_of_second, adaptra::ShmEnds ends[2]) {
   int sockets[2];
   CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) == 0);

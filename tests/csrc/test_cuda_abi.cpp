@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "cuda_dl.h"
+#include "gpu/cuda_dl.h"
 
 using namespace adaptra;
 

@@ -5,7 +5,7 @@
 #include <deque>
 #include <thread>
 
-#include "../../csrc/rdma_offload/device_messages.h"
+#include "gpu/device_messages.h"
 #include "pair.h"
 
 extern "C" {

@@ -91,7 +91,7 @@ class Talk {
       std::this_thread::sleep_for(std::chrono::milliseconds(below(random_, 60)));
       const int who = below(random_, 2);
       pair_.engines[who].close("closed here");
-      // Where every path was cut nobody hears of it; then an endpoint says so.
+      // Where every path was cut no frame of it arrives; then an endpoint reports it.
       pair_.engines[1 - who].fail_peer(who, "it is gone");
     }
     for (auto& one : talking) one.join();
@@ -302,7 +302,7 @@ void timeouts_and_sizes(Random& random) {
   CHECK(right->stamps.posted != 0 && right->stamps.completed >= right->stamps.posted);
 }
 
-void ends_are_told(Random& random) {
+void ends_are_reported(Random& random) {
   Limits short_lived = limits(random);
   short_lived.silence = 0.2;
   Pair pair(short_lived);
@@ -320,11 +320,11 @@ void ends_are_told(Random& random) {
   connect_tcp(ends);
   here.add_tcp(1, ends[0], 0);
   const auto events = here.events(kPatience);
-  CHECK(events.size() == 1 && events[0].what.find("nothing was heard for") == 0);
+  CHECK(events.size() == 1 && events[0].what.find("no frame arrived for") == 0);
   close(ends[1]);
 }
 
-// Whoever closes is heard, also behind a ring full of messages.
+// A side that closes is noticed, also behind a ring full of messages.
 void last_words(Random& random) {
   Pair pair(limits(random));
   pair.shm();
@@ -408,7 +408,7 @@ int main(int argc, char** argv) {
   for (g_seed = first; g_seed < first + count; ++g_seed) {
     Random random(g_seed);
     timeouts_and_sizes(random);
-    ends_are_told(random);
+    ends_are_reported(random);
     last_words(random);
     damaged_ends(random);
     closed_from_all_sides(random);

@@ -1,8 +1,8 @@
 // A peer of the job that asks for too much loses its path, and makes this side keep little.
 #include <functional>
 
-#include "../../csrc/rdma_offload/peer.h"
 #include "check.h"
+#include "core/peer.h"
 #include "memory.h"
 
 using namespace adaptra;

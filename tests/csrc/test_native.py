@@ -51,7 +51,7 @@ DRIVER = ROOT / "tests" / "fakes" / "controlled_cuda" / "libcuda.cpp"  # that te
 @functools.cache
 def everything_included() -> bytes:
     """What any object may depend on, beside its own source."""
-    headers = sorted((*ENGINE.glob("*.h"), *TESTS.glob("*.h")))
+    headers = sorted((*ENGINE.rglob("*.h"), *TESTS.glob("*.h")))
     version = subprocess.run([COMPILER, "--version"], capture_output=True, check=True).stdout
     return version + repr((FLAGS, SANITIZERS)).encode() + b"".join(h.read_bytes() for h in headers)
 
@@ -66,7 +66,7 @@ def compiled(sanitizer: str, source: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             anywhere = f"-ffile-prefix-map={ROOT}=."
-            flags = [*FLAGS, *SANITIZERS[sanitizer], anywhere]
+            flags = [*FLAGS, *SANITIZERS[sanitizer], f"-I{ENGINE}", anywhere]
             run([COMPILER, *flags, "-c", str(source), "-o", str(part)])
             part.replace(made)
         made.touch()
@@ -88,9 +88,9 @@ def run(command: list[str], timeout: float = COMPILING) -> str:
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env={**os.environ, **SETTINGS}
     )
-    said = f"{' '.join(command)}\n{done.stdout}{done.stderr}"
-    assert done.returncode == 0, f"status {done.returncode}: {said}"
-    return said
+    output = f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"status {done.returncode}: {output}"
+    return output
 
 
 @pytest.mark.cold
@@ -106,9 +106,7 @@ def test_clean(
     pytestconfig: pytest.Config,
     tmp_path: Path,
 ) -> None:
-    sources = [
-        path for path in ENGINE.glob("*.cpp") if path.stem not in ("bindings", "bindings_device")
-    ]
+    sources = [path for path in ENGINE.rglob("*.cpp") if path.parent.name != "bindings"]
     with ThreadPoolExecutor(2) as pool:
         objects = pool.map(
             functools.partial(compiled, sanitizer), [*sources, TESTS / f"{program}.cpp"]

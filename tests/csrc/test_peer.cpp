@@ -2,8 +2,8 @@
 // test_peer [FIRST_SEED [COUNT]]: one simulated job per seed.
 #include <random>
 
-#include "../../csrc/rdma_offload/peer.h"
 #include "check.h"
+#include "core/peer.h"
 
 using namespace adaptra;
 

@@ -2,7 +2,7 @@
 // compiles, or it does not.
 #include <infiniband/verbs.h>
 
-#include "verbs_abi.h"
+#include "verbs/verbs_abi.h"
 
 namespace ours = adaptra::ibv;
 

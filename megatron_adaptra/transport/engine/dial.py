@@ -8,10 +8,14 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from megatron_adaptra.transport.engine.handshake import ANSWER, Dialing, Identity, Kind, Refused
-from megatron_adaptra.transport.engine.native import Engine, VerbsPath, new_ring
+from megatron_adaptra.transport.engine.native import new_ring
 from megatron_adaptra.transport.engine.rails import Rail
+
+if TYPE_CHECKING:
+    from megatron_adaptra.transport.engine.native import Engine, VerbsPath
 
 # Of paths; those of the lowest order are used. A rail that is far from the GPU has one more.
 ORDER_SHM, ORDER_VERBS, ORDER_TCP = 0, 1, 3

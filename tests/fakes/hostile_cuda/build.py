@@ -41,7 +41,7 @@ def built(sanitizer: Sequence[str] = ()) -> Path:
 
 def built_engine(sanitizer: Sequence[str] = ()) -> Path:
     """The engine's module for this Python, of whose waits a test can take each away."""
-    sources = [*sorted(ENGINE.glob("*.cpp")), HERE / "engine" / "removed.cpp"]
+    sources = [*sorted(ENGINE.rglob("*.cpp")), HERE / "engine" / "removed.cpp"]
     python, suffix = sysconfig.get_paths()["include"], sysconfig.get_config_var("EXT_SUFFIX")
     includes = [f"-I{ENGINE}", f"-I{python}", f"-I{pybind11.get_include()}"]
     flags = [flag for flag in FLAGS if flag != "-Werror"]  # of headers that are not ours, too

@@ -16,7 +16,7 @@ NAME = re.compile(r'"((?:send|receive|clock|mark|abort|close|memory): [a-z\' ]+)
 def names() -> list[str]:
     """Of all waits, as the engine's sources have them."""
     return sorted(
-        {n for path in sorted(ENGINE.glob("*.cpp")) for n in NAME.findall(path.read_text())}
+        {n for path in sorted(ENGINE.rglob("*.cpp")) for n in NAME.findall(path.read_text())}
     )
 
 

@@ -1,5 +1,5 @@
 // Which wait of the engine a test has taken away.
-#include "wait_site.h"
+#include "gpu/wait_site.h"
 
 #include <atomic>
 #include <cstring>

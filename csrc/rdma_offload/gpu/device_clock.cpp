@@ -1,0 +1,101 @@
+#include "gpu/device_clock.h"
+
+#include <algorithm>
+
+#include "gpu/device.h"
+#include "gpu/wait_site.h"
+
+namespace adaptra {
+
+namespace {
+constexpr size_t kAnchors = 32;    // that are kept: what is older than all of them cannot be read
+constexpr double kDrift = 100e-6;  // seconds per second, at most, between the clocks
+constexpr double kGrain = 5e-6;    // seconds that two readings may differ by
+}  // namespace
+
+void DeviceClock::stamp(Device& device, EventRef event, Nanoseconds seen) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (anchors_.empty()) {
+    if (origin_ == 0) origin_ = seen;
+    anchors_.push_back({std::move(event), 0, (seen - origin_) * kNano, 0, 0});
+    anchors_.back().offset = anchors_.back().least = anchors_.back().seen;
+    return;
+  }
+  const Anchor& before = anchors_.back();
+  const double since = device.elapsed(before.event, event);
+  if (since < 0) return;  // of another stream, which was ahead
+  Anchor next{std::move(event), before.time + since, (seen - origin_) * kNano, 0, 0};
+  next.offset = next.seen - next.time;
+  for (const Anchor& one : anchors_) {
+    next.offset = std::min(next.offset,
+                           one.seen - one.time + kDrift * (next.time - one.time));
+  }
+  next.least = std::max(before.least, next.time + before.offset);
+  anchors_.push_back(std::move(next));
+  if (anchors_.size() <= kAnchors) return;
+  anchors_.pop_front();
+  begun_ = false;
+}
+
+std::optional<DeviceClock::Moment> DeviceClock::host(Device& device, const EventRef& event,
+                                                     Nanoseconds seen) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto anchor = anchors_.rbegin(); anchor != anchors_.rend(); ++anchor) {
+    const double since = device.elapsed(anchor->event, event);
+    const bool first = begun_ && &*anchor == &anchors_.front();
+    if (since < 0 && !first) continue;
+    const double time = anchor->time + since, latest = (seen - origin_) * kNano;
+    anchor->offset = std::min(anchor->offset, latest - time);  // it had passed then
+    double host = std::min(time + anchor->offset, latest);
+    if (since >= 0) host = std::min(std::max(host, anchor->least), latest);
+    const auto at = static_cast<int64_t>(origin_) + static_cast<int64_t>(host / kNano);
+    return Moment{at, kGrain + kDrift * std::max(since, 0.0)};
+  }
+  return {};
+}
+
+size_t DeviceClock::anchors() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return anchors_.size();
+}
+
+void DeviceClock::clear() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  anchors_.clear();
+}
+
+Mark::Mark(std::shared_ptr<Device> device, cuda::Stream stream)
+    : device_(std::move(device)), recorded_(now() * kNano) {
+  Device::For marks(Use::Marks);
+  ++device_->marks;
+  if (device_->capturing(stream)) {
+    fault_ = "the stream is being captured into a graph";
+    return;
+  }
+  event_ = device_->record(stream, true);
+}
+
+std::optional<double> Mark::at() {
+  if (!event_) return at_;
+  Device::For marks(Use::Marks);
+  std::optional<DeviceClock::Moment> moment;
+  try {
+    if (!removed("mark: read when passed") && !device_->passed(event_)) return {};
+    if (device_->clock.anchors() == 0) return {};
+    moment = device_->clock.host(*device_, event_, now());
+    if (!moment) fault_ = "it is older than every anchor: it was read too late";
+  } catch (const CudaError& error) {
+    fault_ = error.what();
+  }
+  event_.reset();
+  if (!moment) return {};
+  const double at = moment->at * kNano;
+  if (at < recorded_ - moment->early) {
+    fault_ = "it passed " + std::to_string(recorded_ - at) + " s before it was recorded";
+  } else {
+    at_ = std::max(at, recorded_);
+  }
+  return at_;
+}
+
+}  // namespace adaptra

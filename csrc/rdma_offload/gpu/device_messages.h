@@ -1,0 +1,156 @@
+// Messages from and to a GPU's memory, through pinned memory of the host.
+//
+// A send: an event where its producer's stream is now; the copy to the host, on a stream of copies
+// that waits for it; when that is over, which the device's thread sees, the engine sends. A receive:
+// an event behind what had its target's memory before; bytes come to pinned memory; then the copy
+// to the target, on another stream of copies, which waits for that event. The caller only records
+// an event. Nothing that is put on a stream waits for a message.
+//
+// The memory of a message belongs to it until `over`: the sender keeps a reference, and neither
+// writes to it nor frees it before. An error of the driver on one side is sent to all peers, whose
+// messages from there and to there fail with its text.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine.h"
+#include "gpu/pinned.h"
+
+namespace adaptra {
+
+struct Transfer;
+using TransferRef = std::shared_ptr<Transfer>;
+using OnCopied = std::function<void(const TransferRef&)>;
+
+// A send or a receive under way.
+struct Transfer {
+  int rank = 0;
+  Tag tag = 0;
+  cuda::Address at = 0;
+  uint64_t bytes = 0;
+  bool sends = false;
+  OnCopied on_copied;  // of a send that waits for `release`: called once its copy is on the host
+
+  // Of a send it ends when the peer has the message; of a receive when the copy to its target is
+  // issued.
+  WorkRef work;
+  std::atomic<bool> over{false};  // the GPU neither reads nor writes the message's memory any more
+
+  // The device's thread alone, but for `copied` once `work` has ended, and of a send until that
+  // thread has it.
+  EventRef ready, begun, copied;
+  std::shared_ptr<uint8_t> block;
+  WorkRef inner;  // the engine's
+  Nanoseconds left = 0;
+  bool asked = false;
+};
+
+class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
+ public:
+  // `tag_space`: is put before tags of 31 bits. Ranks of `peers` are known to the engine, which outlives
+  // this until `close`. `name`: of this side, for errors at the other one.
+  static std::shared_ptr<DeviceMessages> open(Engine& engine, std::shared_ptr<Device> device,
+                                              std::shared_ptr<Pinned> pinned, Tag tag_space,
+                                              std::vector<int> peers, std::string name);
+
+  // Of `bytes` at `at`, whose producer (or owner until now) is on `stream`. They throw CudaError,
+  // and never wait. With `on_copied` the message stays here until `release`.
+  TransferRef send(int rank, Tag tag, cuda::Address at, uint64_t bytes, cuda::Stream stream,
+                   OnCopied on_copied = {});
+  TransferRef receive(int rank, Tag tag, cuda::Address at, uint64_t bytes, cuda::Stream stream);
+  void release(const TransferRef& transfer);
+
+  // What comes later on `stream` sees the message of a receive whose work has ended.
+  void join(const TransferRef& transfer, cuda::Stream stream);
+
+  // Give it up; the GPU does not touch its memory after this, nor does the engine. Whether that was
+  // so after `seconds`: the GPU may hang.
+  bool abort(const TransferRef& transfer, double seconds);
+
+  // Give up all; as `abort`.
+  bool close(double seconds);
+
+  struct Copies {  // by direction: from the GPU, to it
+    std::atomic<uint64_t> count{0}, bytes{0}, nanoseconds{0};
+  };
+  Copies copies[2];
+
+ private:
+  DeviceMessages(Engine& engine, std::shared_ptr<Device> device, std::shared_ptr<Pinned> pinned,
+                 Tag tag_space, std::vector<int> peers, std::string name);
+  static constexpr const char* kClosed = "this side has closed the transport";
+  struct Failure {
+    std::string why;
+    bool driver = false;  // it has failed: nothing more comes of its GPU
+  };
+
+  // On the caller's thread, without a lock.
+  TransferRef start(bool sends, int rank, Tag tag, cuda::Address at, uint64_t bytes,
+                    cuda::Stream stream);  // the transfer, with its event on `stream`
+  bool on_thread(std::function<void()> job, double seconds);  // run it on the device's; false: not yet
+
+  // Put the copy on its stream: out on the caller's thread, under Device::in_order; in on the device's.
+  void issue(const TransferRef& transfer, Device::CopyStream on);
+
+  // All others: on the device's thread, without a lock.
+
+  // Sends: their copy is on its stream; it has passed; the engine takes the message.
+  void follow_out(const TransferRef& transfer, const Failure& failed);
+  void copied_out(const TransferRef& transfer);
+  void hand_over(const TransferRef& transfer);
+
+  // Receives: get pinned memory; the engine receives there; copy to the target; that has passed.
+  void post(const TransferRef& transfer);
+  void expect(const TransferRef& transfer, std::shared_ptr<uint8_t> block);
+  void copy_in(const TransferRef& transfer);
+  void copied_in(const TransferRef& transfer);
+
+  // Both.
+  void follow(const TransferRef& transfer, Device::CopyStream on);  // until its copy has passed
+  void count(const TransferRef& transfer, Copies& direction);       // a copy that has passed
+  void land(const TransferRef& transfer);    // the GPU is done with its memory; locks mutex_
+  void end(const TransferRef& transfer, const std::string& why);  // its work
+  void settle(const TransferRef& transfer);  // forget it once nothing of it is under way
+  void give_up(const TransferRef& transfer);  // end it as aborted; a copy that is issued still passes
+
+  // Failures.
+  std::string why_not(const TransferRef& transfer) const;  // nothing can come of it; or empty
+  bool refused(const TransferRef& transfer);         // end it if nothing can come of it
+  void guarded(const TransferRef& transfer, const std::function<void()>& work);  // failing fails it
+  void lose(int rank, const std::string& why);       // all that is under way with a peer
+  void broken(const std::string& why);               // this GPU: all, and the peers are sent `why`
+  void listen();                                     // receive such notices of all peers
+  void notice_arrived(int rank);                     // lose what is under way with its sender
+
+  Engine& engine_;
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<Pinned> pinned_;
+  const Tag tag_space_;
+  const std::vector<int> peers_;
+  const std::string name_;
+
+  // The device's thread alone.
+  std::set<TransferRef> open_;
+  struct Notice {
+    std::unique_ptr<uint8_t[]> text;
+    WorkRef work;
+  };
+  std::map<int, Notice> notices_;
+  std::map<int, std::string> lost_;  // by rank: why nothing more comes from there
+  std::string broken_;
+  bool closed_ = false;
+
+  std::mutex mutex_;
+  std::condition_variable landed_;
+  bool shut_ = false;  // nothing new
+};
+
+}  // namespace adaptra

@@ -1,0 +1,152 @@
+#include "gpu/pinned.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+namespace adaptra {
+
+namespace {
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kSpare = 4;  // a block serves for less, if it is not more than a quarter larger
+
+uint64_t whole_pages(uint64_t bytes) {
+  return (std::max<uint64_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+}
+}  // namespace
+
+Pinned::Pinned(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, uint64_t limit)
+    : device_(std::move(device)), arena_(std::move(arena)), limit_(limit) {}
+
+Pinned::~Pinned() { close(); }
+
+void Pinned::close() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+  }
+  trim(true);
+}
+
+std::shared_ptr<uint8_t> Pinned::take_idle(uint64_t bytes) {
+  bytes = whole_pages(bytes);
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto known = idle_.lower_bound(bytes);
+  if (known == idle_.end() || known->first > bytes + bytes / kSpare) return nullptr;
+  // Of equal ones that which came back last: those that nobody needs stay behind for `trim`.
+  known = std::prev(idle_.upper_bound(known->first));
+  Block block = std::move(known->second);
+  idle_.erase(known);
+  return lend(std::move(block));
+}
+
+std::shared_ptr<uint8_t> Pinned::take(uint64_t bytes) {
+  if (auto idle = take_idle(bytes)) return idle;
+  bytes = whole_pages(bytes);
+  if (this->bytes().held + bytes > limit_) trim(true);
+  Block block = pin(bytes);
+  std::lock_guard<std::mutex> lock(mutex_);
+  bytes_.held += block.bytes;
+  bytes_.peak = std::max(bytes_.peak, bytes_.held);
+  if (bytes_.held > limit_) bytes_.over = std::max(bytes_.over, bytes_.held - limit_);
+  return lend(std::move(block));
+}
+
+void Pinned::prepare(uint64_t bytes, size_t count) {
+  std::vector<std::shared_ptr<uint8_t>> blocks;
+  while (blocks.size() < count) blocks.push_back(take(bytes));
+}
+
+std::shared_ptr<uint8_t> Pinned::lend(Block block) {
+  block.recent = true;
+  bytes_.used += block.bytes;
+  uint8_t* at = block.at;
+  return {at, [self = shared_from_this(), block = std::move(block)](uint8_t*) {
+            self->give_back(block);
+          }};
+}
+
+void Pinned::give_back(Block block) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  bytes_.used -= block.bytes;
+  const uint64_t size = block.bytes;
+  idle_.emplace(size, std::move(block));
+  if (!closed_) return;
+  device_->slowly([self = weak_from_this()] {
+    if (auto pinned = self.lock()) pinned->close();
+  });
+}
+
+Pinned::Block Pinned::pin(uint64_t bytes) {
+  device_->enter();
+  Block block;
+  block.bytes = bytes;
+  if (arena_ && copied().empty()) {
+    block.memory = arena_->take(bytes);
+    block.at = block.memory.get();
+    if (block.at != nullptr) {
+      const auto result = device_->cuda.host_register(block.at, bytes, cuda::kHostPortable);
+      if (result == cuda::kSuccess) return block;
+      std::lock_guard<std::mutex> lock(mutex_);
+      copied_ = "cuMemHostRegister says " + cuda_words(result);
+    }
+    block.memory.reset();
+  }
+  void* at = nullptr;
+  device_->check(device_->cuda.host_alloc(&at, bytes, cuda::kHostPortable), "cuMemHostAlloc");
+  block.at = static_cast<uint8_t*>(at);
+  return block;
+}
+
+void Pinned::unpin(Block block) {
+  device_->enter();
+  if (!block.memory) {
+    device_->check(device_->cuda.host_free(block.at), "cuMemFreeHost");
+    return;
+  }
+  device_->check(device_->cuda.host_unregister(block.at), "cuMemHostUnregister");
+  arena_->vacate(block.at, block.bytes);
+}
+
+void Pinned::trim(bool all) {
+  if (!all && arena_ && arena_->keeps_pages()) return;
+  std::vector<Block> over;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto at = idle_.begin(); at != idle_.end();) {
+      if (all || !at->second.recent) {
+        bytes_.held -= at->second.bytes;
+        over.push_back(std::move(at->second));
+        at = idle_.erase(at);
+      } else {
+        at->second.recent = false;
+        ++at;
+      }
+    }
+  }
+  for (auto& block : over) {
+    try {
+      unpin(std::move(block));
+    } catch (const CudaError&) {  // the driver has ended or failed, and its pins with it
+    }
+  }
+}
+
+Pinned::Bytes Pinned::bytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return bytes_;
+}
+
+void Pinned::new_peak() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  bytes_.peak = bytes_.held;
+  bytes_.over = 0;
+}
+
+std::string Pinned::copied() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return copied_;
+}
+
+}  // namespace adaptra

@@ -1,0 +1,361 @@
+#include "verbs/verbs_path.h"
+
+#include <arpa/inet.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <stdexcept>
+
+namespace adaptra {
+
+namespace {
+
+constexpr uint64_t kPiece = 128 << 10;  // payload of a slot, at most
+constexpr uint32_t kHeaders = 16;       // of frames in a slot
+constexpr uint32_t kSlots = 64;
+constexpr uint32_t kWrites = 2 * kSlots;
+constexpr uint32_t kGifts = 8;          // writes that only give slots back, at most
+constexpr uint32_t kGift = kSlots / 4;  // slots that are given back together
+constexpr uint32_t kSignals = 32;       // of so many writes one says that it is over
+constexpr uint32_t kInline = 128;
+constexpr Nanoseconds kSlow = 20000;    // more than a thread needs to wake up
+constexpr int kTurn = 64;               // completions before others have their turn
+constexpr int kAtOnce = 16;
+constexpr uint32_t kFrames = 1u << 31;  // in the word of a write: there are frames
+constexpr uint32_t kGivenBack = 0xffff;
+constexpr int kDrain = 300;             // milliseconds for the last word of a side that closes
+constexpr size_t kWords = 200;          // bytes of why the other side gave up
+
+}  // namespace
+
+uint64_t VerbsPath::longest(uint64_t piece) { return std::min(piece, kPiece); }
+
+VerbsPath::VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, uint64_t piece,
+                     Loop& loop, std::weak_ptr<Sink> sink)
+    : Path(0, longest(piece)),
+      loop_(loop),
+      sink_(std::move(sink)),
+      slot_(kHeaders * sizeof(Header) + longest_piece),
+      qp_(std::move(device), port, gid,
+          {kSlots, slot_, kWrites + kGifts, kHeaders * sizeof(Header), kSlots + kGifts, kInline}) {}
+
+void VerbsPath::connect(const std::string& card) {
+  qp_.connect(card);
+  granted_ = qp_.theirs().slots;
+}
+
+void VerbsPath::start(Owned socket) {
+  auto self = weak_from_this();
+  std::lock_guard<std::mutex> lock(mutex_);
+  socket_ = std::move(socket);
+  if (closed_) return;
+  qp_.watch([self](const std::string& why) {
+    if (auto path = self.lock()) path->end(why);
+  });
+  loop_.watch(qp_.fd(), EPOLLIN, [self](uint32_t) {
+    if (auto path = self.lock()) path->ready();
+  });
+  loop_.watch(socket_, EPOLLIN | EPOLLRDHUP, [self](uint32_t) {
+    auto path = self.lock();
+    if (!path) return;
+    path->ready();  // what it has written before its end
+    char words[kWords];
+    const ssize_t got = ::recv(path->socket_, words, sizeof words, MSG_DONTWAIT);
+    path->end(got > 0 ? "the other side says: " + std::string(words, got)
+                      : std::string("the other side has ended"));
+  });
+  loop_.soon([self] {  // a port may have gone down before it was watched
+    auto path = self.lock();
+    if (!path) return;
+    path->ready();
+    if (!path->qp_.active()) path->end(path->words(ibv::kFlushed));
+  });
+}
+
+bool VerbsPath::has_room() const {
+  return !closed_ && (granted_ > 0 || gathered_ > 0) && posted_ - completed_ < kWrites;
+}
+
+bool VerbsPath::takes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return has_room();
+}
+
+uint64_t VerbsPath::waiting() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return waiting_;
+}
+
+void VerbsPath::send(const Header& header, const uint8_t* payload, std::shared_ptr<void> keep) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!has_room()) return;  // its end is on the way to the peer
+  Header* headers = this->headers();
+  if (gathered_ == 0) --granted_;
+  headers[gathered_++] = header;
+  if (header.length == 0) {
+    if (gathered_ == kHeaders || header.kind == Kind::Bye) {
+      write_gathered();
+      hand_over(lock);
+    }
+    return;
+  }
+  const uint32_t before = gathered_ * sizeof header;
+  const bool inlined = before + header.length <= qp_.inlined();
+  Write next;
+  next.sges[0] = {reinterpret_cast<uintptr_t>(headers), before, qp_.headers_key()};
+  next.wr.sge_count = 1;
+  try {
+    for (uint64_t done = 0, part; done < header.length; done += part) {
+      part = header.length - done;
+      const uint32_t key = inlined ? 0 : qp_.device->key(payload + done, &part);
+      next.sges[next.wr.sge_count++] = {reinterpret_cast<uintptr_t>(payload + done),
+                                        static_cast<uint32_t>(part), key};
+    }
+  } catch (const std::runtime_error& error) {
+    return fail_soon(error.what());
+  }
+  written_.push_back({frames_, header.length, std::move(keep)});
+  waiting_ += header.length;
+  write(next, inlined);
+  full_ = full_ || !has_room();
+  hand_over(lock);
+}
+
+// Have the device get what was written. If that takes long (one of software sends within the call),
+// the loop's thread does it, and no sender waits.
+void VerbsPath::hand_over(std::unique_lock<std::mutex>& lock) {
+  if (!slow_) return post(lock);
+  if (gathers_ || posts_ || posts_soon_) return;
+  posts_soon_ = true;
+  loop_.soon([self = weak_from_this()] {
+    auto path = self.lock();
+    if (!path) return;
+    std::unique_lock<std::mutex> lock(path->mutex_);
+    path->posts_soon_ = false;
+    path->post(lock);
+  });
+}
+
+void VerbsPath::flush() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (closed_ || gathers_ || gathered_ == 0) return;
+  write_gathered();
+  hand_over(lock);
+}
+
+Header* VerbsPath::headers() const { return reinterpret_cast<Header*>(qp_.headers(posted_)); }
+
+void VerbsPath::write_gathered() {
+  const uint32_t bytes = gathered_ * sizeof(Header);
+  Write next;
+  next.sges[0] = {reinterpret_cast<uintptr_t>(headers()), bytes, qp_.headers_key()};
+  next.wr.sge_count = bytes > 0;
+  write(next, bytes <= qp_.inlined());
+  full_ = full_ || !has_room();
+}
+
+void VerbsPath::write(Write& next, bool inlined) {
+  const bool frames = gathered_ > 0;
+  ibv::SendWr& wr = next.wr;
+  wr.id = posted_;
+  wr.opcode = ibv::kRdmaWriteWithImm;
+  if (inlined) wr.flags |= ibv::kInline;
+  if (posted_ % kSignals == 0 || (frames && headers()[gathered_ - 1].kind == Kind::Bye)) {
+    wr.flags |= ibv::kSignaled;
+    signaled_ = posted_ + 1;
+  }
+  wr.immediate = htonl((frames ? kFrames : 0) | free_);
+  wr.remote.address = qp_.theirs().address + (frames ? frames_++ % qp_.theirs().slots * slot_ : 0);
+  wr.remote.rkey = qp_.theirs().key;
+  free_ = gathered_ = 0;
+  ++posted_;
+  writes_.push_back(next);
+}
+
+void VerbsPath::post(std::unique_lock<std::mutex>& lock) {
+  std::vector<Write> writes;
+  while (!writes_.empty() && !posts_) {
+    posts_ = true;
+    writes.clear();
+    writes.swap(writes_);
+    lock.unlock();
+    for (size_t n = 0; n < writes.size(); ++n) {
+      writes[n].wr.sges = writes[n].sges;
+      writes[n].wr.next = n + 1 < writes.size() ? &writes[n + 1].wr : nullptr;
+    }
+    const Nanoseconds begin = now();
+    const int error = qp_.post(writes[0].wr);
+    slow_ = now() - begin > kSlow;
+    lock.lock();
+    posts_ = false;
+    gave_.notify_all();
+    if (error != 0) {
+      fail_soon(qp_.name() + " takes no more writes: " + std::strerror(error));
+    }
+  }
+}
+
+// A path does not call its sink from within `send`.
+void VerbsPath::fail_soon(std::string why) {
+  loop_.soon([self = weak_from_this(), why = std::move(why)] {
+    if (auto path = self.lock()) path->end(why);
+  });
+}
+
+void VerbsPath::ready() {
+  auto sink = sink_.lock();
+  if (!sink) return close();
+  qp_.take_event();  // before the last look, so that nothing is missed
+  gather(true);
+  ibv::Completion found[kAtOnce];
+  int count, turn = 0;
+  while ((count = qp_.poll(found, kAtOnce)) > 0) {
+    for (int n = 0; n < count; ++n) {
+      if (!completed(*sink, found[n])) return;
+    }
+    if ((turn += count) >= kTurn) {
+      loop_.soon([self = weak_from_this()] {
+        if (auto path = self.lock()) path->ready();
+      });
+      break;
+    }
+  }
+  if (room_again()) sink->roomy(*this);
+  gather(false);
+}
+
+bool VerbsPath::room_again() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool room = full_ && has_room();
+  if (room) full_ = false;
+  return room;
+}
+
+void VerbsPath::gather(bool yes) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  gathers_ = yes;
+  if (closed_) return;
+  if (!yes && gathered_ > 0) write_gathered();
+  give();
+  post(lock);
+}
+
+bool VerbsPath::completed(Sink& sink, const ibv::Completion& completion) {
+  if (completion.status != ibv::kSuccess) return end(words(completion.status)), false;
+  if (completion.opcode & ibv::kReceived) return received(sink, completion);
+  std::lock_guard<std::mutex> lock(mutex_);
+  completed_ = completion.id + 1;  // and so are those before it
+  return true;
+}
+
+// What was in a slot that comes back has been read; its memory here is free, whether or not the
+// device has reported the write as over.
+bool VerbsPath::given_back(uint32_t slots) {
+  granted_ += slots;
+  if (granted_ > qp_.theirs().slots) return false;
+  const uint64_t read = frames_ - (qp_.theirs().slots - granted_);
+  while (!written_.empty() && written_.front().frame < read) {
+    waiting_ -= written_.front().bytes;
+    written_.pop_front();
+  }
+  return true;
+}
+
+bool VerbsPath::received(Sink& sink, const ibv::Completion& completion) {
+  last_received = now();
+  const uint32_t word = ntohl(completion.immediate);
+  bool used;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return false;
+    used = given_back(word & kGivenBack);
+  }
+  if (!used) return end("more slots came back than were used"), false;
+  if (!qp_.post_receive()) return end("a receive cannot be posted"), false;
+  if (!(word & kFrames)) return true;
+  if (completion.bytes > slot_) return end("a write of more than a slot"), false;
+  const uint8_t* at = qp_.slot(received_++);
+  const uint8_t* end_of_frames = at + completion.bytes;
+  while (at < end_of_frames) {
+    Header header;  // a copy: the other side can still write there
+    std::memcpy(&header, at, sizeof header);
+    at += sizeof header;
+    std::string fault = fault_of(header, longest_piece);
+    if (fault.empty() && at + header.length > end_of_frames) fault = "a frame that is cut";
+    if (!fault.empty()) return end(fault), false;
+    if (header.length > 0) {
+      sink.fill(header, 0, [&](uint8_t* to) -> ssize_t {
+        if (to != nullptr) std::memcpy(to, at, header.length);
+        return header.length;
+      });
+    }
+    at += header.length;
+    if (!sink.arrived(*this, header)) return end("a frame against the protocol"), false;
+  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++free_;
+  if (closed_) return true;
+  give();
+  post(lock);
+  return true;
+}
+
+void VerbsPath::give() {
+  if (free_ >= kGift && posted_ - completed_ < kWrites + kGifts) write_gathered();
+}
+
+std::string VerbsPath::words(int status) const {
+  const std::string port = qp_.name();
+  if (!qp_.active()) return port + " is down here";
+  if (status == ibv::kRetryExceeded || status == ibv::kRnrRetryExceeded) {
+    return "the other side does not answer over " + port;
+  }
+  const bool theirs = status >= ibv::kRemoteFirst && status <= ibv::kRemoteLast;
+  return port + " fails " + (theirs ? "at the other side: " : "here: ") + qp_.device->verbs.status_text(status);
+}
+
+void VerbsPath::end(const std::string& why) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_) return;
+    ::send(socket_, why.data(), std::min(why.size(), kWords), MSG_DONTWAIT | MSG_NOSIGNAL);
+    signaled_ = 0;  // what is under way is lost: nothing to wait for
+  }
+  close();
+  if (auto sink = sink_.lock()) sink->failed(*this, why);
+}
+
+void VerbsPath::close() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (closed_) return;
+  closed_ = true;
+  gave_.wait(lock, [this] { return !posts_; });
+  post(lock);
+  loop_.unwatch(qp_.fd());
+  qp_.unwatch();
+  drain();
+  qp_.stop();
+  if (socket_ >= 0) {
+    loop_.unwatch(socket_);
+    ::shutdown(socket_, SHUT_RDWR);
+  }
+}
+
+void VerbsPath::drain() {
+  const Nanoseconds until = now() + kDrain * 1000000ull;
+  while (completed_ < signaled_ && now() < until) {
+    ibv::Completion one;
+    const int count = qp_.poll(&one, 1);
+    if (count < 0 || (count > 0 && one.status != ibv::kSuccess)) return;
+    if (count > 0) {
+      if (!(one.opcode & ibv::kReceived)) completed_ = one.id + 1;
+      continue;
+    }
+    ::poll(nullptr, 0, 1);
+  }
+}
+
+}  // namespace adaptra

@@ -1,0 +1,206 @@
+#include "verbs/verbs_qp.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+
+namespace adaptra {
+
+namespace {
+
+constexpr uint32_t kMostSlots = 4096; // that another side may grant
+
+// A write is tried 7 times; with the 0.27 s between two of them a path fails after two to eight
+// seconds without an answer, depending on the device.
+constexpr uint8_t kTimeout = 16, kRetries = 6;
+constexpr uint8_t kNotReady = 6, kNotReadyTimer = 12;  // never needed: a receive is posted for each
+
+[[noreturn]] void refuse(const std::string& what, int error) {
+  throw std::runtime_error(what + ": " + std::strerror(error));
+}
+
+uint32_t random_bits(int bits) { return std::random_device()() & ((1u << bits) - 1); }
+
+}  // namespace
+
+// Little endian, 44 bytes; see docs/wire-protocol.md.
+struct __attribute__((packed)) VerbsQp::Card {
+  uint8_t gid[16];
+  uint64_t address;
+  uint32_t key, qp, psn, slots;
+  uint16_t lid;
+  uint8_t mtu, zero;
+};
+
+VerbsQp::VerbsQp(std::shared_ptr<VerbsDevice> opened, int port, int gid, VerbsSizes sizes)
+    : device(std::move(opened)),
+      verbs_(device->verbs),
+      port_(port),
+      sizes_(sizes),
+      psn_(random_bits(24)),
+      address_(device->address(port, gid)),
+      attributes_(device->attributes(port)) {
+  if (!address_.active) throw std::runtime_error(name() + " is down here");
+  if (address_.gid_index < 0) throw std::runtime_error(name() + ": " + address_.why);
+  try {
+    open();
+  } catch (...) {
+    destroy();
+    throw;
+  }
+}
+
+void VerbsQp::open() {
+  slots_bytes_ = (sizes_.slots * sizes_.slot + 4095) / 4096 * 4096;
+  memory_bytes_ = slots_bytes_ + uint64_t{sizes_.writes} * sizes_.headers;
+  void* memory = mmap(nullptr, memory_bytes_, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) refuse("memory for slots", errno);
+  memory_ = static_cast<uint8_t*>(memory);
+  slots_ = verbs_.reg_mr(device->pd, memory_, slots_bytes_, ibv::kLocalWrite | ibv::kRemoteWrite);
+  if (slots_ != nullptr) {
+    headers_ = verbs_.reg_mr(device->pd, memory_ + slots_bytes_, memory_bytes_ - slots_bytes_, 0);
+  }
+  if (headers_ == nullptr) {
+    refuse(device->name + " cannot register memory (`ulimit -l` should say unlimited)", errno);
+  }
+  channel_ = verbs_.create_channel(device->context);
+  if (channel_ == nullptr) refuse("a completion channel of " + device->name, errno);
+  fcntl(channel_->fd, F_SETFL, fcntl(channel_->fd, F_GETFL) | O_NONBLOCK);
+  cq_ = verbs_.create_cq(device->context, sizes_.writes + sizes_.receives, nullptr, channel_, 0);
+  if (cq_ == nullptr) refuse("a completion queue of " + device->name, errno);
+  ibv::QpInit init{};
+  init.send_cq = init.receive_cq = cq_;
+  init.capacity = {sizes_.writes, sizes_.receives, 3, 1, sizes_.inlined};
+  init.type = ibv::kRc;
+  qp_ = verbs_.create_qp(device->pd, &init);
+  if (qp_ == nullptr) {
+    init.capacity.max_inline = 0;
+    qp_ = verbs_.create_qp(device->pd, &init);
+  }
+  if (qp_ == nullptr) refuse("a queue pair of " + device->name, errno);
+  inlined_ = init.capacity.max_inline;
+  ibv::QpAttributes to{};
+  to.state = ibv::kInit;
+  to.port = static_cast<uint8_t>(port_);
+  to.access_flags = ibv::kRemoteWrite;
+  const int error = verbs_.modify_qp(
+      qp_, &to, ibv::kState | ibv::kPkeyIndex | ibv::kPort | ibv::kAccessFlags);
+  if (error != 0) refuse("a queue pair of " + device->name, error);
+  for (uint32_t n = 0; n < sizes_.receives; ++n) {
+    if (!post_receive()) refuse("receives of " + device->name, errno);
+  }
+  cq_->context->ops.request_notify(cq_, 0);
+}
+
+VerbsQp::~VerbsQp() { destroy(); }
+
+void VerbsQp::destroy() {
+  if (qp_ != nullptr) verbs_.destroy_qp(qp_);
+  if (cq_ != nullptr) verbs_.destroy_cq(cq_);
+  if (channel_ != nullptr) verbs_.destroy_channel(channel_);
+  if (headers_ != nullptr) verbs_.dereg_mr(headers_);
+  if (slots_ != nullptr) verbs_.dereg_mr(slots_);
+  if (memory_ != nullptr) munmap(memory_, memory_bytes_);
+}
+
+std::string VerbsQp::card() const {
+  Card card{};
+  std::memcpy(card.gid, address_.gid.data(), sizeof card.gid);
+  card.address = reinterpret_cast<uintptr_t>(memory_);
+  card.key = slots_->rkey;
+  card.qp = qp_->number;
+  card.psn = psn_;
+  card.slots = sizes_.slots;
+  card.lid = attributes_.lid;
+  card.mtu = static_cast<uint8_t>(attributes_.active_mtu);
+  return {reinterpret_cast<const char*>(&card), sizeof card};
+}
+
+void VerbsQp::connect(const std::string& words) {
+  Card card;
+  if (words.size() != sizeof card) throw std::runtime_error("this is no card of a queue pair");
+  std::memcpy(&card, words.data(), sizeof card);
+  if (card.slots == 0 || card.slots > kMostSlots || card.mtu < 1 || card.mtu > 5) {
+    throw std::runtime_error("a card with " + std::to_string(card.slots) + " slots and MTU " +
+                             std::to_string(card.mtu));
+  }
+  theirs_ = {card.address, card.key, card.slots};
+
+  ibv::QpAttributes to{};
+  to.state = ibv::kReadyToReceive;
+  to.path_mtu = std::min<int>(card.mtu, attributes_.active_mtu);
+  to.destination_qp = card.qp;
+  to.rq_psn = card.psn;
+  to.min_rnr_timer = kNotReadyTimer;
+  to.address.port = static_cast<uint8_t>(port_);
+  to.address.dlid = card.lid;
+  if (attributes_.link_layer == ibv::kEthernet) {
+    to.address.is_global = 1;
+    std::memcpy(to.address.route.dgid.raw, card.gid, sizeof card.gid);
+    to.address.route.sgid_index = static_cast<uint8_t>(address_.gid_index);
+    to.address.route.hop_limit = 64;
+  }
+  int error = verbs_.modify_qp(qp_, &to,
+                               ibv::kState | ibv::kAddress | ibv::kPathMtu | ibv::kDestinationQp |
+                                   ibv::kRqPsn | ibv::kMaxReadsHere | ibv::kMinRnrTimer);
+  if (error != 0) refuse(device->name + " finds no way to the other side", error);
+  to.state = ibv::kReadyToSend;
+  to.timeout = kTimeout;
+  to.retry_count = kRetries;
+  to.rnr_retry = kNotReady;
+  to.sq_psn = psn_;
+  error = verbs_.modify_qp(qp_, &to,
+                           ibv::kState | ibv::kTimeout | ibv::kRetryCount | ibv::kRnrRetry |
+                               ibv::kSqPsn | ibv::kMaxReads);
+  if (error != 0) refuse(device->name + " cannot send", error);
+}
+
+std::string VerbsQp::name() const {
+  return "port " + std::to_string(port_) + " of " + device->name;
+}
+
+bool VerbsQp::active() const {
+  ibv::PortAttributes attributes{};
+  return verbs_.query_port(device->context, port_, &attributes) == 0 &&
+         attributes.state == ibv::kPortActive;
+}
+
+uint8_t* VerbsQp::headers(uint64_t write) const {
+  return memory_ + slots_bytes_ + write % sizes_.writes * sizes_.headers;
+}
+
+int VerbsQp::post(ibv::SendWr& wr) {
+  ibv::SendWr* bad;
+  return qp_->context->ops.post_send(qp_, &wr, &bad);
+}
+
+bool VerbsQp::post_receive() {
+  ibv::ReceiveWr wr{}, *bad;
+  return qp_->context->ops.post_receive(qp_, &wr, &bad) == 0;
+}
+
+int VerbsQp::poll(ibv::Completion* found, int most) {
+  return cq_->context->ops.poll_cq(cq_, most, found);
+}
+
+void VerbsQp::take_event() {
+  ibv::Cq* cq;
+  void* user;
+  if (verbs_.get_cq_event(channel_, &cq, &user) != 0) return;
+  verbs_.ack_cq_events(cq_, 1);
+  cq_->context->ops.request_notify(cq_, 0);
+}
+
+void VerbsQp::stop() {
+  ibv::QpAttributes to{};
+  to.state = ibv::kError;
+  verbs_.modify_qp(qp_, &to, ibv::kState);
+}
+
+}  // namespace adaptra

@@ -1,0 +1,85 @@
+// A queue pair of type RC, the memory that it works with, and the one at the other side.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "verbs/verbs_device.h"
+
+namespace adaptra {
+
+// How much of everything. `headers`: bytes of registered memory for each write; `inlined`: payload
+// that needs none, if the device can.
+struct VerbsSizes {
+  uint32_t slots;
+  uint64_t slot;
+  uint32_t writes, headers, receives, inlined;
+};
+
+class VerbsQp {
+ public:
+  // Not connected; its receives are posted. `gid`: an index, or -1 for the best address. Throws
+  // std::runtime_error, which says why the device cannot be used.
+  VerbsQp(std::shared_ptr<VerbsDevice> device, int port, int gid, VerbsSizes sizes);
+  ~VerbsQp();
+  VerbsQp(const VerbsQp&) = delete;
+
+  // What the other side has to know, and its own: then frames may come. Throws as above; may take
+  // seconds, for the network has to find the way.
+  std::string card() const;
+  void connect(const std::string& card);
+
+  // "port 1 of mlx5_0"
+  std::string name() const;
+  bool active() const;  // the port
+  int fd() const { return channel_->fd; }
+
+  uint8_t* slot(uint64_t number) const { return memory_ + number % sizes_.slots * sizes_.slot; }
+  uint8_t* headers(uint64_t write) const;
+  uint32_t headers_key() const { return headers_->lkey; }
+  uint32_t inlined() const { return inlined_; }
+
+  int post(ibv::SendWr& wr);  // 0, or an error
+  bool post_receive();
+  int poll(ibv::Completion* found, int most);
+
+  // Take the event that made `fd` readable, and ask for another one on the next completion.
+  void take_event();
+
+  // Nothing is read or written any more.
+  void stop();
+
+  struct Theirs {
+    uint64_t address = 0;
+    uint32_t key = 0, slots = 0;
+  };
+  const Theirs& theirs() const { return theirs_; }
+
+  // Call `failed` when the port goes down or something happens to this.
+  void watch(VerbsDevice::Failed failed) { device->watch(qp_, port_, std::move(failed)); }
+  void unwatch() { device->unwatch(qp_); }
+
+  const std::shared_ptr<VerbsDevice> device;
+
+ private:
+  struct Card;
+  void open();     // of the constructor: all that the device has to make; throws
+  void destroy();  // what `open` has made so far
+
+  const VerbsLibrary& verbs_;
+  const int port_;
+  const VerbsSizes sizes_;
+  const uint32_t psn_;
+  const VerbsPort address_;
+  const ibv::PortAttributes attributes_;
+  Theirs theirs_;
+  uint8_t* memory_ = nullptr;  // the slots, then the headers
+  uint64_t slots_bytes_ = 0, memory_bytes_ = 0;
+  ibv::Mr *slots_ = nullptr, *headers_ = nullptr;
+  ibv::Channel* channel_ = nullptr;
+  ibv::Cq* cq_ = nullptr;
+  ibv::Qp* qp_ = nullptr;
+  uint32_t inlined_ = 0;
+};
+
+}  // namespace adaptra
