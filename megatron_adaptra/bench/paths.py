@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.engine_wire import StoreRendezvous
 from megatron_adaptra.transport.engine.rails import Rail
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
-from megatron_adaptra.transport.engine.wire import StoreBoard
 
 TIMEOUT = 120.0  # seconds for a message
 
@@ -111,5 +111,5 @@ def open_endpoint(name: str, rank: int, machine: str, ports: Sequence[Rail] = ()
     Memory is shared between ranks of the same `machine`. `ports`: of RDMA, which alone are used
     then.
     """
-    board, host = StoreBoard(f"adaptra/bench/{name}"), local_address()
-    return Endpoint(rank, host, machine, board, TIMEOUT, fallback=not ports, ports=ports)
+    rendezvous, host = StoreRendezvous(f"adaptra/bench/{name}"), local_address()
+    return Endpoint(rank, host, machine, rendezvous, TIMEOUT, fallback=not ports, ports=ports)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from megatron_adaptra import waits
-from megatron_adaptra.device import native
+from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Calls, Device, Mark
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.errors import DeviceFailed
@@ -39,7 +39,7 @@ class CudaDevice:
 
     def __init__(self, ordinal: int, stream: Callable[[], int] | None = None) -> None:
         self.ordinal, self.name = ordinal, f"cuda:{ordinal}"
-        self.handle = native.open_device(ordinal)
+        self.handle = gpu_bindings.open_device(ordinal)
         self.stream = stream or (lambda: int(torch.cuda.current_stream(ordinal).cuda_stream))
         self.users: set[Closing] = set()
         self._closed = False
@@ -83,7 +83,7 @@ class CudaDevice:
         self._closed = True
         for user in list(self.users):
             user.close()
-        if left := self.handle.close(waits.GOODBYE):
+        if left := self.handle.close(waits.CLOSE):
             log_line(left)
         _opened.pop((os.getpid(), self.ordinal), None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_adaptra.device import native
+from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Memory
 from megatron_adaptra.device.cuda import CudaDevice
 
@@ -20,7 +20,7 @@ class Staging:
 
     def __init__(self, device: CudaDevice, engine: Any, limit: int = NO_LIMIT) -> None:
         self.device = device
-        self.pinned = native.new_pinned(device.handle, engine, limit)
+        self.pinned = gpu_bindings.new_pinned(device.handle, engine, limit)
 
     def memory(self) -> Memory:
         """What it takes."""

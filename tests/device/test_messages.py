@@ -13,7 +13,7 @@ from patience import PATIENCE, in_time
 
 from megatron_adaptra.device import cuda
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.transport.engine.wire import EngineWire
+from megatron_adaptra.transport.engine.engine_wire import EngineWire
 
 SIZE = 300_000  # bytes
 SHORT = 0.05  # seconds

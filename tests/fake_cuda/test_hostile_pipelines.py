@@ -16,9 +16,9 @@ from fake_cuda.hostile.batches import run_broken, run_jobs, run_planted
 from fake_cuda.hostile.jobs import EXECUTOR, NATIVE, Job
 from fake_cuda.hostile.processes import run_processes
 
-from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine import bindings
 
-_MISSING = build.missing() or native.missing()
+_MISSING = build.missing() or bindings.missing()
 pytestmark = [
     pytest.mark.cold,
     pytest.mark.skipif(bool(_MISSING), reason=_MISSING or "-"),

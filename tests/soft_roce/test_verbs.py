@@ -12,7 +12,7 @@ import pytest
 from soft_roce.verbs_cases import CASES
 from soft_roce.vm import boot, prepared
 
-from megatron_adaptra.transport.engine.native import missing
+from megatron_adaptra.transport.engine.bindings import missing
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 1500  # for all cases; nothing is measured with it

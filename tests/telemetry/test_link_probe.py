@@ -4,10 +4,10 @@ import time
 
 import pytest
 from patience import PATIENCE
+from transport.loopback import LoopbackNetwork
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.telemetry.link_probe import AHEAD, LinkProbes
-from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 
 def taken(probes, count):

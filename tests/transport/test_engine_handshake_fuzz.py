@@ -13,6 +13,7 @@ from patience import PATIENCE
 from transport.ranks import until
 from transport.test_engine_handshake import A, B, Door, door  # noqa: F401
 
+from megatron_adaptra.transport.engine.bindings import new_engine
 from megatron_adaptra.transport.engine.dial import answer_shm, ask_tcp
 from megatron_adaptra.transport.engine.endpoint import SILENCE
 from megatron_adaptra.transport.engine.handshake import (
@@ -25,7 +26,6 @@ from megatron_adaptra.transport.engine.handshake import (
     Refused,
     refusal,
 )
-from megatron_adaptra.transport.engine.native import new_engine
 
 ROUNDS = 5000
 FIELDS = [(0, 8), (8, 2), (10, 1), (11, 1), (12, 4), (16, 4), (20, 8), (28, 8), (36, 16), (52, 32)]

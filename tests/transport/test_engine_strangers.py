@@ -21,7 +21,6 @@ import pytest
 from patience import PATIENCE, in_time
 from transport.ranks import until
 
-from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.dial import Address, ask_tcp
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, PIECE, WINDOW, Endpoint
 from megatron_adaptra.transport.engine.handshake import (
@@ -34,6 +33,7 @@ from megatron_adaptra.transport.engine.handshake import (
     Refused,
 )
 from megatron_adaptra.transport.engine.listener import MOST
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 STRANGER = Path(__file__).parent / "stranger.py"
 SIZE, TAGS, ROUNDS = 1 << 18, 4, 50
@@ -81,7 +81,7 @@ class Recorder:
         self._server.close()
 
 
-class Misled(FolderBoard):
+class Misled(FolderRendezvous):
     """Whoever reads rank 0's address here calls a recorder."""
 
     recorder: Recorder | None = None
@@ -100,9 +100,9 @@ class Pair:
     """Rank 0 and rank 1 of a job; what they say to each other at first is recorded."""
 
     def __init__(self, folder: Path) -> None:
-        self.board = Misled(folder)
+        self.rendezvous = Misled(folder)
         self.ends = [
-            Endpoint(rank, "127.0.0.1", f"of {rank}", self.board, PATIENCE) for rank in (0, 1)
+            Endpoint(rank, "127.0.0.1", f"of {rank}", self.rendezvous, PATIENCE) for rank in (0, 1)
         ]
         for rank in (1, 0):
             self.ends[rank].connect([1 - rank])
@@ -147,7 +147,7 @@ class Pair:
 
     def overheard(self) -> tuple[bytes, bytes]:
         """What a dialer and its listener have said in a handshake that went well."""
-        recorder = self.board.recorder
+        recorder = self.rendezvous.recorder
         assert recorder is not None
         dialer, listener = recorder.heard[0]
         return bytes(dialer[: HELLO + PROOF]), bytes(listener[: 2 * ANSWER])
@@ -155,8 +155,8 @@ class Pair:
     def close(self) -> None:
         for end in self.ends:
             end.close()
-        assert self.board.recorder is not None
-        self.board.recorder.close()
+        assert self.rendezvous.recorder is not None
+        self.rendezvous.recorder.close()
 
 
 @pytest.fixture

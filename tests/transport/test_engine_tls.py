@@ -21,9 +21,9 @@ from patience import PATIENCE
 from transport.ranks import until
 
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.bindings import Engine, missing_tls, new_engine
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, SILENCE, Endpoint
-from megatron_adaptra.transport.engine.native import Engine, missing_tls, new_engine
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 MARK = b"of the weights of a model, that nobody else should see. "
 MESSAGE = MARK * 20_000
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(bool(missing_tls()), reason=f"no TLS: {missing_t
 Change = Callable[[int, bytes], bytes]
 
 
-class Wiretap(FolderBoard):
+class Wiretap(FolderRendezvous):
     """Whoever asks for rank 0's address gets ours; `change` sees what crosses, by connection."""
 
     def __init__(self, folder: Path, change: Change) -> None:
@@ -75,16 +75,16 @@ class Wiretap(FolderBoard):
 
 @contextlib.contextmanager
 def pair(folder: Path, change: Change, *encrypted: bool) -> Iterator[list[Endpoint]]:
-    board, ends = Wiretap(folder, change), []
+    rendezvous, ends = Wiretap(folder, change), []
     try:
         for rank, yes in enumerate(encrypted):
-            end = Endpoint(rank, "127.0.0.1", f"of {rank}", board, PATIENCE, encrypted=yes)
+            end = Endpoint(rank, "127.0.0.1", f"of {rank}", rendezvous, PATIENCE, encrypted=yes)
             ends.append(end)
         yield ends
     finally:
         for end in ends:
             end.close()
-        board.close()
+        rendezvous.close()
 
 
 def meet(ends: list[Endpoint]) -> None:
@@ -203,10 +203,10 @@ def test_no_certificate_replaces_the_key(first: bool, engine: Engine, tmp_path: 
 NEEDS_IT = """
 import sys, tempfile
 from pathlib import Path
-from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 try:
-    Endpoint(0, "127.0.0.1", "one", FolderBoard(Path(tempfile.mkdtemp())), 1, encrypted=True)
+    Endpoint(0, "127.0.0.1", "one", FolderRendezvous(Path(tempfile.mkdtemp())), 1, encrypted=True)
 except Exception as error:
     print(type(error).__name__, error)
 """

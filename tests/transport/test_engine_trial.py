@@ -15,8 +15,8 @@ from patience import PATIENCE
 from transport.ranks import until
 from transport.test_engine_paths import connections, cut
 
-from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 SIZE = 1 << 20
 MESSAGES = 20  # of an exchange
@@ -26,8 +26,10 @@ class Pair:
     """Two endpoints over TCP, and what they say meanwhile."""
 
     def __init__(self, folder: Path) -> None:
-        board = FolderBoard(folder)
-        self.ends = [Endpoint(rank, "127.0.0.1", f"of {rank}", board, PATIENCE) for rank in (0, 1)]
+        rendezvous = FolderRendezvous(folder)
+        self.ends = [
+            Endpoint(rank, "127.0.0.1", f"of {rank}", rendezvous, PATIENCE) for rank in (0, 1)
+        ]
         for rank in (1, 0):
             self.ends[rank].connect([1 - rank])
         until(lambda: self.paths() == [CONNECTIONS] * 2, "all are there")

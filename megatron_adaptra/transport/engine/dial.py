@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from megatron_adaptra.transport.engine.bindings import Engine, VerbsPath, new_ring
 from megatron_adaptra.transport.engine.handshake import ANSWER, Dialing, Identity, Kind, Refused
-from megatron_adaptra.transport.engine.native import Engine, VerbsPath, new_ring
 from megatron_adaptra.transport.engine.rails import Rail
 
 # Of paths; those of the lowest order are used. A rail that is far from the GPU has one more.

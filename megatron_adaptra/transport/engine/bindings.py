@@ -115,7 +115,7 @@ class Engine(Protocol):
         """Take over the descriptors of a path through memory; its number.
 
         `socket`: connected to the other process. `ring`: memory of both. `arena`: the other one's.
-        `first`: whether this side writes the ring's first lane.
+        `first`: whether this side writes the first half of the ring.
         """
         ...
 
