@@ -29,10 +29,14 @@ class Closing(Protocol):
 
 
 class CudaDevice:
-    """GPU `ordinal` of this process. Raises DeviceFailed where there is none.
+    """A GPU of this process; its `users` are closed before it.
 
-    `stream`: the address of the calling thread's current stream; torch's, if nothing else is given.
-    `users`: are closed before it.
+    Args:
+        ordinal: as torch counts.
+        stream: returns the address of the calling thread's current stream; torch's if None.
+
+    Raises:
+        DeviceFailed: there is no such GPU, or its driver refuses.
     """
 
     behind = True

@@ -79,7 +79,7 @@ class Driver:
         return lambda: self.library.test_go(ctypes.byref(gate))
 
     def stop_pinning(self) -> Callable[[], None]:
-        """Whoever pins memory waits until what is returned is called."""
+        """A thread that pins memory waits until what is returned is called."""
         gate = ctypes.c_long(0)
         self._gates.append(gate)
         self.library.test_stop_pinning(ctypes.byref(gate))
@@ -136,7 +136,7 @@ class Side:
         self.staging = Staging(self.device, endpoint.engine)
         until(lambda: self.device.handle.anchors() == 1, "the first anchor is there")
 
-    def open(self, name: str = "lane", **options: Any) -> DeviceTransport:
+    def open(self, name: str = "pipeline", **options: Any) -> DeviceTransport:
         peer = 1 - self.rank
         ends = {peer: End(peer, f"stage {peer} (rank {peer})")}
         return DeviceTransport(self.endpoint, name, ends, self.staging, self.rank, **options)
@@ -188,7 +188,7 @@ def run(body: Callable[..., Any], *args: Any) -> Any:
     process.start()
     theirs.close()
     try:
-        assert mine.poll(PATIENCE), f"{body.__name__} has said nothing for {PATIENCE:g} s"
+        assert mine.poll(PATIENCE), f"{body.__name__} has returned nothing for {PATIENCE:g} s"
         try:
             word, value = mine.recv()
         except EOFError:

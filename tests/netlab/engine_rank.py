@@ -57,7 +57,7 @@ def fault(rendezvous: FolderRendezvous, what: str, seconds: float) -> None:
     if what == "kill":
         rendezvous.put("begun", "")
         os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "stop":  # somebody else has to let it go on
+    elif what == "stop":  # another process has to let it go on
         rendezvous.put("begun", "")
         script = f"sleep {seconds}; kill -CONT {os.getpid()}"
         subprocess.Popen(["sh", "-c", script], start_new_session=True)

@@ -18,7 +18,7 @@ def taken(probes, count):
     return found
 
 
-def test_every_exchange_tells_of_both_directions():
+def test_every_exchange_measures_both_directions():
     network = LoopbackNetwork()
     ends = [LinkProbes(network.open(stage), [1 - stage]) for stage in range(2)]
     for _ in range(3 * AHEAD):

@@ -73,7 +73,7 @@ def run(kind: str, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] 
 
         meet = partial(barrier.wait, PATIENCE)
         try:
-            return body(RankFixture(rank, opens("pipeline"), meet, opens, lambda _: None), *args)
+            return body(RankFixture(rank, opens("first"), meet, opens, lambda _: None), *args)
         except BaseException:
             barrier.abort()
             raise
@@ -181,7 +181,7 @@ def _process(
                 opened.append(EngineTransport(endpoint, name, ends, emulator))
             return opened[-1]
 
-        transport = opens("pipeline")
+        transport = opens("first")
 
         def say(report: Any) -> None:
             pipe.send(("reports", report))

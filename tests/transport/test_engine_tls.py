@@ -35,7 +35,7 @@ Change = Callable[[int, bytes], bytes]
 
 
 class Wiretap(FolderRendezvous):
-    """Whoever asks for rank 0's address gets ours; `change` sees what crosses, by connection."""
+    """Gives our address for rank 0's; `change` sees what crosses, by connection."""
 
     def __init__(self, folder: Path, change: Change) -> None:
         super().__init__(folder)
@@ -109,17 +109,17 @@ def exchange(ends: list[Endpoint], times: int = 3) -> None:
 
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_who_listens_in_reads_nothing(encrypted: bool, tmp_path: Path) -> None:
-    heard = bytearray()
+    received = bytearray()
 
     def listen(_: int, data: bytes) -> bytes:
-        heard.extend(data)
+        received.extend(data)
         return data
 
     with pair(tmp_path, listen, encrypted, encrypted) as ends:
         meet(ends)
         exchange(ends)
-        assert len(heard) > 6 * len(MESSAGE)
-    assert (MARK in heard) != encrypted
+        assert len(received) > 6 * len(MESSAGE)
+    assert (MARK in received) != encrypted
 
 
 def test_who_changes_a_bit_ends_a_path_and_no_message(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_both_need_the_same_key(engine: Engine) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_no_certificate_replaces_the_key(first: bool, engine: Engine, tmp_path: Path) -> None:
-    """Else whoever can change what crosses would speak TLS with each side."""
+    """Else an attacker who can change what crosses would speak TLS with each side."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl that makes a certificate")
     made = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key -out cert -days 1 -subj /CN=x"

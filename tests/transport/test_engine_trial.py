@@ -85,7 +85,7 @@ def test_what_carries_small_packets_alone_stays_on_trial(pair: Pair) -> None:
         dig(listener)
         cut(connections(pair.ends[0].listener.port)[:1])
         until(lambda: pair.lost() == 1, "a path is lost")
-        while pair.lost() == 1:  # until those five seconds are over in which nothing is heard
+        while pair.lost() == 1:  # until those five seconds are over in which nothing arrives
             pair.exchange()
             assert max(pair.paths()) == CONNECTIONS - 1
         fill(listener)

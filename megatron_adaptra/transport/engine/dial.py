@@ -125,7 +125,7 @@ def answer_verbs(
         connection.settimeout(seconds)
         (number,) = _RAIL.unpack(_exactly(connection, _RAIL.size))
         card = _exactly(connection, _CARD)
-        with _told(connection):
+        with _reports_refusal(connection):
             if number >= len(rails):
                 raise Refused(f"rail {number} of {len(rails)}")
             rail = rails[number]
@@ -136,7 +136,7 @@ def answer_verbs(
 
 
 def _join(connection: socket.socket, path: VerbsPath, card: bytes) -> None:
-    with _told(connection):
+    with _reports_refusal(connection):
         path.connect(card)
     connection.sendall(_OUTCOME.pack(0, b""))
     _agreed(connection)
@@ -150,8 +150,8 @@ def _add_verbs(
 
 
 @contextlib.contextmanager
-def _told(connection: socket.socket) -> Iterator[None]:
-    """The other end is told why it cannot be."""
+def _reports_refusal(connection: socket.socket) -> Iterator[None]:
+    """Send the other end the reason of a failure."""
     try:
         yield
     except (Refused, RuntimeError) as why:
@@ -169,7 +169,7 @@ def _agreed(connection: socket.socket) -> None:
 def _shake(connection: socket.socket, me: Identity, peer: int, kind: Kind) -> bytes:
     dialing = Dialing(me, peer, kind)
     connection.sendall(dialing.hello)
-    connection.sendall(dialing.take(_exactly(connection, ANSWER)))
+    connection.sendall(dialing.prove(_exactly(connection, ANSWER)))
     dialing.end(_exactly(connection, ANSWER))
     return dialing.key
 

@@ -76,7 +76,7 @@ class DeviceTransport:
         self._device.users.add(self)
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send:
-        """As for Transport, to `peer` with `tag`, of what the current stream has in `buffer` by now.
+        """As for Transport, to `peer` with `tag`, of what the stream has put in `buffer`.
 
         Raises PeerLost if this side is closed, DeviceFailed if the driver refuses.
         """
@@ -98,7 +98,7 @@ class DeviceTransport:
         return work
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> _Receive:
-        """As for Transport, from `peer` with `tag`, after the current stream's work on `buffer`.
+        """As for Transport, from `peer` with `tag`, after the stream's work on `buffer`.
 
         Raises PeerLost if this side is closed, ValueError for memory that is not contiguous,
         DeviceFailed if the driver refuses.

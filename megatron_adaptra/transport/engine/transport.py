@@ -88,7 +88,7 @@ class EngineTransport:
         return work
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int, exact: bool = True) -> _Receive:
-        """As for Transport, from `peer` with `tag`; without `exact` it may be shorter than `buffer`.
+        """As for Transport, from `peer` with `tag`; if not `exact` it may be shorter.
 
         Raises PeerLost if this side is closed, ValueError for memory that is not contiguous.
         """
