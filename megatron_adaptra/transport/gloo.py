@@ -50,9 +50,7 @@ class GlooLink:
 class GlooTransport:
     """Transport over one process group per directed link; peers are stages.
 
-    Args:
-        outgoing, incoming: this rank's connections by peer (`open_links`).
-        emulator: delays sends as a slow link would.
+    `outgoing`, `incoming`: this rank's connections by peer (`open_links`).
     """
 
     traits = Traits("gloo", True, ("cpu",))  # gloo moves nothing before the receive is posted

@@ -77,10 +77,7 @@ def both_ways(driver: Driver, kind: str) -> None:
                 stamps = send.wait(PATIENCE)
                 assert 0 < stamps.sent <= stamps.completed
         for transport in transports:
-            until(
-                lambda transport=transport: transport.copies()[1].count == 20,
-                "all copies are counted",
-            )
+            until(lambda one=transport: one.copies()[1].count == 20, "all copies are counted")
             out, back = transport.copies()
             assert (out.count, out.bytes) == (back.count, back.bytes) == (20, 20 * SIZE)
             transport.close()

@@ -138,9 +138,7 @@ def main(job: dict[str, Any]) -> None:
     if job["what"] != "kill":
         through = time.monotonic() + PATIENCE
         until(
-            lambda: rendezvous.get(f"through/{peer}") is not None,
-            through,
-            f"rank {peer} is not through",
+            lambda: rendezvous.get(f"through/{peer}") is not None, through, f"{peer} is not through"
         )
     endpoint.close()
 

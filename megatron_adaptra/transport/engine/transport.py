@@ -135,9 +135,11 @@ class EngineWork:
     handle: Work  # of the engine; not there while a send is delayed
     _late: str  # what a timeout is called: seconds, tag and peer are filled in
 
-    def __init__(self, end: End, tag: int) -> None:
+    def __init__(self, end: End, tag: int, handle: Work | None = None) -> None:
         self._end, self._tag = end, tag
         self.stamps = Stamps(eager=True)
+        if handle is not None:
+            self.handle = handle
 
     def wait(self, timeout: float) -> Stamps:
         """As for Work; a send is over when all of it has arrived."""
@@ -150,9 +152,8 @@ class EngineWork:
         if error := self.handle.error():
             raise PeerLost(f"{self._end.name}: {error}")
         if not self.stamps.completed:
-            sent, _, posted, completed = self.handle.stamps()
-            self.stamps.sent, self.stamps.posted = sent, posted
-            self.stamps.completed = completed
+            stamps = self.stamps
+            stamps.sent, _, stamps.posted, stamps.completed = self.handle.stamps()
         return self.stamps
 
     def _timed_out(self, timeout: float) -> PeerLost:
@@ -164,8 +165,8 @@ class EngineSend(EngineWork):
 
     _late = "waited {:g} s to send message {} to {}"
 
-    def __init__(self, end: End, tag: int) -> None:
-        super().__init__(end, tag)
+    def __init__(self, end: End, tag: int, handle: Work | None = None) -> None:
+        super().__init__(end, tag, handle)
         self.stamps.sent = time.monotonic()
 
 
@@ -175,8 +176,7 @@ class EngineReceive(EngineWork):
     _late = "waited {:g} s for message {} from {}"
 
     def __init__(self, end: End, tag: int, handle: Work) -> None:
-        super().__init__(end, tag)
-        self.handle = handle
+        super().__init__(end, tag, handle)
         self.stamps.posted = time.monotonic()
 
     def done(self) -> bool:
@@ -192,10 +192,6 @@ class EngineReceive(EngineWork):
 
 class _Send(EngineSend):
     """A send that the engine has."""
-
-    def __init__(self, end: End, tag: int, handle: Work) -> None:
-        super().__init__(end, tag)
-        self.handle = handle
 
     def done(self) -> bool:
         """Always: the engine has a copy."""
