@@ -24,8 +24,8 @@ from statistics import median
 from typing import Any
 
 from megatron_adaptra.processes import die_with_parent
-from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 TIMEOUT = 120.0
 SIZE = 4096
@@ -40,7 +40,7 @@ class Rank:
         self.peers = sorted((ring if args.peers == "ring" else set(range(count))) - {number})
         self.paths = 1 if args.kind == "shm" else CONNECTIONS
         machine = "one" if args.kind == "shm" else f"of {number}"
-        rendezvous = FolderBoard(Path(args.folder))
+        rendezvous = FolderRendezvous(Path(args.folder))
         self.endpoint = Endpoint(number, "127.0.0.1", machine, rendezvous, TIMEOUT)
 
     def connect(self) -> float:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from megatron_adaptra.processes import die_with_parent
-from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.bindings import Work
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.native import Work
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 TAGS, LARGEST = 4, 1 << 18
 AHEAD = 64  # receives posted, and sends under way, at most
@@ -55,7 +55,7 @@ def rank(args: argparse.Namespace) -> None:
     die_with_parent()
     me, peer, count = args.rank, 1 - args.rank, args.messages
     machine = "one" if args.kind == "shm" else f"of {me}"
-    endpoint = Endpoint(me, "127.0.0.1", machine, FolderBoard(Path(args.folder)), TIMEOUT)
+    endpoint = Endpoint(me, "127.0.0.1", machine, FolderRendezvous(Path(args.folder)), TIMEOUT)
     endpoint.connect([peer])
     engine = endpoint.engine
     pattern = memoryview(random.Random(args.seed).randbytes(2 * LARGEST))

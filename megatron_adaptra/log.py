@@ -20,7 +20,7 @@ _PATIENCE = 2.0  # seconds that a line waits for a reader of standard error who 
 _ATOMIC = 4096  # bytes that a pipe takes as a whole, without waiting, once it is ready
 _WAITING = 1000  # lines that wait for a disk
 GOES_ON = "training goes on"  # in a line that is no reason why a training has ended
-_GOODBYE = 10.0  # seconds that `close` waits for a disk
+_CLOSE = 10.0  # seconds that `close` waits for a disk
 
 _stuck = False  # nobody reads standard error: no line waits again until one has got through
 
@@ -90,7 +90,7 @@ class LogFile:
         """Wait, ten seconds at most, until all lines are written."""
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
-        self._thread.join(_GOODBYE)
+        self._thread.join(_CLOSE)
 
     def _run(self) -> None:
         said = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 HEARTBEAT = 15.0  # between two words on a lane: firewalls drop what is idle for a minute or more
 QUIET = 120.0  # of silence, until somebody says so
 POLL = 1.0  # until a thread that waits for messages looks whether it shall end
-GOODBYE = 10.0  # for the other side's last message, and for a thread to end
+CLOSE = 10.0  # for the other side's last message, and for a thread to end
 STORE = 2.0  # for one request to torch's key-value store, which may have died
 CHAIN = 5.0  # for ranks that wait for each other to say so, when one of them gives up
 LOOK_UP = 0.1  # between two looks for something in the store, at first

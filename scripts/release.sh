@@ -75,11 +75,11 @@ for file in "$scratch"/dist/*; do
 import importlib.metadata, sys
 import megatron_adaptra.cli.main, megatron_adaptra.netlab.lab, megatron_adaptra.processes, megatron_adaptra.run
 from importlib.resources import files
-from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine import bindings
 assert importlib.metadata.version("megatron-adaptra") == sys.argv[1]
 assert "site-packages" in megatron_adaptra.__file__, megatron_adaptra.__file__
 assert files("megatron_adaptra").joinpath("py.typed").is_file()
-assert not native.missing(), native.missing()
+assert not bindings.missing(), bindings.missing()
 assert "torch" not in sys.modules
 END
   )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.wire import EngineWire, StoreBoard
+from megatron_adaptra.transport.engine.engine_wire import EngineWire, StoreRendezvous
 from megatron_adaptra.transport.wire import GlooWire, Wire
 
 rank, store = int(sys.argv[1]), dist.TCPStore("127.0.0.1", int(sys.argv[2]), None, False)
@@ -20,7 +20,7 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 if sys.argv[3] == "gloo":
     wire: Wire = GlooWire()
 else:
-    wire = EngineWire(Endpoint(rank, "127.0.0.1", "here", StoreBoard("engine"), 60), rank)
+    wire = EngineWire(Endpoint(rank, "127.0.0.1", "here", StoreRendezvous("engine"), 60), rank)
 transport = wire.transport("left open", [0, 1], [(0, 1), (1, 0)])
 work = transport.irecv(torch.zeros(8), 1 - rank, 1)
 dist.barrier()

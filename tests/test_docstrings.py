@@ -1,13 +1,15 @@
 """Every public function says what its arguments are and what it raises.
 
 Ruff's pydocstyle rules ask for a docstring; this asks for what stands in it. An argument whose type
-says little (a number, a text, a container, anything) is named in backticks, by the function or by
-its class, with its unit or shape. Every error that a function raises itself is named, too.
+says little (a number, a text, a container, anything) is named in backticks or in an `Args:` block,
+by the function or by its class, with its unit or shape. Every error that a function raises itself
+is named, too.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +55,8 @@ def faults(path: Path) -> list[str]:
         arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
         for argument in arguments:
             silent = argument.arg in ("self", "cls") or argument.arg.startswith("_")
-            if not silent and vague(argument.annotation) and f"`{argument.arg}" not in words:
+            entry = rf"`{argument.arg}|^ +(\w+, )*{argument.arg}(, \w+)*: "
+            if not silent and vague(argument.annotation) and not re.search(entry, words, re.M):
                 found.append(f"{path.name}:{function.lineno} {name} does not say what "
                              f"`{argument.arg}` is")  # fmt: skip
         for node in ast.walk(function):

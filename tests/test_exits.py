@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from patience import PATIENCE
 
-from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine import bindings
 
 SCRIPT = Path(__file__).with_name("exit_script.py")
 
@@ -18,8 +18,8 @@ SCRIPT = Path(__file__).with_name("exit_script.py")
 @pytest.mark.parametrize("wire", ["gloo", "engine"])
 def test_a_process_ends_well_with_transports_open(wire: str) -> None:
     """Without its end it would abort: a thread comes back from gloo when its peer goes."""
-    if wire == "engine" and native.missing():
-        pytest.skip(native.missing())
+    if wire == "engine" and bindings.missing():
+        pytest.skip(bindings.missing())
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     ranks = [
         subprocess.Popen(

@@ -15,7 +15,7 @@ from megatron_adaptra.bench.options import Options
 from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.runtime.collectives.all_gather import AllGather, FlatAllGather
-from megatron_adaptra.transport.engine.wire import EngineWire
+from megatron_adaptra.transport.engine.engine_wire import EngineWire
 from megatron_adaptra.transport.wire import GlooWire, Wire
 
 _CALLS = 20  # in a row
@@ -27,11 +27,11 @@ def rows(options: Options, rank: int) -> list[dict[str, Any]]:
     clock = Clock(options)
     machine = f"of {rank}" if options.link else clock.machines[rank]
     wires: list[Wire] = [GlooWire(), EngineWire(open_endpoint("collective", rank, machine), rank)]
-    everybody = range(options.ranks)
+    all_ranks = range(options.ranks)
     gathers = {
         wire.name: FlatAllGather(
-            wire.group("bench", everybody),
-            [f"rank {member}" for member in everybody],
+            wire.group("bench", all_ranks),
+            [f"rank {member}" for member in all_ranks],
             max(options.sizes),
             TIMEOUT,
         )

@@ -17,7 +17,7 @@ from megatron_adaptra.failures import reason
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.package import command
 from megatron_adaptra.torchrun import run_ranks
-from megatron_adaptra.transport.engine.native import missing
+from megatron_adaptra.transport.engine.bindings import missing
 from megatron_adaptra.units import whole
 
 _WORKER = "megatron_adaptra.bench.worker"

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from megatron_adaptra.bench.bandwidth import SEND, busbw
 from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.options import Options
-from megatron_adaptra.bench.paths import TIMEOUT, EnginePath, GlooPath, Path, Pending
+from megatron_adaptra.bench.paths import TIMEOUT, BenchPath, EnginePath, GlooPath, Pending
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.transport.engine.rails import rails
 
@@ -40,7 +40,7 @@ def rows(options: Options, rank: int) -> list[dict[str, Any]]:
     ports = [] if options.link else rails()
     if clock.latest(float(not ports)) == 0:  # both have some
         engines.append(EnginePath("verbs", rank, peer, ports))
-    paths: list[Path] = [GlooPath(peer), *engines]
+    paths: list[BenchPath] = [GlooPath(peer), *engines]
     try:
         found = []
         for nbytes in options.sizes:
@@ -68,13 +68,13 @@ def _row(name: str, nbytes: int, direction: str, costs: dict[str, float]) -> dic
     }
 
 
-def _costs(burst: _Burst, paths: Sequence[Path], rounds: int) -> dict[str, float]:
+def _costs(burst: _Burst, paths: Sequence[BenchPath], rounds: int) -> dict[str, float]:
     """Median seconds of a message, by transport; of both ways, of a message there and one back."""
     seconds: dict[str, list[float]] = {}
     for path in paths:
         burst.prepare(path)
     for number in range(rounds):
-        turns: list[Path | None] = [*paths, None]  # None: copies
+        turns: list[BenchPath | None] = [*paths, None]  # None: copies
         first = number % len(turns)
         for turn in turns[first:] + turns[:first]:
             spent = burst.copies() if turn is None else burst.run(turn)
@@ -94,7 +94,7 @@ class _Burst:
         self._target = [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(self._width)]
         self._posted: deque[Pending] = deque()
 
-    def prepare(self, path: Path) -> None:
+    def prepare(self, path: BenchPath) -> None:
         """Warm the path up, and see that it carries what it is given; AdaptraError if not."""
         self._sources[path.name] = [path.memory(self._nbytes) for _ in range(self._width)]
         for number, source in enumerate(self._sources[path.name]):
@@ -107,7 +107,7 @@ class _Burst:
                 raise AdaptraError(f"{path.name}: a message of {self._nbytes} bytes came wrong")
             target.zero_()
 
-    def run(self, path: Path) -> float:
+    def run(self, path: BenchPath) -> float:
         """Seconds from the first send until the last message is there; all ranks know the same."""
         if self._receives:  # gloo moves nothing before that
             for number in range(self._width):
@@ -137,7 +137,7 @@ class _Burst:
             ctypes.memmove(target.data_ptr(), source.data_ptr(), self._nbytes)
         return self._clock.latest(self._clock.now() if self._receives else -math.inf) - begin
 
-    def _post(self, path: Path, number: int) -> None:
+    def _post(self, path: BenchPath, number: int) -> None:
         self._posted.append(path.receive(self._target[number % self._width], number))
 
     def _content(self, number: int, rank: int) -> torch.Tensor:

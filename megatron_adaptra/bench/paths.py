@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.engine_wire import StoreRendezvous
 from megatron_adaptra.transport.engine.rails import Rail
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
-from megatron_adaptra.transport.engine.wire import StoreBoard
 
 TIMEOUT = 120.0  # seconds for a message
 
@@ -26,7 +26,7 @@ class Pending(Protocol):
         ...
 
 
-class Path(Protocol):
+class BenchPath(Protocol):
     """One way to the other rank."""
 
     name: str
@@ -53,15 +53,15 @@ class GlooPath:
         self._peer = peer
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """As for Path, of `nbytes`."""
+        """As for BenchPath, of `nbytes`."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def send(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Path, with `tag`."""
+        """As for BenchPath, with `tag`."""
         return _GlooPending(dist.isend(tensor, self._peer, tag=tag))
 
     def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Path, with `tag`."""
+        """As for BenchPath, with `tag`."""
         return _GlooPending(dist.irecv(tensor, self._peer, tag=tag))
 
 
@@ -88,15 +88,15 @@ class EnginePath:
         self._transport = EngineTransport(self._endpoint, name, {peer: End(peer, f"rank {peer}")})
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """As for Path: `nbytes` registered, so that no more is copied than by gloo."""
+        """As for BenchPath: `nbytes` registered, so that no more is copied than by gloo."""
         return self._transport.registered(nbytes)
 
     def send(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Path, with `tag`."""
+        """As for BenchPath, with `tag`."""
         return self._transport.isend(tensor, self._peer, tag)
 
     def receive(self, tensor: torch.Tensor, tag: int) -> Pending:
-        """As for Path, with `tag`."""
+        """As for BenchPath, with `tag`."""
         return self._transport.irecv(tensor, self._peer, tag)
 
     def close(self) -> None:
@@ -111,5 +111,5 @@ def open_endpoint(name: str, rank: int, machine: str, ports: Sequence[Rail] = ()
     Memory is shared between ranks of the same `machine`. `ports`: of RDMA, which alone are used
     then.
     """
-    board, host = StoreBoard(f"adaptra/bench/{name}"), local_address()
-    return Endpoint(rank, host, machine, board, TIMEOUT, fallback=not ports, ports=ports)
+    rendezvous, host = StoreRendezvous(f"adaptra/bench/{name}"), local_address()
+    return Endpoint(rank, host, machine, rendezvous, TIMEOUT, fallback=not ports, ports=ports)

@@ -20,7 +20,7 @@ from megatron_adaptra.config import POLICIES
 from megatron_adaptra.demo.options import DEMO_ENGINES, ENVIRONMENT, PRECISIONS, DemoOptions
 from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.run import check_rank
-from megatron_adaptra.transport.engine.native import missing
+from megatron_adaptra.transport.engine.bindings import missing
 from megatron_adaptra.units import number, parse_seconds, whole
 from megatron_adaptra.view.findings import memory_table, peak_bytes
 from megatron_adaptra.view.ranges import ranges

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from megatron_adaptra import waits
-from megatron_adaptra.device import native
+from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Calls, Device, Mark
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.errors import DeviceFailed
@@ -29,17 +29,21 @@ class Closing(Protocol):
 
 
 class CudaDevice:
-    """GPU `ordinal` of this process. Raises DeviceFailed where there is none.
+    """A GPU of this process; its `users` are closed before it.
 
-    `stream`: the address of the calling thread's current stream; torch's, if nothing else is given.
-    `users`: are closed before it.
+    Args:
+        ordinal: as torch counts.
+        stream: returns the address of the calling thread's current stream; torch's if None.
+
+    Raises:
+        DeviceFailed: there is no such GPU, or its driver refuses.
     """
 
     behind = True
 
     def __init__(self, ordinal: int, stream: Callable[[], int] | None = None) -> None:
         self.ordinal, self.name = ordinal, f"cuda:{ordinal}"
-        self.handle = native.open_device(ordinal)
+        self.handle = gpu_bindings.open_device(ordinal)
         self.stream = stream or (lambda: int(torch.cuda.current_stream(ordinal).cuda_stream))
         self.users: set[Closing] = set()
         self._closed = False
@@ -83,7 +87,7 @@ class CudaDevice:
         self._closed = True
         for user in list(self.users):
             user.close()
-        if left := self.handle.close(waits.GOODBYE):
+        if left := self.handle.close(waits.CLOSE):
             log_line(left)
         _opened.pop((os.getpid(), self.ordinal), None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_adaptra.device import native
+from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Memory
 from megatron_adaptra.device.cuda import CudaDevice
 
@@ -12,15 +12,18 @@ NO_LIMIT = 1 << 62
 
 
 class Staging:
-    """Pinned memory of `device`, in the memory of an `engine` where the driver allows.
+    """Pinned memory of messages, in the engine's memory where the driver allows.
 
-    `limit`: bytes. What is idle above is given back at once. Messages under way go on beyond it,
-    for to wait for memory would be to wait for each other: how many there are is the plan's.
+    Args:
+        device: the GPU.
+        engine: the C++ one.
+        limit: bytes; idle memory above is released at once. Messages under way may exceed it: to
+            wait for memory would be to wait for each other. The plan limits their number.
     """
 
     def __init__(self, device: CudaDevice, engine: Any, limit: int = NO_LIMIT) -> None:
         self.device = device
-        self.pinned = native.new_pinned(device.handle, engine, limit)
+        self.pinned = gpu_bindings.new_pinned(device.handle, engine, limit)
 
     def memory(self) -> Memory:
         """What it takes."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
 from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.package import how_to_build
-from megatron_adaptra.transport.engine import native
-from megatron_adaptra.transport.engine.native import Port
+from megatron_adaptra.transport.engine import bindings
+from megatron_adaptra.transport.engine.bindings import Port
 from megatron_adaptra.transport.engine.rails import Rail, chosen
 
 # Of cables and ports. What congestion or a lost packet counts is no fault of this host's.
@@ -22,15 +22,15 @@ _BROKEN = (
 
 def engine(root: Path = Path("/")) -> Iterator[Finding]:
     """`root`: of the file systems that the kernel shows."""
-    if why := native.not_built():
+    if why := bindings.not_built():
         yield warn("engine", f"{why}; messages go over gloo", how_to_build())
     else:
         yield ok("engine", "built: shared memory and TCP")
-        if why := native.missing_tls():
+        if why := bindings.missing_tls():
             yield warn("TLS", f"messages cannot be encrypted: {why}", "apt-get install libssl3")
         else:
             yield ok("TLS", "messages can be encrypted")
-    yield from rdma(native.ports(), root / "sys")
+    yield from rdma(bindings.ports(), root / "sys")
 
 
 def rdma(ports: Sequence[Port], root: Path) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def rdma(ports: Sequence[Port], root: Path) -> Iterator[Finding]:
     if not devices:
         yield ok("RDMA", "there is no device: messages go over TCP and shared memory")
         return
-    if not native.missing() and (why := native.missing_verbs()):
+    if not bindings.missing() and (why := bindings.missing_verbs()):
         says = f"{', '.join(devices)} cannot be used: {why}"
         yield fail("RDMA", says, "apt-get install libibverbs1 ibverbs-providers")
         return
@@ -71,7 +71,7 @@ def _chosen(ports: Sequence[Port]) -> Generator[Finding, None, list[Rail]]:
     if rails:
         names = ", ".join(f"{rail.device}:{rail.port}" for rail in rails)
         yield ok(what, f"messages use {names}{by}")
-    elif native.missing():
+    elif bindings.missing():
         yield warn(what, "no port is used, for there is no engine", "build the engine, see above")
     elif ports:
         yield warn(what, f"no port is used{by}: messages go over TCP", "see the ports below")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from megatron_adaptra.device import native
+from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.pci import Distance, nic_of
 from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
 
@@ -23,7 +23,7 @@ _BY_ADDRESS = Path("driver") / "nvidia" / "gpus"  # below /proc
 def gpus(root: Path = Path("/")) -> Iterator[Finding]:
     """`root`: of the file systems that the kernel and the driver show."""
     there = any((root / "dev" / name).exists() for name in _DEVICE_FILES)
-    if why := native.missing():
+    if why := gpu_bindings.missing():
         if there:
             says = f"messages of GPUs stay with NCCL, and no link is measured: {why}"
             yield fail("GPUs", says, "nvidia-smi says whether the driver works")

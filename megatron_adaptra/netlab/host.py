@@ -2,7 +2,7 @@
 
 Nothing has a name in the system: namespaces and what is in them live as long as the processes that
 use them, and the command runs under an init of its own process namespace, so that the kernel ends
-all that it started. Whoever is killed, nothing is left behind.
+all that it started. Whichever process is killed, nothing is left behind.
 
     laboratory -- keeper (network namespace) -- init (process namespace) -- command
 """
@@ -112,8 +112,8 @@ def start(index: int, tasks: Callable[[int], Mapping[str, Task]]) -> Host:
     if answer != _UP:
         os.waitpid(pid, 0)
         host.close()
-        said = answer.decode().strip() or "it has ended"
-        raise AdaptraError(f"host {index} of the laboratory: {said}")
+        reason = answer.decode().strip() or "it has ended"
+        raise AdaptraError(f"host {index} of the laboratory: {reason}")
     return host
 
 

@@ -30,13 +30,19 @@ _ITERATION = re.compile(rb"\biteration +(\d+)[/:, ]")  # Megatron's log line, an
 
 
 class Lab:
-    """A context manager: `hosts` of them, 2 to 64, else BadInput.
+    """A context manager: hosts with slow links between them, on this machine.
 
-    Raises AdaptraError on entry where the machine does not allow a laboratory. `seed`: of a
-    relay's jitter and loss. `rules`: links that are slow for some iterations, read from what the
-    command prints, or some seconds of its run. The first rule that fits is in force. `shaper`: one
-    of shaper.SHAPERS; which one it came to be is in `shaper` then, and in `why` why it is not
-    netem.
+    Args:
+        hosts: how many, 2 to 64.
+        rules: links that are slow for some iterations, read from what the command prints, or some
+            seconds of its run. The first rule that fits is in force.
+        seed: of a relay's jitter and loss.
+        shaper: one of shaper.SHAPERS. Afterwards `shaper` is the one in use, and `why` is why it
+            is not netem.
+
+    Raises:
+        BadInput: the number of hosts.
+        AdaptraError: on entry, where the machine does not allow a laboratory.
     """
 
     def __init__(
@@ -63,7 +69,7 @@ class Lab:
                 "the laboratory makes network namespaces: this root lacks "
                 f"{' and '.join(lacks)} (containers: {add})"
             )
-        user.caller()  # whose the command is; said here if that is not clear
+        user.caller()  # raises before anything is made if its user is unclear
         self.shaper, self.why = choose(self.shaper, bool(self.rules))
         with contextlib.ExitStack() as undo:
             self._loop = Loop()

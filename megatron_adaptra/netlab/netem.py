@@ -1,7 +1,7 @@
 """Joins the hosts by a bridge in the kernel, and slows links by its `netem`.
 
 A veth pair leads from each host to the hub, a namespace with nothing but a bridge in it. On the
-hub's port to a host, packets are told apart by their sender; each slow link has a netem there. So
+hub's port to a host, packets are classified by their sender; each slow link has a netem there. So
 senders feel nothing of a full queue, as on a real path, and one call of `tc` changes all links.
 """
 
@@ -145,7 +145,7 @@ def _wire(host: int, pid: str = "") -> list[str]:
 
 
 def _classes(slots: Mapping[Link, int]) -> list[str]:
-    """One class of packets per link; the htb itself holds nothing back, it only tells them apart.
+    """One class of packets per link; the htb itself holds nothing back, it only classifies them.
 
     Of the kernel's classful queues htb alone takes this many classes, each with a queue that keeps
     its packets for a while. Packets of no class pass it.
@@ -222,13 +222,13 @@ def _call(program: str, *words: str, lines: Sequence[str] = ()) -> str:
         raise AdaptraError(f"{program} has not ended in {_TIMEOUT:g} s") from None
     if done.returncode == 0:
         return str(done.stdout)
-    said = done.stderr.splitlines() or [f"status {done.returncode}"]
-    number = said[-1].rpartition(":")[2]  # of "Command failed -:5"
+    output = done.stderr.splitlines() or [f"status {done.returncode}"]
+    number = output[-1].rpartition(":")[2]  # of "Command failed -:5"
     line = lines[int(number) - 1] if lines and number.isdigit() else " ".join(words)
     for kernel in ("Error: ", "RTNETLINK answers: "):
-        if said[0].startswith(kernel):
+        if output[0].startswith(kernel):
             part = next((part for word, part in _PARTS.items() if f" {word} " in line), line)
             raise AdaptraError(
-                f"the kernel refuses {part}: {said[0].removeprefix(kernel).rstrip('.')}"
+                f"the kernel refuses {part}: {output[0].removeprefix(kernel).rstrip('.')}"
             )
-    raise AdaptraError(f"{program} does not take {line!r}: {said[0]}")
+    raise AdaptraError(f"{program} does not take {line!r}: {output[0]}")

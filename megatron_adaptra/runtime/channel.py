@@ -111,11 +111,11 @@ class Channel:
         return None
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until the peer has what was sent, `timeout` seconds (`waits.GOODBYE`) in all.
+        """Wait until the peer has what was sent, `timeout` seconds (`waits.CLOSE`) in all.
 
         Raises PeerLost for what it does not take.
         """
-        deadline = time.monotonic() + (waits.GOODBYE if timeout is None else timeout)
+        deadline = time.monotonic() + (waits.CLOSE if timeout is None else timeout)
         with self._sending:
             while self._works:
                 self._works.popleft().wait(max(0.01, deadline - time.monotonic()))
@@ -133,7 +133,7 @@ class Channel:
     def _forget_taken(self) -> None:
         """Gloo wants a send to be waited for before its memory goes; these are done."""
         while self._works and self._sent - len(self._works) < self._taken:
-            self._works.popleft().wait(waits.GOODBYE)
+            self._works.popleft().wait(waits.CLOSE)
 
     def _frame_arrives(self, timeout: float) -> bool:
         """Whether the next frame is there; its receive stays posted when it is not."""

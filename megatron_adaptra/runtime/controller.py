@@ -78,13 +78,13 @@ class Controller(ABC):
             self._say("an iteration cannot be reported", error)
 
     def close(self) -> None:
-        """End the control threads: all wait for each other, but `waits.GOODBYE` at most."""
+        """End the control threads: all wait for each other, but `waits.CLOSE` at most."""
         worker, *listeners = self._threads
         self._leaving.set()
         self._jobs.put(None)
-        worker.join(waits.GOODBYE)
+        worker.join(waits.CLOSE)
         self._take_leave()
-        end = time.monotonic() + waits.GOODBYE
+        end = time.monotonic() + waits.CLOSE
         for thread in listeners:
             thread.join(max(0.0, end - time.monotonic()))
         self._ending.set()

@@ -67,7 +67,7 @@ class Leader(Controller):
     def close(self) -> None:
         """End this run's plans: all members leave, and the log has the last outcome.
 
-        Waits `waits.GOODBYE` at most for the members, and the same for each of its own threads.
+        Waits `waits.CLOSE` at most for the members, and the same for each of its own threads.
         """
         super().close()
         self.loop.close()

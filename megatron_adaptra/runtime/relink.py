@@ -17,14 +17,14 @@ from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.transport.connect import store_connection
-from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
+from megatron_adaptra.transport.gloo import GlooTransport, open_links
 
 
 class Relink:
     """Connects `transport` anew to member `peer`, for a Channel.
 
     `members`: by index, the global ranks; this one is the first of them, or `peer` is. `name`: of
-    the lanes as they were opened. `devices`: one or more, see `open_lanes`.
+    the lanes as they were opened. `devices`: one or more, see `open_links`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Relink:
     def _connect(self) -> None:
         link = (0, self._peer or self._members.index(dist.get_rank()))
         name = f"{self._name}/{self._came}"
-        lanes = open_lanes(
-            self._members, [link], name, "member", self._devices, waits.GOODBYE, store_connection()
+        lanes = open_links(
+            self._members, [link], name, "member", self._devices, waits.CLOSE, store_connection()
         )
         self._transport.replace(self._peer, *lanes)

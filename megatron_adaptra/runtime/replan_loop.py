@@ -143,9 +143,9 @@ class ReplanLoop:
         done.wait(timeout)
 
     def close(self) -> None:
-        """End the thread, for which this waits `waits.GOODBYE` at most; log the last outcome."""
+        """End the thread, for which this waits `waits.CLOSE` at most; log the last outcome."""
         self._queue.put(None)
-        self._thread.join(waits.GOODBYE)
+        self._thread.join(waits.CLOSE)
         self.log.settle()
 
     # On the planning thread.

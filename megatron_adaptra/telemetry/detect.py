@@ -18,18 +18,17 @@ RELATIVE, ABSOLUTE = 0.10, 0.20  # material: 10 % of the level and 20 % of a sta
 
 
 class DelayChart:
-    """One directed link. Feed it one delay per iteration, in seconds.
+    """One directed link, updated with one delay per iteration.
 
-    `floor`: seconds below which a change means nothing, whatever a stage takes.
-    `alarm`: whether the last delay was out of the chart. People are told at once; a plan waits
-    until the change is confirmed.
+    Args:
+        floor: seconds below which a change means nothing, whatever a stage takes.
     """
 
     def __init__(self, floor: float = 0.0) -> None:
         self.floor = floor
         self.level: float | None = None  # the delay taken for normal: the last one planned for
         self.estimate = 0.0  # the delay now
-        self.alarm = False
+        self.alarm = False  # the last delay was out; logged at once, but a plan waits for more
         self._deviation = 0.0  # of the calm samples, as a standard deviation
         self._spread = 0.0  # the same, and no less than what means nothing
         self._average = 0.0
@@ -37,10 +36,13 @@ class DelayChart:
         self._calm: list[float] = []  # samples of the level, CALM at most
 
     def update(self, delay: float, stage_seconds: float) -> bool:
-        """Take one `delay`; whether a change is confirmed: 2 of the last 3 are out, and agree.
+        """Whether a change is confirmed: 2 of the last 3 delays are out of the chart, and agree.
 
-        `stage_seconds`: what one microbatch takes, against which delays matter. The first level
-        counts as a change from zero: a link can be slow from the start.
+        Args:
+            delay: seconds, of this iteration.
+            stage_seconds: what one microbatch takes, against which delays matter.
+
+        The first level counts as a change from zero: a link can be slow from the start.
         """
         if self.level is None:
             return self._begin(delay, stage_seconds)
@@ -95,7 +97,7 @@ class DelayChart:
         self._calm = [s for s in samples if self._agrees(s, self.estimate)] or [self.estimate]
         self._average = self._learn(stage_seconds)
         self._recent.clear()
-        self.alarm = False
+        self.alarm = False  # the last delay was out; logged at once, but a plan waits for more
 
     def resume(self, level: float) -> None:
         """Start from a delay, `level`, that is planned for already; the spread is learned anew."""

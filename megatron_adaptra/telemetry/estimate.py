@@ -50,15 +50,17 @@ class Shares(NamedTuple):
 class Estimator:
     """Keeps one chart per directed link and the recent seconds per op of every stage.
 
-    `microbatches`: of an iteration. `message_bytes`: of one message of the pipeline.
-    `hosts[i]`: an identity of stage i's machine. Stages of one machine share a clock; between
-    machines only the round trip is known, and its halves are taken for equal. `cores`: see
-    Conditions; where given, an op's cost is CPU time, else its wall time. `rendezvous`: whether a
-    message waits until its sender has been told that the receive is posted.
-    `everything`: whether slow links delay the step's collectives, too; emulated ones do not.
-    `budget`: what a stage may hold, in bytes perhaps; what that is in microbatches is known once
-    memory has been measured, and until then `at_first`, what the job begins with. `chunks`,
-    `split`, `recompute`: see Conditions. `on_device`: collectives are NCCL's.
+    Args:
+        microbatches: of an iteration.
+        hosts: by stage, an identity of its machine. Stages of one machine share a clock; between
+            machines only the round trip is known, and its halves are taken for equal.
+        cores, chunks, split, recompute: see Conditions. With cores an op's cost is CPU time.
+        message_bytes: of one message of the pipeline.
+        budget: what a stage may keep; bytes become microbatches once memory has been measured.
+        at_first: microbatches by stage until then.
+        rendezvous: a message moves only after its receive is posted.
+        everything: slow links delay the step's collectives, too; emulated ones do not.
+        on_device: collectives are NCCL's.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class Estimator:
         if self.hosts[source] == self.hosts[target]:
             return delays.get(link)
         there, back = transits.get(link), transits.get((target, source))
-        # Stamps of two clocks cannot tell who was late, but their difference cancels.
+        # Stamps of two clocks do not show which side was late, but their difference cancels.
         return None if there is None or back is None else (there + back) / 2
 
     def _delay(
@@ -228,7 +230,7 @@ class Estimator:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Estimator:
-        """One that has measured nothing yet, made with what `settings()` of another has said."""
+        """One that has measured nothing yet, made with the `settings()` of another."""
         at_first = [math.inf if x is None else x for x in settings["at_first"]]
         budget = Budget(**settings["budget"])
         return cls(**{**settings, "budget": budget, "at_first": at_first})

@@ -1,6 +1,6 @@
 """Small messages between neighbours that only measure their links.
 
-While Megatron's own messages are in use, none of ours tells how a link is doing.
+While Megatron's own messages are in use, none of ours measures a link.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ class _Neighbour:
 
 
 class LinkProbes:
-    """Of one stage, over `transport`, whose messages are in host memory; with its `neighbours`.
+    """Of one stage. All stages call `exchange` equally often.
 
-    All stages call `exchange` equally often.
+    Args:
+        transport: for messages in the host's memory; `close` closes it.
+        neighbours: stages to measure the links with, in both directions.
     """
 
     def __init__(self, transport: Transport, neighbours: Sequence[int]) -> None:

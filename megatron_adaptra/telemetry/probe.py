@@ -42,7 +42,7 @@ class CollectiveSpan(NamedTuple):
 
     `name`: the same one in every iteration.
     `backend` and `direct`: what it costs, as last measured, through torch's backend and through an
-    all-gather of ours; negative where that is not known. `stages`: who takes part; () is everybody.
+    all-gather of ours; negative where that is not known. `stages`: who takes part; () for all.
     `kept`: it always goes through the backend. `taken`: where a device did it, the seconds, as far
     as they are known by now.
     """
@@ -255,7 +255,7 @@ class Probe:
         self._asked = time.monotonic()
 
     def answered(self) -> None:
-        """It has them, or has told a device to wait for them."""
+        """It has them, or a device's stream waits for them."""
         self._answered = time.monotonic()
 
     def arrived(self, source: int, op: Op, stamps: Stamps) -> None:

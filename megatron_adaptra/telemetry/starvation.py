@@ -17,10 +17,10 @@ class Starvation:
 
     def __init__(self, stages: int) -> None:
         self._shares: list[deque[float]] = [deque(maxlen=WINDOW) for _ in range(stages)]
-        self._told = False
+        self._reported = False
 
     def update(self, reports: Sequence[StageReport], seconds: float) -> str:
-        """Take an iteration's `reports`, one per stage; what is to be said of it, once at most.
+        """Take an iteration's `reports`, one per stage; a line for the log, once, else empty.
 
         `seconds`: what an iteration takes.
         """
@@ -28,9 +28,9 @@ class Starvation:
             shares.append(report.starved / seconds)
         typical = [median(shares) for shares in self._shares]
         worst = max(range(len(typical)), key=typical.__getitem__)
-        if self._told or len(self._shares[0]) < WINDOW or typical[worst] < MUCH:
+        if self._reported or len(self._shares[0]) < WINDOW or typical[worst] < MUCH:
             return ""
-        self._told = True
+        self._reported = True
         return (
             f"the GPU of stage {worst} has nothing to do for {typical[worst]:.0%} of an iteration "
             "because its host launches too late; no schedule helps against that"

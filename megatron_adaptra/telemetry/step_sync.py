@@ -13,7 +13,7 @@ WINDOW = 6  # iterations: Megatron logs some of them only, and a logged one has 
 PASSES = 4  # delays of gloo's small all-reduce: there and back, each after a handshake
 LEAST_PASSES = 2  # of any backend's
 # An all-gather of ours stays while it costs less than this share of what the backend costs: on a
-# healthy network they take the same time, but everybody telling everybody is more work for CPUs.
+# healthy network they take the same time, but messages between all pairs are more work for CPUs.
 KEEP = 0.8
 SLOWER = 1.5  # times the delay, and what was measured over it says nothing any more
 ONCE = 3  # times the median, and it is not the work of every iteration

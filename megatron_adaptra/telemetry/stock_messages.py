@@ -1,6 +1,6 @@
 """Links as Megatron's own messages see them, which carry no stamps.
 
-The stages' reports tell when every op ran. The message that an op waited for was sent when its
+The stages' reports contain when every op ran. The message that an op waited for was sent when its
 producer was over, and had arrived when the op began. (On a device all of that is read from events
 around the ops.)
 """

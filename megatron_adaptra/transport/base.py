@@ -1,7 +1,7 @@
 """What every point-to-point engine offers: tagged messages that never hold the sender.
 
 Messages are matched by tag, not by order. Every message carries the moment it was sent, so that
-the receiver can tell a slow link from a late sender (`Stamps`). Clocks are CLOCK_MONOTONIC.
+the receiver can distinguish a slow link from a late sender (`Stamps`). Clocks: CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-Buffer = Any  # contiguous memory: a torch tensor, or for `loopback` anything memoryview() takes
+Buffer = Any  # contiguous memory: a torch tensor, or in tests anything memoryview() takes
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,18 @@ class Work(Protocol):
         ...
 
     def wait(self, timeout: float) -> Stamps:
-        """Block for at most `timeout` seconds; then PeerLost names peer and tag."""
+        """Block until it is over.
+
+        Args:
+            timeout: seconds for this call; the message itself stays under way.
+
+        Raises:
+            PeerLost: it failed or was aborted, or the timeout, with peer and tag.
+        """
         ...
 
     def abort(self) -> None:
-        """Give up: whoever waits gets PeerLost."""
+        """Give up: a thread that waits gets PeerLost."""
         ...
 
 
@@ -75,15 +82,26 @@ class Transport(Protocol):
     traits: Traits
 
     def isend(self, buffer: Buffer, peer: int, tag: int) -> Work:
-        """Send a copy of `buffer` to `peer`: it may be changed or freed as soon as this returns.
+        """Send a copy of a buffer, without blocking.
 
-        `tag`: of 31 bits; of messages between two ranks that are under way each has its own. Keep
-        the Work and wait for it some time: a send whose Work is dropped may be cancelled.
+        Args:
+            buffer: may be changed or freed as soon as this returns.
+            peer: the receiver.
+            tag: 31 bits; unique among the messages under way between two ranks.
+
+        Returns:
+            Keep it and wait for it some time: a send whose Work is dropped may be cancelled.
         """
         ...
 
     def irecv(self, buffer: Buffer, peer: int, tag: int) -> Work:
-        """Post a receive of `tag` from `peer` into `buffer`, which has the message's size."""
+        """Post a receive, without blocking.
+
+        Args:
+            buffer: contiguous, of the message's size; belongs to the transport until the Work ends.
+            peer: the sender.
+            tag: as the sender gave it.
+        """
         ...
 
     def close(self) -> None:

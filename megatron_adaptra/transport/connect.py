@@ -8,7 +8,6 @@ and groups can share a device: then a connection takes one descriptor.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -16,12 +15,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from megatron_adaptra.transport.address import interface_of
+from megatron_adaptra.transport.address import interface_of, named_for_gloo
 from megatron_adaptra.transport.descriptors import DEVICE, make_room
 
 
 def store_connection() -> Any:
-    """The job's own store, over another connection: who hangs in it holds up nobody else."""
+    """The job's own store, over another connection: a call that hangs in it delays no other."""
     store = dist.distributed_c10d._get_default_store()
     with contextlib.suppress(RuntimeError):  # some kinds have none
         return store.clone()
@@ -34,15 +33,15 @@ def new_devices() -> list[Any]:
     GLOO_DEVICE_TRANSPORT and its certificates count here as in torch's own groups.
     """
     gloo = dist.ProcessGroupGloo
-    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    names = named_for_gloo()
     make_room(DEVICE * max(1, len(names)))
     return [gloo.create_device(interface=name) for name in names] or [gloo.create_default_device()]
 
 
 def interfaces() -> str:
     """Those of `new_devices`, joined by `+`; empty where the host's name is none of its own."""
-    if names := os.environ.get("GLOO_SOCKET_IFNAME"):
-        return "+".join(name for name in names.split(",") if name)
+    if names := named_for_gloo():
+        return "+".join(names)
     with contextlib.suppress(OSError):
         return interface_of(socket.gethostbyname(socket.gethostname()))
     return ""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 DEVICE = 5  # of a device of gloo, at most
-LANES = 8 * (1 + DEVICE)  # of a rank to its neighbours: two links, both ways, both kinds of message
+LINKS = 8 * (1 + DEVICE)  # of a rank to its neighbours: two links, both ways, both kinds of message
 SPARE = 128  # that are left alone: for data, checkpoints, other libraries
 _PLENTY = 1 << 30  # where there is no limit
 
@@ -25,7 +25,7 @@ def room() -> int:
 def make_room(count: int) -> None:
     """Raise the soft limit of descriptors, if it has to be, for `count` more and SPARE.
 
-    Not above the hard limit: `room` tells that beforehand.
+    Not above the hard limit: check `room` first.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _open() + count + SPARE
@@ -40,14 +40,14 @@ def _open() -> int:
 
 
 def descriptors_left(keys: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...]:
-    """By rank, the descriptors left when lanes and control have taken theirs; negative: too few.
+    """By rank, the descriptors left beside a pipeline's links and control; negative: too few.
 
     `keys`: by rank, the same in one plan group. `rooms`: by rank, how many it may still open.
     """
     sizes, led = Counter(keys), set[int]()
     left = []
     for key, free in zip(keys, rooms, strict=True):
-        left.append(free - LANES - DEVICE - (1 if key in led else sizes[key] - 1))
+        left.append(free - LINKS - DEVICE - (1 if key in led else sizes[key] - 1))
         led.add(key)
     return tuple(left)
 

@@ -31,13 +31,13 @@ class LinkEmulator:
         self._random = random.Random(seed * 1009 + stage)
         self._free: dict[int, float] = {}  # target -> when its link has put out the last message
         self._due: dict[int, float] = {}  # target -> when the last message is due
-        self._held: dict[int, int] = {}  # target -> messages that have not been delivered
+        self._in_flight: dict[int, int] = {}  # target -> messages that have not been delivered
         self._lock = threading.Lock()
         self._line = DelayLine()
 
     def holds(self, target: int) -> bool:
         """Whether a message sent now to `target` would be held."""
-        return self._rule(target) is not None or self._held.get(target, 0) > 0
+        return self._rule(target) is not None or self._in_flight.get(target, 0) > 0
 
     def hold(self, target: int, nbytes: int, deliver: Callable[[], None]) -> None:
         """Call `deliver` when `nbytes`, sent now, have crossed the emulated link to `target`."""
@@ -61,7 +61,7 @@ class LinkEmulator:
 
     def _count(self, target: int, by: int) -> None:
         with self._lock:
-            self._held[target] = self._held.get(target, 0) + by
+            self._in_flight[target] = self._in_flight.get(target, 0) + by
 
     def close(self) -> None:
         """Drop what is held, and end the thread."""

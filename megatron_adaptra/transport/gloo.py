@@ -39,7 +39,7 @@ _LEAST = 0.001  # seconds; less than a millisecond means no deadline to gloo
 
 
 @dataclass(frozen=True)
-class Lane:
+class GlooLink:
     """One direction of a link: its group, and who is at the other end."""
 
     group: Any  # a c10d backend of two ranks
@@ -50,7 +50,7 @@ class Lane:
 class GlooTransport:
     """Transport over one process group per directed link; peers are stages.
 
-    `outgoing`, `incoming`: the lanes of this rank by peer (`open_lanes`).
+    `outgoing`, `incoming`: this rank's connections by peer (`open_links`).
     """
 
     traits = Traits("gloo", True, ("cpu",))  # gloo moves nothing before the receive is posted
@@ -58,30 +58,30 @@ class GlooTransport:
 
     def __init__(
         self,
-        outgoing: Mapping[int, Lane],
-        incoming: Mapping[int, Lane],
+        outgoing: Mapping[int, GlooLink],
+        incoming: Mapping[int, GlooLink],
         emulator: LinkEmulator | None = None,
     ) -> None:
         self._out, self._emulator = dict(outgoing), emulator
-        self._inboxes = {peer: _Inbox(lane) for peer, lane in incoming.items()}
+        self._inboxes = {peer: _Inbox(link) for peer, link in incoming.items()}
         self._pool: dict[int, list[_Frame]] = {}
-        self._held: list[_SendWork] = []  # by the emulator
+        self._delayed: list[_SendWork] = []  # by the emulator
         self._closed = False
         at_exit(self, GlooTransport.close)
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _SendWork:
         """As for Transport, to `peer` with `tag`. Raises PeerLost if this side is closed."""
-        lane = self._out[peer]
-        self._refuse_closed(lane)
+        link = self._out[peer]
+        self._refuse_closed(link)
         frame = self._frame(buffer.numel() * buffer.element_size())
         frame.pack(buffer, tag)
-        work = _SendWork(self, lane, frame, tag)
+        work = _SendWork(self, link, frame, tag)
         if self._emulator is None:
             work.deliver()
         else:
             self._emulator.hold(peer, frame.nbytes, work.deliver)
-            self._held = [w for w in self._held if not w.done()]
-            self._held.append(work)
+            self._delayed = [w for w in self._delayed if not w.done()]
+            self._delayed.append(work)
         return work
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> _ReceiveWork:
@@ -90,18 +90,18 @@ class GlooTransport:
         Raises PeerLost if this side is closed, ValueError for memory that is not contiguous.
         """
         inbox = self._inboxes[peer]
-        self._refuse_closed(inbox.lane)
+        self._refuse_closed(inbox.link)
         if not buffer.is_contiguous():
             raise ValueError(f"message {tag}: a receive needs contiguous memory")
         frame = self._frame(buffer.numel() * buffer.element_size())
-        work = _ReceiveWork(self, inbox.lane, frame, buffer, tag)
+        work = _ReceiveWork(self, inbox.link, frame, buffer, tag)
         inbox.post(work)
         return work
 
     def replace(
-        self, peer: int, outgoing: Mapping[int, Lane], incoming: Mapping[int, Lane]
+        self, peer: int, outgoing: Mapping[int, GlooLink], incoming: Mapping[int, GlooLink]
     ) -> None:
-        """From now on use new lanes to and from `peer`; what is under way on the old ones is lost.
+        """From now on use new links to and from `peer`; what is under way on the old ones is lost.
 
         Raises PeerLost if this side is closed.
         """
@@ -119,16 +119,16 @@ class GlooTransport:
             inbox.close()
         if self._emulator is not None:
             self._emulator.close()
-        for work in self._held:
+        for work in self._delayed:
             if not work.done():
                 work.abort()
-        self._held, self._pool = [], {}
+        self._delayed, self._pool = [], {}
         # Without its groups: their connections close when nobody holds them any more.
-        self._out = {peer: replace(lane, group=None) for peer, lane in self._out.items()}
+        self._out = {peer: replace(link, group=None) for peer, link in self._out.items()}
 
-    def _refuse_closed(self, lane: Lane) -> None:
+    def _refuse_closed(self, link: GlooLink) -> None:
         if self._closed:
-            raise PeerLost(f"{lane.name}: this side has closed the transport")
+            raise PeerLost(f"{link.name}: this side has closed the transport")
 
     def _frame(self, nbytes: int) -> _Frame:
         try:  # several threads take from the pool
@@ -171,9 +171,9 @@ class _Frame:
 class _SendWork:
     """A send: the frame belongs to the transport until the backend has let go of it."""
 
-    def __init__(self, owner: GlooTransport, lane: Lane, frame: _Frame, tag: int) -> None:
+    def __init__(self, owner: GlooTransport, link: GlooLink, frame: _Frame, tag: int) -> None:
         self.stamps = Stamps(sent=time.monotonic())
-        self._owner, self._lane, self._frame, self._tag = owner, lane, frame, tag
+        self._owner, self._link, self._frame, self._tag = owner, link, frame, tag
         self._delivered = threading.Lock()  # held until the backend has the message
         self._delivered.acquire()
         self._work: dist.Work | None = None
@@ -184,7 +184,7 @@ class _SendWork:
         if self._error:
             return  # aborted meanwhile
         try:
-            self._work = self._lane.group.send([self._frame.wire], self._lane.group_rank, self._tag)
+            self._work = self._link.group.send([self._frame.wire], self._link.group_rank, self._tag)
         except RuntimeError as error:
             self._error = str(error)
         _unlock(self._delivered)
@@ -196,7 +196,7 @@ class _SendWork:
     def wait(self, timeout: float) -> Stamps:
         deadline = time.monotonic() + timeout
         if not self._delivered.acquire(timeout=max(0.0, timeout)):
-            raise PeerLost(f"waited {timeout:g} s to send message {self._tag} to {self._lane.name}")
+            raise PeerLost(f"waited {timeout:g} s to send message {self._tag} to {self._link.name}")
         _unlock(self._delivered)
         if not self._error and not self.stamps.completed:
             try:
@@ -206,7 +206,7 @@ class _SendWork:
             except RuntimeError as error:
                 self._error = str(error)
         if self._error:
-            raise PeerLost(f"sending to {self._lane.name}: {reason_of(self._error)}")
+            raise PeerLost(f"sending to {self._link.name}: {reason_of(self._error)}")
         if not self.stamps.completed:
             self.stamps.completed = time.monotonic()
             self._owner.recycle(self._frame)
@@ -222,10 +222,10 @@ class _ReceiveWork:
     """A posted receive. `wait` copies nothing: the link's thread has filled the buffer."""
 
     def __init__(
-        self, owner: GlooTransport, lane: Lane, frame: _Frame, buffer: torch.Tensor, tag: int
+        self, owner: GlooTransport, link: GlooLink, frame: _Frame, buffer: torch.Tensor, tag: int
     ) -> None:
         self.stamps = Stamps(posted=time.monotonic())
-        self._owner, self.lane, self.frame, self._buffer, self.tag = owner, lane, frame, buffer, tag
+        self._owner, self.link, self.frame, self._buffer, self.tag = owner, link, frame, buffer, tag
         self._arrival = threading.Lock()  # held until the message is there; cheaper than an Event
         self._arrival.acquire()
         self._error = ""
@@ -237,10 +237,10 @@ class _ReceiveWork:
         if not self.stamps.wanted:
             self.stamps.wanted = time.monotonic()
         if not self._arrival.acquire(timeout=max(0.0, timeout)):
-            raise PeerLost(f"waited {timeout:g} s for message {self.tag} from {self.lane.name}")
+            raise PeerLost(f"waited {timeout:g} s for message {self.tag} from {self.link.name}")
         _unlock(self._arrival)
         if self._error:
-            raise PeerLost(f"{self.lane.name}: {reason_of(self._error)}")
+            raise PeerLost(f"{self.link.name}: {reason_of(self._error)}")
         return self.stamps
 
     def arrived(self) -> None:
@@ -267,12 +267,12 @@ class _ReceiveWork:
 class _Inbox:
     """The receiving end of a directed link, and the thread that awaits what is posted there."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, link: GlooLink) -> None:
+        self.link = link
         self._posted: queue.SimpleQueue[tuple[_ReceiveWork, dist.Work] | None] = queue.SimpleQueue()
         self._open: set[_ReceiveWork] = set()
         self._thread = threading.Thread(
-            target=self._run, name=f"adaptra-from-{lane.name}", daemon=True
+            target=self._run, name=f"adaptra-from-{link.name}", daemon=True
         )
         wait_at_exit(self._thread)
         self._thread.start()
@@ -280,7 +280,7 @@ class _Inbox:
     def post(self, work: _ReceiveWork) -> None:
         self._open.add(work)
         try:
-            handle = self.lane.group.recv([work.frame.wire], self.lane.group_rank, work.tag)
+            handle = self.link.group.recv([work.frame.wire], self.link.group_rank, work.tag)
         except RuntimeError as error:
             self._open.discard(work)
             work.fail(str(error))
@@ -290,11 +290,11 @@ class _Inbox:
     def close(self) -> None:
         self._posted.put(None)
         if self._open:
-            _hang_up(self.lane)
+            _hang_up(self.link)
         self._thread.join(timeout=1.0)  # a thread that gloo does not let go of is a daemon
         for work in list(self._open):
             work.abort()
-        self.lane = replace(self.lane, group=None)
+        self.link = replace(self.link, group=None)
 
     def _run(self) -> None:
         while True:
@@ -311,7 +311,7 @@ class _Inbox:
             self._open.discard(work)
 
 
-def open_lanes(
+def open_links(
     ranks: Sequence[int],
     links: Sequence[tuple[int, int]],
     name: str,
@@ -319,22 +319,31 @@ def open_lanes(
     devices: Sequence[Any] = (),
     timeout: float | None = None,
     store: dist.Store | None = None,
-) -> tuple[dict[int, Lane], dict[int, Lane]]:
-    """One group per directed link in `links` (source stage, target stage) of those on `ranks`.
+) -> tuple[dict[int, GlooLink], dict[int, GlooLink]]:
+    """One group per directed link of this rank, made by its two members alone.
 
-    Returns the lanes out of and into this rank, by peer stage. The groups are made by their two
-    members alone, over `store` (torch's default one); `name` keeps two sets of lanes apart. `who`:
-    what errors call an index of `ranks`. `devices`: to share; then a link serves both directions,
-    with one connection. Raises PeerLost, which names it, if a peer does not come in `timeout`
-    seconds (`waits.CONNECT`).
+    Args:
+        ranks: global ranks by stage (or member).
+        links: (source, target), as indices of `ranks`.
+        name: keeps two sets of connections apart.
+        who: what errors call an index of `ranks`.
+        devices: gloo's, to share; then one connection serves both directions of a link.
+        timeout: seconds for each peer to open its end (`waits.CONNECT`).
+        store: for the addresses; torch's default one if None.
+
+    Returns:
+        The GlooLinks out of and into this rank, by peer.
+
+    Raises:
+        PeerLost: a peer, which it names, did not open its end in time.
     """
     timeout = waits.CONNECT if timeout is None else timeout
     me = dist.get_rank()
     store = store or dist.distributed_c10d._get_default_store()
     mine = [(s, t) for s, t in links if me in (ranks[s], ranks[t])]
     make_room(len(mine))
-    outgoing: dict[int, Lane] = {}
-    incoming: dict[int, Lane] = {}
+    outgoing: dict[int, GlooLink] = {}
+    incoming: dict[int, GlooLink] = {}
     for source, target in mine:
         pair = (ranks[source], ranks[target])
         index = pair.index(me)
@@ -348,26 +357,26 @@ def open_lanes(
                 f"{name_of_peer}: no connection of kind {name!r} after {timeout:g} s: "
                 f"{reason_of(error)}"
             ) from error
-        lane = Lane(group, 1 - index, name_of_peer)
+        link = GlooLink(group, 1 - index, name_of_peer)
         if devices or index == 0:
-            outgoing[peer] = lane
+            outgoing[peer] = link
         if devices or index == 1:
-            incoming[peer] = lane
+            incoming[peer] = link
     return outgoing, incoming
 
 
 def _unlock(gate: threading.Lock) -> None:
-    """Let through whoever waits at a lock that serves as a gate; it may be open already."""
+    """Release a lock that serves as a gate; it may be open already."""
     with contextlib.suppress(RuntimeError):
         gate.release()
 
 
-def _hang_up(lane: Lane) -> None:
-    """Make the waits for what has not arrived on a lane end with an error.
+def _hang_up(link: GlooLink) -> None:
+    """Make the waits for what has not arrived on a link end with an error.
 
     gloo's abort leaves waits alone, but a wait that times out closes the connection.
     """
     with contextlib.suppress(RuntimeError):
         nothing = torch.empty(0, dtype=torch.uint8)
-        work = lane.group.recv([nothing], lane.group_rank, _NEVER_SENT)
+        work = link.group.recv([nothing], link.group_rank, _NEVER_SENT)
         work.wait(timedelta(milliseconds=1))

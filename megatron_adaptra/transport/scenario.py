@@ -61,9 +61,9 @@ def _scenario(path: Path) -> list[str]:
             refuse_unknown(entry, _KEYS, str(path))
         if not isinstance(entry, dict) or not {"link", "delay"} <= entry.keys():
             raise BadInput(f"links in {path}", entry, "each has to have a link and a delay")
-        said = {key: as_text(value) for key, value in entry.items() if value is not None}
-        text = f"{said.get('link')}:{said.get('delay')}"
+        given = {key: as_text(value) for key, value in entry.items() if value is not None}
+        text = f"{given.get('link')}:{given.get('delay')}"
         for key in ("jitter", "bandwidth", "loss"):
-            text += f",{key}={said[key]}" if key in said else ""
-        texts.append(f"{text}@{said.get('from', 0)}..{said.get('to', '')}")
+            text += f",{key}={given[key]}" if key in given else ""
+        texts.append(f"{text}@{given.get('from', 0)}..{given.get('to', '')}")
     return texts

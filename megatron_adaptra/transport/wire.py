@@ -18,7 +18,7 @@ from megatron_adaptra import waits
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.connect import connect, interfaces, new_devices
 from megatron_adaptra.transport.emulate import LinkEmulator
-from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
+from megatron_adaptra.transport.gloo import GlooTransport, open_links
 
 Links = Sequence[tuple[int, int]]  # source and target, as indices of `ranks`
 
@@ -88,13 +88,13 @@ class GlooWire(Wire):
         """As for Wire; ValueError for a GPU's `device`."""
         if device is not None and device.type != "cpu":
             raise ValueError(f"messages of {device} need our engine; gloo carries those of a CPU")
-        lanes = open_lanes(ranks, links, name, timeout=waits.START)
-        return GlooTransport(*lanes, emulator)
+        opened = open_links(ranks, links, name, timeout=waits.START)
+        return GlooTransport(*opened, emulator)
 
     def control(self, name: str, ranks: Sequence[int]) -> GlooTransport:
         """As for Wire."""
         star = [(0, member) for member in range(1, len(ranks))]
-        return GlooTransport(*open_lanes(ranks, star, name, "member", self.devices, waits.START))
+        return GlooTransport(*open_links(ranks, star, name, "member", self.devices, waits.START))
 
     def group(self, name: str, ranks: Sequence[int]) -> Any:
         """As for Wire; gloo raises RuntimeError."""

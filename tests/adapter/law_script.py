@@ -37,7 +37,7 @@ SHAPE = gpt.GPTShape(
 )
 ENGINES = ("executor", "native")
 HASTE = {  # seconds, instead of up to minutes
-    "GOODBYE": 0.5, "POLL": 0.1, "STORE": 0.5, "HEARTBEAT": 0.2, "START": 1.0, "WORK": 0.3,
+    "CLOSE": 0.5, "POLL": 0.1, "STORE": 0.5, "HEARTBEAT": 0.2, "START": 1.0, "WORK": 0.3,
     "END": 1.0,
 }  # fmt: skip
 

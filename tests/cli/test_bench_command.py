@@ -15,7 +15,7 @@ from processes import living, outliving
 
 from megatron_adaptra.bench.options import LEAST, P2P, SIZES
 from megatron_adaptra.bench.sizes import sizes_between
-from megatron_adaptra.transport.engine.native import missing
+from megatron_adaptra.transport.engine.bindings import missing
 
 P2P_KEYS = [
     "transport", "bytes", "direction", "mb_per_s", "us_per_message", "busbw_gb_per_s",

@@ -15,7 +15,7 @@ import pytest
 from commands import strict
 
 import megatron_adaptra
-from megatron_adaptra.transport.engine.native import missing
+from megatron_adaptra.transport.engine.bindings import missing
 
 PACKAGE = Path(megatron_adaptra.__file__).parent
 ENGINE = "_native*"
@@ -36,7 +36,7 @@ if "WITNESS" in os.environ:
 SCRIPT = """
 import json, os, sys
 import megatron_adaptra
-from megatron_adaptra.transport.engine.native import missing
+from megatron_adaptra.transport.engine.bindings import missing
 files = [os.path.dirname(megatron_adaptra.__file__), missing()]
 print(json.dumps([*files, sys.argv, __name__, sys.path]))
 """

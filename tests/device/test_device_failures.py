@@ -1,4 +1,4 @@
-"""What fails on one side is told at both; what is given up is not written to; nothing is left."""
+"""What fails on one side fails at both; what is given up is not written to; nothing is left."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def lost(work: object) -> str:
     return str(error.value)
 
 
-def told(driver: Driver, call: str, code: int) -> list[str]:
-    """A call of rank 0's driver fails while it sends: what both ranks hear, now and later."""
+def failing(driver: Driver, call: str, code: int) -> list[str]:
+    """A call of rank 0's driver fails while it sends: what both ranks raise, now and later."""
     with two(driver) as (a, b):
         there, here = a.open(), b.open()
         posted = here.irecv(memory(0), 0, 1)
@@ -46,8 +46,8 @@ def told(driver: Driver, call: str, code: int) -> list[str]:
     ("call", "code"),
     [("cuMemcpyDtoHAsync_v2", 719), ("cuEventQuery", 719), ("cuMemHostAlloc", 2)],
 )
-def test_an_error_is_told_to_both_sides(call: str, code: int) -> None:
-    here, there, *later = run(told, call, code)
+def test_an_error_reaches_both_sides(call: str, code: int) -> None:
+    here, there, *later = run(failing, call, code)
     what = f"{call.removesuffix('_v2')} failed: CUDA_ERROR_"
     for words in (here, there, *later):
         assert what in words
@@ -72,7 +72,7 @@ def receiver_fails(driver: Driver) -> tuple[str, str]:
     return words
 
 
-def test_an_error_of_the_receiver_is_told_to_the_sender() -> None:
+def test_an_error_of_the_receiver_reaches_the_sender() -> None:
     here, there = run(receiver_fails)
     assert here.startswith("stage 0 (rank 0): cuMemcpyHtoDAsync failed: ")
     assert there.startswith("stage 1 (rank 1): rank 1 says: cuMemcpyHtoDAsync failed: ")
@@ -175,7 +175,7 @@ def test_an_aborted_send_leaves_the_others_alone() -> None:
 
 
 def closed_under_way(driver: Driver) -> None:
-    """Copies that the GPU has begun are waited for; everybody who waits is told."""
+    """Copies that the GPU has begun are waited for; all who wait get PeerLost."""
     with two(driver) as (a, b):
         there, here = a.open(), b.open()
         posted = here.irecv(memory(0), 0, 1)
@@ -198,7 +198,7 @@ def test_close_waits_for_copies() -> None:
 
 
 def opened_again(driver: Driver) -> None:
-    """As when a link gets slow again: a lane of the same name."""
+    """As when a link gets slow again: a transport of the same name."""
     with two(driver) as (a, b):
         for value in range(1, 4):
             there, here = a.open(), b.open()
@@ -216,12 +216,12 @@ def opened_again(driver: Driver) -> None:
         work = here.irecv(memory(0), 0, 1)
         driver.fail("cuMemcpyDtoHAsync_v2", code=719)
         there.isend(memory(1), 1, 1)
-        assert "rank 0 says" in lost(work), "words find the lane that is open now"
+        assert "rank 0 says" in lost(work), "errors reach the transport that is open now"
         there.close()
         here.close()
 
 
-def test_a_lane_opens_again() -> None:
+def test_a_transport_opens_again() -> None:
     run(opened_again)
 
 
@@ -290,10 +290,10 @@ def copied_memory(driver: Driver) -> str:
     with two(driver) as sides:
         for side in sides:
             driver.fail("cuMemHostRegister_v2", code=801)
-            lane = side.open("other")
-            lane.isend(memory(1), 1 - side.rank, 1)
+            transport = side.open("other")
+            transport.isend(memory(1), 1 - side.rank, 1)
             until(lambda side=side: side.staging.memory().copied != "", "it was refused")
-            lane.close()
+            transport.close()
         exchange(sides, 4, SIZE)
         assert driver.calls("cuMemHostAlloc") > 0
         return sides[0].staging.memory().copied
@@ -305,12 +305,12 @@ def test_memory_of_the_driver_serves_as_well() -> None:
 
 def forked(driver: Driver) -> str:
     with two(driver) as sides:
-        lanes = [side.open() for side in sides]
+        transports = [side.open() for side in sides]
         mark = sides[0].device.mark()
         readable, writable = os.pipe()
         if (child := os.fork()) == 0:
             words = []
-            for call in (sides[0].device.mark, lambda: lanes[0].isend(memory(1), 1, 1)):
+            for call in (sides[0].device.mark, lambda: transports[0].isend(memory(1), 1, 1)):
                 try:
                     call()
                 except DeviceFailed as error:
@@ -321,15 +321,15 @@ def forked(driver: Driver) -> str:
             os._exit(0)
         os.waitpid(child, 0)
         words = os.read(readable, 10_000).decode()
-        exchange_over(lanes)
-        for lane in lanes:
-            lane.close()
+        exchange_over(transports)
+        for transport in transports:
+            transport.close()
     return words
 
 
-def exchange_over(lanes: list) -> None:
-    work = lanes[1].irecv(torch.zeros(8), 0, 1)
-    lanes[0].isend(torch.ones(8), 1, 1).wait(PATIENCE)
+def exchange_over(transports: list) -> None:
+    work = transports[1].irecv(torch.zeros(8), 0, 1)
+    transports[0].isend(torch.ones(8), 1, 1).wait(PATIENCE)
     work.wait(PATIENCE)
 
 

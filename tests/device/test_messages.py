@@ -13,7 +13,7 @@ from patience import PATIENCE, in_time
 
 from megatron_adaptra.device import cuda
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.transport.engine.wire import EngineWire
+from megatron_adaptra.transport.engine.engine_wire import EngineWire
 
 SIZE = 300_000  # bytes
 SHORT = 0.05  # seconds
@@ -59,14 +59,14 @@ def test_a_driver_that_waits_before_it_pins_holds_up_no_other_message() -> None:
 
 def both_ways(driver: Driver, kind: str) -> None:
     with two(driver, kind) as sides:
-        lanes = [side.open() for side in sides]
+        transports = [side.open() for side in sides]
         for tag in range(20):
             got = [memory(0) for _ in sides]
-            receives = [lanes[i].irecv(got[i], 1 - i, tag) for i in (0, 1)]
+            receives = [transports[i].irecv(got[i], 1 - i, tag) for i in (0, 1)]
             sent = [memory(0) for _ in sides]
             for i, side in enumerate(sides):
                 driver.fill(side.compute, sent[i], 10 * tag + i)
-            sends = [lanes[i].isend(sent[i], 1 - i, tag) for i in (0, 1)]
+            sends = [transports[i].isend(sent[i], 1 - i, tag) for i in (0, 1)]
             for i, side in enumerate(sides):
                 seen = memory(0)
                 receives[i].wait(PATIENCE)
@@ -76,12 +76,12 @@ def both_ways(driver: Driver, kind: str) -> None:
             for send in sends:
                 stamps = send.wait(PATIENCE)
                 assert 0 < stamps.sent <= stamps.completed
-        for lane in lanes:
-            until(lambda lane=lane: lane.copies()[1].count == 20, "all copies are counted")
-            out, back = lane.copies()
+        for transport in transports:
+            until(lambda one=transport: one.copies()[1].count == 20, "all copies are counted")
+            out, back = transport.copies()
             assert (out.count, out.bytes) == (back.count, back.bytes) == (20, 20 * SIZE)
-            lane.close()
-            lane.close()
+            transport.close()
+            transport.close()
 
 
 @every_path
@@ -92,18 +92,18 @@ def test_messages_both_ways(kind: str) -> None:
 def nothing_waits(driver: Driver) -> None:
     """A receive that never comes is not on any stream: the device can always be finished."""
     with two(driver) as sides:
-        lanes = [side.open() for side in sides]
-        work = lanes[0].irecv(memory(0), 1, 5)
+        transports = [side.open() for side in sides]
+        work = transports[0].irecv(memory(0), 1, 5)
         with pytest.raises(PeerLost, match=r"waited 0.05 s for message 5 from stage 1"):
             work.wait(SHORT)
         driver.finish(sides[0].compute)
         assert driver.calls("cuStreamWaitEvent") == 0
-        for lane in lanes:
-            lane.close()
+        for transport in transports:
+            transport.close()
         with pytest.raises(PeerLost, match="closed"):
             work.wait(PATIENCE)
         with pytest.raises(PeerLost, match="closed"):
-            lanes[0].isend(memory(0), 1, 5)
+            transports[0].isend(memory(0), 1, 5)
 
 
 def test_a_posted_receive_is_on_no_stream() -> None:
@@ -255,21 +255,21 @@ def over_wires(driver: Driver) -> list[str]:
         for side in sides:
             cuda._opened[os.getpid(), side.rank] = side.device
             wires.append(EngineWire(side.endpoint, side.rank))
-        lanes = [
+        transports = [
             wires[i].transport("pipeline", [0, 1], [(0, 1), (1, 0)], None, torch.device("cuda", i))
             for i in (0, 1)
         ]
         got = memory(0)
-        work = lanes[1].irecv(got, 0, 1)
-        lanes[0].isend(memory(5), 1, 1)
+        work = transports[1].irecv(got, 0, 1)
+        transports[0].isend(memory(5), 1, 1)
         work.wait(PATIENCE)
         driver.finish(sides[1].compute)
         assert is_all(got, 5)
         staging = wires[0].staging(torch.device("cuda", 0))
         assert staging.memory().held > 0
-        kinds = [f"{lane.traits.memory[0]} {lane.device}" for lane in lanes]
-        for lane, wire in zip(lanes, wires, strict=True):
-            lane.close()
+        kinds = [f"{transport.traits.memory[0]} {transport.device}" for transport in transports]
+        for transport, wire in zip(transports, wires, strict=True):
+            transport.close()
             wire.close()
         return kinds
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 
-from megatron_adaptra.device import native as gpu_driver
+from megatron_adaptra.device import gpu_bindings as gpu_driver
 from megatron_adaptra.doctor.engine import rdma
 from megatron_adaptra.doctor.examine import examine
 from megatron_adaptra.doctor.finding import Finding, Verdict
 from megatron_adaptra.doctor.gpus import gpus
 from megatron_adaptra.doctor.machine import machine
 from megatron_adaptra.doctor.network import network
-from megatron_adaptra.transport.engine import native
-from megatron_adaptra.transport.engine.native import Port
+from megatron_adaptra.transport.engine import bindings
+from megatron_adaptra.transport.engine.bindings import Port
 
 OK, WARN, FAIL = Verdict
 ACTIVE = Port("mlx5_0", 1, True, "Ethernet", 3, b"\0" * 16, "RoCE v2, IPv4")
@@ -95,7 +95,7 @@ def test_interfaces_that_lose_packets(tmp_path: Path) -> None:
 @pytest.fixture
 def ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with two ports; the root of its sysfs."""
-    monkeypatch.setattr(native, "missing_verbs", lambda: "")
+    monkeypatch.setattr(bindings, "missing_verbs", lambda: "")
     for name in ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX"):
         monkeypatch.delenv(name, raising=False)
     for device in ("mlx5_0", "mlx5_1"):
@@ -134,9 +134,9 @@ def test_rdma_ports_that_do_not_work(ports: Path, monkeypatch: pytest.MonkeyPatc
     assert found["port mlx5_0:1"].verdict is WARN
     assert "link_downed 3" in found["port mlx5_0:1"].says
     with monkeypatch.context() as unbuilt:
-        unbuilt.setattr(native, "missing", lambda: "it was not built")
+        unbuilt.setattr(bindings, "missing", lambda: "it was not built")
         assert "there is no engine" in by_name(rdma([], ports))["RDMA"].says
-    monkeypatch.setattr(native, "missing_verbs", lambda: "libibverbs.so.1: cannot open")
+    monkeypatch.setattr(bindings, "missing_verbs", lambda: "libibverbs.so.1: cannot open")
     found = by_name(rdma([], ports))
     assert (found["RDMA"].verdict, "libibverbs1" in found["RDMA"].remedy) == (FAIL, True)
     assert [*by_name(rdma([], ports / "nowhere")).values()] == [

@@ -7,7 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from megatron_adaptra.device import native
+from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.errors import DeviceFailed
 
 SCRIPT = Path(__file__).resolve().parents[1] / "adapter" / "pretrain_gpt_small.py"
@@ -18,6 +18,6 @@ def refuse(ordinal: int) -> None:
 
 
 if os.environ["RANK"] == "1":
-    native.open_device = refuse
+    gpu_bindings.open_device = refuse
 sys.path.insert(0, str(SCRIPT.parent))
 runpy.run_path(str(SCRIPT), run_name="__main__")

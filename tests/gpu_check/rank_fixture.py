@@ -16,9 +16,9 @@ import torch.distributed as dist
 from megatron_adaptra.device.base import Mark
 from megatron_adaptra.device.cuda import CudaDevice, cuda_device
 from megatron_adaptra.device.staging import Staging
-from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 
 CYCLES = 1_000_000  # of one kernel that does nothing: half a millisecond or so
@@ -50,7 +50,7 @@ class RankFixture:
         limit, place = timedelta(seconds=self.patience), self.folder / "port"
         if self.rank == 0:
             store = dist.TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)
-            FolderBoard(self.folder).put("port", str(store.port))
+            FolderRendezvous(self.folder).put("port", str(store.port))
             return store
         end = time.monotonic() + self.patience
         while not place.exists():
@@ -102,7 +102,7 @@ class RankFixture:
         peer, folder = 1 - self.rank, self.folder / kind
         folder.mkdir(exist_ok=True)
         machine = kind if kind == "shm" else f"{kind} of rank {self.rank}"
-        rendezvous = FolderBoard(folder)
+        rendezvous = FolderRendezvous(folder)
         ports, gpu = (None, self.gpu.pci if self.on_gpu else "") if kind == "verbs" else ([], "")
         endpoint = Endpoint(
             self.rank, "127.0.0.1", machine, rendezvous, self.patience, ports=ports, gpu=gpu,

@@ -38,14 +38,14 @@ def _rank(job: Job, me: int, port: int) -> _Ended:
 
     from megatron_adaptra.device.cuda import cuda_device
     from megatron_adaptra.transport.engine.endpoint import Endpoint
-    from megatron_adaptra.transport.engine.wire import StoreBoard
+    from megatron_adaptra.transport.engine.engine_wire import StoreRendezvous
 
     store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=TIMEOUT))
     result = Result()
     with Driver(job.stages, job.queues, job.seed) as driver, driver.as_torch_cuda():
         driver.enter(me, f"rank {me}")
         machine = f"machine {me // 2}"
-        rendezvous = StoreBoard("engine", lambda: store)
+        rendezvous = StoreRendezvous("engine", lambda: store)
         endpoint = Endpoint(me, "127.0.0.1", machine, rendezvous, TIMEOUT, ports=())
         try:
             train(driver, endpoint, job, me, TIMEOUT, Plant.NOTHING, result, together=False)

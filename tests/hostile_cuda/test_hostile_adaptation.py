@@ -13,9 +13,9 @@ from hostile_cuda.adaptation import Course, Seen, adapt
 from hostile_cuda.stage_model import Host
 from patience import in_time
 
-from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine import bindings
 
-_MISSING = build.missing() or native.missing()
+_MISSING = build.missing() or bindings.missing()
 pytestmark = [
     pytest.mark.cold,
     pytest.mark.timing,

@@ -16,9 +16,9 @@ from hostile_cuda.batches import run_broken, run_jobs, run_planted
 from hostile_cuda.jobs import EXECUTOR, NATIVE, Job
 from hostile_cuda.processes import run_processes
 
-from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine import bindings
 
-_MISSING = build.missing() or native.missing()
+_MISSING = build.missing() or bindings.missing()
 pytestmark = [
     pytest.mark.cold,
     pytest.mark.skipif(bool(_MISSING), reason=_MISSING or "-"),

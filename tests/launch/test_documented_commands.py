@@ -13,7 +13,7 @@ import pytest
 from documented import Clone, blocks, commands, filled, make_clone
 from launching import ROOT
 
-from megatron_adaptra.transport.engine.native import missing
+from megatron_adaptra.transport.engine.bindings import missing
 
 PAGES = ("README.md", "docs/getting-started.md")
 TEXTS = [(ROOT / page).read_text() for page in PAGES]

@@ -1,6 +1,6 @@
 """One of two ranks, each a host: 200 messages of 1 MiB both ways, and in the middle a fault.
 
-Takes JSON: `folder` (of the board), `timeouts` by rank, `count` of messages, and of the fault
+Takes JSON: `folder` (of the rendezvous), `timeouts` by rank, `count` of messages, and of the fault
 `rank`, `what` (down, stop, kill, loss, hole, or flap) and `seconds`. Says in JSON what has arrived,
 what has failed, and what was recorded.
 """
@@ -26,8 +26,8 @@ from typing import Any
 from hole import dig, fill
 
 from megatron_adaptra.netlab.network import INTERFACE
-from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 SIZE, TAGS = 1 << 20, 2
 MIDDLE = 60  # messages that have arrived when the fault begins
@@ -53,12 +53,12 @@ def address(memory: bytearray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def fault(board: FolderBoard, what: str, seconds: float) -> None:
+def fault(rendezvous: FolderRendezvous, what: str, seconds: float) -> None:
     if what == "kill":
-        board.put("begun", "")
+        rendezvous.put("begun", "")
         os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "stop":  # somebody else has to let it go on
-        board.put("begun", "")
+    elif what == "stop":  # another process has to let it go on
+        rendezvous.put("begun", "")
         script = f"sleep {seconds}; kill -CONT {os.getpid()}"
         subprocess.Popen(["sh", "-c", script], start_new_session=True)
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -66,7 +66,7 @@ def fault(board: FolderBoard, what: str, seconds: float) -> None:
         change = {"loss": lose, "hole": pass_large}.get(what, set_link)
         for _ in range(FLAPS if what == "flap" else 1):
             change(False)
-            board.put("begun", "")
+            rendezvous.put("begun", "")
             threading.Event().wait(seconds)
             change(True)
             threading.Event().wait(UP)
@@ -95,10 +95,10 @@ def until(condition: Callable[[], bool], end: float, what: str) -> None:
 def main(job: dict[str, Any]) -> None:
     me = int(os.environ["RANK"])
     peer, count = 1 - me, job["count"]
-    board = FolderBoard(Path(job["folder"]))
+    rendezvous = FolderRendezvous(Path(job["folder"]))
     here, timeout = os.environ["HOST_IP"], job["timeouts"][me]
     log = Path(job["folder"]) / "connections.jsonl"
-    endpoint = Endpoint(me, here, f"host {me}", board, timeout, log)
+    endpoint = Endpoint(me, here, f"host {me}", rendezvous, timeout, log)
     endpoint.connect([peer], 60)
     engine = endpoint.engine
     got = [bytearray(SIZE) for _ in range(count)]
@@ -112,11 +112,11 @@ def main(job: dict[str, Any]) -> None:
         sends.append(engine.send(peer, n % TAGS, address(content), SIZE))
         if n == MIDDLE and job["rank"] == me:
             receives[n].wait(PATIENCE)
-            job_of = (board, job["what"], job["seconds"])
+            job_of = (rendezvous, job["what"], job["seconds"])
             threading.Thread(target=fault, args=job_of, daemon=True).start()
         if n == MIDDLE:  # what follows is in the middle of it, on both sides
             begun = time.monotonic() + PATIENCE
-            until(lambda: board.get("begun") is not None, begun, "no fault has begun")
+            until(lambda: rendezvous.get("begun") is not None, begun, "no fault has begun")
         if n > MIDDLE:
             time.sleep(PAUSE)
     error, end = "", time.monotonic() + PATIENCE
@@ -134,11 +134,11 @@ def main(job: dict[str, Any]) -> None:
         "records": [(event.what, event.side, event.why) for event in records],
     }  # fmt: skip
     print(json.dumps(result), flush=True)
-    board.put(f"through/{me}", "")  # both have to be before one of them goes
+    rendezvous.put(f"through/{me}", "")  # both have to be before one of them goes
     if job["what"] != "kill":
         through = time.monotonic() + PATIENCE
         until(
-            lambda: board.get(f"through/{peer}") is not None, through, f"rank {peer} is not through"
+            lambda: rendezvous.get(f"through/{peer}") is not None, through, f"{peer} is not through"
         )
     endpoint.close()
 

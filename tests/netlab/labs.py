@@ -27,7 +27,7 @@ def lab(*words: str, timeout: float = 500, **options: Any) -> subprocess.Complet
 def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, preexec_fn=_hear_hangups,
+        text=True, preexec_fn=_default_hangups,
     )  # fmt: skip
     try:
         yield process
@@ -36,7 +36,7 @@ def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def _hear_hangups() -> None:
+def _default_hangups() -> None:
     """A laboratory asks by SIGHUP whether nohup started it; these tests may run under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

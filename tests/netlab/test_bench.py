@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from megatron_adaptra.transport.engine.native import missing
+from megatron_adaptra.transport.engine.bindings import missing
 
 LINK = "40ms,bandwidth=20MB/s"
 SIZE = 4 << 20  # bytes

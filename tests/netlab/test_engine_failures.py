@@ -1,6 +1,6 @@
 """Two hosts exchange messages over the engine's tcp, and in the middle of them something fails.
 
-What is told apart: a link that comes back in time from one that does not, this side from the other.
+Distinguished: a link that comes back in time from one that does not, this side from the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAULTY, OTHER = 1, 0
 
 
 class Exchange:
-    """What both ranks have said. `status`: of their processes; `log`: lines that are no results."""
+    """What both ranks printed. `status`: of their processes; `log`: lines that are no results."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class Exchange:
         job = json.dumps({"folder": str(folder), "timeouts": timeouts, "count": count, **fault})
         with Lab(2, rules, seed, shaper) as lab:
             command = [sys.executable, str(RANK), job]
-            self.status = lab.run(command, os.environ, self._hear, LIMIT)
+            self.status = lab.run(command, os.environ, self._on_line, LIMIT)
             self.lost = lab.traffic.lost
         log = folder / "connections.jsonl"
         self.written = list(map(json.loads, log.read_text().splitlines())) if log.exists() else []
 
-    def _hear(self, host: int, line: bytes) -> None:
+    def _on_line(self, host: int, line: bytes) -> None:
         print(host, line.decode()[:1000])
         if line.startswith(b"{"):
             self.results[host] = json.loads(line)
@@ -102,12 +102,14 @@ def test_a_path_that_is_lost_comes_back(
         side = "here" if what == "down" and rank == FAULTY else "there"
         records = exchange.records(rank)
         assert records.count(("lost", side)) == CONNECTIONS  # and none that has come back
-        if (what, rank) != ("stop", FAULTY):  # which may hear of a new path before all old ones
+        if (what, rank) != ("stop", FAULTY):  # which may learn of a new path before all old ones
             assert records[CONNECTIONS:] == [("back", "there")]
         written = [(row["what"], row["side"]) for row in exchange.written if row["of"] == rank]
-        assert written[: len(records)] == records  # what is said was noted before the end
-        said = [line for line in exchange.log if f"a connection to rank {1 - rank} is lost" in line]
-        assert len(said) == 1
+        assert written[: len(records)] == records  # what was printed was noted before the end
+        lines = [
+            line for line in exchange.log if f"a connection to rank {1 - rank} is lost" in line
+        ]
+        assert len(lines) == 1
     assert sum(result["again"] for result in exchange.results.values()) > 0
 
 
@@ -160,7 +162,7 @@ def test_a_process_that_is_killed(victim: str, shaper: str, tmp_path: Path) -> N
 
 
 @pytest.mark.timing
-def test_a_rank_that_was_given_up_is_told_so(shaper: str, tmp_path: Path) -> None:
+def test_a_rank_that_was_given_up_gets_that_error(shaper: str, tmp_path: Path) -> None:
     """It has more patience, finds the way again, and would wait for messages that never come."""
     exchange = Exchange(tmp_path, shaper, (1, LIMIT), rank=FAULTY, what="down", seconds=SILENCE + 4)
     assert exchange.status == [0, 0]

@@ -1,4 +1,4 @@
-"""Whoever is killed, in the laboratory or around it: the rest ends, and nothing is left."""
+"""Any process may be killed, in the laboratory or around it: the rest ends, and nothing is left."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ else:
             with socket.create_connection((os.environ["MASTER_ADDR"], 5000)) as peer: peer.recv(1)
             break
         except ConnectionRefusedError: pass
-    open(os.sys.argv[1], "w").write("heard")
+    open(os.sys.argv[1], "w").write("received")
 """
 SLOW = ["--no-measure", "--link", "0-1:20ms"]
 DEMO = [
@@ -89,13 +89,13 @@ def test_the_laboratory(shaper, signum, mark):
 
 
 def test_nobody_reads_what_is_printed(shaper, mark, tmp_path):
-    """The network goes on, and the laboratory ends when it is told to."""
-    remains, heard = Remains(mark), tmp_path / "heard"
-    os.mkfifo(heard)
-    words = ["run", "--shaper", shaper, *SLOW, "--", sys.executable, "-c", TALKS, str(heard)]
+    """The network goes on, and the laboratory ends when it gets its signal."""
+    remains, received = Remains(mark), tmp_path / "received"
+    os.mkfifo(received)
+    words = ["run", "--shaper", shaper, *SLOW, "--", sys.executable, "-c", TALKS, str(received)]
     quiet = ["sh", "-c", 'exec "$@" 2> /dev/null', "sh"]  # else its errors are not read, either
     with running([*quiet, *COMMAND, *words]) as process:
-        assert heard.read_text() == "heard"
+        assert received.read_text() == "received"
         remains.see(hosts=2)
         process.terminate()
         assert process.wait(300) == 128 + signal.SIGTERM
@@ -108,10 +108,10 @@ def test_a_rank_while_another_waits_for_it(shaper, mark):
     with running(command) as process:
         wait_for(process, "joined 2", 2)
         os.kill(rank(remains.see(hosts=2), 1), signal.SIGKILL)
-        said, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGKILL
-    assert "ended with 1 on host 0" in said
-    assert "ended with 137 on host 1" in said
+    assert "ended with 1 on host 0" in output
+    assert "ended with 137 on host 1" in output
     remains.assert_none()
 
 
@@ -124,10 +124,10 @@ def test_a_hosts_torchrun(shaper, host, mark, tmp_path):
     with running([*command, "torch.distributed.run", str(script)]) as process:
         wait_for(process, "joined 2", 2)
         os.kill(rank(remains.see(hosts=2), host, "torch.distributed.run"), signal.SIGKILL)
-        said, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + signal.SIGKILL
-    assert f"ended with 137 on host {host}" in said
-    assert f"ended with 1 on host {1 - host}" in said
+    assert f"ended with 137 on host {host}" in output
+    assert f"ended with 1 on host {1 - host}" in output
     remains.assert_none()
 
 
@@ -139,8 +139,8 @@ def test_the_shell_that_started_the_laboratory(shaper, mark):
         wait_for(shell, "] up", 2)
         remains.see(hosts=2)
         shell.kill()
-        said, _ = shell.communicate(timeout=300)  # which ends when the laboratory does
-    assert "nohup" in said
+        output, _ = shell.communicate(timeout=300)  # which ends when the laboratory does
+    assert "nohup" in output
     remains.assert_none()
 
 
@@ -152,8 +152,8 @@ def test_the_shell_of_a_laboratory_that_measures(shaper, mark):
         wait_for(shell, "2 hosts;", 1)
         remains.see(hosts=2)
         shell.kill()
-        said, _ = shell.communicate(timeout=300)
-    assert "nohup" in said
+        output, _ = shell.communicate(timeout=300)
+    assert "nohup" in output
     remains.assert_none()
 
 
@@ -167,8 +167,8 @@ def test_nohup_lets_a_laboratory_go_on(shaper, tmp_path):
         shell.kill()
         shell.wait(300)
         gate.write_text("later\n")
-        said, _ = shell.communicate(timeout=300)
-    assert "[0] went on: later" in said
+        output, _ = shell.communicate(timeout=300)
+    assert "[0] went on: later" in output
 
 
 @pytest.mark.trains

@@ -132,7 +132,7 @@ def test_a_scenario_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["run", "--link", "0-1:4ms"], "COMMAND"),
         (["run", "--hosts", "2", "--", ""], "COMMAND"),
@@ -145,11 +145,11 @@ def test_a_scenario_file(tmp_path):
         (["run", "--timeout", "0", "--", "true"], "--timeout"),
     ],
 )
-def test_bad_input(words, told):
+def test_bad_input(words, message):
     done = lab(*words)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def without(capability: str) -> list[str]:
@@ -160,7 +160,7 @@ def without(capability: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["sys_admin", "net_admin"])
-def test_a_root_who_may_not_make_networks_is_told_what_lacks(name):
+def test_a_root_who_may_not_make_networks_gets_the_missing_capabilities(name):
     words = [*without(name), *COMMAND, "run", "--hosts", "2", "--", "true"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
@@ -303,7 +303,7 @@ def test_programs_of_the_current_folder_are_not_run(tmp_path, path):
 
 
 @pytest.mark.root
-def test_output_that_can_go_nowhere_is_said_before_the_command_runs(tmp_path):
+def test_output_that_can_go_nowhere_is_refused_before_the_command_runs(tmp_path):
     with open("/dev/full", "wb") as full:
         words = [*COMMAND, "run", "--hosts", "2", "--json", "--", "touch", str(tmp_path / "ran")]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
@@ -324,9 +324,9 @@ def test_a_command_and_its_files_are_of_the_user_who_called_sudo(shaper):
         assert done.returncode == 0, done.stderr
         files = [path.stat() for path in Path(folder).iterdir()]
     assert [(s.st_uid, s.st_gid) for s in files] == 2 * [(nobody.pw_uid, nobody.pw_gid)]
-    said = (nobody.pw_uid, "nobody", nobody.pw_gid)
+    identity = (nobody.pw_uid, "nobody", nobody.pw_gid)
     assert sorted(done.stdout.splitlines()) == sorted(
-        f"[{h}] {word}" for h in (0, 1) for word in said
+        f"[{h}] {word}" for h in (0, 1) for word in identity
     )
     done = lab(*["run", "--hosts", "2", "--", "true"], env={**sudo, "SUDO_UID": "me"})
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

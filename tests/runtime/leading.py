@@ -14,6 +14,7 @@ import torch.distributed as dist
 from patience import PATIENCE
 from runtime.pipeline import on_threads, schedule
 from telemetry.records import job, record, stock, stock_records
+from transport.loopback import LoopbackNetwork
 
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
@@ -30,7 +31,6 @@ from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.report import Memory, StageReport
-from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 FORWARD, BACKWARD = 0.010, 0.020
 Delays = Callable[[int], Mapping[tuple[int, int], float]]  # iteration -> link -> seconds

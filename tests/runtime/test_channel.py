@@ -5,10 +5,10 @@ import threading
 
 import pytest
 from patience import PATIENCE
+from transport.loopback import LoopbackNetwork
 from transport.ranks import KINDS, run, until
 
 from megatron_adaptra.runtime.channel import _ROOM, Channel
-from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 ROOM = _ROOM - len('{"text": ""}')  # of a text that fits into one frame
 

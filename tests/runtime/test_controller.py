@@ -8,6 +8,7 @@ import pytest
 from patience import PATIENCE
 from runtime.leading import drive, warmups
 from runtime.pipeline import schedule
+from transport.loopback import LoopbackNetwork
 from transport.ranks import threads
 
 from megatron_adaptra.config import Budget
@@ -18,7 +19,6 @@ from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.report import Memory
-from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 SLOW = {(1, 2): 0.04, (2, 1): 0.04}
 STOCK = (3, 2, 1)

@@ -108,7 +108,7 @@ def one_goes(seat, stages, lost):
 @pytest.mark.parametrize("lost", [0, 1, 2, 3])  # alone, two leaders, and a member
 def test_everybody_names_whoever_is_missing(lost, silent):
     with Processes(one_goes, UNEVEN, lost, ranks=6) as processes:
-        assert processes.heard(lost) == "ready"
+        assert processes.reported(lost) == "ready"
         if not silent:
             processes.kill(lost)
         words = [processes.result(rank) for rank in range(6) if rank != lost]

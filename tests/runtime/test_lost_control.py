@@ -16,7 +16,7 @@ from patience import PATIENCE
 from runtime.leading import Watched, WatchedLoop, drive, warmups, workers
 from runtime.pipeline import schedule
 from telemetry.records import record
-from transport.ranks import Processes, Seat, until
+from transport.ranks import Processes, RankFixture, until
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import Disagreement, PeerLost
@@ -108,7 +108,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def shorten(set_to: Any) -> None:
     for name, seconds in {
         "HEARTBEAT": 0.05, "POLL": 0.05, "STORE": 0.1, "LOOK_UP": 0.01,
-        "GOODBYE": 2.0, "FOREVER": 1.0,
+        "CLOSE": 2.0, "FOREVER": 1.0,
     }.items():  # fmt: skip
         set_to(waits, name, seconds)
 
@@ -131,7 +131,7 @@ def test_a_store_that_ends_with_the_training_is_no_news(
 ) -> None:
     """The leader waits for it in the middle of a proposal, and nobody waits for the leader."""
     monkeypatch.setattr(waits, "STORE", PATIENCE)
-    monkeypatch.setattr(waits, "GOODBYE", 0.1)
+    monkeypatch.setattr(waits, "CLOSE", 0.1)
     store = Broken(hangs=True)
     store.alive = False
 
@@ -166,7 +166,7 @@ def test_a_store_that_dies_during_the_vote_does_not_matter_where_lanes_are_whole
         assert ran == run.ran[0]
 
 
-def follows_a_leader_that_dies(seat: Seat) -> Any:
+def follows_a_leader_that_dies(seat: RankFixture) -> Any:
     """Rank 0 proposes, gets the acknowledgement, and is killed before it decides."""
     decisions = DecisionStore(KeyValueStore("adaptra/"))
     if seat.rank == 0:
@@ -192,7 +192,7 @@ def follows_a_leader_that_dies(seat: Seat) -> Any:
 def test_leader_that_dies_before_its_decision_holds_nobody() -> None:
     """It ends the training in any case; this one names what it waited for."""
     with Processes(follows_a_leader_that_dies) as processes:
-        assert processes.heard(0) == {
+        assert processes.reported(0) == {
             "kind": "ack", "number": 0, "digest": scheduled(DEEP).digest, "run": 0
         }  # fmt: skip
         processes.kill(0)
@@ -200,7 +200,7 @@ def test_leader_that_dies_before_its_decision_holds_nobody() -> None:
     assert words.startswith("no decision on proposal 0 at iteration 2: waited 0.5 s for stage 0")
 
 
-def trains(seat: Seat, what: str) -> Any:
+def trains(seat: RankFixture, what: str) -> Any:
     """A leader and a member over gloo. Before a link gets slow, `what` happens to their lanes.
 
     The depth of stage 0's warmup in each iteration, and what was said.
@@ -256,7 +256,7 @@ class Lane(Channel):
         return whole
 
 
-def happens(what: str, seat: Seat, channel: Lane, others: set[int]) -> None:
+def happens(what: str, seat: RankFixture, channel: Lane, others: set[int]) -> None:
     if what == "a quiet week":
         last = time.monotonic() + 3 * waits.FOREVER
         until(lambda: min(channel.heard, time.monotonic()) > last, "the other side beats")

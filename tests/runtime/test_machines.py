@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from transport.ranks import Processes, Seat
+from transport.ranks import Processes, RankFixture
 
 from megatron_adaptra.runtime.machines import Place, clocks, neighbours
 
@@ -28,7 +28,7 @@ def test_containers_share_a_clock_but_do_not_see_each_other() -> None:
     assert neighbours([HERE, inside], 1) == {1: 9}
 
 
-def place(seat: Seat) -> tuple[Place, int]:
+def place(seat: RankFixture) -> tuple[Place, int]:
     return Place.here(), os.getpid()
 
 

@@ -14,6 +14,7 @@ from runtime.pipeline import (
     reference,
     schedule,
 )
+from transport.loopback import LoopbackNetwork
 
 from megatron_adaptra.errors import PeerLost, ScheduleError
 from megatron_adaptra.ir.neighbours import Neighbours
@@ -25,7 +26,6 @@ from megatron_adaptra.runtime.executor import execute
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.probe import Probe, merge
-from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 STAGES, COUNT = 3, 5
 

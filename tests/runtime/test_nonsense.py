@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from runtime.leading import drive, warmups
 from runtime.pipeline import schedule
 from telemetry.records import report
+from transport.loopback import LoopbackNetwork
 
 from megatron_adaptra.errors import BadBundle, BadMessage, PeerLost, ScheduleError
 from megatron_adaptra.runtime.agreement import Proposal, pack, unpack
@@ -21,7 +22,6 @@ from megatron_adaptra.runtime.bundle import digest_of, scheduled
 from megatron_adaptra.runtime.channel import _FRAME, _HEAD, LONGEST, Channel
 from megatron_adaptra.runtime.messages import checked
 from megatron_adaptra.telemetry.report import Collective, Memory, Step, StockOp
-from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 BUNDLE = scheduled(schedule((4, 1), 4))
 REPORT = report(

@@ -14,7 +14,8 @@ from patience import PATIENCE
 from runtime.leading import workers
 from runtime.pipeline import schedule
 from telemetry.records import record
-from transport.ranks import Processes, Seat, until
+from transport.loopback import LoopbackNetwork
+from transport.ranks import Processes, RankFixture, until
 
 from megatron_adaptra import waits
 from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
@@ -26,7 +27,6 @@ from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 MIB = 1 << 20
 COUNT = 4  # microbatches
@@ -53,7 +53,7 @@ def in_use() -> tuple[int, int]:
     return info.uordblks + info.hblkhd, sys.getallocatedblocks()
 
 
-def soak(seat: Seat, iterations: int) -> list[tuple[tuple[int, int], int, int]]:
+def soak(seat: RankFixture, iterations: int) -> list[tuple[tuple[int, int], int, int]]:
     """Memory in use, threads and descriptors of two ranks, after a thousand and at the end.
 
     A link is slow for a hundred iterations of every thousand, so that there are votes, too.

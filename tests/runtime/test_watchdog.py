@@ -140,7 +140,7 @@ def blocked_in_gloo(seat, path):
 def test_sigterm_ends_a_process_that_gloo_holds(tmp_path):
     path = tmp_path / "stderr"
     with Processes(blocked_in_gloo, str(path)) as processes:
-        os.kill(processes.heard(0), signal.SIGTERM)
+        os.kill(processes.reported(0), signal.SIGTERM)
         assert processes.ended(0) == 128 + signal.SIGTERM
     assert "for B0 from stage 1 (rank 1)" in path.read_text()
 
@@ -184,7 +184,7 @@ def sees_who_is_missing(seat):
 )
 def test_a_process_that_is_gone_or_stopped_is_named(signum, what):
     with Processes(sees_who_is_missing, ranks=3) as processes:
-        pids = [processes.heard(rank) for rank in range(3)]
+        pids = [processes.reported(rank) for rank in range(3)]
         os.kill(pids[2], signum)
         os.kill(pids[1], signum)
         missing, words = processes.result(0)
@@ -243,6 +243,6 @@ def _reaches_store() -> bool:
 
 def test_the_failure_log_outlives_its_store():
     with Processes(outlives_the_store, ranks=1) as processes:
-        assert processes.heard(0) == "ready"
+        assert processes.reported(0) == "ready"
         processes.drop_store()
         assert processes.result(0) == ("something", {})

@@ -12,7 +12,7 @@ import pytest
 from fakes.soft_roce.vm import boot, prepared
 from soft_roce.verbs_cases import CASES
 
-from megatron_adaptra.transport.engine.native import missing
+from megatron_adaptra.transport.engine.bindings import missing
 
 ROOT = Path(__file__).parents[2]
 GUEST = "tests/fakes/soft_roce/guest.py"

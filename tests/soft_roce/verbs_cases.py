@@ -53,7 +53,7 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
 
 @case
 def ports_are_found_with_a_reason_for_their_address() -> None:
-    from megatron_adaptra.transport.engine.native import ports
+    from megatron_adaptra.transport.engine.bindings import ports
 
     found = {port.device: port for port in ports()}
     assert sorted(found) == ["rail0a", "rail0b", "rail1a", "rail1b"]
@@ -67,8 +67,8 @@ def pyverbs_sees_the_same_ports_and_their_counters() -> str:
     sys.path.append("/usr/lib/python3/dist-packages")
     import pyverbs.device  # noqa: F401  without it the case is skipped
 
+    from megatron_adaptra.transport.engine.bindings import ports
     from megatron_adaptra.transport.engine.devices import device_ports
-    from megatron_adaptra.transport.engine.native import ports
 
     ours = {port.device: port for port in ports()}
     theirs = {port.device: port for port in device_ports()}

@@ -20,8 +20,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 ENDS = "ab"  # rank 0 has rail0a and rail1a, rank 1 the others
 RAILS = 2
@@ -123,7 +123,7 @@ class Pair:
         timeout: float = PATIENCE, stranger: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
         self._folder = tempfile.TemporaryDirectory()
-        rendezvous = FolderBoard(Path(self._folder.name))
+        rendezvous = FolderRendezvous(Path(self._folder.name))
         self._pipes, self._processes = [], []
         for rank in range(2):
             mine, theirs = _processes.Pipe()
@@ -178,12 +178,18 @@ class Pair:
 
 
 def _rank(
-    pipe: Any, rank: int, rails: int, rendezvous: FolderBoard, options: Any, body: Any, args: Any
+    pipe: Any,
+    rank: int,
+    rails: int,
+    rendezvous: FolderRendezvous,
+    options: Any,
+    body: Any,
+    args: Any,
 ) -> None:
     try:
         names = [f"rail{n}{ENDS[rank]}" for n in range(rails)]
         os.environ["NCCL_IB_HCA"] = "=" + ",".join(names)
-        endpoint = Endpoint(rank, "127.0.0.1", board=rendezvous, **options)
+        endpoint = Endpoint(rank, "127.0.0.1", rendezvous=rendezvous, **options)
         endpoint.connect([1 - rank])
         result = body(RankFixture(rank, endpoint, pipe), *args)
         pipe.send(("reported", result))
@@ -193,7 +199,7 @@ def _rank(
         pipe.send(("raised", traceback.format_exc()))
 
 
-def _stranger(pipe: Any, body: Callable[..., Any], rendezvous: FolderBoard) -> None:
+def _stranger(pipe: Any, body: Callable[..., Any], rendezvous: FolderRendezvous) -> None:
     try:
         pipe.send(("reported", body(rendezvous)))
         pipe.recv()

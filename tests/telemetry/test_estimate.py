@@ -133,7 +133,7 @@ def test_step_between_two_hosts_is_noticed():
     assert feed(e, 2, {(1, 2): 60 * MS}, clock=clock) == [[], [(1, 2), (2, 1)]]
 
 
-def test_one_way_between_two_hosts_tells_nothing():
+def test_one_way_between_two_hosts_measures_nothing():
     e = estimator(["one", "two", "two"])
     for i in range(6):
         some = reports(i, {(1, 0): 40 * MS}, clock={0: 77.0})

@@ -4,10 +4,10 @@ import time
 
 import pytest
 from patience import PATIENCE
+from transport.loopback import LoopbackNetwork
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.telemetry.link_probe import AHEAD, LinkProbes
-from megatron_adaptra.transport.loopback import LoopbackNetwork
 
 
 def taken(probes, count):
@@ -18,7 +18,7 @@ def taken(probes, count):
     return found
 
 
-def test_every_exchange_tells_of_both_directions():
+def test_every_exchange_measures_both_directions():
     network = LoopbackNetwork()
     ends = [LinkProbes(network.open(stage), [1 - stage]) for stage in range(2)]
     for _ in range(3 * AHEAD):

@@ -79,7 +79,7 @@ def test_what_dropping_activations_costs_counts_as_recompute():
         (9.5, 11.0, 2.0, 0.0),
     ],
 )
-def test_what_a_host_is_late_is_told_by_itself(start, asked, lag, starved):
+def test_what_a_host_is_late_is_reported_by_itself(start, asked, lag, starved):
     r = IterationRecord(1, 0, stock=True)
     r.ops = [OpTime(Op(F, 0), 1.0, 10.0, 0.0), OpTime(Op(F, 1), start, 20.0, 0.0, asked, lag)]
     assert r.starved == pytest.approx(starved)

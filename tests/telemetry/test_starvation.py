@@ -1,4 +1,4 @@
-"""GPUs that wait for their hosts are told by themselves, once."""
+"""GPUs that wait for their hosts are reported, once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from telemetry.records import report
 from megatron_adaptra.telemetry.starvation import WINDOW, Starvation
 
 
-def said(*rows: tuple[float, float], seconds: float = 0.2) -> list[str]:
+def logged(*rows: tuple[float, float], seconds: float = 0.2) -> list[str]:
     """Each row: seconds for which the GPUs of two stages had nothing to do."""
     starvation = Starvation(2)
     return [
@@ -18,16 +18,16 @@ def said(*rows: tuple[float, float], seconds: float = 0.2) -> list[str]:
 
 
 def test_the_stage_that_waits_most_is_named_once() -> None:
-    lines = said(*[(0.03, 0.05)] * (3 * WINDOW))
+    lines = logged(*[(0.03, 0.05)] * (3 * WINDOW))
     assert lines[: WINDOW - 1] == [""] * (WINDOW - 1)
     assert lines[WINDOW - 1].startswith("the GPU of stage 1 has nothing to do for 25% of an ")
     assert set(lines[WINDOW:]) == {""}
 
 
 @pytest.mark.parametrize("row", [(0.0, 0.0), (0.01, 0.019)])
-def test_what_every_host_takes_is_not_told(row: tuple[float, float]) -> None:
-    assert set(said(*[row] * 20)) == {""}
+def test_what_every_host_takes_is_not_logged(row: tuple[float, float]) -> None:
+    assert set(logged(*[row] * 20)) == {""}
 
 
-def test_an_iteration_now_and_then_is_not_told() -> None:
-    assert set(said(*[(0.0, 0.1), (0.0, 0.0), (0.0, 0.0)] * 8)) == {""}
+def test_an_iteration_now_and_then_is_not_logged() -> None:
+    assert set(logged(*[(0.0, 0.1), (0.0, 0.0), (0.0, 0.0)] * 8)) == {""}

@@ -60,7 +60,7 @@ def test_a_backend_that_was_measured_before_the_link_got_slow():
 
 
 def test_a_collective_that_was_measured_before_the_link_got_slow():
-    """The backend is in use since, and tells what it takes now."""
+    """The backend is in use since, and its cost is measured."""
     made = model((5 * MS, (1 * MS, 1 * MS, 1 * MS), (1 * MS, 1 * MS, 1 * MS)))
     now = (160 * MS, 160 * MS, 1 * MS)
     collectives = [(f"all_reduce {i}", *now, (), False) for i in range(2)]
@@ -118,8 +118,8 @@ def test_iterations_that_are_logged_count_by_their_share():
 def test_a_slow_link_is_not_between_those_who_take_part():
     made = StepSyncModel()
     ends = ("all_reduce 0", 1 * MS, 4 * MS, 1 * MS, [0, 3], False)
-    everybody = ("all_reduce 1", 1 * MS, 1 * MS, 1 * MS, [0, 1, 2, 3], False)
-    made.update(step(5 * MS, ends, everybody), slow(0.0))
+    all_stages = ("all_reduce 1", 1 * MS, 1 * MS, 1 * MS, [0, 1, 2, 3], False)
+    made.update(step(5 * MS, ends, all_stages), slow(0.0))
     assert sum(made.native(slow(40 * MS))) == pytest.approx(164 * MS)
     assert sum(made.native({(0, 3): 40 * MS})) == pytest.approx(320 * MS)
 

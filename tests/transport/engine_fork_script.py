@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 
 TIMEOUT = 60.0
@@ -25,9 +25,9 @@ def exchange(transports: list[EngineTransport], tag: int) -> None:
     assert bool((got == tag).all())
 
 
-board = FolderBoard(Path(sys.argv[2]))
+rendezvous = FolderRendezvous(Path(sys.argv[2]))
 machines = ("here", "here") if sys.argv[1] == "shm" else ("here", "there")
-endpoints = [Endpoint(r, "127.0.0.1", machines[r], board, TIMEOUT) for r in (0, 1)]
+endpoints = [Endpoint(r, "127.0.0.1", machines[r], rendezvous, TIMEOUT) for r in (0, 1)]
 endpoints[1].connect([0])
 endpoints[0].connect([1])
 transports = [EngineTransport(e, "job", {1 - r: End(1 - r, "x")}) for r, e in enumerate(endpoints)]

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -17,15 +18,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE
+from transport.loopback import LoopbackNetwork
 
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.emulate import LinkEmulator
-from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.engine_wire import StoreRendezvous
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
-from megatron_adaptra.transport.engine.wire import StoreBoard
-from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
-from megatron_adaptra.transport.loopback import LoopbackNetwork
+from megatron_adaptra.transport.gloo import GlooTransport, open_links
 from megatron_adaptra.transport.rules import parse_rules
 
 KINDS = ("eager", "rendezvous", "gloo", "shm", "tcp")
@@ -38,21 +39,21 @@ _processes.set_forkserver_preload(["pytest", "torch.distributed", "megatron_adap
 
 
 @dataclass
-class Seat:
+class RankFixture:
     """What a body gets: its rank, a way to its peers, and a barrier of all ranks."""
 
     rank: int
     transport: Transport
     meet: Callable[[], Any]
     open: Callable[[str], Transport]  # another transport between the same ranks
-    say: Callable[[Any], None]  # a word to the test while the body still runs
+    say: Callable[[Any], None]  # reports to the test while the body still runs
 
 
 Body = Callable[..., Any]
 
 
 def run(kind: str, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] = ()) -> list[Any]:
-    """What `body(seat, *args)` returned on each rank; raises what it raised."""
+    """What `body(rank_fixture, *args)` returned on each rank; raises what it raised."""
     if kind in PROCESSES:
         with Processes(body, *args, ranks=ranks, rules=rules, kind=kind) as processes:
             return [processes.result(rank) for rank in range(ranks)]
@@ -70,9 +71,9 @@ def run(kind: str, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] 
             opened.append(networks[name].open(rank))
             return opened[-1]
 
-        seat = Seat(rank, opens("lane"), lambda: barrier.wait(PATIENCE), opens, lambda _: None)
+        meet = partial(barrier.wait, PATIENCE)
         try:
-            return body(seat, *args)
+            return body(RankFixture(rank, opens("first"), meet, opens, lambda _: None), *args)
         except BaseException:
             barrier.abort()
             raise
@@ -101,7 +102,7 @@ class Processes:
     def __init__(
         self, body: Body, *args: Any, ranks: int = 2, rules: Sequence[str] = (), kind: str = "gloo"
     ) -> None:
-        if kind != "gloo" and (why := native.missing()):
+        if kind != "gloo" and (why := bindings.missing()):
             pytest.skip(why)
         self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         self._barrier = barrier = _processes.Barrier(ranks)
@@ -124,16 +125,16 @@ class Processes:
         for process in self._processes:
             process.join(PATIENCE)
 
-    def heard(self, rank: int) -> Any:
-        """The next word of a rank."""
+    def reported(self, rank: int) -> Any:
+        """The next report of a rank."""
         if not self._pipes[rank].poll(PATIENCE):
-            raise TimeoutError(f"rank {rank} says nothing")
+            raise TimeoutError(f"rank {rank} has reported nothing after {PATIENCE:g} s")
         word, value = self._pipes[rank].recv()
         if word == "raised":
             raise AssertionError(f"rank {rank} raised\n{value}")
         return value
 
-    result = heard
+    result = reported
 
     def ended(self, rank: int) -> int | None:
         """The exit status of a rank that ends by itself."""
@@ -162,16 +163,17 @@ def _process(
         endpoint = None
         if kind != "gloo":
             machine = "one" if kind == "shm" else f"of rank {rank}"
-            board, encrypted = StoreBoard("adaptra/engine"), kind == "tls"
-            endpoint = Endpoint(rank, "127.0.0.1", machine, board, PATIENCE, encrypted=encrypted)
+            rendezvous, encrypted = StoreRendezvous("adaptra/engine"), kind == "tls"
+            endpoint = Endpoint(
+                rank, "127.0.0.1", machine, rendezvous, PATIENCE, encrypted=encrypted
+            )
             endpoint.connect([other for other in range(ranks) if other != rank])
 
         def opens(name: str) -> Transport:
             parsed = [rule for text in rules for rule in parse_rules(text, ranks)]
             emulator = LinkEmulator(rank, parsed) if parsed else None
             if endpoint is None:
-                lanes = open_lanes(list(range(ranks)), links, name)
-                opened.append(GlooTransport(*lanes, emulator))
+                opened.append(GlooTransport(*open_links(list(range(ranks)), links, name), emulator))
             else:
                 ends = {
                     other: End(other, f"stage {other} (rank {other})") for other in range(ranks)
@@ -179,13 +181,13 @@ def _process(
                 opened.append(EngineTransport(endpoint, name, ends, emulator))
             return opened[-1]
 
-        transport = opens("lane")
+        transport = opens("first")
 
-        def meet() -> None:
-            barrier.wait(PATIENCE)
+        def say(report: Any) -> None:
+            pipe.send(("reports", report))
 
-        seat = Seat(rank, transport, meet, opens, lambda word: pipe.send(("said", word)))
-        result = body(seat, *args)
+        meet = partial(barrier.wait, PATIENCE)
+        result = body(RankFixture(rank, transport, meet, opens, say), *args)
         for transport in opened:
             transport.close()
         if endpoint is not None:

@@ -1,7 +1,7 @@
-"""Somebody who does not know the job's secret: `stranger.py visits|flood WHERE HEX`.
+"""A process that does not know the job's secret: `stranger.py visits|flood WHERE HEX`.
 
-WHERE: `HOST:PORT`, or `@NAME` for an abstract Unix name. HEX: a handshake that it has overheard. It
-comes until it is killed, and says nothing, garbage, half of a handshake, or what it has overheard;
+WHERE: `HOST:PORT`, or `@NAME` for an abstract Unix name. HEX: a handshake that it has recorded. It
+comes until it is killed, and says nothing, garbage, half of a handshake, or what it has recorded;
 a flood comes as fast as it can, and says nothing. The newest of its connections stay open.
 """
 

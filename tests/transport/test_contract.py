@@ -1,34 +1,31 @@
 """What every transport promises, on loopback (threads) and on gloo (processes)."""
 
 import random
-import threading
 import time
-from itertools import pairwise
 
 import pytest
 import torch
 from patience import PATIENCE
-from transport.ranks import KINDS, PROCESSES, Processes, full, run, threads, until
+from transport.loopback import LoopbackNetwork
+from transport.ranks import KINDS, PROCESSES, full, run
 
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.transport.gloo import open_lanes
-from megatron_adaptra.transport.loopback import LoopbackNetwork
 from megatron_adaptra.transport.wire import GlooWire
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 LATE = 0.5  # seconds
 
 
-def out_of_order(seat):
+def out_of_order(rank_fixture):
     """Sent as 0 to 4; posted and awaited in another order."""
     order = [3, 0, 4, 1, 2]
-    if seat.rank == 0:
-        works = [seat.transport.isend(full(tag), 1, tag) for tag in range(5)]
+    if rank_fixture.rank == 0:
+        works = [rank_fixture.transport.isend(full(tag), 1, tag) for tag in range(5)]
         for work in works:
             work.wait(PATIENCE)
         return None
     buffers = {tag: full(-1) for tag in order}
-    works = [seat.transport.irecv(buffers[tag], 0, tag) for tag in order]
+    works = [rank_fixture.transport.irecv(buffers[tag], 0, tag) for tag in order]
     for work in reversed(works):
         work.wait(PATIENCE)
     return {tag: buffer.unique().tolist() for tag, buffer in buffers.items()}
@@ -49,15 +46,15 @@ def tensors(seed):
     yield from (square.t(), square[:, ::2], square[1:4, 2], square[:1].expand(5, 6))
 
 
-def all_sorts(seat, seed):
+def all_sorts(rank_fixture, seed):
     wanted = list(tensors(seed))
-    if seat.rank == 0:
-        works = [seat.transport.isend(t, 1, tag) for tag, t in enumerate(wanted)]
+    if rank_fixture.rank == 0:
+        works = [rank_fixture.transport.isend(t, 1, tag) for tag, t in enumerate(wanted)]
         for work in works:
             work.wait(PATIENCE)
         return True
     got = [torch.zeros(t.shape, dtype=t.dtype) for t in wanted]
-    works = [seat.transport.irecv(buffer, 0, tag) for tag, buffer in enumerate(got)]
+    works = [rank_fixture.transport.irecv(buffer, 0, tag) for tag, buffer in enumerate(got)]
     for work in works:
         work.wait(PATIENCE)
     return all(map(torch.equal, got, wanted))
@@ -68,9 +65,9 @@ def test_bytes_are_equal(kind):
     assert run(kind, all_sorts, 5) == [True, True]
 
 
-def strided_receive(seat):
+def strided_receive(rank_fixture):
     with pytest.raises(ValueError, match="contiguous"):
-        seat.transport.irecv(torch.zeros(4, 4).t(), 1 - seat.rank, 1)
+        rank_fixture.transport.irecv(torch.zeros(4, 4).t(), 1 - rank_fixture.rank, 1)
 
 
 @every_kind
@@ -78,22 +75,22 @@ def test_strided_receive_is_refused(kind):
     run(kind, strided_receive)
 
 
-def reused_buffer(seat):
+def reused_buffer(rank_fixture):
     """The receiver posts only after the sender has overwritten everything."""
     count, size = 6, 50_000
-    if seat.rank == 0:
+    if rank_fixture.rank == 0:
         buffer, works = full(0, size), []
         for tag in range(count):
             buffer.fill_(tag)
-            works.append(seat.transport.isend(buffer, 1, tag))
+            works.append(rank_fixture.transport.isend(buffer, 1, tag))
         buffer.fill_(-1)
-        seat.meet()
+        rank_fixture.meet()
         for work in works:
             work.wait(PATIENCE)
         return None
-    seat.meet()
+    rank_fixture.meet()
     got = [full(-2, size) for _ in range(count)]
-    works = [seat.transport.irecv(buffer, 0, tag) for tag, buffer in enumerate(got)]
+    works = [rank_fixture.transport.irecv(buffer, 0, tag) for tag, buffer in enumerate(got)]
     for work in works:
         work.wait(PATIENCE)
     return [buffer.unique().tolist() for buffer in got]
@@ -104,7 +101,7 @@ def test_sent_buffer_may_be_overwritten(kind):
     assert run(kind, reused_buffer)[1] == [[float(tag)] for tag in range(6)]
 
 
-def chatter(seat, seed, ranks):
+def chatter(rank_fixture, seed, ranks):
     """Messages between all pairs: random sizes, contents known from link and tag."""
     rng = random.Random(seed)
     jobs = [
@@ -114,19 +111,19 @@ def chatter(seat, seed, ranks):
         for tag in rng.sample(range(10**6), 20)
         if source != target
     ]
-    own = random.Random(seed + seat.rank)
-    receives = [job for job in jobs if job[1] == seat.rank]
+    own = random.Random(seed + rank_fixture.rank)
+    receives = [job for job in jobs if job[1] == rank_fixture.rank]
     buffers = {job: full(-1, job[3]) for job in receives}
     works = []
-    mine = [("send", job) for job in jobs if job[0] == seat.rank]
+    mine = [("send", job) for job in jobs if job[0] == rank_fixture.rank]
     mine += [("receive", job) for job in receives]
     own.shuffle(mine)
     for what, job in mine:
         source, target, tag, size = job
         if what == "send":
-            works.append(seat.transport.isend(full(tag + source, size), target, tag))
+            works.append(rank_fixture.transport.isend(full(tag + source, size), target, tag))
         else:
-            works.append(seat.transport.irecv(buffers[job], source, tag))
+            works.append(rank_fixture.transport.irecv(buffers[job], source, tag))
     for work in works:
         work.wait(PATIENCE)
     return [job for job, b in buffers.items() if b.unique().tolist() != [float(job[2] + job[0])]]
@@ -139,27 +136,27 @@ def test_random_messages_among_three(kind):
     assert run(kind, chatter, seed, 3, ranks=3) == [[], [], []]
 
 
-def stamps_of(seat, late, count=5):
+def stamps_of(rank_fixture, late, count=5):
     """The receiver's stamps when one side is late by LATE seconds."""
-    if seat.rank == 0:
-        seat.meet()
+    if rank_fixture.rank == 0:
+        rank_fixture.meet()
         if late == "sender":
             time.sleep(LATE)
-        works = [seat.transport.isend(full(1), 1, tag) for tag in range(count)]
+        works = [rank_fixture.transport.isend(full(1), 1, tag) for tag in range(count)]
         if late != "sender":
-            seat.meet()
+            rank_fixture.meet()
         for work in works:
             stamps = work.wait(PATIENCE)
             assert 0 < stamps.sent <= stamps.completed
         return None
     posted = []
     if late == "sender":
-        posted = [seat.transport.irecv(full(0), 0, tag) for tag in range(count)]
-    seat.meet()
+        posted = [rank_fixture.transport.irecv(full(0), 0, tag) for tag in range(count)]
+    rank_fixture.meet()
     if late != "sender":
-        seat.meet()
+        rank_fixture.meet()
         time.sleep(LATE)
-        posted = [seat.transport.irecv(full(0), 0, tag) for tag in range(count)]
+        posted = [rank_fixture.transport.irecv(full(0), 0, tag) for tag in range(count)]
     return [work.wait(PATIENCE) for work in posted]
 
 
@@ -192,138 +189,32 @@ def test_loopback_delays_one_way_or_a_round_trip(rendezvous):
     network.close()
 
 
-def timed_out(seat):
-    peer, words = 1 - seat.rank, []
-    waits = [seat.transport.irecv(full(0), peer, 77)]
-    for work in waits:
-        with pytest.raises(PeerLost) as lost:
-            work.wait(0.05)
-        words.append(str(lost.value))
-        assert not work.done()
-    seat.meet()
-    return words
-
-
-@every_kind
-def test_no_message_in_time_names_peer_and_tag(kind):
-    for rank, words in enumerate(run(kind, timed_out)):
-        for text in words:
-            assert "0.05 s" in text
-            assert "77" in text
-            assert str(1 - rank) in text
-
-
-def zero_timeout(seat):
-    if seat.rank == 0:
-        work = seat.transport.isend(full(3), 1, 1)
-        seat.meet()
-        until(work.done, "the message leaves")
-        work.wait(60.0)  # handed over is not yet gone: the backend may need a moment
-        return None
-    work = seat.transport.irecv(full(0), 0, 1)
-    never = seat.transport.irecv(full(0), 0, 2)
-    seat.meet()
-    with pytest.raises(PeerLost):
-        never.wait(0.0)
-    until(work.done, "the message arrives")
-    return work.wait(0.0).completed > 0
-
-
-@every_kind
-def test_timeout_of_zero_only_looks(kind):
-    assert run(kind, zero_timeout)[1]
-
-
-def abort_while_waiting(seat):
-    if seat.rank == 0:
-        seat.meet()
-        return None
-    buffer, words = full(0), []
-    work = seat.transport.irecv(buffer, 0, 5)
-
-    def waits():
-        try:
-            work.wait(PATIENCE)
-        except PeerLost as error:
-            words.append(str(error))
-
-    waiter = threading.Thread(target=waits)
-    waiter.start()
-    until(lambda: work.stamps.wanted > 0, "somebody waits")
-    work.abort()
-    waiter.join(PATIENCE)
-    work.abort()
-    seat.meet()
-    return words, work.done()
-
-
-@every_kind
-def test_abort_wakes_the_waiter(kind):
-    words, done = run(kind, abort_while_waiting)[1]
-    assert done
-    assert "aborted" in words[0]
-
-
-def close_while_waiting(seat):
-    """The transport is closed, twice, with receives posted on several links."""
-    others = [rank for rank in range(3) if rank != seat.rank]
-    works = [seat.transport.irecv(full(0), peer, tag) for peer in others for tag in (1, 2)]
-    lost = []
-
-    def waits():
-        for work in works:
-            with pytest.raises(PeerLost):
-                work.wait(PATIENCE)
-            lost.append(work)
-
-    waiter = threading.Thread(target=waits)
-    waiter.start()
-    until(lambda: works[0].stamps.wanted > 0, "somebody waits")
-    seat.meet()
-    seat.transport.close()
-    seat.transport.close()
-    waiter.join(PATIENCE)
-    for call in (seat.transport.isend, seat.transport.irecv):
-        with pytest.raises(PeerLost, match="closed"):
-            call(full(0), others[0], 9)
-    return len(lost), threads()
-
-
-@every_kind
-def test_close_ends_waits_and_threads(kind):
-    for lost, left in run(kind, close_while_waiting, ranks=3):
-        assert lost == 4
-        if kind == "gloo":  # threads of loopback are the network's
-            assert left == []
-    until(lambda: not threads(), "the threads end")
-
-
-def several_lanes(seat):
+def several_names(rank_fixture):
     names = ("pipeline", "control", "third")
-    lanes = {name: seat.open(name) for name in names}
-    peer = 1 - seat.rank
-    sent = [lane.isend(full(i), peer, 1) for i, lane in enumerate(lanes.values())]
+    transports = {name: rank_fixture.open(name) for name in names}
+    peer = 1 - rank_fixture.rank
+    sent = [one.isend(full(i), peer, 1) for i, one in enumerate(transports.values())]
     buffers = {name: full(-1) for name in reversed(names)}
-    works = [lanes[name].irecv(buffer, peer, 1) for name, buffer in buffers.items()]
+    works = [transports[name].irecv(buffer, peer, 1) for name, buffer in buffers.items()]
     for work in works + sent:
         work.wait(PATIENCE)
     return [buffers[name].unique().tolist() for name in names]
 
 
 @every_kind
-def test_lanes_do_not_mix(kind):
-    assert run(kind, several_lanes) == [[[0.0], [1.0], [2.0]]] * 2
+def test_transports_of_different_names_do_not_mix(kind):
+    assert run(kind, several_names) == [[[0.0], [1.0], [2.0]]] * 2
 
 
-def wrong_room(seat):
-    if seat.rank == 0:
-        sent = seat.transport.isend(full(1, 8), 1, 1)
-        seat.meet()
+def wrong_room(rank_fixture):
+    if rank_fixture.rank == 0:
+        sent = rank_fixture.transport.isend(full(1, 8), 1, 1)
+        rank_fixture.meet()
         return sent.done()
-    work = seat.transport.irecv(full(0, 9), 0, 1)
+    work = rank_fixture.transport.irecv(full(0, 9), 0, 1)
     with pytest.raises(PeerLost, match="bytes"):
         work.wait(PATIENCE)
-    seat.meet()
+    rank_fixture.meet()
 
 
 @every_kind
@@ -332,55 +223,18 @@ def test_message_of_another_size_is_refused(kind):
     run(kind, wrong_room)
 
 
-def waits_for_the_dead(seat):
-    """Rank 1 is killed while rank 0 waits for its message."""
-    if seat.rank == 1:
-        works = [seat.transport.irecv(full(0), 0, tag) for tag in range(2)]
-        works[0].wait(PATIENCE)
-        seat.say("ready")
-        works[1].wait(PATIENCE)
-        return None
-    seat.transport.isend(full(1), 1, 0).wait(PATIENCE)
-    seat.say("ready")
-    works = [seat.transport.irecv(full(0), 1, tag) for tag in range(3)]
-    words = []
-    for work in works:
-        with pytest.raises(PeerLost) as lost:
-            work.wait(PATIENCE)
-        words.append(str(lost.value))
-    for call in (seat.transport.isend, seat.transport.irecv):
-        with pytest.raises(PeerLost) as lost:
-            call(full(1), 1, 9).wait(PATIENCE)
-        words.append(str(lost.value))
-    seat.transport.close()
-    return words, threads()
-
-
-@pytest.mark.parametrize("kind", PROCESSES)
-def test_killed_peer_is_lost_soon(kind):
-    with Processes(waits_for_the_dead, kind=kind) as processes:
-        assert processes.heard(0) == processes.heard(1) == "ready"
-        processes.kill(1)
-        killed = time.monotonic()
-        words, left = processes.result(0)
-        assert time.monotonic() - killed < PATIENCE / 2  # not the end of a timeout
-    if kind == "gloo":  # those of the engine are the process's
-        assert left == []
-    for text in words:
-        assert "stage 1 (rank 1): " in text
-        assert "connection closed" in text
-
-
-def emulated(seat):
+def emulated(rank_fixture):
     """Both ways over one slow direction; what the sender sees, what the receiver does."""
-    peer = 1 - seat.rank
+    peer = 1 - rank_fixture.rank
     buffers = [full(-1) for _ in range(3)]
-    receives = [seat.transport.irecv(buffer, peer, tag) for tag, buffer in enumerate(buffers)]
-    seat.meet()
+    receives = [
+        rank_fixture.transport.irecv(buffer, peer, tag) for tag, buffer in enumerate(buffers)
+    ]
+    rank_fixture.meet()
     buffer, sends = full(0), []
     for tag in range(3):
         buffer.fill_(tag)
-        sends.append(seat.transport.isend(buffer, peer, tag))
+        sends.append(rank_fixture.transport.isend(buffer, peer, tag))
     held = [not work.done() for work in sends]
     stamps = [work.wait(PATIENCE) for work in receives]
     for work in sends:
@@ -396,63 +250,6 @@ def test_emulated_link_delays_one_way_and_holds_no_sender(kind):
     assert min(delays1) >= 0.15
     assert min(delays0) < 0.15
     assert got0 == got1 == [[0.0], [1.0], [2.0]]
-
-
-def closed_while_held(seat):
-    if seat.rank == 1:
-        seat.meet()
-        return None
-    works = [seat.transport.isend(full(1), 1, tag) for tag in range(3)]
-    works[0].abort()
-    seat.transport.close()
-    for work in works:
-        with pytest.raises(PeerLost, match="aborted"):
-            work.wait(PATIENCE)
-    seat.meet()
-    return threads()
-
-
-@pytest.mark.parametrize("kind", PROCESSES)
-def test_close_drops_what_the_emulator_holds(kind):
-    left = run(kind, closed_while_held, rules=["0>1:60s"])[0]
-    assert left == [] or kind != "gloo"  # those of the engine are the process's
-
-
-def abort_then_more(seat):
-    """An aborted message does not take those behind it along."""
-    if seat.rank == 0:
-        works = [seat.transport.isend(full(tag), 1, tag) for tag in range(3)]
-        works[0].abort()
-        for work in works[1:]:
-            work.wait(PATIENCE)
-        return None
-    buffers = [full(-1) for _ in range(2)]
-    works = [seat.transport.irecv(buffer, 0, tag + 1) for tag, buffer in enumerate(buffers)]
-    stamps = [work.wait(PATIENCE) for work in works]
-    assert all(a.sent <= b.sent for a, b in pairwise(stamps))
-    return [buffer.unique().tolist() for buffer in buffers]
-
-
-@pytest.mark.parametrize("kind", PROCESSES)
-def test_aborted_send_leaves_the_others_alone(kind):
-    assert run(kind, abort_then_more, rules=["0>1:50ms"])[1] == [[1.0], [2.0]]
-
-
-def connects_alone(seat):
-    """Rank 1 never opens its end."""
-    if seat.rank:
-        seat.meet()
-        return ""
-    with pytest.raises(PeerLost) as error:
-        open_lanes([0, 1], [(0, 1)], "alone", timeout=1.0)
-    seat.meet()
-    return str(error.value)
-
-
-def test_a_rank_that_does_not_connect_is_named():
-    with Processes(connects_alone) as processes:
-        words = processes.result(0)
-    assert words.startswith("stage 1 (rank 1): no connection of kind 'alone' after 1 s: ")
 
 
 def test_gloo_refuses_messages_of_a_gpu():

@@ -10,20 +10,20 @@ import socket
 import pytest
 import torch
 from patience import PATIENCE
-from transport.ranks import Processes, Seat
+from transport.ranks import Processes, RankFixture
 
 from megatron_adaptra.runtime.collectives.hierarchical import Links, descriptors_of
 from megatron_adaptra.transport.connect import new_devices
 from megatron_adaptra.transport.descriptors import (
     DEVICE,
-    LANES,
+    LINKS,
     SPARE,
     descriptors_left,
     make_room,
     room,
     too_few,
 )
-from megatron_adaptra.transport.gloo import GlooTransport, open_lanes
+from megatron_adaptra.transport.gloo import GlooTransport, open_links
 from megatron_adaptra.transport.wire import GlooWire
 
 RANKS = 6
@@ -52,7 +52,7 @@ def listening() -> set[str]:
     return found
 
 
-def opens_few(seat: Seat) -> tuple[list[int], int, int]:
+def opens_few(rank_fixture: RankFixture) -> tuple[list[int], int, int]:
     """What a star, and all-gathers beside it, take of a rank whose soft limit is used up."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     taken, before, ports = descriptors(), threads(), listening()
@@ -60,28 +60,28 @@ def opens_few(seat: Seat) -> tuple[list[int], int, int]:
     wire = GlooWire()
     devices = wire.devices
     star = [(0, member) for member in range(1, RANKS)]
-    lanes = open_lanes(list(range(RANKS)), star, "star", "member", devices)
+    connections = open_links(list(range(RANKS)), star, "star", "member", devices)
     counts = [descriptors() - taken]
-    links = Links(wire.group, seat.rank, STAGES, [str(r) for r in range(RANKS)], PATIENCE)
+    links = Links(wire.group, rank_fixture.rank, STAGES, [str(r) for r in range(RANKS)], PATIENCE)
     counts += [descriptors() - taken - counts[0], threads() - before, len(listening() - ports)]
-    transport = GlooTransport(*lanes)
-    for peer in range(1, RANKS) if seat.rank == 0 else [0]:
+    transport = GlooTransport(*connections)
+    for peer in range(1, RANKS) if rank_fixture.rank == 0 else [0]:
         buffer = torch.empty(1)
         works = [
             transport.irecv(buffer, peer, 7),
-            transport.isend(torch.full((1,), float(seat.rank)), peer, 7),
+            transport.isend(torch.full((1,), float(rank_fixture.rank)), peer, 7),
         ]
         for work in works:
             work.wait(PATIENCE)
         assert buffer.item() == peer
-    said = links.open(8).run(torch.tensor([seat.rank], dtype=torch.uint8))
-    assert [value.tolist() for value in said] == [[rank] for rank in range(RANKS)]
+    gathered = links.open(8).run(torch.tensor([rank_fixture.rank], dtype=torch.uint8))
+    assert [value.tolist() for value in gathered] == [[rank] for rank in range(RANKS)]
     raised = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    seat.meet()
+    rank_fixture.meet()
     transport.close()
     links.close()
     wire.close()
-    del lanes, links, transport, devices, works, work
+    del connections, links, transport, devices, works, work
     return counts, raised - taken, threads() - before + descriptors() - taken
 
 
@@ -97,10 +97,10 @@ def test_connections_share_a_port_and_a_thread_and_take_a_descriptor_each() -> N
         assert left <= 0, "more is open than before"
 
 
-def test_a_thousand_members_fit_or_are_told_that_they_do_not() -> None:
+def test_a_thousand_members_fit_or_an_error_names_the_limit() -> None:
     """Four stages of 250; of a limit stock Megatron has taken 100."""
     stages = [rank * 4 // 1000 for rank in range(1000)]
-    least = 999 + LANES + DEVICE
+    least = 999 + LINKS + DEVICE
     for most, fits in ((1024 - 100 - SPARE, False), (least - 1, False), (least, True)):
         left = descriptors_left([0] * 1000, [most] * 1000)
         assert (min(left) >= 0) is fits

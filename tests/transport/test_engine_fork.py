@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 
-from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine import bindings
 
 SCRIPT = Path(__file__).with_name("engine_fork_script.py")
 
 
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
 def test_a_child_leaves_the_engine_alone(kind: str, tmp_path: Path) -> None:
-    if native.missing():
-        pytest.skip(native.missing())
+    if bindings.missing():
+        pytest.skip(bindings.missing())
     done = subprocess.run(
         [sys.executable, str(SCRIPT), kind, str(tmp_path)],
         capture_output=True, text=True, timeout=PATIENCE, check=False,

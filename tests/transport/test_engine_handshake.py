@@ -35,10 +35,10 @@ A, B = (Identity(rank, b"s" * 32, 1 << 20, 1 << 16) for rank in (0, 1))
 def shake(dialler: Identity, answerer: Identity, kind: Kind = Kind.TCP) -> Answering:
     dialing, answering = Dialing(dialler, A.rank, kind), Answering(answerer)
     assert len(dialing.hello) == answering.needs == HELLO
-    first = answering.take(dialing.hello)
-    proof = dialing.take(first)
+    first = answering.receive(dialing.hello)
+    proof = dialing.prove(first)
     assert (len(first), len(proof), answering.needs) == (ANSWER, PROOF, PROOF)
-    dialing.end(answering.take(proof))
+    dialing.end(answering.receive(proof))
     return answering
 
 
@@ -58,7 +58,7 @@ def test_two_of_a_job_know_each_other(kind: Kind) -> None:
         ({"rank": 0}, "rank 0 calls 0"),
     ],
 )
-def test_whoever_does_not_fit_is_told_why(changed: dict[str, Any], why: str) -> None:
+def test_a_dialer_that_does_not_fit_gets_the_reason(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(Refused, match=why):
         shake(replace(B, **changed), A)
 
@@ -75,14 +75,14 @@ def test_a_listener_without_the_secret_is_no_peer() -> None:
 
 def test_what_was_recorded_is_worth_nothing() -> None:
     dialing, answering = Dialing(B, A.rank, Kind.TCP), Answering(A)
-    proof = dialing.take(answering.take(dialing.hello))
+    proof = dialing.prove(answering.receive(dialing.hello))
     again = Answering(A)
-    again.take(dialing.hello)
+    again.receive(dialing.hello)
     with pytest.raises(Refused, match="a wrong proof"):
-        again.take(proof)
+        again.receive(proof)
     other = Dialing(B, A.rank, Kind.TCP)
     with pytest.raises(Refused, match="does not know"):
-        other.take(Answering(A).take(dialing.hello))
+        other.prove(Answering(A).receive(dialing.hello))
 
 
 WORDS = range(1, 64)  # of an answer: beside a "yes" they say nothing, and are not proved
@@ -102,8 +102,8 @@ def test_no_changed_bit_gets_through() -> None:
             return message[:at] + bytes([message[at] ^ 1 << rng.randrange(8)]) + message[at + 1 :]
 
         def whole(dialing: Dialing = dialing, answering: Answering = answering) -> None:
-            proof = dialing.take(sent(answering.take(sent(dialing.hello, 0)), 1))
-            dialing.end(sent(answering.take(sent(proof, 2)), 3))
+            proof = dialing.prove(sent(answering.receive(sent(dialing.hello, 0)), 1))
+            dialing.end(sent(answering.receive(sent(proof, 2)), 3))
 
         with pytest.raises(Refused):
             whole()
@@ -147,7 +147,7 @@ def test_garbage_is_answered_by_a_refusal_and_hung_up(door: Door) -> None:
     until(lambda: door.came == [B.rank], "the peer is let in")
 
 
-def test_whoever_stops_in_the_middle_is_hung_up(
+def test_a_handshake_that_stops_in_the_middle_is_closed(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "PATIENCE", 0.2)
@@ -163,7 +163,7 @@ def test_whoever_stops_in_the_middle_is_hung_up(
     assert not door.came
 
 
-def test_whoever_stops_after_its_handshake_holds_up_nobody(
+def test_a_dialer_that_stops_after_its_handshake_delays_no_other(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It belongs to the job, but may have been stopped before it gives its memory."""
@@ -172,7 +172,7 @@ def test_whoever_stops_after_its_handshake_holds_up_nobody(
         slow.connect(f"\0{door.address.name}")
         dialing = Dialing(B, A.rank, Kind.SHM)
         slow.sendall(dialing.hello)
-        slow.sendall(dialing.take(slow.recv(ANSWER, socket.MSG_WAITALL)))
+        slow.sendall(dialing.prove(slow.recv(ANSWER, socket.MSG_WAITALL)))
         dialing.end(slow.recv(ANSWER, socket.MSG_WAITALL))
         ask_tcp(B, A.rank, door.address, PATIENCE)
         until(lambda: door.came == [B.rank], "the other one is answered")
@@ -199,7 +199,7 @@ def test_a_crowd_of_strangers_keeps_nobody_out(door: Door) -> None:
     for _ in range(6):
         try:
             ask_tcp(B, A.rank, door.address, PATIENCE)
-        except (OSError, Refused):  # it was the oldest itself: whoever dials tries again
+        except (OSError, Refused):  # it was the oldest itself: the dialer tries again
             continue
     over.set()
     knocking.join(PATIENCE)

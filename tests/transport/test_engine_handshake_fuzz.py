@@ -1,4 +1,4 @@
-"""Whatever is said in a handshake, the answer is a refusal, and the listener goes on."""
+"""Whatever bytes a handshake brings, the answer is a refusal, and the listener goes on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from patience import PATIENCE
 from transport.ranks import until
 from transport.test_engine_handshake import A, B, Door, door  # noqa: F401
 
+from megatron_adaptra.transport.engine.bindings import new_engine
 from megatron_adaptra.transport.engine.dial import answer_shm, ask_tcp
 from megatron_adaptra.transport.engine.endpoint import SILENCE
 from megatron_adaptra.transport.engine.handshake import (
@@ -25,7 +26,6 @@ from megatron_adaptra.transport.engine.handshake import (
     Refused,
     refusal,
 )
-from megatron_adaptra.transport.engine.native import new_engine
 
 ROUNDS = 5000
 FIELDS = [(0, 8), (8, 2), (10, 1), (11, 1), (12, 4), (16, 4), (20, 8), (28, 8), (36, 16), (52, 32)]
@@ -55,30 +55,30 @@ def damaged(message: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_whoever_is_called_answers_or_refuses(rng: random.Random) -> None:
+def test_the_called_end_answers_or_refuses(rng: random.Random) -> None:
     answered = 0
     for _ in range(ROUNDS):
         dialing, answering = Dialing(B, A.rank, rng.choice(list(Kind))), Answering(A)
         hello = damaged(dialing.hello, rng)
         with contextlib.suppress(Refused):
-            assert len(answering.take(hello)) == ANSWER
+            assert len(answering.receive(hello)) == ANSWER
             assert answering.needs == PROOF
             assert answering.peer is None
             answered += 1  # to another nonce, kind or caller
             with pytest.raises(Refused, match="a wrong proof"):
-                answering.take(rng.randbytes(PROOF))
+                answering.receive(rng.randbytes(PROOF))
     assert 0 < answered < ROUNDS
 
 
-def test_whoever_calls_takes_no_wrong_answer(rng: random.Random) -> None:
+def test_the_dialer_takes_no_wrong_answer(rng: random.Random) -> None:
     for _ in range(ROUNDS):
         dialing, answering = Dialing(B, A.rank, Kind.TCP), Answering(A)
-        first = answering.take(dialing.hello)
+        first = answering.receive(dialing.hello)
         answer = damaged(first[:1] + rng.randbytes(ANSWER - 1), rng)
         if rng.random() < 0.5:
             answer = refusal("x")[:1] + answer[1:]
         with pytest.raises(Refused) as why:
-            dialing.take(answer)
+            dialing.prove(answer)
         assert str(why.value).isprintable()  # it goes to logs and terminals
 
 
@@ -87,10 +87,10 @@ def test_a_rank_that_cannot_be_is_refused() -> None:
     hello = bytearray(Dialing(B, A.rank, Kind.TCP).hello)
     hello[12:16] = struct.pack("<I", 2**31)
     with pytest.raises(Refused, match="rank 2147483648"):
-        Answering(A).take(bytes(hello))
+        Answering(A).receive(bytes(hello))
 
 
-def test_a_listener_outlives_what_it_hears(door: Door, rng: random.Random) -> None:  # noqa: F811
+def test_a_listener_outlives_what_it_receives(door: Door, rng: random.Random) -> None:  # noqa: F811
     rounds = 200
     for _ in range(rounds):
         words = damaged(Dialing(B, A.rank, Kind.TCP).hello, rng)

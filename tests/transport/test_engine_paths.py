@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 from patience import PATIENCE
-from transport.ranks import Processes, Seat
+from transport.ranks import Processes, RankFixture
 
 TAGS, COUNT = 4, 120
 LARGEST = 3 << 20  # bytes
@@ -51,9 +51,9 @@ def cut(fds: list[int]) -> None:
             one.shutdown(socket.SHUT_RDWR)
 
 
-def talks(seat: Seat, seed: int, cuts: str) -> list[int]:
+def talks(rank_fixture: RankFixture, seed: int, cuts: str) -> list[int]:
     """Messages both ways while connections break; the numbers of those that came wrong."""
-    peer, rng = 1 - seat.rank, random.Random(f"{seed} of {seat.rank}")
+    peer, rng = 1 - rank_fixture.rank, random.Random(f"{seed} of {rank_fixture.rank}")
     over = threading.Event()
 
     def breaks() -> None:
@@ -64,20 +64,20 @@ def talks(seat: Seat, seed: int, cuts: str) -> list[int]:
     breaker = threading.Thread(target=breaks)
     breaker.start()
     try:
-        sent = [content(seed + seat.rank, n) for n in range(COUNT)]
+        sent = [content(seed + rank_fixture.rank, n) for n in range(COUNT)]
         got = [torch.zeros_like(content(seed + peer, n)) for n in range(COUNT)]
         sends, receives = [], []
         for n in range(COUNT):
-            sends.append(seat.transport.isend(sent[n], peer, n % TAGS))
+            sends.append(rank_fixture.transport.isend(sent[n], peer, n % TAGS))
             if rng.random() < 0.5:
                 time.sleep(rng.uniform(0, 0.01))
-            receives.append(seat.transport.irecv(got[n], peer, n % TAGS))
+            receives.append(rank_fixture.transport.irecv(got[n], peer, n % TAGS))
         for work in (*receives, *sends):
             work.wait(PATIENCE)
     finally:
         over.set()
         breaker.join()
-    seat.meet()
+    rank_fixture.meet()
     return [n for n in range(COUNT) if not torch.equal(got[n], content(seed + peer, n))]
 
 

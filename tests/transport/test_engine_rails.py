@@ -11,8 +11,8 @@ from device.test_pci import Machine
 
 from megatron_adaptra.errors import BadInput, MissingPackage
 from megatron_adaptra.transport.address import chosen_by_nccl, local_address
+from megatron_adaptra.transport.engine.bindings import Port
 from megatron_adaptra.transport.engine.devices import device_ports
-from megatron_adaptra.transport.engine.native import Port
 from megatron_adaptra.transport.engine.rails import Rail, chosen, preferred
 
 

@@ -21,7 +21,6 @@ import pytest
 from patience import PATIENCE, in_time
 from transport.ranks import until
 
-from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.dial import Address, ask_tcp
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, PIECE, WINDOW, Endpoint
 from megatron_adaptra.transport.engine.handshake import (
@@ -34,6 +33,7 @@ from megatron_adaptra.transport.engine.handshake import (
     Refused,
 )
 from megatron_adaptra.transport.engine.listener import MOST
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 STRANGER = Path(__file__).parent / "stranger.py"
 SIZE, TAGS, ROUNDS = 1 << 18, 4, 50
@@ -45,13 +45,13 @@ MB = 16
 
 
 class Recorder:
-    """Between a dialer and a listener: hears all that both say, and passes it on."""
+    """Between a dialer and a listener: records all that both send, and passes it on."""
 
     def __init__(self, host: str, port: int) -> None:
         self._to = host, port
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
-        self.heard: list[tuple[bytearray, bytearray]] = []  # of dialers, of listeners
+        self.received: list[tuple[bytearray, bytearray]] = []  # of dialers, of listeners
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -60,17 +60,17 @@ class Recorder:
                 dialer, _ = self._server.accept()
                 listener = socket.create_connection(self._to)
                 both = bytearray(), bytearray()
-                self.heard.append(both)
+                self.received.append(both)
                 for one in (dialer, listener):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 for a, b, data in ((dialer, listener, both[0]), (listener, dialer, both[1])):
                     threading.Thread(target=self._pass, args=(a, b, data), daemon=True).start()
 
     @staticmethod
-    def _pass(a: socket.socket, b: socket.socket, heard: bytearray) -> None:
+    def _pass(a: socket.socket, b: socket.socket, received: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := a.recv(1 << 16):
-                heard += data[: max(0, 1000 - len(heard))]
+                received += data[: max(0, 1000 - len(received))]
                 b.sendall(data)
         for one in (a, b):
             with contextlib.suppress(OSError):
@@ -81,8 +81,8 @@ class Recorder:
         self._server.close()
 
 
-class Misled(FolderBoard):
-    """Whoever reads rank 0's address here calls a recorder."""
+class Misled(FolderRendezvous):
+    """Gives the recorder's address for rank 0's."""
 
     recorder: Recorder | None = None
 
@@ -100,9 +100,9 @@ class Pair:
     """Rank 0 and rank 1 of a job; what they say to each other at first is recorded."""
 
     def __init__(self, folder: Path) -> None:
-        self.board = Misled(folder)
+        self.rendezvous = Misled(folder)
         self.ends = [
-            Endpoint(rank, "127.0.0.1", f"of {rank}", self.board, PATIENCE) for rank in (0, 1)
+            Endpoint(rank, "127.0.0.1", f"of {rank}", self.rendezvous, PATIENCE) for rank in (0, 1)
         ]
         for rank in (1, 0):
             self.ends[rank].connect([1 - rank])
@@ -145,18 +145,18 @@ class Pair:
         host, port = self.doors[door].split(":")
         return socket.create_connection((host, int(port)), PATIENCE)
 
-    def overheard(self) -> tuple[bytes, bytes]:
-        """What a dialer and its listener have said in a handshake that went well."""
-        recorder = self.board.recorder
+    def recorded_handshake(self) -> tuple[bytes, bytes]:
+        """What a dialer and its listener have sent in a handshake that went well."""
+        recorder = self.rendezvous.recorder
         assert recorder is not None
-        dialer, listener = recorder.heard[0]
+        dialer, listener = recorder.received[0]
         return bytes(dialer[: HELLO + PROOF]), bytes(listener[: 2 * ANSWER])
 
     def close(self) -> None:
         for end in self.ends:
             end.close()
-        assert self.board.recorder is not None
-        self.board.recorder.close()
+        assert self.rendezvous.recorder is not None
+        self.rendezvous.recorder.close()
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def memory() -> float:
 def test_nobody_feels_strangers(
     how: str, door: str, pair: Pair, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture
 ) -> None:
-    recorded, _ = pair.overheard()
+    recorded, _ = pair.recorded_handshake()
     records, door_of = pair.ends[0].records, pair.doors[door]
     count = {"flood": 10_000 if request.config.getoption("--full") else 2000}.get(how, 50)
     pair.exchange()
@@ -217,11 +217,11 @@ def test_nobody_feels_strangers(
 
 @pytest.mark.parametrize("door", ["tcp", "unix"])
 def test_a_replay_to_the_listener_opens_nothing(door: str, pair: Pair) -> None:
-    said, _ = pair.overheard()
+    data, _ = pair.recorded_handshake()
     with pair.call(door) as stranger:
-        stranger.sendall(said[:HELLO])
+        stranger.sendall(data[:HELLO])
         assert stranger.recv(ANSWER, socket.MSG_WAITALL)[:1] == b"\0"
-        stranger.sendall(said[HELLO:])
+        stranger.sendall(data[HELLO:])
         assert stranger.recv(ANSWER, socket.MSG_WAITALL).startswith(b"\1a wrong proof\0")
         assert stranger.recv(1) == b""
     assert pair.ends[0].engine.counts(1).paths == CONNECTIONS
@@ -229,11 +229,11 @@ def test_a_replay_to_the_listener_opens_nothing(door: str, pair: Pair) -> None:
 
 
 def test_a_replay_to_a_dialer_is_no_peer(pair: Pair) -> None:
-    _, said = pair.overheard()
+    _, data = pair.recorded_handshake()
 
     def answer(server: socket.socket) -> None:
         with server.accept()[0] as connection:
-            connection.sendall(said)
+            connection.sendall(data)
             connection.recv(HELLO + PROOF, socket.MSG_WAITALL)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -244,7 +244,7 @@ def test_a_replay_to_a_dialer_is_no_peer(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("data", "why"),
     [
         (bytes(64), "no frame begins here"),
         (struct.pack("<HBBI6Q", 0xADA1, 1, 1, 1 << 30, 1, 0, 1 << 30, 0, 0, 0) + bytes(8), "piece"),
@@ -252,14 +252,14 @@ def test_a_replay_to_a_dialer_is_no_peer(pair: Pair) -> None:
     ],
     ids=["garbage", "a piece too long", "too much credit"],
 )
-def test_who_breaks_the_protocol_loses_that_path_alone(said: bytes, why: str, pair: Pair) -> None:
+def test_who_breaks_the_protocol_loses_that_path_alone(data: bytes, why: str, pair: Pair) -> None:
     """Although it belongs to the job, and has proved it."""
     dialing = Dialing(pair.one, 0, Kind.TCP)
     with pair.call("tcp") as broken:
         broken.sendall(dialing.hello)
-        broken.sendall(dialing.take(broken.recv(ANSWER, socket.MSG_WAITALL)))
+        broken.sendall(dialing.prove(broken.recv(ANSWER, socket.MSG_WAITALL)))
         dialing.end(broken.recv(ANSWER, socket.MSG_WAITALL))
-        broken.sendall(said)
+        broken.sendall(data)
         with contextlib.suppress(ConnectionResetError):
             while broken.recv(1 << 16):
                 pass

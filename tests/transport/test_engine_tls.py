@@ -14,19 +14,16 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from patience import PATIENCE
 from transport.ranks import until
 
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.bindings import Engine, missing_tls, new_engine
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, SILENCE, Endpoint
-from megatron_adaptra.transport.engine.native import missing_tls, new_engine
-
-if TYPE_CHECKING:
-    from megatron_adaptra.transport.engine.native import Engine
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 MARK = b"of the weights of a model, that nobody else should see. "
 MESSAGE = MARK * 20_000
@@ -37,8 +34,8 @@ pytestmark = pytest.mark.skipif(bool(missing_tls()), reason=f"no TLS: {missing_t
 Change = Callable[[int, bytes], bytes]
 
 
-class Wiretap(FolderBoard):
-    """Whoever asks for rank 0's address gets ours; `change` sees what crosses, by connection."""
+class Wiretap(FolderRendezvous):
+    """Gives our address for rank 0's; `change` sees what crosses, by connection."""
 
     def __init__(self, folder: Path, change: Change) -> None:
         super().__init__(folder)
@@ -78,16 +75,16 @@ class Wiretap(FolderBoard):
 
 @contextlib.contextmanager
 def pair(folder: Path, change: Change, *encrypted: bool) -> Iterator[list[Endpoint]]:
-    board, ends = Wiretap(folder, change), []
+    rendezvous, ends = Wiretap(folder, change), []
     try:
         for rank, yes in enumerate(encrypted):
-            end = Endpoint(rank, "127.0.0.1", f"of {rank}", board, PATIENCE, encrypted=yes)
+            end = Endpoint(rank, "127.0.0.1", f"of {rank}", rendezvous, PATIENCE, encrypted=yes)
             ends.append(end)
         yield ends
     finally:
         for end in ends:
             end.close()
-        board.close()
+        rendezvous.close()
 
 
 def meet(ends: list[Endpoint]) -> None:
@@ -112,17 +109,17 @@ def exchange(ends: list[Endpoint], times: int = 3) -> None:
 
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_who_listens_in_reads_nothing(encrypted: bool, tmp_path: Path) -> None:
-    heard = bytearray()
+    received = bytearray()
 
     def listen(_: int, data: bytes) -> bytes:
-        heard.extend(data)
+        received.extend(data)
         return data
 
     with pair(tmp_path, listen, encrypted, encrypted) as ends:
         meet(ends)
         exchange(ends)
-        assert len(heard) > 6 * len(MESSAGE)
-    assert (MARK in heard) != encrypted
+        assert len(received) > 6 * len(MESSAGE)
+    assert (MARK in received) != encrypted
 
 
 def test_who_changes_a_bit_ends_a_path_and_no_message(tmp_path: Path) -> None:
@@ -181,7 +178,7 @@ def test_both_need_the_same_key(engine: Engine) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_no_certificate_replaces_the_key(first: bool, engine: Engine, tmp_path: Path) -> None:
-    """Else whoever can change what crosses would speak TLS with each side."""
+    """Else an attacker who can change what crosses would speak TLS with each side."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl that makes a certificate")
     made = "openssl req -x509 -newkey rsa:2048 -nodes -keyout key -out cert -days 1 -subj /CN=x"
@@ -206,10 +203,10 @@ def test_no_certificate_replaces_the_key(first: bool, engine: Engine, tmp_path: 
 NEEDS_IT = """
 import sys, tempfile
 from pathlib import Path
-from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 try:
-    Endpoint(0, "127.0.0.1", "one", FolderBoard(Path(tempfile.mkdtemp())), 1, encrypted=True)
+    Endpoint(0, "127.0.0.1", "one", FolderRendezvous(Path(tempfile.mkdtemp())), 1, encrypted=True)
 except Exception as error:
     print(type(error).__name__, error)
 """

@@ -15,8 +15,8 @@ from patience import PATIENCE
 from transport.ranks import until
 from transport.test_engine_paths import connections, cut
 
-from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 SIZE = 1 << 20
 MESSAGES = 20  # of an exchange
@@ -26,8 +26,10 @@ class Pair:
     """Two endpoints over TCP, and what they say meanwhile."""
 
     def __init__(self, folder: Path) -> None:
-        board = FolderBoard(folder)
-        self.ends = [Endpoint(rank, "127.0.0.1", f"of {rank}", board, PATIENCE) for rank in (0, 1)]
+        rendezvous = FolderRendezvous(folder)
+        self.ends = [
+            Endpoint(rank, "127.0.0.1", f"of {rank}", rendezvous, PATIENCE) for rank in (0, 1)
+        ]
         for rank in (1, 0):
             self.ends[rank].connect([1 - rank])
         until(lambda: self.paths() == [CONNECTIONS] * 2, "all are there")
@@ -83,7 +85,7 @@ def test_what_carries_small_packets_alone_stays_on_trial(pair: Pair) -> None:
         dig(listener)
         cut(connections(pair.ends[0].listener.port)[:1])
         until(lambda: pair.lost() == 1, "a path is lost")
-        while pair.lost() == 1:  # until those five seconds are over in which nothing is heard
+        while pair.lost() == 1:  # until those five seconds are over in which nothing arrives
             pair.exchange()
             assert max(pair.paths()) == CONNECTIONS - 1
         fill(listener)

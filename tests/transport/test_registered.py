@@ -9,34 +9,34 @@ from pathlib import Path
 import pytest
 import torch
 from patience import PATIENCE
-from transport.ranks import Seat, run
+from transport.ranks import RankFixture, run
 
-from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
 
 SIZE = 3 << 20  # bytes: several pieces
 
 
-def sends(seat: Seat) -> list[bool]:
+def sends(rank_fixture: RankFixture) -> list[bool]:
     """Whether each message came as it was when its send ended, or began."""
-    peer = 1 - seat.rank
-    memory = seat.transport.registered(SIZE)
+    peer = 1 - rank_fixture.rank
+    memory = rank_fixture.transport.registered(SIZE)
     whole, part = torch.empty(SIZE, dtype=torch.uint8), torch.empty(SIZE - 64, dtype=torch.uint8)
     right = []
     for value in (1, 2):
         memory.fill_(value)
-        posted = seat.transport.irecv(whole, peer, value)
-        sent = seat.transport.isend(memory, peer, value)
+        posted = rank_fixture.transport.irecv(whole, peer, value)
+        sent = rank_fixture.transport.isend(memory, peer, value)
         posted.wait(PATIENCE)
         sent.wait(PATIENCE)  # only now it may change
         right.append(bool((whole == value).all()))
     # A part of it is memory like any other: it may change at once.
-    sent = seat.transport.isend(memory[64:], peer, 3)
+    sent = rank_fixture.transport.isend(memory[64:], peer, 3)
     memory.fill_(9)
-    seat.transport.irecv(part, peer, 3).wait(PATIENCE)
+    rank_fixture.transport.irecv(part, peer, 3).wait(PATIENCE)
     sent.wait(PATIENCE)
-    seat.meet()
+    rank_fixture.meet()
     return [*right, bool((part == 2).all())]
 
 
@@ -46,7 +46,9 @@ def test_a_send_of_registered_memory(kind: str) -> None:
 
 
 def test_memory_of_a_receive_stays_while_the_engine_may_write_there(tmp_path: Path) -> None:
-    ends = [Endpoint(rank, "127.0.0.1", "one", FolderBoard(tmp_path), PATIENCE) for rank in (0, 1)]
+    ends = [
+        Endpoint(rank, "127.0.0.1", "one", FolderRendezvous(tmp_path), PATIENCE) for rank in (0, 1)
+    ]
     for rank in (1, 0):
         ends[rank].connect([1 - rank])
 

@@ -12,8 +12,8 @@ from transport.test_engine_paths import connections, cut
 
 from megatron_adaptra.transport.address import interface_of
 from megatron_adaptra.transport.connect import interfaces
-from megatron_adaptra.transport.engine.board import FolderBoard
 from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ from megatron_adaptra.transport.engine.endpoint import Endpoint
 def test_an_endpoint_names_what_carries(
     tmp_path: Path, machines: tuple[str, str], through: str
 ) -> None:
-    board = FolderBoard(tmp_path)
-    ends = [Endpoint(r, "127.0.0.1", machines[r], board, PATIENCE, ports=()) for r in (0, 1)]
+    rendezvous = FolderRendezvous(tmp_path)
+    ends = [Endpoint(r, "127.0.0.1", machines[r], rendezvous, PATIENCE, ports=()) for r in (0, 1)]
     try:
         assert ends[0].through(1) == ""
         for rank in (1, 0):

@@ -46,9 +46,9 @@ from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.descriptors import too_few
 from megatron_adaptra.transport.emulate import LinkEmulator
-from megatron_adaptra.transport.engine import native
+from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.wire import EngineWire, StoreBoard
+from megatron_adaptra.transport.engine.engine_wire import EngineWire, StoreRendezvous
 from megatron_adaptra.transport.gloo import GlooTransport
 from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.transport.wire import GlooWire, Wire
@@ -105,7 +105,7 @@ class RankContext:
         )
         adapts = len(ranks) > 1 and config.engine != "stock" and not device.behind
         falls_back = config.transport == "auto" and not config.encrypt
-        if adapts and falls_back and (why := native.missing()):
+        if adapts and falls_back and (why := bindings.missing()):
             # At once: the first iteration of a large job is minutes away.
             context.say(_over_gloo(f"rank {dist.get_rank()}: {why}"))
         return context
@@ -260,8 +260,8 @@ def _connect(
     Collective: raises NoConnections on all ranks where some cannot connect.
     """
     asked, encrypt = context.config.transport, context.config.encrypt
-    missing = native.missing() if asked != "gloo" else "gloo was asked for"
-    missing = reason_anywhere(missing or (native.missing_tls() if encrypt else ""))
+    missing = bindings.missing() if asked != "gloo" else "gloo was asked for"
+    missing = reason_anywhere(missing or (bindings.missing_tls() if encrypt else ""))
     if missing and (encrypt or asked == "engine"):
         field, value = ("encrypt", "on") if encrypt else ("transport", asked)
         raise BadInput(f"--adaptra-{field}", value, f"not here: {missing}")
@@ -302,7 +302,7 @@ def _over_gloo(missing: str) -> str:
 
 def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
     me = dist.get_rank()
-    board = StoreBoard(f"adaptra/{group.serial}/engine")
+    board = StoreRendezvous(f"adaptra/{group.serial}/engine")
     machine, decisions = group.hosts[me], _log_file(context.config)
     log = decisions and decisions.with_suffix(f".connections{decisions.suffix}")
     timeout, encrypt = context.config.timeout, context.config.encrypt

@@ -25,7 +25,7 @@ _ERROR_BYTES = 256  # at most, of such a text
 _TAGS = 1 << 20  # all-gathers before a tag comes back
 # Nobody can be further ahead: to end an all-gather one needs a value of everybody.
 _AHEAD = 2
-_GOODBYE = timedelta(seconds=10)
+_CLOSE = timedelta(seconds=10)
 _Sends = list[tuple[int, "dist.Work | str"]]  # to whom, and the send, or why there is none
 
 
@@ -137,7 +137,7 @@ class FlatAllGather(AllGather):
 
     def close(self) -> None:
         """As for AllGather; never raises."""
-        self._timeout = min(self._timeout, _GOODBYE)
+        self._timeout = min(self._timeout, _CLOSE)
         for _, sends in self._outgoing:
             for peer, send in sends:
                 with contextlib.suppress(PeerLost):

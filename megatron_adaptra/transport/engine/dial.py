@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from megatron_adaptra.transport.engine.bindings import new_ring
 from megatron_adaptra.transport.engine.handshake import ANSWER, Dialing, Identity, Kind, Refused
-from megatron_adaptra.transport.engine.native import new_ring
 from megatron_adaptra.transport.engine.rails import Rail
 
 if TYPE_CHECKING:
-    from megatron_adaptra.transport.engine.native import Engine, VerbsPath
+    from megatron_adaptra.transport.engine.bindings import Engine, VerbsPath
 
 # Of paths; those of the lowest order are used. A rail that is far from the GPU has one more.
 ORDER_SHM, ORDER_VERBS, ORDER_TCP = 0, 1, 3
@@ -129,7 +129,7 @@ def answer_verbs(
         connection.settimeout(seconds)
         (number,) = _RAIL.unpack(_exactly(connection, _RAIL.size))
         card = _exactly(connection, _CARD)
-        with _told(connection):
+        with _reports_refusal(connection):
             if number >= len(rails):
                 raise Refused(f"rail {number} of {len(rails)}")
             rail = rails[number]
@@ -140,7 +140,7 @@ def answer_verbs(
 
 
 def _join(connection: socket.socket, path: VerbsPath, card: bytes) -> None:
-    with _told(connection):
+    with _reports_refusal(connection):
         path.connect(card)
     connection.sendall(_OUTCOME.pack(0, b""))
     _agreed(connection)
@@ -154,8 +154,8 @@ def _add_verbs(
 
 
 @contextlib.contextmanager
-def _told(connection: socket.socket) -> Iterator[None]:
-    """The other end is told why it cannot be."""
+def _reports_refusal(connection: socket.socket) -> Iterator[None]:
+    """Send the other end the reason of a failure."""
     try:
         yield
     except (Refused, RuntimeError) as why:
@@ -173,7 +173,7 @@ def _agreed(connection: socket.socket) -> None:
 def _shake(connection: socket.socket, me: Identity, peer: int, kind: Kind) -> bytes:
     dialing = Dialing(me, peer, kind)
     connection.sendall(dialing.hello)
-    connection.sendall(dialing.take(_exactly(connection, ANSWER)))
+    connection.sendall(dialing.prove(_exactly(connection, ANSWER)))
     dialing.end(_exactly(connection, ANSWER))
     return dialing.key
 

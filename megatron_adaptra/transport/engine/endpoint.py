@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.exits import at_exit
 from megatron_adaptra.transport.address import fault_here, interface_of
 from megatron_adaptra.transport.descriptors import make_room
+from megatron_adaptra.transport.engine.bindings import Engine, missing_tls, new_engine
 from megatron_adaptra.transport.engine.dial import (
     ORDER_SHM,
     ORDER_TCP,
@@ -41,8 +42,8 @@ from megatron_adaptra.transport.engine.dial import (
 from megatron_adaptra.transport.engine.events import Events
 from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kind, Refused
 from megatron_adaptra.transport.engine.listener import Listener
-from megatron_adaptra.transport.engine.native import missing_tls, new_engine
 from megatron_adaptra.transport.engine.rails import Rail, rails
+from megatron_adaptra.transport.engine.rendezvous import Rendezvous
 
 CONNECTIONS = 4  # to a peer on another machine: one alone does not fill a long link
 # Bytes. A window is what a long and fast link holds, 80 ms both ways at 13 GB/s; memory is taken
@@ -51,27 +52,11 @@ WINDOW, PIECE = 1 << 30, 1 << 20
 SILENCE = 5.0  # seconds; both sides of a path send a frame each second
 _DIAL = 5.0  # seconds for one call
 _PAUSE, _LONGEST = 0.05, 5.0  # seconds between two calls, at first and at most
-_LOOK = 0.02  # seconds between two looks at the board
+_LOOK = 0.02  # seconds between two reads of the rendezvous
 _GONE = 1.0  # seconds of refusals after which a peer is gone
 _DESCRIPTORS = 6  # of a peer: its connections, and what is on its way
 _IDLE = 3600.0  # seconds that the keeper waits where nothing is to come
 _NETWORK = -1  # the line of a path that is on no rail; others are numbers of rails
-
-
-class Board(Protocol):
-    """Where ranks leave words for each other: torch's store."""
-
-    def put(self, key: str, text: str) -> None:
-        """Set `key` to `text`."""
-        ...
-
-    def put_first(self, key: str, text: str) -> None:
-        """Set `key` to `text` unless it has a value."""
-        ...
-
-    def get(self, key: str) -> str | None:
-        """The value of `key`, if there is one."""
-        ...
 
 
 class _Path(NamedTuple):
@@ -108,25 +93,37 @@ class _Peer:
 
 
 class Endpoint:
-    """This process's end. `me`: its rank; `host`: the address to listen at, which others reach.
+    """This process's end of all its connections.
 
-    `machine`: the same text on all ranks that can share memory. `board`: the same for all ranks.
-    `timeout`: seconds until a peer that has no path is lost. `log`: where events are written down.
-    `fallback`: messages may go over the network where there are rails, too. `encrypted`: what
-    crosses the network, which then is not over rails, the same for all ranks; AdaptraError where it
-    cannot be. `ports`: RDMA ports to use, else those that rails() finds, for messages of `gpu`
-    (its address on the bus) if it is given. `silence`: seconds without a frame after which a path
-    is given up. `engine`: the C++ one.
-    `records`: what has befallen paths, and strangers. `transports`: over it, that are not closed:
-    the engine writes into the memory of their receives, which so stays.
+    Args:
+        me: its rank.
+        host: the address to listen at, which the other ranks can reach.
+        machine: the same text on all ranks that can share memory.
+        rendezvous: the same store for all ranks.
+        timeout: seconds for a rank to publish its address, for `connect`, and until a peer without
+            a path is lost.
+        log: the file to which events are appended as JSON lines.
+        fallback: messages may use the network where there are RDMA ports, too.
+        encrypted: TLS over the network, which excludes RDMA; the same on all ranks.
+        ports: RDMA ports to use, else those of rails().
+        gpu: address on the bus of the GPU whose messages these are, to prefer near ports.
+        silence: seconds without a frame after which a path has failed.
+
+    Raises:
+        AdaptraError: encryption is not possible here.
+        PeerLost: no rank published the job's secret in `timeout`.
     """
+
+    engine: Engine
+    records: Events  # failed paths and refused connections
+    transports: set[object]  # not closed: the engine writes into the memory of their receives
 
     def __init__(
         self,
         me: int,
         host: str,
         machine: str,
-        board: Board,
+        rendezvous: Rendezvous,
         timeout: float,
         log: Path | None = None,
         *,
@@ -138,13 +135,13 @@ class Endpoint:
     ) -> None:
         if encrypted and (why := missing_tls()):
             raise AdaptraError(f"messages between hosts cannot be encrypted here: {why}")
-        self._board, self._timeout, self._fallback = board, timeout, fallback
+        self._rendezvous, self._timeout, self._fallback = rendezvous, timeout, fallback
         self._closed = threading.Event()
         self.engine = new_engine(WINDOW, PIECE, silence)
         self._me = Identity(me, self._secret(), WINDOW, PIECE, encrypted)
         self._rails = [] if encrypted else rails(gpu) if ports is None else ports
         self.records = Events(me, log)
-        self.transports: set[object] = set()
+        self.transports = set()
         self._peers: dict[int, _Peer] = {}
         self._changed = threading.Condition()
         self._dialling: set[threading.Thread] = set()
@@ -153,13 +150,16 @@ class Endpoint:
         self._address = Address(
             host, self.listener.port, self.listener.name, machine, len(self._rails)
         )
-        board.put(f"address/{me}", json.dumps(asdict(self._address)))
+        rendezvous.put(f"address/{me}", json.dumps(asdict(self._address)))
         self._keeper = threading.Thread(target=self._keep, name="adaptra-keeper", daemon=True)
         self._keeper.start()
         at_exit(self, Endpoint.close)
 
     def connect(self, ranks: Collection[int], timeout: float | None = None) -> None:
-        """Have a path to each of `ranks`; raises PeerLost, which names one, after `timeout`."""
+        """Open a path to each of `ranks`, within `timeout` seconds for all of them together.
+
+        Raises PeerLost, which names the first rank without a path.
+        """
         timeout = self._timeout if timeout is None else timeout
         end = time.monotonic() + timeout
         make_room(_DESCRIPTORS * len(ranks))
@@ -205,12 +205,12 @@ class Endpoint:
                 thread.join(max(0.0, end - time.monotonic()))
 
     def _secret(self) -> bytes:
-        self._board.put_first("secret", secrets.token_hex(32))
+        self._rendezvous.put_first("secret", secrets.token_hex(32))
         return bytes.fromhex(self._word("secret", "torch's store"))
 
     def _word(self, key: str, who: str) -> str:
         end = time.monotonic() + self._timeout
-        while (text := self._board.get(key)) is None:
+        while (text := self._rendezvous.get(key)) is None:
             if time.monotonic() > end:
                 raise PeerLost(f"waited {self._timeout:g} s for {who} to say its {key!r}")
             if self._closed.wait(_LOOK):
@@ -335,7 +335,7 @@ class Endpoint:
 
     def _add(self, peer: _Peer, path: int, order: int, line: int = _NETWORK) -> None:
         with self._changed:
-            if path in peer.lost:  # the word of its end was faster
+            if path in peer.lost:  # it failed before it was added
                 peer.lost.discard(path)
                 return
             far = line != _NETWORK and self._rails[line].far
@@ -397,7 +397,7 @@ class Endpoint:
         self._dial_soon(peer, line)
 
     def _give_up(self, peer: _Peer, why: str) -> None:
-        """Whoever waits for the peer is told, and so is the peer, should it come again."""
+        """Fail all that is under way with the peer, and refuse it if it connects again."""
         if not peer.gone:
             peer.gone = True
             fault = fault_here(self._address.host)

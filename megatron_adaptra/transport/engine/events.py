@@ -1,4 +1,4 @@
-"""What has befallen the connections of an endpoint: records for telemetry, lines for the log."""
+"""Lost and refused connections of an endpoint: records for telemetry, lines for the log."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST = 1000  # events that are kept
 
 @dataclass(frozen=True)
 class Event:
-    """`at`: monotonic seconds. `rank`: the peer; None for somebody who has not proved to be one.
+    """`at`: monotonic seconds. `rank`: the peer; None for a process that has not proved to be one.
 
     `what`: "lost", a path has failed; "back", there is one again; "gone", all that is under way
-    with the peer fails; "refused", a path that the peer wanted; "stranger", somebody was turned
-    away, the first one. `side`: of what has failed, "here" or "there".
+    with the peer fails; "refused", a path that the peer wanted; "stranger", a process that
+    is not of the job was refused, the first one. `side`: of what has failed, "here" or "there".
     """
 
     at: float
@@ -60,7 +60,7 @@ class Events:
             log_line(f"a connection to rank {rank} is lost, {GOES_ON} without it: {why}")
 
     def stranger(self, why: str) -> None:
-        """Somebody was turned away, and `why`: the first is noted and logged, all are counted."""
+        """Count a connection that was refused because of `why`; the first is noted and logged."""
         self.strangers += 1
         if self.strangers == 1:
             log_line(f"a stranger to this job was turned away, {GOES_ON}: {why}")

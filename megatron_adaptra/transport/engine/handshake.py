@@ -5,8 +5,8 @@
     proof    dialer:    its own
     answer   listener:  its last proof, or why not
 
-A proof is HMAC-SHA256 with the secret over all that was sent before, both nonces among it: what
-somebody has recorded is worth nothing for another connection. Layouts: docs/wire-protocol.md.
+A proof is HMAC-SHA256 with the secret over all that was sent before, both nonces among it: a
+recorded handshake is worth nothing for another connection. Layouts: docs/wire-protocol.md.
 It also gives both a key that no other connection has, for encryption of what follows, if it is
 asked for. Nothing here does any I/O.
 """
@@ -58,7 +58,7 @@ class Identity:
 
     @property
     def job(self) -> bytes:
-        """What tells jobs apart, and does not give the secret away."""
+        """Identifies the job, and does not give the secret away."""
         return hashlib.sha256(b"adaptra job" + self.secret).digest()[:16]
 
     def proof(self, end: bytes, *sent: bytes) -> bytes:
@@ -67,7 +67,7 @@ class Identity:
 
 
 class Dialing:
-    """The end that calls `peer`: send `hello`, and what `take` makes of the first answer."""
+    """The end that calls `peer`: send `hello`, then what `prove` returns for the first answer."""
 
     def __init__(self, me: Identity, peer: int, kind: Kind) -> None:
         self._me, self._peer = me, peer
@@ -76,7 +76,7 @@ class Dialing:
         self.hello = _HELLO.pack(_MAGIC, VERSION, kind, me.rank, peer, *limits, me.job, nonce)
         self._sent = self.hello
 
-    def take(self, answer: bytes) -> bytes:
+    def prove(self, answer: bytes) -> bytes:
         """The proof to send after `answer`, the first one of two. Raises Refused."""
         self._check(answer, b"listener")
         proof = self._me.proof(b"dialer", self._sent)
@@ -99,11 +99,13 @@ class Dialing:
             raise Refused("".join(c if c.isprintable() else "?" for c in words))
         self._sent += nonce
         if not hmac.compare_digest(proof, self._me.proof(end, self._sent)):
-            raise Refused(f"whoever answers for rank {self._peer} does not know the job's secret")
+            raise Refused(
+                f"the process that answers for rank {self._peer} does not know the job's secret"
+            )
 
 
 class Answering:
-    """The end that is called. Feed `take` what comes, `needs` bytes at a time, until `peer` is set.
+    """The end that is called: `receive` takes `needs` bytes at a time, until `peer` is set.
 
     `peer`: its rank, once it has proved it; `kind`: of the connection.
     """
@@ -114,14 +116,14 @@ class Answering:
         self.peer: int | None = None
         self.kind = Kind.TCP
 
-    def take(self, said: bytes) -> bytes:
-        """What to send after `said`. Raises Refused for a stranger; `refusal` tells it so."""
+    def receive(self, message: bytes) -> bytes:
+        """What to send after the dialer's `message`. Raises Refused; then send it a `refusal`."""
         if not self._sent:
-            return self._first(said)
-        if not hmac.compare_digest(said, self._me.proof(b"dialer", self._sent)):
+            return self._first(message)
+        if not hmac.compare_digest(message, self._me.proof(b"dialer", self._sent)):
             raise Refused("a wrong proof")
         self.peer = self._caller
-        return self._answer(b"welcome", said + _NONE, _NONE)
+        return self._answer(b"welcome", message + _NONE, _NONE)
 
     @property
     def key(self) -> bytes:
@@ -157,5 +159,5 @@ class Answering:
 
 
 def refusal(why: str) -> bytes:
-    """The answer that says `why` somebody is refused; without a proof."""
+    """The answer that refuses a dialer because of `why`; without a proof."""
     return _ANSWER.pack(1, why.encode()[:63], _NONE, _NONE)

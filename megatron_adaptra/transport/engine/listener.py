@@ -1,4 +1,4 @@
-"""Answers whoever connects, in one thread; hands those over who belong to the job.
+"""Answers connections, in one thread, and passes on those of the job's ranks.
 
 Strangers are dropped: of those who have not proved who they are there are some hundred at a time,
 each for a few seconds and of some hundred bytes; when there are more the oldest goes. Every one
@@ -146,9 +146,11 @@ class Listener:
             if not got:
                 self._drop(caller, "it hung up")
             elif len(caller.data) == answering.needs:
-                said, caller.data = bytes(caller.data), bytearray()
-                caller.socket.sendall(answering.take(said))  # it fits the socket's empty buffer
-                # Through memory the caller goes on; whoever takes it over does not wait for that.
+                message, caller.data = bytes(caller.data), bytearray()
+                caller.socket.sendall(
+                    answering.receive(message)
+                )  # it fits the socket's empty buffer
+                # Through memory the caller sends more: it is handed over once that is there.
                 if answering.peer is not None and answering.kind is not Kind.SHM:
                     self._hand_over(caller)
         except BlockingIOError:

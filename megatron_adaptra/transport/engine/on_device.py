@@ -7,14 +7,13 @@ thread until a message has arrived, and then has its current stream wait for the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from megatron_adaptra import waits
-from megatron_adaptra.device import native
+from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Copies
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.errors import DeviceFailed, PeerLost
@@ -22,17 +21,27 @@ from megatron_adaptra.log import log_line
 from megatron_adaptra.transport.base import Stamps, Traits
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.transport import End, EngineWork, lane_of
+from megatron_adaptra.transport.engine.transport import (
+    End,
+    EngineReceive,
+    EngineSend,
+    tag_space_of,
+)
 
 
 class DeviceTransport:
-    """Transport over `endpoint` for tensors of the GPU of `staging`; `me`: this rank.
+    """Transport over `endpoint` for tensors in a GPU's memory.
 
-    `name`, `peers`, `emulator`: as for EngineTransport. What was sent may be freed at once, as for
-    Transport. A reference to its memory is kept until the GPU has copied it, so that the stream of
-    its producer never has to wait for that. It may be written to again by work launched after the
-    send only if `copies`: then each message is copied on its producer's stream first, within the
-    GPU, which CUDA graphs need whose outputs are always at the same place.
+    What was sent may be freed at once: a reference to its memory is kept until the GPU has copied
+    it, so that the stream of its producer never waits for that.
+
+    Args:
+        endpoint, name, peers, emulator: as for EngineTransport.
+        staging: the pinned memory of the messages, and so the GPU.
+        me: this rank.
+        copies: work launched after a send may write to its buffer again. Each message is then
+            copied first, within the GPU and on its producer's stream. CUDA graphs need that: their
+            outputs are always at the same address.
     """
 
     traits = Traits("engine", False, ("cuda",))
@@ -51,18 +60,23 @@ class DeviceTransport:
         self.device = torch.device("cuda", self._device.ordinal)
         self._peers, self._emulator, self._copies = dict(peers), emulator, copies
         ranks = [end.rank for end in self._peers.values()]
-        self._messages = native.open_messages(
-            endpoint.engine, self._device.handle, staging.pinned, lane_of(name), ranks, f"rank {me}"
+        self._messages = gpu_bindings.open_messages(
+            endpoint.engine,
+            self._device.handle,
+            staging.pinned,
+            tag_space_of(name),
+            ranks,
+            f"rank {me}",
         )
-        self._under_way: list[tuple[native.Transfer, Any]] = []  # and the memory it uses
-        self._held: list[_Send] = []  # by the emulator
+        # With the tensor whose memory the GPU still reads or writes.
+        self._under_way: list[tuple[gpu_bindings.Transfer, Any]] = []
         self._closed = False
         self._open_ones = endpoint.transports
         self._open_ones.add(self)
         self._device.users.add(self)
 
     def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send:
-        """As for Transport, with `tag`, of what the current stream has in `buffer` by now.
+        """As for Transport, to `peer` with `tag`, of what the stream has put in `buffer`.
 
         Raises PeerLost if this side is closed, DeviceFailed if the driver refuses.
         """
@@ -74,8 +88,8 @@ class DeviceTransport:
         elif self._copies:
             memory = memory.clone()
         work = _Send(self, end, tag)
-        hold = self._holder(work, peer, memory.nbytes)
-        where = memory.data_ptr(), memory.nbytes, self._device.stream(), hold
+        on_copied = self._delay(work, peer, memory.nbytes)
+        where = memory.data_ptr(), memory.nbytes, self._device.stream(), on_copied
         try:
             work.handle = self._messages.send(end.rank, tag, *where)
         except RuntimeError as error:
@@ -84,7 +98,7 @@ class DeviceTransport:
         return work
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int) -> _Receive:
-        """As for Transport, with `tag`; what the current stream does with `buffer` comes first.
+        """As for Transport, from `peer` with `tag`, after the stream's work on `buffer`.
 
         Raises PeerLost if this side is closed, ValueError for memory that is not contiguous,
         DeviceFailed if the driver refuses.
@@ -117,17 +131,17 @@ class DeviceTransport:
         self._closed = True
         if self._emulator is not None:
             self._emulator.close()
-        if not self._messages.close(waits.GOODBYE):
+        if not self._messages.close(waits.CLOSE):
             log_line(
-                f"{self._device.name} has not ended its copies after {waits.GOODBYE:g} s; the "
+                f"{self._device.name} has not ended its copies after {waits.CLOSE:g} s; the "
                 "memory of their messages is kept"
             )
             return
-        self._under_way, self._held = [], []
+        self._under_way = []
         self._open_ones.discard(self)
         self._device.users.discard(self)
 
-    def join(self, handle: native.Transfer) -> None:
+    def join(self, handle: gpu_bindings.Transfer) -> None:
         """Have the current stream wait for the copy of a receive. Raises DeviceFailed."""
         try:
             self._messages.join(handle, self._device.stream())
@@ -135,12 +149,12 @@ class DeviceTransport:
             raise DeviceFailed(str(error)) from error
         self.sweep()
 
-    def abort(self, end: End, handle: native.Transfer) -> None:
+    def abort(self, end: End, handle: gpu_bindings.Transfer) -> None:
         """Give a message up. Raises PeerLost if the GPU does not end its copy."""
-        if not self._messages.abort(handle, waits.GOODBYE):
+        if not self._messages.abort(handle, waits.CLOSE):
             raise PeerLost(
                 f"{end.name}: {self._device.name} has not ended the copy of a message that was "
-                f"given up after {waits.GOODBYE:g} s"
+                f"given up after {waits.CLOSE:g} s"
             )
 
     def _open(self, peer: int) -> End:
@@ -150,73 +164,51 @@ class DeviceTransport:
         self.sweep()
         return end
 
-    def _holder(self, work: _Send, peer: int, nbytes: int) -> native.Held | None:
-        """What hands a message to the emulator once it could leave; nothing if no rule is on it."""
+    def _delay(self, work: _Send, peer: int, nbytes: int) -> gpu_bindings.OnCopied | None:
+        """What passes a message, once it is in the host's memory, to the emulator; None: no rule.
+
+        Whether a rule is in force is decided when the message could leave, not at the send.
+        """
         emulator = self._emulator
         if emulator is None or all(rule.target != peer for rule in emulator.rules):
             return None
-        self._held = [held for held in self._held if not held.done()]
-        self._held.append(work)
-        work.held = True
+        work.delayed = True
 
-        def ready(transfer: native.Transfer) -> None:
+        def on_copied(transfer: gpu_bindings.Transfer) -> None:
             def deliver() -> None:
-                work.held = False
+                work.delayed = False
                 self._messages.release(transfer)
 
             emulator.hold(peer, nbytes, deliver)
 
-        return ready
+        return on_copied
 
 
-class _Work(EngineWork):
-    """What sends and receives have in common."""
-
-    handle: native.Transfer
+class _Send(EngineSend):
+    handle: gpu_bindings.Transfer
+    delayed = False  # kept back from the engine until the emulator delivers it
 
     def __init__(self, owner: DeviceTransport, end: End, tag: int) -> None:
         super().__init__(end, tag)
         self._owner = owner
 
-    def abort(self) -> None:
-        """Whoever waits gets PeerLost; the message's memory is free after this.
+    def done(self) -> bool:
+        """Whether the engine has it, or it was aborted."""
+        return self.handle.done() or (self.handle.over() and not self.delayed)
 
-        Raises PeerLost if the GPU does not end a copy that it has begun.
-        """
+    def abort(self) -> None:
+        """As for Work; its memory is free after this, or PeerLost: the GPU still copies it."""
         self._owner.abort(self._end, self.handle)
 
 
-class _Send(_Work):
-    """A send. `held`: by the emulator, or will be."""
+class _Receive(EngineReceive):
+    handle: gpu_bindings.Transfer
 
-    held = False
-
-    def __init__(self, owner: DeviceTransport, end: End, tag: int) -> None:
-        super().__init__(owner, end, tag)
-        self.stamps.sent = time.monotonic()
-
-    def done(self) -> bool:
-        """Whether the engine has it, or it was given up."""
-        return self.handle.done() or (self.handle.over() and not self.held)
-
-    def wait(self, timeout: float) -> Stamps:
-        """As for Work: until all of it has arrived; `sent` is when its producer had ended."""
-        if not self._ended(timeout):
-            raise PeerLost(f"waited {timeout:g} s to send message {self._tag} to {self._end.name}")
-        return self.stamps
-
-
-class _Receive(_Work):
-    """A posted receive."""
-
-    def __init__(self, owner: DeviceTransport, end: End, tag: int, handle: native.Transfer) -> None:
-        super().__init__(owner, end, tag)
-        self.handle = handle
-        self.stamps.posted = time.monotonic()
-
-    def done(self) -> bool:
-        """Whether the message is there, or will not come."""
-        return self.handle.done()
+    def __init__(
+        self, owner: DeviceTransport, end: End, tag: int, handle: gpu_bindings.Transfer
+    ) -> None:
+        super().__init__(end, tag, handle)
+        self._owner = owner
 
     def wait(self, timeout: float) -> Stamps:
         """As for Work; what the current stream does later sees the message.
@@ -224,9 +216,10 @@ class _Receive(_Work):
         `sent` is when the sender's GPU had copied it, `completed` when it was in the host's memory:
         the copies are no part of the delay. Raises PeerLost, DeviceFailed if the driver refuses.
         """
-        if not self.stamps.wanted:
-            self.stamps.wanted = time.monotonic()
-        if not self._ended(timeout):
-            raise PeerLost(f"waited {timeout:g} s for message {self._tag} from {self._end.name}")
+        super().wait(timeout)
         self._owner.join(self.handle)
         return self.stamps
+
+    def abort(self) -> None:
+        """As for a send."""
+        self._owner.abort(self._end, self.handle)

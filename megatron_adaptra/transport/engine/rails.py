@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megatron_adaptra.device.pci import SYSFS, nearest
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.transport.engine.native import Port, ports
+from megatron_adaptra.transport.engine.bindings import Port, ports
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import torch
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.base import Stamps, Traits
 from megatron_adaptra.transport.emulate import LinkEmulator
+from megatron_adaptra.transport.engine.bindings import Work
 from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.native import Work
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,19 @@ class End:
     name: str
 
 
-def lane_of(name: str) -> int:
-    """What stands before the tags of a transport's messages. `name`: see EngineTransport."""
+def tag_space_of(name: str) -> int:
+    """The upper 32 bits of the tags of transport `name`: messages of other names never match."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") << 32
 
 
 class EngineTransport:
-    """Transport over a process's `endpoint`, which it shares with others.
+    """Transport for a CPU's memory.
 
-    `name`: the same at both ends; messages of different names never meet. `peers`: whom the rest of
-    the package calls by which number; they are connected. `tag`: see Transport.
+    Args:
+        endpoint: this process's, which several transports share.
+        name: the same at both ends; messages of different names never match.
+        peers: by the number that callers use; they have to be connected.
+        emulator: delays sends as a slow link would.
     """
 
     traits = Traits("engine", False, ("cpu",))
@@ -49,9 +52,9 @@ class EngineTransport:
         emulator: LinkEmulator | None = None,
     ) -> None:
         self._engine, self._peers, self._emulator = endpoint.engine, dict(peers), emulator
-        self._lane = lane_of(name)
+        self._tag_space = tag_space_of(name)
         self._receives: set[_Receive] = set()  # that have not been waited for
-        self._held: list[_HeldSend] = []  # by the emulator
+        self._delayed: list[_DelayedSend] = []  # by the emulator
         self._closed = False
         self._open_ones = endpoint.transports
         self._open_ones.add(self)
@@ -63,14 +66,14 @@ class EngineTransport:
         """
         return torch.frombuffer(self._engine.take(nbytes), dtype=torch.uint8)
 
-    def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send | _HeldSend:
-        """As for Transport, with `tag`. Raises PeerLost if this side is closed."""
+    def isend(self, buffer: torch.Tensor, peer: int, tag: int) -> _Send | _DelayedSend:
+        """As for Transport, to `peer` with `tag`. Raises PeerLost if this side is closed."""
         end = self._open(peer)
         payload = buffer if buffer.is_contiguous() else buffer.detach().contiguous()
-        nbytes, key = payload.nbytes, self._lane | tag
+        nbytes, key = payload.nbytes, self._tag_space | tag
         if self._emulator is None or not self._emulator.holds(peer):
             return _Send(end, tag, self._engine.send(end.rank, key, payload.data_ptr(), nbytes))
-        work = _HeldSend(end, tag)
+        work = _DelayedSend(end, tag)
         block = self._engine.take(nbytes)
         ctypes.memmove(block.address, payload.data_ptr(), nbytes)
 
@@ -79,37 +82,36 @@ class EngineTransport:
                 ready = work.stamps.sent
                 work.hand_over(self._engine.send(end.rank, key, block.address, nbytes, ready))
 
-        self._held = [w for w in self._held if not w.done()]
-        self._held.append(work)
+        self._delayed = [w for w in self._delayed if not w.done()]
+        self._delayed.append(work)
         self._emulator.hold(peer, nbytes, deliver)
         return work
 
     def irecv(self, buffer: torch.Tensor, peer: int, tag: int, exact: bool = True) -> _Receive:
-        """As for Transport, with `tag`. Raises PeerLost if this side is closed.
+        """As for Transport, from `peer` with `tag`; if not `exact` it may be shorter.
 
-        ValueError is for memory that is not contiguous. Not `exact`: the message may be shorter
-        than the buffer.
+        Raises PeerLost if this side is closed, ValueError for memory that is not contiguous.
         """
         end = self._open(peer)
         if not buffer.is_contiguous():
             raise ValueError(f"message {tag}: a receive needs contiguous memory")
-        key = self._lane | tag
+        key = self._tag_space | tag
         handle = self._engine.receive(end.rank, key, buffer.data_ptr(), buffer.nbytes, exact)
         work = _Receive(self, end, tag, handle, buffer)
         self._receives.add(work)
         return work
 
     def close(self) -> None:
-        """Give up what is still to come, and what is held back."""
+        """As for Transport; what the engine has is still sent."""
         self._closed = True
         if self._emulator is not None:
             self._emulator.close()
-        for send in self._held:
+        for send in self._delayed:
             if not send.done():
                 send.abort()
         for receive in list(self._receives):
             receive.abort()
-        self._held = []
+        self._delayed = []
         self._open_ones.discard(self)
 
     def abort(self, end: End, handle: Work) -> None:
@@ -128,95 +130,54 @@ class EngineTransport:
 
 
 class EngineWork:
-    """What sends and receives have in common: with whom (`end`), and the `tag`."""
+    """A send or a receive of `tag`, to or from `end`; `timeout`: see Work."""
 
-    handle: Work  # of the engine; not there while a send is held back
+    handle: Work  # of the engine; not there while a send is delayed
+    _late: str  # what a timeout is called: seconds, tag and peer are filled in
 
-    def __init__(self, end: End, tag: int) -> None:
+    def __init__(self, end: End, tag: int, handle: Work | None = None) -> None:
         self._end, self._tag = end, tag
         self.stamps = Stamps(eager=True)
+        if handle is not None:
+            self.handle = handle
 
-    def _ended(self, timeout: float) -> bool:
-        """Whether it is over in time; then the stamps are known. Raises PeerLost for a failure."""
-        if not self.handle.wait(max(0.0, timeout)):
-            return False
+    def wait(self, timeout: float) -> Stamps:
+        """As for Work; a send is over when all of it has arrived."""
+        return self._complete(timeout, timeout)
+
+    def _complete(self, left: float, timeout: float) -> Stamps:
+        """Wait `left` seconds, of `timeout` in all. Raises PeerLost."""
+        if not self.handle.wait(max(0.0, left)):
+            raise self._timed_out(timeout)
         if error := self.handle.error():
             raise PeerLost(f"{self._end.name}: {error}")
         if not self.stamps.completed:
-            sent, _, posted, completed = self.handle.stamps()
-            self.stamps.sent, self.stamps.posted = sent, posted
-            self.stamps.completed = completed
-        return True
+            stamps = self.stamps
+            stamps.sent, _, stamps.posted, stamps.completed = self.handle.stamps()
+        return self.stamps
+
+    def _timed_out(self, timeout: float) -> PeerLost:
+        return PeerLost(self._late.format(timeout, self._tag, self._end.name))
 
 
-class _Send(EngineWork):
-    """A send that the engine has."""
+class EngineSend(EngineWork):
+    """A send with `tag`; `sent` is now, until the engine reports it."""
+
+    _late = "waited {:g} s to send message {} to {}"
+
+    def __init__(self, end: End, tag: int, handle: Work | None = None) -> None:
+        super().__init__(end, tag, handle)
+        self.stamps.sent = time.monotonic()
+
+
+class EngineReceive(EngineWork):
+    """A posted receive of `tag`; `timeout`: see Work."""
+
+    _late = "waited {:g} s for message {} from {}"
 
     def __init__(self, end: End, tag: int, handle: Work) -> None:
-        super().__init__(end, tag)
-        self.stamps.sent = time.monotonic()
-        self.handle = handle
-
-    def done(self) -> bool:
-        """Always: the engine has a copy."""
-        return True
-
-    def wait(self, timeout: float) -> Stamps:
-        """As for Work: until all of it has arrived."""
-        if not self._ended(timeout):
-            raise PeerLost(f"waited {timeout:g} s to send message {self._tag} to {self._end.name}")
-        return self.stamps
-
-    def abort(self) -> None:
-        """Nothing: what the engine has is sent."""
-
-
-class _HeldSend(EngineWork):
-    """A send that the emulator holds back."""
-
-    def __init__(self, end: End, tag: int) -> None:
-        super().__init__(end, tag)
-        self.stamps.sent = time.monotonic()
-        self.held = threading.Event()  # set when the engine has it
-        self._aborted = False
-
-    def hand_over(self, handle: Work) -> None:
-        """The engine has it now."""
-        self.handle = handle
-        self.held.set()
-
-    def done(self) -> bool:
-        """Whether it was handed to the engine, or given up."""
-        return self.held.is_set()
-
-    def wait(self, timeout: float) -> Stamps:
-        """As for Work: until all of it has arrived."""
-        end = time.monotonic() + timeout
-        if not self.held.wait(max(0.0, timeout)):
-            raise PeerLost(f"waited {timeout:g} s to send message {self._tag} to {self._end.name}")
-        if self._aborted:
-            raise PeerLost(f"{self._end.name}: aborted")
-        if not self._ended(end - time.monotonic()):
-            raise PeerLost(f"waited {timeout:g} s to send message {self._tag} to {self._end.name}")
-        return self.stamps
-
-    def abort(self) -> None:
-        """Whoever waits gets PeerLost; what the engine has is sent."""
-        if not self.held.is_set():
-            self._aborted = True
-            self.held.set()
-
-
-class _Receive(EngineWork):
-    """A posted receive; the engine writes into the buffer, which is kept until it ends."""
-
-    def __init__(
-        self, owner: EngineTransport, end: End, tag: int, handle: Work, buffer: torch.Tensor
-    ) -> None:
-        super().__init__(end, tag)
-        self.handle = handle
+        super().__init__(end, tag, handle)
         self.stamps.posted = time.monotonic()
-        self._owner, self._buffer = owner, buffer
 
     def done(self) -> bool:
         """Whether the message is there, or will not come."""
@@ -226,12 +187,69 @@ class _Receive(EngineWork):
         """As for Work."""
         if not self.stamps.wanted:
             self.stamps.wanted = time.monotonic()
-        if not self._ended(timeout):
-            raise PeerLost(f"waited {timeout:g} s for message {self._tag} from {self._end.name}")
+        return super().wait(timeout)
+
+
+class _Send(EngineSend):
+    """A send that the engine has."""
+
+    def done(self) -> bool:
+        """Always: the engine has a copy."""
+        return True
+
+    def abort(self) -> None:
+        """Nothing: what the engine has is sent."""
+
+
+class _DelayedSend(EngineSend):
+    """A send that the emulator delays."""
+
+    def __init__(self, end: End, tag: int) -> None:
+        super().__init__(end, tag)
+        self._handed_over = threading.Event()  # to the engine, or aborted
+        self._aborted = False
+
+    def hand_over(self, handle: Work) -> None:
+        """The engine has it now."""
+        self.handle = handle
+        self._handed_over.set()
+
+    def done(self) -> bool:
+        """Whether it was handed to the engine, or aborted."""
+        return self._handed_over.is_set()
+
+    def wait(self, timeout: float) -> Stamps:
+        """As for EngineWork."""
+        end = time.monotonic() + timeout
+        if not self._handed_over.wait(max(0.0, timeout)):
+            raise self._timed_out(timeout)
+        if self._aborted:
+            raise PeerLost(f"{self._end.name}: aborted")
+        return self._complete(end - time.monotonic(), timeout)
+
+    def abort(self) -> None:
+        """As for Work, until the engine has it: then it is sent."""
+        if not self._handed_over.is_set():
+            self._aborted = True
+            self._handed_over.set()
+
+
+class _Receive(EngineReceive):
+    """The engine writes into the buffer, which is kept until the receive ends."""
+
+    def __init__(
+        self, owner: EngineTransport, end: End, tag: int, handle: Work, buffer: torch.Tensor
+    ) -> None:
+        super().__init__(end, tag, handle)
+        self._owner, self._buffer = owner, buffer
+
+    def wait(self, timeout: float) -> Stamps:
+        """As for Work."""
+        super().wait(timeout)
         self._owner.forget(self)
         return self.stamps
 
     def abort(self) -> None:
-        """Whoever waits gets PeerLost; nothing is written to the buffer after this."""
+        """As for Work; nothing is written to the buffer after this."""
         self._owner.abort(self._end, self.handle)
         self._owner.forget(self)

@@ -23,10 +23,10 @@ from patience import PATIENCE, TooLate, too_late
 
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
-from megatron_adaptra.transport.engine import native
-from megatron_adaptra.transport.engine.board import FolderBoard
+from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.transport import End
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +40,7 @@ _processes.set_forkserver_preload(["pytest", "torch.distributed", "megatron_adap
 
 def driver_file() -> Path:
     """The driver, compiled once for each state of its source."""
-    if why := native.missing():
+    if why := bindings.missing():
         pytest.skip(why)
     if not shutil.which(COMPILER):
         pytest.skip(f"no C++ compiler {COMPILER!r}")
@@ -147,7 +147,7 @@ def two(driver: Driver, kind: str = "shm") -> Iterator[tuple[Side, Side]]:
     """Two ranks with paths between them; everything is closed, and nothing left."""
     before = driver.left()
     with tempfile.TemporaryDirectory() as folder:
-        rendezvous = FolderBoard(Path(folder))
+        rendezvous = FolderRendezvous(Path(folder))
         ends = [
             Endpoint(rank, "127.0.0.1", "one" if kind == "shm" else str(rank), rendezvous, PATIENCE)
             for rank in (0, 1)

@@ -1,14 +1,35 @@
-"""A board for processes that share a folder: benchmarks and tests, which need no torch."""
+"""Where the ranks of a job publish addresses and the secret, before they are connected.
+
+A training uses torch's store (`StoreRendezvous` in engine_wire.py). `FolderRendezvous` serves the
+engine's benchmarks and tests, whose hundreds of processes would start too slowly with torch.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from pathlib import Path
+from typing import Protocol
 
 
-class FolderBoard:
-    """Words in files of `folder`, which exists; each is written as a whole."""
+class Rendezvous(Protocol):
+    """A key-value store that all ranks share."""
+
+    def put(self, key: str, text: str) -> None:
+        """Set `key` to `text`."""
+        ...
+
+    def put_first(self, key: str, text: str) -> None:
+        """Set `key` to `text` unless it has a value."""
+        ...
+
+    def get(self, key: str) -> str | None:
+        """The value of `key`, if there is one."""
+        ...
+
+
+class FolderRendezvous:
+    """One file per key in `folder`, which exists; each is written as a whole."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

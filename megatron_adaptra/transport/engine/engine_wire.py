@@ -23,8 +23,8 @@ from megatron_adaptra.transport.engine.transport import End, EngineTransport
 from megatron_adaptra.transport.wire import Links, Wire
 
 
-class StoreBoard:
-    """The job's store as an Endpoint's board; `key` and `text`: see Board.
+class StoreRendezvous:
+    """torch's store as an Endpoint's Rendezvous, which describes `key` and `text`.
 
     `prefix`: of all keys. `connect`: opens the store. Raises RuntimeError, which torch words, where
     the store does not answer.
@@ -35,15 +35,15 @@ class StoreBoard:
         self._store.set_timeout(timedelta(seconds=waits.START))
 
     def put(self, key: str, text: str) -> None:
-        """As for Board."""
+        """As for Rendezvous."""
         self._store.set(key, text)
 
     def put_first(self, key: str, text: str) -> None:
-        """As for Board."""
+        """As for Rendezvous."""
         self._store.compare_set(key, "", text)
 
     def get(self, key: str) -> str | None:
-        """As for Board."""
+        """As for Rendezvous."""
         return self._store.get(key).decode() if self._store.check([key]) else None
 
 

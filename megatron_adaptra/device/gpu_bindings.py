@@ -121,7 +121,7 @@ class Transfer(Protocol):
         ...
 
 
-Held = Callable[[Transfer], None]
+OnCopied = Callable[[Transfer], None]
 
 
 class Messages(Protocol):
@@ -131,11 +131,11 @@ class Messages(Protocol):
     """
 
     def send(
-        self, rank: int, tag: int, at: int, nbytes: int, stream: int, held: Held | None
+        self, rank: int, tag: int, at: int, nbytes: int, stream: int, on_copied: OnCopied | None
     ) -> Transfer:
-        """Send to `rank` with `tag`; with `held` it stays here until `release`.
+        """Send to `rank` with `tag`; with `on_copied` it stays here until `release`.
 
-        `held` is called with it when it could leave, on the device's thread.
+        `on_copied` is called on the device's thread when the message is in the host's memory.
         """
         ...
 
@@ -192,11 +192,11 @@ def new_pinned(device: Device, engine: object, limit: int) -> Pinned:
 
 
 def open_messages(
-    engine: object, device: Device, pinned: Pinned, lane: int, peers: Sequence[int], name: str
+    engine: object, device: Device, pinned: Pinned, tag_space: int, peers: Sequence[int], name: str
 ) -> Messages:
     """Messages over an `engine` of C++ with the ranks `peers`.
 
-    `lane`: is put before tags. `name`: of this side, for errors over there.
+    `tag_space`: the upper bits of all tags. `name`: of this side, for the peer's errors.
     """
     new = _module().DeviceMessages
-    return cast(Messages, new(engine, device, pinned, lane, list(peers), name))
+    return cast(Messages, new(engine, device, pinned, tag_space, list(peers), name))
