@@ -1,7 +1,7 @@
 # From options to one torchrun command. Sourced by pretrain_gpt.sh and pretrain_llama.sh, which call
 #   launch FAMILY MODEL "$@"
-# Everything that can be known to be wrong is said here, in one line and with exit status 2, because
-# Megatron would say it minutes later, on every rank at once.
+# All wrong input that can be found without Megatron is refused here, in one line and with exit
+# status 2: Megatron would report it minutes later, on every rank.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 

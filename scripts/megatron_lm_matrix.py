@@ -98,11 +98,11 @@ class Checkout:
             out = new[-1].log.with_name("digests")
             command = [self.python, DIGESTS, str(self.path), *(str(x.checkpoint) for x in new)]
             status = execute(command, out, out.parent, 120, self.environment)
-            said = out.read_text(errors="replace").strip()
+            output = out.read_text(errors="replace").strip()
             if status != 0:
-                faults.append(f"reading the checkpoints ended with {status}: {why(said)}")
+                faults.append(f"reading the checkpoints ended with {status}: {why(output)}")
                 return [{} for _ in outcomes]
-            found = json.loads(said.splitlines()[-1])
+            found = json.loads(output.splitlines()[-1])
             for done, digests in zip(new, found, strict=True):
                 self.digests[done.checkpoint] = digests
                 if digests and not self.options.keep:
@@ -123,8 +123,8 @@ class Checkout:
         for row in wanted:
             print(f"{self.path.name}: {row.name} ...", end=" ", file=sys.stderr, flush=True)
             found.append(self.compare(row))
-            verdict = "; ".join(found[-1]["faults"])
-            print(f"FAILED: {verdict}" if verdict else "passed", file=sys.stderr, flush=True)
+            ended = "; ".join(found[-1]["faults"])
+            print(f"FAILED: {ended}" if ended else "passed", file=sys.stderr, flush=True)
         if self.git("status", "--porcelain") != before:
             raise RuntimeError(f"{self.path}: the runs have left files in the checkout")
         return found
@@ -184,8 +184,8 @@ def patched_copy(checkout: Path, work: Path, faults: list[str]) -> Iterator[Path
         command = [str(ROOT / "scripts/apply_patches.sh"), str(copy), *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode != 0 or not done.stdout.startswith(expect):
-            said = (done.stderr or done.stdout).strip()
-            faults.append(f"apply_patches.sh {' '.join(words)}: {done.returncode}, {said}")
+            output = (done.stderr or done.stdout).strip()
+            faults.append(f"apply_patches.sh {' '.join(words)}: {done.returncode}, {output}")
 
     patch("--check", expect="not patched, the patch fits")
     patch(expect="patched")
@@ -208,15 +208,15 @@ def _rounded(value: float) -> float | None:
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """Plain text: it goes into a document as it is."""
-    head = ("checkout", "run", "stock ms", "adaptra ms", "ratio", "losses", "parameters", "verdict")
+    head = ("checkout", "run", "stock ms", "adaptra ms", "ratio", "losses", "parameters", "result")
     lines = [head]
     for r in results:
         words = [_IDENTICAL[r[k]] for k in ("losses_identical", "parameters_identical")]
         figures = ["-", "-", "-"]
         if r["ratio"] is not None:
             figures = [f"{r['stock_ms']:.0f}", f"{r['adaptra_ms']:.0f}", f"{r['ratio']:.2f}"]
-        verdict = "passed" if r["passed"] else "FAILED: " + "; ".join(r["faults"])
-        lines.append((r["checkout"], r["run"], *figures, *words, verdict))
+        result = "passed" if r["passed"] else "FAILED: " + "; ".join(r["faults"])
+        lines.append((r["checkout"], r["run"], *figures, *words, result))
     widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
     return "\n".join(
         "  ".join([c.ljust(w) for c, w in zip(line, widths, strict=False)] + [line[-1]])
@@ -275,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.keep.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     left_out = 0
-    # A SIGTERM waits until there is somebody to remove the folder, then does what a Ctrl-C does.
+    # A SIGTERM waits until the folder will be removed, then does what a Ctrl-C does.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     work = Path(tempfile.mkdtemp(prefix="adaptra-megatron-lm-", dir=options.keep)).resolve()
     try:
