@@ -51,7 +51,7 @@ PAGES = {
         ("scripts/new.sh", "true", "no page names the script scripts/new.sh"),
         ("scripts/go.sh", f"echo ${V}NEW", f"no page names the variable {V}NEW"),
         ("docs/a.md", "Of TensorBoard and a keyboard.", None),
-        ("configs/a.md", WORD.upper(), f"configs/a.md:1: '{WORD.upper()}': write {INSTEAD}"),
+        ("docs/a.md", WORD.upper(), f"docs/a.md:4: '{WORD.upper()}': write {INSTEAD}"),
         ("patches/a.py", f"_the_{WORD} = 1", f"patches/a.py:1: '{WORD}': write {INSTEAD}"),
         ("configs/a.yaml", f"is{WORD.title()}: 1", f"'{WORD.title()}': write {INSTEAD}"),
         ("CHANGELOG.md", WORD, None),
