@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What changed between Megatron-LM checkouts where the plugin binds, and does it still fit?
+"""What changed between Megatron-LM checkouts in what the plugin uses, and does it still fit?
 
-Looked at is what the plugin calls (NEEDED in megatron_adaptra/adapter/compat/profiles.py) and what
+It compares what the plugin calls (NEEDED in megatron_adaptra/adapter/compat/profiles.py) and what
 it patches (the registry in patches.py beside it). Reads the syntax trees only: neither torch nor
 Megatron is imported, nor need they be installed. Give the checkouts from old to new; each is
 compared with the one before.

@@ -63,7 +63,7 @@ check_checkout() {
   [ "${needs:-0}" -le "$minor" ] || refuse "$megatron needs Python 3.$needs or newer; $python is 3.$minor; set ADAPTRA_PYTHON"
 }
 
-# Without a GPU nobody has prepared this machine for Megatron: say what is missing, build the helper.
+# A machine without a GPU lacks what Megatron needs: report what is missing, build the helper.
 prepare_smoke() {
   local helper=$megatron/megatron/core/datasets/helpers_cpp$suffix missing
   local -a modules=(torch numpy einops regex yaml packaging six triton wrapt)
@@ -124,8 +124,8 @@ launch() {
     || refuse "$python does not run; set ADAPTRA_PYTHON to a Python with torch"
   check_checkout
 
-  # Megatron's Makefile asks the first python3-config on PATH for the suffix of its helper. In a
-  # virtual environment that is another Python's, and the run dies late without helpers_cpp.
+  # Megatron's Makefile takes the suffix of its helper from the first python3-config on PATH. In a
+  # virtual environment that is another Python's, and the run fails late without helpers_cpp.
   export PATH="${python%/*}:$PATH" MAKEFLAGS="${MAKEFLAGS:+$MAKEFLAGS }LIBEXT=$suffix"
   variables=(
     "PYTHONPATH=$megatron:$root${PYTHONPATH:+:$PYTHONPATH}" "MAKEFLAGS=$MAKEFLAGS"

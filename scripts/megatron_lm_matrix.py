@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Train pretrain_gpt.py of Megatron-LM checkouts, stock and with --adaptra, and compare.
 
-scripts/test_megatron_lm.sh is its front: it makes the environments. Every run is the checkout's own
-script on CPUs and gloo. A row passes if both runs end well, all printed losses and gradient norms
-are equal, the saved parameters and optimizer states are equal by SHA-256, the loss falls, the
-plugin was at work in one run and absent from the other, and, over a slow link, time was won.
+scripts/test_megatron_lm.sh makes the environments and calls it. Every run is the checkout's own
+script on CPUs and gloo. A row passes if both runs end with status 0, all printed losses and
+gradient norms are equal, the saved parameters and optimizer states are equal by SHA-256, the loss
+falls, the plugin ran in one run and was absent from the other, and the one over a slow link was
+faster.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class Checkout:
         return [self.digests[done.checkpoint] for done in outcomes]
 
     def results(self) -> list[dict[str, Any]]:
-        """All rows, or the one line that says why this checkout cannot be tried."""
+        """All rows, or one line with the reason why this checkout cannot be tried."""
         o = self.options
         wanted = rows(o.only, o.slow_link.split(","), o.delay, o.netlab)
         if not self.why_not and (fault := build_helpers(self.path, self.environment, self.tools)):
