@@ -28,7 +28,7 @@ die() {
 # In an answer of --check, what would be refused is a no.
 refuse() { if [ "$mode" = check ]; then die 1 "$1"; else die 2 "$1"; fi; }
 
-# A git that looks at files and at no repository: the checkout may lie in somebody else's, from
+# A git that looks at files and at no repository: the checkout may lie in another one, from
 # which `git apply` would silently skip the file, or which may name blobs by other hashes.
 plain_git() { GIT_DIR=/dev/null git "$@"; }
 # The blob id of a file as it is in the repository, where lines end in LF.
@@ -91,7 +91,7 @@ case $mode-$patched in
   revert-no) echo "not patched, nothing to do: $given/$script" && exit ;;
 esac
 
-# Where CHECKOUT is no work tree of its own, the blob id has said all there is to say.
+# Where CHECKOUT is no work tree of its own, the blob id alone decides.
 if [ -e "$checkout/.git" ]; then
   status() {
     git --no-optional-locks -C "$checkout" status --porcelain --untracked-files=no -- . ":(exclude)$script"
@@ -114,9 +114,9 @@ cp -p "$checkout/$script" "$scratch/same-mode-and-owner"
 reverse="" want=$after crlf=false
 if [ $mode = revert ]; then reverse=--reverse want=$before; fi
 if grep -q $'\r$' "$scratch/$script"; then crlf=true; fi
-said=$(cd "$scratch" &&
+printed=$(cd "$scratch" &&
   plain_git -c core.autocrlf=$crlf apply --unidiff-zero --whitespace=nowarn $reverse "$patch" 2>&1) ||
-  die 1 "git apply $reverse $patch failed: ${said%%$'\n'*}; $given/$script is as it was"
+  die 1 "git apply $reverse $patch failed: ${printed%%$'\n'*}; $given/$script is as it was"
 [ "$(blob "$scratch/$script")" = "$want" ] ||
   die 1 "$patch does not make blob $want, which its index line says; $given/$script is as it was"
 cat "$scratch/$script" >"$scratch/same-mode-and-owner"

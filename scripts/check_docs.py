@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Check that the Markdown of this repository is true where a program can tell. No network.
+"""Check the Markdown of this repository where a program can, and the words of all its files.
 
 Every relative link and its anchor leads somewhere; every page under docs/ can be reached from
 README.md; every script, flag and ADAPTRA_ variable that a page names exists, and every one that
-exists is named on some page. One line per fault; exit status 1 if there is one.
+exists is named on some page. No file of WORDS_CHECKED_IN uses one of WORDS. One line per fault;
+exit status 1 if there is one. No network.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,33 @@ FLAG = re.compile(r"--adaptra(?:-[a-z0-9]+)*\b(?!-\*|\*)")
 VARIABLE = re.compile(r"\bADAPTRA_[A-Z0-9_]+\b")
 SCRIPT = re.compile(r"\bscripts/[\w/]+\.(?:sh|py|sbatch|yaml)\b")
 HISTORY = ("CHANGELOG.md",)  # names things that have gone, and may
+# Metaphors and idioms that a newcomer has to guess, each with what to write instead.
+WORDS = {
+    **dict.fromkeys(("said", "told", "tell", "tells"), "reported, printed, sent, shows"),
+    **dict.fromkeys(("hear", "hears", "heard", "overheard"), "received; no message arrived for"),
+    **dict.fromkeys(("somebody", "whoever", "everybody", "everyone"), "rank, peer, the caller"),
+    **dict.fromkeys(("befall", "befalls", "befallen"), "happens to, fails"),
+    **dict.fromkeys(("errand", "errands"), "blocking call"),
+    **dict.fromkeys(("lane", "lanes"), "connection, link, path, stream, half of a ring"),
+    **dict.fromkeys(("seat", "seats"), "fixture, place"),
+    **dict.fromkeys(("verdict", "verdicts"), "decision, result"),
+    **dict.fromkeys(("board", "boards"), "store, rendezvous"),
+    "goodbye": "close",
+    "whereabouts": "address",
+}
+WORDS_CHECKED_IN = (
+    "README.md", "CONTRIBUTING.md", "SECURITY.md", ".github/", "docs/", "configs/", "patches/",
+    "scripts/apply_patches.sh", "scripts/drift.py", "scripts/k8s/", "scripts/launch.sh",
+    "scripts/megatron_lm", "tests/test_docs.py", "tests/test_docstrings.py", "tests/test_guides.py",
+)  # fmt: skip
+WORDS_FREE = ("CHANGELOG.md", "tests/golden/", "scripts/check_docs.py")  # this list; what is past
+WORDS_ALLOWED = (  # where a path begins so; a pattern; why
+    ("", r"TensorBoard|tensorboard", "a product's name"),
+    ("scripts/drift.py", r"[\"']verdict[\"']", "a key of its JSON"),
+    ("docs/evidence/gpu.md", r"\blanes\b", "a part of scripts/gpu_check.sh has this name"),
+)
+TEXT = {".md", ".py", ".sh", ".cpp", ".h", ".yaml", ".yml", ".json", ".toml", ".sbatch", ".patch"}
+PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # of snake_case and CamelCase, and whole words
 
 
 def tracked(root: Path) -> list[Path]:
@@ -112,14 +141,41 @@ def name_faults(pages: list[Path], files: list[Path], root: Path) -> Iterator[st
                 yield f"no page names the {what} {name}"
 
 
+def word_faults(files: list[Path], root: Path) -> Iterator[tuple[str, str]]:
+    """The path of each file that uses one of WORDS, as often as it does; and the fault."""
+    for path in files:
+        name = path.relative_to(root).as_posix()
+        if path.suffix not in TEXT or name.startswith(WORDS_FREE):
+            continue
+        allowed = "|".join(pattern for begin, pattern, _ in WORDS_ALLOWED if name.startswith(begin))
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for word in PART.findall(re.sub(allowed, "", line)):
+                if better := WORDS.get(word.lower()):
+                    yield name, f"{name}:{number}: '{word}': write {better}, or the sentence anew"
+
+
+def word_counts(root: Path) -> Counter[str]:
+    """How often WORDS are used, by package: a folder and the one below it."""
+    found = (name for name, _ in word_faults(tracked(root), root))
+    return Counter("/".join(name.split("/")[:-1][:2]) or name for name in found)
+
+
 def faults(root: Path) -> list[str]:
     files = tracked(root)
     pages = [path for path in files if path.suffix == ".md"]
     found = [*link_faults(pages, root), *unreachable(pages, root)]
+    checked = [p for p in files if p.relative_to(root).as_posix().startswith(WORDS_CHECKED_IN)]
+    found += [fault for _, fault in word_faults(checked, root)]
     return found + list(name_faults(pages, files, root))
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--words", action="store_true", help="count the words to avoid by package")
+    if parser.parse_args().words:
+        for package, count in sorted(word_counts(ROOT).items()):
+            print(f"{count:5} {package}")
+        return 0
     found = faults(ROOT)
     for fault in found:
         print(f"check_docs: {fault}", file=sys.stderr)

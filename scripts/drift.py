@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What changed between Megatron-LM checkouts where the plugin binds, and does it still fit?
+"""What changed between Megatron-LM checkouts in what the plugin uses, and does it still fit?
 
-Looked at is what the plugin calls (NEEDED in megatron_adaptra/adapter/compat/profiles.py) and what
+It compares what the plugin calls (NEEDED in megatron_adaptra/adapter/compat/profiles.py) and what
 it patches (the registry in patches.py beside it). Reads the syntax trees only: neither torch nor
 Megatron is imported, nor need they be installed. Give the checkouts from old to new; each is
 compared with the one before.
@@ -118,11 +118,11 @@ def look(checkout: Path) -> dict[str, Any]:
     depth = warmup_depth(source(checkout, SCHEDULES).body)
     return {
         "checkout": str(checkout), "version": str(version), "names": names,
-        "warmup_depth": depth, "verdict": verdict(version, names, depth),
+        "warmup_depth": depth, "verdict": result(version, names, depth),
     }  # fmt: skip
 
 
-def verdict(version: Release, names: dict[str, Found], depth: str) -> str:
+def result(version: Release, names: dict[str, Found], depth: str) -> str:
     from megatron_adaptra.adapter.compat.patches import PATCHES
     from megatron_adaptra.adapter.compat.profiles import (
         _PROFILES,
@@ -150,8 +150,8 @@ def verdict(version: Release, names: dict[str, Found], depth: str) -> str:
     if wrong:
         return "trains as stock: " + "; ".join(wrong)
     known = line <= NEWEST.release[:2]
-    said = "known line" if known else "newer than known, seams match: native"
-    return "; ".join([said, *(f"without {feature}: {fault}" for feature, fault in off.items())])
+    fits = "known line" if known else "newer than known, seams match: native"
+    return "; ".join([fits, *(f"without {feature}: {fault}" for feature, fault in off.items())])
 
 
 def lack(target: str, parameters: set[str], names: dict[str, Found]) -> str:
@@ -208,8 +208,8 @@ def report(looked: list[dict[str, Any]]) -> str:
             words["warmup depth"] = f"from {a['warmup_depth']} to {b['warmup_depth']}"
         lines = [f"  {name}: {change}" for name, change in words.items() if change]
         out += ["", " -> ".join(label), *(lines or ["  nothing"])]
-    verdicts = zip(labels, looked, strict=True)
-    return "\n".join([*out, "", *(f"{v}  {o['checkout']}: {o['verdict']}" for v, o in verdicts)])
+    results = zip(labels, looked, strict=True)
+    return "\n".join([*out, "", *(f"{v}  {o['checkout']}: {o['verdict']}" for v, o in results)])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 # From options to one torchrun command. Sourced by pretrain_gpt.sh and pretrain_llama.sh, which call
 #   launch FAMILY MODEL "$@"
-# Everything that can be known to be wrong is said here, in one line and with exit status 2, because
-# Megatron would say it minutes later, on every rank at once.
+# All wrong input that can be found without Megatron is refused here, in one line and with exit
+# status 2: Megatron would report it minutes later, on every rank.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -63,7 +63,7 @@ check_checkout() {
   [ "${needs:-0}" -le "$minor" ] || refuse "$megatron needs Python 3.$needs or newer; $python is 3.$minor; set ADAPTRA_PYTHON"
 }
 
-# Without a GPU nobody has prepared this machine for Megatron: say what is missing, build the helper.
+# A machine without a GPU lacks what Megatron needs: report what is missing, build the helper.
 prepare_smoke() {
   local helper=$megatron/megatron/core/datasets/helpers_cpp$suffix missing
   local -a modules=(torch numpy einops regex yaml packaging six triton wrapt)
@@ -124,8 +124,8 @@ launch() {
     || refuse "$python does not run; set ADAPTRA_PYTHON to a Python with torch"
   check_checkout
 
-  # Megatron's Makefile asks the first python3-config on PATH for the suffix of its helper. In a
-  # virtual environment that is another Python's, and the run dies late without helpers_cpp.
+  # Megatron's Makefile takes the suffix of its helper from the first python3-config on PATH. In a
+  # virtual environment that is another Python's, and the run fails late without helpers_cpp.
   export PATH="${python%/*}:$PATH" MAKEFLAGS="${MAKEFLAGS:+$MAKEFLAGS }LIBEXT=$suffix"
   variables=(
     "PYTHONPATH=$megatron:$root${PYTHONPATH:+:$PYTHONPATH}" "MAKEFLAGS=$MAKEFLAGS"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write patches/core_vX.Y.patch: our two statements for pretrain_gpt.py of a Megatron-LM checkout.
 
-A patch has no context lines, so nothing of Megatron's text stands in it; its index line names the
+A patch has no context lines, so it contains nothing of Megatron's text; its index line names the
 one file it is for by full blob ids. scripts/apply_patches.sh checks them and applies it.
 """
 
@@ -68,7 +68,7 @@ def read(checkout: Path, name: str) -> bytes:
 
 
 def release(checkout: Path) -> Release:
-    """What megatron/core/package_info.py says, without running it: it calls git by itself."""
+    """The version in megatron/core/package_info.py, without running it, because it calls git."""
     name = "megatron/core/package_info.py"
     values = {}
     for node in parse(checkout / name, read(checkout, name)).body:
@@ -108,7 +108,7 @@ def place(body: list[ast.stmt]) -> int | None:
 
 
 def insert(path: Path, before: bytes) -> tuple[int, bytes]:
-    """Number of the line after which ours stand, and the file with them."""
+    """Number of the line after which ours are added, and the file with them."""
     body = parse(path, before).body
     if any(name.split(".")[0] == "megatron_adaptra" for s in body for name in imported(s)):
         raise Refused(f"{path} imports megatron_adaptra already; give a checkout without our lines")

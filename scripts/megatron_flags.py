@@ -90,7 +90,7 @@ def words(flags: dict[str, object]) -> Iterator[str]:
 
 
 def check_world(flags: dict[str, object], world: int) -> None:
-    """Say before anything starts what Megatron says after a minute on every rank."""
+    """Refuse before the start what Megatron would refuse after a minute on every rank."""
 
     def size(name: str) -> int:
         value = flags.get(name, 1)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Train pretrain_gpt.py of Megatron-LM checkouts, stock and with --adaptra, and compare.
 
-scripts/test_megatron_lm.sh is its front: it makes the environments. Every run is the checkout's own
-script on CPUs and gloo. A row passes if both runs end well, all printed losses and gradient norms
-are equal, the saved parameters and optimizer states are equal by SHA-256, the loss falls, the
-plugin was at work in one run and absent from the other, and, over a slow link, time was won.
+scripts/test_megatron_lm.sh makes the environments and calls it. Every run is the checkout's own
+script on CPUs and gloo. A row passes if both runs end with status 0, all printed losses and
+gradient norms are equal, the saved parameters and optimizer states are equal by SHA-256, the loss
+falls, the plugin ran in one run and was absent from the other, and the one over a slow link was
+faster.
 """
 
 from __future__ import annotations
@@ -98,11 +99,11 @@ class Checkout:
             out = new[-1].log.with_name("digests")
             command = [self.python, DIGESTS, str(self.path), *(str(x.checkpoint) for x in new)]
             status = execute(command, out, out.parent, 120, self.environment)
-            said = out.read_text(errors="replace").strip()
+            output = out.read_text(errors="replace").strip()
             if status != 0:
-                faults.append(f"reading the checkpoints ended with {status}: {why(said)}")
+                faults.append(f"reading the checkpoints ended with {status}: {why(output)}")
                 return [{} for _ in outcomes]
-            found = json.loads(said.splitlines()[-1])
+            found = json.loads(output.splitlines()[-1])
             for done, digests in zip(new, found, strict=True):
                 self.digests[done.checkpoint] = digests
                 if digests and not self.options.keep:
@@ -110,7 +111,7 @@ class Checkout:
         return [self.digests[done.checkpoint] for done in outcomes]
 
     def results(self) -> list[dict[str, Any]]:
-        """All rows, or the one line that says why this checkout cannot be tried."""
+        """All rows, or one line with the reason why this checkout cannot be tried."""
         o = self.options
         wanted = rows(o.only, o.slow_link.split(","), o.delay, o.netlab)
         if not self.why_not and (fault := build_helpers(self.path, self.environment, self.tools)):
@@ -123,8 +124,8 @@ class Checkout:
         for row in wanted:
             print(f"{self.path.name}: {row.name} ...", end=" ", file=sys.stderr, flush=True)
             found.append(self.compare(row))
-            verdict = "; ".join(found[-1]["faults"])
-            print(f"FAILED: {verdict}" if verdict else "passed", file=sys.stderr, flush=True)
+            ended = "; ".join(found[-1]["faults"])
+            print(f"FAILED: {ended}" if ended else "passed", file=sys.stderr, flush=True)
         if self.git("status", "--porcelain") != before:
             raise RuntimeError(f"{self.path}: the runs have left files in the checkout")
         return found
@@ -184,8 +185,8 @@ def patched_copy(checkout: Path, work: Path, faults: list[str]) -> Iterator[Path
         command = [str(ROOT / "scripts/apply_patches.sh"), str(copy), *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode != 0 or not done.stdout.startswith(expect):
-            said = (done.stderr or done.stdout).strip()
-            faults.append(f"apply_patches.sh {' '.join(words)}: {done.returncode}, {said}")
+            output = (done.stderr or done.stdout).strip()
+            faults.append(f"apply_patches.sh {' '.join(words)}: {done.returncode}, {output}")
 
     patch("--check", expect="not patched, the patch fits")
     patch(expect="patched")
@@ -208,15 +209,15 @@ def _rounded(value: float) -> float | None:
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """Plain text: it goes into a document as it is."""
-    head = ("checkout", "run", "stock ms", "adaptra ms", "ratio", "losses", "parameters", "verdict")
+    head = ("checkout", "run", "stock ms", "adaptra ms", "ratio", "losses", "parameters", "result")
     lines = [head]
     for r in results:
         words = [_IDENTICAL[r[k]] for k in ("losses_identical", "parameters_identical")]
         figures = ["-", "-", "-"]
         if r["ratio"] is not None:
             figures = [f"{r['stock_ms']:.0f}", f"{r['adaptra_ms']:.0f}", f"{r['ratio']:.2f}"]
-        verdict = "passed" if r["passed"] else "FAILED: " + "; ".join(r["faults"])
-        lines.append((r["checkout"], r["run"], *figures, *words, verdict))
+        result = "passed" if r["passed"] else "FAILED: " + "; ".join(r["faults"])
+        lines.append((r["checkout"], r["run"], *figures, *words, result))
     widths = [max(len(line[i]) for line in lines) for i in range(len(head) - 1)]
     return "\n".join(
         "  ".join([c.ljust(w) for c, w in zip(line, widths, strict=False)] + [line[-1]])
@@ -275,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.keep.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []
     left_out = 0
-    # A SIGTERM waits until there is somebody to remove the folder, then does what a Ctrl-C does.
+    # A SIGTERM waits until the folder will be removed, then does what a Ctrl-C does.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     work = Path(tempfile.mkdtemp(prefix="adaptra-megatron-lm-", dir=options.keep)).resolve()
     try:

@@ -58,9 +58,9 @@ def build_helpers(checkout: Path, environment: Mapping[str, str], scratch: Path)
 
 
 def why(text: str) -> str:
-    """The line of a log that tells why: the first error, for others follow from it."""
+    """The first error in a log: the later ones follow from it."""
     lines = [line for line in _COLOR.sub("", text).splitlines() if line.strip()]
-    return next(filter(_ERROR.search, lines), (lines or ["it said nothing"])[-1]).strip()[:300]
+    return next(filter(_ERROR.search, lines), (lines or ["it printed nothing"])[-1]).strip()[:300]
 
 
 _COLOR = re.compile(r"\x1b\[[\d;]*[mK]")

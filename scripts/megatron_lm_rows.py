@@ -145,10 +145,10 @@ def plugin_faults(row: Row, stock: Outcome, ours: Outcome) -> list[str]:
 
 
 def notes(text: str) -> list[str]:
-    """What the plugin said aloud, and the first and the last plan of the log lines."""
-    said = dict.fromkeys(re.findall(r"^adaptra: (.*)", text, re.MULTILINE))
+    """The lines of the plugin, and the first and the last plan in Megatron's log lines."""
+    printed = dict.fromkeys(re.findall(r"^adaptra: (.*)", text, re.MULTILINE))
     plans = re.findall(r"adaptra: (warmup [\d,]+)", text)
-    return [*said, *dict.fromkeys([*plans[:1], *plans[-1:]])]
+    return [*printed, *dict.fromkeys([*plans[:1], *plans[-1:]])]
 
 
 def pythons_for(release: tuple[int, int]) -> tuple[str, ...]:

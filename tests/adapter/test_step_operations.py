@@ -17,12 +17,10 @@ from iteration_end import watch  # noqa: E402
 
 
 def documented(release: str) -> set[tuple[str, str]]:
-    """Where and what, from the table of a release in docs/iteration-end.md."""
+    """Where and what, from the rows of a release in the table of docs/iteration-end.md."""
     text = (ROOT / "docs/iteration-end.md").read_text()
-    found = re.search(rf"^### .*\b{re.escape(release)}\b.*?\n(.*?)(?=^### |\Z)", text, re.M | re.S)
-    assert found, f"docs/iteration-end.md has no table of {release}: scripts/iteration_end.py"
-    rows = re.findall(r"^\| `(.+?)` \| (.+?) \|", found[1], re.M)
-    return {(where, what) for where, what in rows}
+    rows = re.findall(r"^\| `(.+?)` \| (.+?) \|.*\| (.+?) \|$", text, re.M)
+    return {(where, what) for where, what, of in rows if release in of.split(", ") or of == "all"}
 
 
 @needs_training
@@ -38,6 +36,6 @@ def test_the_documented_operations_are_all() -> None:
     assert not new, f"{release} has operations that docs/iteration-end.md does not know: {new}"
 
 
-def test_a_table_of_every_release_that_is_supported() -> None:
+def test_operations_of_every_release_that_is_supported() -> None:
     for release in ("0.14", "0.15", "0.16", "0.17", "0.18", "0.19", "0.20"):
         assert len(documented(release)) >= 5, release

@@ -80,7 +80,7 @@ def test_a_failed_row_says_why_in_its_line(checkout: Path, tmp_path: Path) -> No
         ("done\nterminate called without an active exception\nFAILED\n====\n",
          "terminate called without an active exception"),
         ("usage\nKilled\n", "Killed"),
-        ("", "it said nothing"),
+        ("", "it printed nothing"),
     ],
 )  # fmt: skip
 def test_why_is_the_first_error_of_a_log(log: str, line: str) -> None:
