@@ -31,6 +31,9 @@ def forward_backward_pipelining_without_interleaving(
     num_warmup_microbatches = DEPTH
     num_warmup_microbatches = min(num_warmup_microbatches, num_microbatches)
 def forward_backward_pipelining_with_interleaving(*, num_microbatches, p2p_communicator=None): pass
+def get_tensor_shapes(
+    *, seq_length, micro_batch_size, decoder_seq_length, config, tp_group=None, cp_group=None
+): pass
 def check_first_val_step(a, b, c): pass
 def clear_embedding_activation_buffer(a, b, c): pass
 def deallocate_output_tensor(a, b): pass
@@ -166,7 +169,7 @@ def test_seams_that_differ(checkout):
     both = checkout("0.16.0", "depth()", **{" config,": " settings,"})
     assert results(both) == [
         "trains as stock: schedules.forward_step lacks config; schedules.backward_step lacks "
-        "config; "
+        "config; schedules.get_tensor_shapes lacks config; "
         "the warmup depth comes from unknown, where we set pp_group"
     ]
 

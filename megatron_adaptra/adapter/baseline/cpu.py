@@ -100,6 +100,7 @@ def _stand_in_cuda() -> None:
         "set_device": nothing,
         "synchronize": nothing,
         "empty_cache": nothing,
+        "is_current_stream_capturing": lambda: False,
         "get_device_capability": lambda *_: (8, 0),
         "get_device_properties": lambda *_: properties,
         "get_device_name": lambda *_: "cpu",

@@ -60,6 +60,9 @@ NEEDED: Mapping[str, set[str]] = {
         "p2p_communicator", "num_microbatches",
     },
     f"{_SCHEDULES}:get_model_config": set(),
+    f"{_SCHEDULES}:get_tensor_shapes": {
+        "seq_length", "micro_batch_size", "decoder_seq_length", "config", "tp_group", "cp_group",
+    },
     f"{_P2P}.__init__": {"pp_group", "config"},
     f"{_P2P}.recv_forward": {"tensor_shapes", "is_first_stage"},
     f"{_P2P}.recv_backward": {"tensor_shapes", "is_last_stage"},

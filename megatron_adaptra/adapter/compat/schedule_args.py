@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,10 @@ from megatron.core.pipeline_parallel import schedules
 from megatron_adaptra.adapter.compat.profiles import call
 
 ScheduleArgs = dict[str, Any]  # keyword arguments of Megatron's schedule functions
+
+# The pipeline's group as seen by a middle stage. mHC leaves the first stage's input and the last
+# stage's output narrow, which are no messages.
+_MIDDLE = types.SimpleNamespace(rank=lambda: 1, size=lambda: 3)
 
 
 def models_of(arguments: ScheduleArgs) -> list[Any]:
@@ -26,16 +31,30 @@ def config_of(arguments: ScheduleArgs) -> Any:
     return schedules.get_model_config(models_of(arguments)[0])
 
 
+def message_shape(arguments: ScheduleArgs) -> tuple[int, ...]:
+    """(sequence, microbatch, hidden) of every message between stages, by Megatron's own function.
+
+    One that knows mHC multiplies hidden by the number of residual streams. The same on all ranks.
+    """
+    (shape,) = call(
+        schedules.get_tensor_shapes,
+        seq_length=arguments["seq_length"],
+        micro_batch_size=arguments["micro_batch_size"],
+        decoder_seq_length=arguments.get("decoder_seq_length"),
+        config=config_of(arguments),
+        tp_group=mpu.get_tensor_model_parallel_group(),
+        cp_group=mpu.get_context_parallel_group(),
+        pp_group=_MIDDLE,
+    )
+    return tuple(shape)
+
+
 def message_of(arguments: ScheduleArgs) -> Callable[[], torch.Tensor]:
-    """What makes empty tensors of a message's shape: (sequence, microbatch, hidden)."""
-    config = config_of(arguments)
-    length = arguments.get("decoder_seq_length") or arguments["seq_length"]
-    length //= mpu.get_context_parallel_world_size()
-    if config.sequence_parallel:
-        length //= mpu.get_tensor_model_parallel_world_size()
-    shape = (length, arguments["micro_batch_size"], config.hidden_size)
-    like = torch.empty(0, dtype=config.pipeline_dtype, device=torch.cuda.current_device())
-    return functools.partial(like.new_empty, shape)  # a tenth of an empty() with all arguments
+    """What makes empty tensors of a message's shape."""
+    dtype, device = config_of(arguments).pipeline_dtype, torch.cuda.current_device()
+    like = torch.empty(0, dtype=dtype, device=device)
+    # A tenth of the time of an empty() with all arguments.
+    return functools.partial(like.new_empty, message_shape(arguments))
 
 
 def default_groups() -> Any:

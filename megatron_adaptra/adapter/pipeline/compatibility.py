@@ -17,12 +17,18 @@ from megatron_adaptra.adapter.compat.profiles import (
     is_known,
     lacking,
 )
-from megatron_adaptra.adapter.compat.schedule_args import config_of, models_of
+from megatron_adaptra.adapter.compat.schedule_args import config_of, message_shape, models_of
 from megatron_adaptra.adapter.pipeline.recompute import recompute_reason
 from megatron_adaptra.adapter.pipeline.split import split_reason
 from megatron_adaptra.config import SPLITTING, AdaptraConfig
 
 SPLIT, RECOMPUTE = "a backward in halves", "recompute"  # what a model may not allow
+# mHC (hyper-connections): the field that turns it on, and the one with the number of residual
+# streams, in branches main and dev of Megatron-LM.
+_STREAMS = (
+    ("enable_mhc_connections", "mhc_num_residual_streams"),
+    ("enable_hyper_connections", "num_residual_streams"),
+)
 
 
 def not_ours(
@@ -51,6 +57,21 @@ def not_ours(
         return "a communicator of the caller's own"
     if arguments.get("adjust_tensor_shapes_fn") is not None:
         return "adjusted tensor shapes"
+    return _not_our_width(arguments)
+
+
+def _not_our_width(arguments: dict[str, Any]) -> str:
+    """Why the width of messages under mHC is not known, or an empty string."""
+    config = config_of(arguments)
+    for flag, number in _STREAMS:
+        if not getattr(config, flag, False):
+            continue
+        streams, width = getattr(config, number, None), message_shape(arguments)[-1]
+        if streams is None or width != config.hidden_size * streams:
+            return (
+                f"--{flag.replace('_', '-')}: Megatron's get_tensor_shapes gives messages of "
+                f"{width} values, not {config.hidden_size} for each of {streams} residual streams"
+            )
     return ""
 
 
