@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from megatron_adaptra.errors import BadInput, ScheduleError
-from megatron_adaptra.ir.deps import Token, carried, light_of, makes, needs
+from megatron_adaptra.ir.deps import Token, carried, makes, needs, recomputed_of
 from megatron_adaptra.ir.in_flight import in_flight
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
@@ -136,14 +136,14 @@ def _check_progress(program: Program, sends: str, rules: list[list[_Rule]]) -> N
 def _rules(program: Program, stage: int) -> list[_Rule]:
     """The ops of one stage as the facts that they wait for and bring about."""
     stages, line = program.stages, program.order[stage]
-    light = light_of(line)
+    recomputed = recomputed_of(line)
     rules: list[_Rule] = []
     for op in line:
         token = carried(op, stage, stages)
         if token is None:
             needed: list[_Fact] = []
-            is_light = (op.microbatch, op.chunk) in light
-            for need in needs(op, stage, stages, program.chunks, is_light):
+            is_recomputed = (op.microbatch, op.chunk) in recomputed
+            for need in needs(op, stage, stages, program.chunks, is_recomputed):
                 if need.position % stages == stage:
                     needed.append(("made", need))
                 else:

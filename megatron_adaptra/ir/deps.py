@@ -38,17 +38,17 @@ def makes(op: Op, stage: int, stages: int) -> Token | None:
     return None if kind is None else Token(kind, position_of(op, stage, stages), op.microbatch)
 
 
-def needs(op: Op, stage: int, stages: int, chunks: int, light: bool = False) -> list[Token]:
+def needs(op: Op, stage: int, stages: int, chunks: int, recomputed: bool = False) -> list[Token]:
     """The tokens `op` waits for on `stage`, of so many `stages` with so many `chunks` each.
 
-    `light`: its microbatch has an R op on this stage.
+    `recomputed`: its microbatch has an R op on this stage.
     """
     here = position_of(op, stage, stages)
     last = stages * chunks - 1
     if op.kind is Kind.F:
         return [] if here == 0 else [Token(ACTIVATION, here - 1, op.microbatch)]
     if op.kind in (Kind.B, Kind.I):
-        own = Token(RECOMPUTED if light else ACTIVATION, here, op.microbatch)
+        own = Token(RECOMPUTED if recomputed else ACTIVATION, here, op.microbatch)
         return [own] if here == last else [own, Token(GRADIENT, here + 1, op.microbatch)]
     if op.kind is Kind.W:
         return [Token(GRADIENT, here, op.microbatch)]
@@ -57,8 +57,8 @@ def needs(op: Op, stage: int, stages: int, chunks: int, light: bool = False) -> 
     return []
 
 
-def light_of(line: Iterable[Op]) -> set[tuple[int, int]]:
-    """The light microbatches among the ops of a stage, each with its chunk: those with an R."""
+def recomputed_of(line: Iterable[Op]) -> set[tuple[int, int]]:
+    """Microbatch and chunk of all that a stage recomputes: those with an R op in its `line`."""
     return {(op.microbatch, op.chunk) for op in line if op.kind is Kind.R}
 
 

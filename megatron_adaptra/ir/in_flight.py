@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from megatron_adaptra.ir.deps import light_of
+from megatron_adaptra.ir.deps import recomputed_of
 from megatron_adaptra.ir.op import Kind, Op
 
 INPUT_HALF = 0.5  # share of a microbatch's activations that the input-gradient half gives back
-LIGHT = 0.05  # what a light microbatch (one that will be recomputed) holds until its R
-_CHANGE = {Kind.R: 1.0 - LIGHT, Kind.B: -1.0, Kind.I: -INPUT_HALF, Kind.W: INPUT_HALF - 1.0}
+RECOMPUTED_SHARE = 0.05  # what a microbatch that is recomputed holds until its R: its input
+_CHANGE = {
+    Kind.R: 1.0 - RECOMPUTED_SHARE,
+    Kind.B: -1.0,
+    Kind.I: -INPUT_HALF,
+    Kind.W: INPUT_HALF - 1.0,
+}
 
 
 def in_flight(line: Sequence[Op], chunks: int = 1) -> list[float]:
@@ -17,11 +22,11 @@ def in_flight(line: Sequence[Op], chunks: int = 1) -> list[float]:
 
     One of several `chunks` has an equal share of the stage's layers, and so of its activations.
     """
-    light = light_of(line)
+    recomputed = recomputed_of(line)
     held, out = 0.0, []
     for op in line:
         if op.kind is Kind.F:
-            held += LIGHT if (op.microbatch, op.chunk) in light else 1.0
+            held += RECOMPUTED_SHARE if (op.microbatch, op.chunk) in recomputed else 1.0
         else:
             held += _CHANGE.get(op.kind, 0.0)
         out.append(round(held / chunks, 9))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from megatron_adaptra.ir.deps import Token, consumer, light_of, makes, needs, remote_need
+from megatron_adaptra.ir.deps import Token, consumer, makes, needs, recomputed_of, remote_need
 from megatron_adaptra.ir.schedule import Line, Schedule
 
 Link = tuple[int, int]
@@ -96,7 +96,7 @@ def _run(schedule: Schedule, place: dict[Token, int]) -> dict[Lane, int]:
     A schedule that cannot end leaves off where it hangs; `check` says so.
     """
     stages, chunks = schedule.stages, schedule.chunks
-    light = [light_of(line) for line in schedule.order]
+    recomputed = [recomputed_of(line) for line in schedule.order]
     at = [0] * stages
     made: set[Token] = set()
     used: dict[Lane, int] = {}
@@ -109,7 +109,7 @@ def _run(schedule: Schedule, place: dict[Token, int]) -> dict[Lane, int]:
             if at[stage] == len(line):
                 continue
             op = line[at[stage]]
-            if not made.issuperset(needs(op, stage, stages, chunks, op[1:3] in light[stage])):
+            if not made.issuperset(needs(op, stage, stages, chunks, op[1:3] in recomputed[stage])):
                 continue
             moving = True
             at[stage] += 1

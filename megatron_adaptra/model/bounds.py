@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.in_flight import LIGHT
+from megatron_adaptra.ir.in_flight import RECOMPUTED_SHARE
 from megatron_adaptra.model.starts import Floats, Ints, Job, Starts, earliest
 
 
@@ -41,20 +41,20 @@ def lower_bound(conditions: Conditions) -> float:
 
 
 def _recomputed(c: Conditions, job: Job, room: Ints) -> float:
-    """The bound where microbatches may be light, from three relaxations.
+    """The bound where microbatches may be recomputed, from three relaxations.
 
     *In flight.* Of n microbatches between F and I on a stage, one is the first to get to its I; it
-    then holds 1, the others LIGHT or more: 1 + (n - 1) LIGHT fit. So I frees room for F, of
-    2 n halves, and W frees none.
+    then holds 1, the others s = RECOMPUTED_SHARE or more: 1 + (n - 1) s fit. So I frees room for F,
+    of 2 n halves, and W frees none.
 
-    *Made.* Take for the forward of a microbatch the op that makes its activations: F, or R of a
-    light one. What else a stage runs and holds only adds, so the rules hold for these, except that
-    R does not wait for the stage before, and I need not wait for the round trip after R. Not with
-    chunks, where R of one need not follow R of the one before.
+    *Made.* Take for the forward of a microbatch the op that makes its activations: F, or R
+    where there is one. What else a stage runs and holds only adds, so the rules hold for these,
+    except that R does not wait for the stage before, and I need not wait for the round trip after
+    R. Not with chunks, where R of one need not follow R of the one before.
 
     *Kept.* See `_kept`.
     """
-    fit = 1 + (np.array(c.activation_budget) * c.chunks - 1) / LIGHT + 1e-6
+    fit = 1 + (np.array(c.activation_budget) * c.chunks - 1) / RECOMPUTED_SHARE + 1e-6
     fit = np.floor(np.minimum(fit, c.microbatches * c.chunks))
     held = Job(replace(c, backward_weight=(0.0,) * c.stages)) if c.split else job
     starts = earliest(held, 2 * fit.astype(int))
@@ -111,17 +111,17 @@ def _finish(starts: Floats, seconds: Floats) -> Floats:
 
 
 def _kept(job: Job, room: Ints, known: Starts) -> float:
-    """What a stage gains by making L of its microbatches light, for the best L.
+    """Seconds that a stage needs, for the L of its microbatches to recompute that is best for it.
 
-    Each costs it a recomputation. And take the light ones away: what is left is a schedule of
-    m - L microbatches that does without recompute on this stage, so that it waits for their round
+    Each costs it a recomputation. And take those L away: what is left is a schedule of m - L
+    microbatches that does without recompute on this stage, so that it waits for their round
     trips. What is `known` of the first m - L microbatches holds for it too.
     """
     alone = earliest(job, room, known=known, linked=(False, False))
     trips = (alone.backward + job.early + job.home).max(1)  # [m - L - 1, stage]
     trips = np.concatenate([np.zeros((1, job.stages)), trips])
     n = job.count * job.chunks
-    light = np.arange(1, job.count + 1)[:, None] * job.again
-    work = n * (job.forward + job.early) + light + np.maximum(n * job.late, job.home[0])
-    some_light = np.maximum(job.down[0] + work, trips[-2::-1]).min(0)
-    return float(np.minimum(trips[-1], some_light).max())
+    recomputed = np.arange(1, job.count + 1)[:, None] * job.again
+    work = n * (job.forward + job.early) + recomputed + np.maximum(n * job.late, job.home[0])
+    some = np.maximum(job.down[0] + work, trips[-2::-1]).min(0)
+    return float(np.minimum(trips[-1], some).max())

@@ -141,14 +141,14 @@ class IterationRecord:
 
         A forward that keeps nothing takes longer; what it takes beyond others counts as R.
         """
-        light = {o.op[1:3] for o in self.ops if o.op.kind is Kind.R}
+        recomputed = {o.op[1:3] for o in self.ops if o.op.kind is Kind.R}
         found: dict[str, list[OpTime]] = {}
         for o in self.ops:
-            dropped = o.op.kind is Kind.F and o.op[1:3] in light
+            dropped = o.op.kind is Kind.F and o.op[1:3] in recomputed
             if o.op.kind in COMPUTE:
-                found.setdefault("light" if dropped else o.op.kind.value, []).append(o)
+                found.setdefault("recomputed" if dropped else o.op.kind.value, []).append(o)
         seconds = {kind: _typical(ops, clock) for kind, ops in found.items()}
-        if (dropping := seconds.pop("light", None)) is not None:
+        if (dropping := seconds.pop("recomputed", None)) is not None:
             plain = seconds.setdefault("F", dropping)
             seconds["R"] = max(0.0, seconds["R"] + dropping - plain)
         return seconds

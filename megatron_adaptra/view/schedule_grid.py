@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_adaptra.ir.deps import Token, light_of, makes, needs
+from megatron_adaptra.ir.deps import Token, makes, needs, recomputed_of
 from megatron_adaptra.ir.schedule import Schedule
 
 IDLE = "."
@@ -32,7 +32,7 @@ def ascii_schedule(schedule: Schedule) -> str:
 def _slots(schedule: Schedule) -> list[list[int]]:
     """Per stage, the slot of each op if every op took one; ends at the first op that cannot run."""
     stages, chunks = schedule.stages, schedule.chunks
-    light = [light_of(line) for line in schedule.order]
+    recomputed = [recomputed_of(line) for line in schedule.order]
     ready: dict[Token, int] = {}  # the first slot in which a token can be used
     slots: list[list[int]] = [[] for _ in schedule.order]
     moving = True
@@ -41,7 +41,9 @@ def _slots(schedule: Schedule) -> list[list[int]]:
         for stage, line in enumerate(schedule.order):
             while len(slots[stage]) < len(line):
                 op = line[len(slots[stage])]
-                wanted = needs(op, stage, stages, chunks, (op.microbatch, op.chunk) in light[stage])
+                wanted = needs(
+                    op, stage, stages, chunks, (op.microbatch, op.chunk) in recomputed[stage]
+                )
                 if any(token not in ready for token in wanted):
                     break
                 after = slots[stage][-1] + 1 if slots[stage] else 0

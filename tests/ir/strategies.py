@@ -72,17 +72,17 @@ def of_depths(depths: tuple[int, ...], count: int) -> Schedule:
 
 
 def random_schedule(
-    rng: random.Random, stages: int, count: int, chunks: int = 1, split: float = 0, light: float = 0
+    rng: random.Random, stages: int, count: int, chunks: int = 1, split: float = 0, again: float = 0
 ) -> Schedule:
     """Any order that can run: ops are taken at random among those whose inputs are there.
 
-    `split` and `light`: the share of backwards in two halves, and of recomputed forwards.
+    `split` and `again`: the share of backwards in two halves, and of recomputed forwards.
     """
     last = stages * chunks - 1
     left: dict[tuple[str, int, int], list[tuple[str, int, int]]] = {}  # op -> what it waits for
     for k in range(count):
         for x in range(last + 1):
-            halves, recomputed = rng.random() < split, rng.random() < light
+            halves, recomputed = rng.random() < split, rng.random() < again
             left["F", k, x] = [("F", k, x - 1)] if x else []
             if recomputed:
                 left["R", k, x] = [("F", k, x)]

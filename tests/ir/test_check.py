@@ -77,14 +77,14 @@ def test_warmup_schedules_run(seed, stages, count):
 @given(seeds, st.integers(1, 4), st.integers(1, 5), st.integers(1, 3))
 def test_any_order_that_respects_its_inputs_runs(seed, stages, count, chunks):
     rng = random.Random(seed)
-    s = random_schedule(rng, stages, count, chunks, split=0.5, light=0.3)
+    s = random_schedule(rng, stages, count, chunks, split=0.5, again=0.3)
     check(lower(s, ahead=count * chunks))
 
 
 @given(seeds, st.integers(1, 4), st.integers(1, 4), st.integers(1, 2), st.integers(0, 4))
 def test_check_finds_exactly_the_deadlocks(seed, stages, count, chunks, ahead):
     rng = random.Random(seed)
-    s = random_schedule(rng, stages, count, chunks, split=0.5, light=0.3)
+    s = random_schedule(rng, stages, count, chunks, split=0.5, again=0.3)
     order = [list(line) for line in s.order]
     for _ in range(rng.randint(0, 2)):
         line = rng.choice(order)
@@ -202,13 +202,13 @@ def test_the_budget_points_at_the_recompute_that_exceeds_it():
 
 
 SPLIT = schedule("F0 F1 I0 W0 I1 W1", "F0 I0 F1 I1 W0 W1", count=2)
-LIGHT = schedule("F0 F1 R0 B0 B1", "F0 B0 F1 R1 B1", count=2)
+RECOMPUTED = schedule("F0 F1 R0 B0 B1", "F0 B0 F1 R1 B1", count=2)
 CHUNKS = schedule(
     "F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1", "F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1", count=2, chunks=2
 )
 
 
-@pytest.mark.parametrize("good", [SPLIT, LIGHT, CHUNKS])
+@pytest.mark.parametrize("good", [SPLIT, RECOMPUTED, CHUNKS])
 def test_small_schedules_of_every_kind(good):
     check(lower(good))
 

@@ -51,7 +51,7 @@ def test_the_warmup_depth_is_the_peak(seed, stages, count):
 
 @given(seeds)
 def test_everything_is_given_back(seed):
-    s = random_schedule(random.Random(seed), 3, 4, 2, split=0.5, light=0.5)
+    s = random_schedule(random.Random(seed), 3, 4, 2, split=0.5, again=0.5)
     assert [in_flight(line, s.chunks)[-1] for line in s.order] == [0, 0, 0]
 
 

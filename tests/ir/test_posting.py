@@ -23,7 +23,7 @@ shapes = st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(1, 3))
 def test_no_order_hangs(seed, shape):
     """`check` tries sends that wait until their receive is posted, the strictest there are."""
     rng = random.Random(seed)
-    schedule = random_schedule(rng, *shape, split=rng.random(), light=rng.random() / 2)
+    schedule = random_schedule(rng, *shape, split=rng.random(), again=rng.random() / 2)
     check(lower(schedule))
 
 

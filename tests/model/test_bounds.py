@@ -89,12 +89,12 @@ def all_lines(count: int, chunks: int, split: bool, recompute: bool) -> list[Lin
     """Every order that one stage may run."""
     every = list(product(range(count), range(chunks)))
     lines: list[Line] = []
-    for light in (s for n in range(len(every) + 1) for s in combinations(every, n)):
+    for recomputed in (s for n in range(len(every) + 1) for s in combinations(every, n)):
         after: dict[Op, list[Op]] = {}
         for k, c in every:
             forward, backward = Op(Kind.F, k, c), Op(Kind.I if split else Kind.B, k, c)
             after[forward] = [Op(Kind.F, k, c - 1)] if c else []
-            made = Op(Kind.R, k, c) if (k, c) in light else forward
+            made = Op(Kind.R, k, c) if (k, c) in recomputed else forward
             if made is not forward:
                 after[made] = [forward]
             after[backward] = [made]
@@ -197,8 +197,8 @@ def test_published_jobs(link, delay, f, i, w, optima):
     for budget, best in zip((4, 6, 8), optima, strict=True):
         limited = replace(c, activation_budget=(budget,) * 4)
         assert 0.98 * best <= lower_bound(limited) <= best
-        light = lower_bound(replace(limited, recompute=True))
-        assert unlimited_bound(c) <= light <= lower_bound(limited)
+        recomputing = lower_bound(replace(limited, recompute=True))
+        assert unlimited_bound(c) <= recomputing <= lower_bound(limited)
 
 
 # Each shows one detail of the bound; the optima were proven by CP-SAT.
@@ -253,7 +253,7 @@ def test_halves_of_a_backward_hold_half():
     # One in flight: the next F waits for W, the last half; F 1, 50, F 1, I 1, 50, I 1, W 1.
     c = job(2, 5, both_ways([50.0]), split=True, activation_budget=(1.0, 1.0))
     assert lower_bound(c) == 5 * 105
-    # Light, it need not: 0.5 and 0.05 fit. But no two may be between F and I, as 1 and 0.05 do not.
+    # With R it need not: 0.5 and 0.05 fit. But no two may be between F and I: 1 and 0.05 do not.
     assert lower_bound(replace(c, recompute=True)) == 5 * 104 + 1
     # A half more, and W need not be done before the next F either.
     assert lower_bound(replace(c, activation_budget=(1.5, 1.5))) == 5 * 104 + 1
@@ -284,8 +284,8 @@ def test_a_chunk_may_be_recomputed_after_the_next():
     assert unlimited_bound(c) <= lower_bound(c) <= simulate(program, c).makespan
 
 
-def test_light_microbatches_cost_their_forwards():
-    # Two at a time, 36 each: 11 of the 20 take 216. With 10 of them light, there is work for 200.
+def test_recomputed_microbatches_cost_their_forwards():
+    # Two at a time, 36 each: 11 of the 20 take 216. With 10 recomputed, there is work for 200.
     c = job(2, 20, both_ways([10.0]), 4.0, 2.0, 2.0, activation_budget=(2.0, 2.0))
     assert unlimited_bound(c) == 20 * 8 + 28
     assert lower_bound(replace(c, recompute=True)) == 20 * 8 + 10 * 4
@@ -294,7 +294,7 @@ def test_light_microbatches_cost_their_forwards():
     c = Conditions(20, (1, 4, 4), (1, 2, 2), (1, 2, 2), both_ways([0.0, 10.0]), split=False)
     c = replace(c, activation_budget=(20, 2, 2), recompute=True)
     assert lower_bound(c) == 1 + 20 * 8 + 10 * 4 + 2
-    # Here 10 light ones are too much work (223), and with 9 the others take longer than it (217).
+    # Here recomputing 10 is too much work (223), and with 9 the others take longer than it (217).
     c = replace(c, forward=(1, 6, 6), backward_input=(1, 1, 1), backward_weight=(1, 1, 1))
     assert lower_bound(c) == 1 + 6 * 36 + 2
 

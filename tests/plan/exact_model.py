@@ -14,7 +14,7 @@ from ortools.sat.python import cp_model
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.deps import ACTIVATION, GRADIENT, Token, consumer, makes, needs
-from megatron_adaptra.ir.in_flight import INPUT_HALF, LIGHT
+from megatron_adaptra.ir.in_flight import INPUT_HALF, RECOMPUTED_SHARE
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line
 from megatron_adaptra.ir.timeline import Timeline
@@ -27,7 +27,7 @@ Truth: TypeAlias = "Literal | bool"
 Link: TypeAlias = tuple[int, int]
 
 GRAIN = 20  # parts into which the activations of one chunk are divided: all counts become whole
-_LIGHT, _HALF = round(GRAIN * LIGHT), round(GRAIN * INPUT_HALF)
+_KEPT, _HALF = round(GRAIN * RECOMPUTED_SHARE), round(GRAIN * INPUT_HALF)
 _GIVES_BACK = {Kind.B: GRAIN, Kind.I: _HALF, Kind.W: GRAIN - _HALF}
 
 
@@ -67,7 +67,9 @@ class Model:
         model = self.model
         self.by_stage = [[n for n in self.nodes if n.stage == s] for s in range(conditions.stages)]
         # Whether a forward, by its `_key`, is recomputed. If not, its R stands there but is empty.
-        self.light = {_key(n): model.new_bool_var("") for n in self.nodes if n.op.kind is Kind.R}
+        self.recomputed = {
+            _key(n): model.new_bool_var("") for n in self.nodes if n.op.kind is Kind.R
+        }
         self.start = {n: model.new_int_var(0, horizon, "") for n in self.nodes}
         self.end: dict[Node, Expr] = {}
         for line in self.by_stage:
@@ -76,7 +78,7 @@ class Model:
                 length: Expr = self._length(n)
                 self.end[n] = self.start[n] + length
                 if n.op.kind is Kind.R:
-                    length = self._length(n) * self.light[_key(n)]
+                    length = self._length(n) * self.recomputed[_key(n)]
                     self.end[n] = model.new_int_var(0, horizon, "")
                 intervals.append(model.new_interval_var(self.start[n], length, self.end[n], ""))
             model.add_no_overlap(intervals)
@@ -105,7 +107,7 @@ class Model:
                 forward = Node(n.stage, n.op._replace(kind=Kind.F))
                 self.model.add_hint(self.start[n], round(ran[forward].end))
             if n.op.kind is Kind.R:
-                self.model.add_hint(self.light[_key(n)], int(n in ran))
+                self.model.add_hint(self.recomputed[_key(n)], int(n in ran))
 
     def order(self, solver: cp_model.CpSolver) -> tuple[Line, ...]:
         """The lines of the solution found."""
@@ -113,7 +115,7 @@ class Model:
             tuple(
                 n.op
                 for n in sorted(line, key=lambda n: solver.value(self.start[n]))
-                if n.op.kind is not Kind.R or solver.value(self.light[_key(n)])
+                if n.op.kind is not Kind.R or solver.value(self.recomputed[_key(n)])
             )
             for line in self.by_stage
         )
@@ -154,7 +156,7 @@ class Model:
             if n.op.kind is not Kind.R:
                 earlier = earlier[-1:]  # the others follow, as none of them may be missing
             for other in (Node(n.stage, op) for op in earlier):
-                both = [self.light[_key(r)] for r in (other, n) if n.op.kind is Kind.R]
+                both = [self.recomputed[_key(r)] for r in (other, n) if n.op.kind is Kind.R]
                 model.add(self.start[n] >= self.end[other]).only_enforce_if(*both)
                 self.needed[n].append(other)
 
@@ -205,17 +207,17 @@ class Model:
         """What F or R adds, if `done`."""
         if done is False:
             return 0
-        light = self.light.get(_key(node))
-        if light is None:
+        recomputed = self.recomputed.get(_key(node))
+        if recomputed is None:
             return GRAIN * done
         if done is not True:
             both = self.model.new_bool_var("")
-            self.model.add_bool_and(done, light).only_enforce_if(both)
-            self.model.add_bool_or(~done, ~light, both)
-            light = both
+            self.model.add_bool_and(done, recomputed).only_enforce_if(both)
+            self.model.add_bool_or(~done, ~recomputed, both)
+            recomputed = both
         if node.op.kind is Kind.R:
-            return (GRAIN - _LIGHT) * light
-        return GRAIN * done - (GRAIN - _LIGHT) * light
+            return (GRAIN - _KEPT) * recomputed
+        return GRAIN * done - (GRAIN - _KEPT) * recomputed
 
     def _count(self, literals: list[Truth]) -> Expr:
         """How many of a chain are true, where each implies the one before it.

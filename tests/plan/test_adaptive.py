@@ -155,8 +155,8 @@ def replay(order: list[list[str]], profile: dict) -> tuple[float, float]:
 def held_by(line: list[str]) -> float:
     held = most = 0.0
     for word in line:
-        light = word[0] == "F" and "R" + word[1:] in line
-        held += 0.05 if light else {"F": 1, "R": 0.95, "B": -1, "I": -0.5, "W": -0.5}[word[0]]
+        recomputed = word[0] == "F" and "R" + word[1:] in line
+        held += 0.05 if recomputed else {"F": 1, "R": 0.95, "B": -1, "I": -0.5, "W": -0.5}[word[0]]
         most = max(most, held)
     return most
 

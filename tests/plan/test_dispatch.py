@@ -32,7 +32,7 @@ shares = st.sampled_from([0.0, 0.3, 0.7, 1.0])
 depths = st.sampled_from([math.inf, 1.0, 2.0, 3.5])
 rules = st.builds(
     Rule, shares, shares, shares, *[st.booleans()] * 3, depth_first=st.just(True), in_flight=depths,
-    recompute_early=st.booleans(), light_in_warmup=st.booleans(),
+    recompute_early=st.booleans(), recomputed_in_warmup=st.booleans(),
 )  # fmt: skip
 alone = jobs(cores=False)  # the shop gives every stage a device of its own
 
@@ -44,8 +44,8 @@ def schedule_of(shop: JobShop, order: Order) -> Schedule:
 def some_schedule(seed: int, c: Conditions) -> Schedule:
     """Any order at all, with the levers of the job; its budget is not looked at."""
     rng = random.Random(seed)
-    light = rng.random() if c.recompute else 0.0
-    return random_schedule(rng, c.stages, c.microbatches, c.chunks, float(c.split), light)
+    again = rng.random() if c.recompute else 0.0
+    return random_schedule(rng, c.stages, c.microbatches, c.chunks, float(c.split), again)
 
 
 def by_rules(c: Conditions, row: list[Rule]) -> tuple[JobShop, Order | None]:
@@ -166,10 +166,10 @@ def test_dispatch_runs_1f1b_where_that_is_best():
 def test_recompute_lets_more_forwards_hide_a_slow_link():
     c = Conditions(12, (1.0,) * 3, (1.0,) * 3, (1.0,) * 3, both_ways({1: 8.0}))
     c = replace(c, activation_budget=(3.0,) * 3)
-    row = [Rule(reserve=0.3)] * 3  # room for six light ones
-    without, light = (by_rules(replace(c, recompute=yes), row) for yes in (False, True))
-    assert_valid(*light)
-    assert makespan(*light) < 0.9 * makespan(*without)
+    row = [Rule(reserve=0.3)] * 3  # room for the inputs of six
+    without, recomputed = (by_rules(replace(c, recompute=yes), row) for yes in (False, True))
+    assert_valid(*recomputed)
+    assert makespan(*recomputed) < 0.9 * makespan(*without)
 
 
 # --- local search --------------------------------------------------------------------------------

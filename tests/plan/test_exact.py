@@ -85,14 +85,14 @@ def stage_lines(c: Conditions, stage: int, ordered: bool) -> Iterator[Line]:
     """Every line of a stage; `ordered`: only those that take each kind in microbatch order."""
     units = list(product(range(c.microbatches), range(c.chunks)))
     for choice in product((False, True), repeat=len(units) if c.recompute else 0):
-        light = {unit for unit, chosen in zip(units, choice, strict=False) if chosen}
+        recomputed = {unit for unit, chosen in zip(units, choice, strict=False) if chosen}
         needed: dict[Op, list[Op]] = {}
         for k, v in units:
             forward, remade = Op(Kind.F, k, v), Op(Kind.R, k, v)
             back, weight = Op(Kind.I if c.split else Kind.B, k, v), Op(Kind.W, k, v)
             needed[forward] = [forward._replace(chunk=v - 1)] if v else []
             needed[back] = [forward] if v == c.chunks - 1 else [back._replace(chunk=v + 1)]
-            if (k, v) in light:
+            if (k, v) in recomputed:
                 needed[remade] = [forward]
                 needed[back].append(remade)
             if c.split:

@@ -222,7 +222,7 @@ def test_wrong_arguments():
 
 def any_program(rng: random.Random, most: int = 4) -> Program:
     stages, count, chunks = rng.randint(1, most), rng.randint(1, 5), rng.randint(1, 2)
-    s = random_schedule(rng, stages, count, chunks, split=0.5, light=0.3)
+    s = random_schedule(rng, stages, count, chunks, split=0.5, again=0.3)
     return lower(s, rng.choice([None, 0, 1, 2, 9]))
 
 

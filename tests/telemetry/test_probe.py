@@ -58,13 +58,13 @@ def test_wall_is_a_median_and_cpu_a_mean():
 
 
 def test_what_dropping_activations_costs_counts_as_recompute():
-    """F is a forward like others; R is all that a light microbatch takes more."""
+    """F is a forward like others; R is all that a recomputed microbatch takes more."""
     r = IterationRecord(0, 0)
     for i, forward in enumerate([10, 10, 13]):
         r.ops.append(OpTime(Op(F, i), 0.0, forward, forward))
     r.ops.append(OpTime(Op(Kind.R, 2), 0.0, 11, 11))
     assert r.report().wall == r.report().cpu == {"F": 10, "R": 14}
-    r.ops = r.ops[2:]  # all are light: this is what a forward takes here
+    r.ops = r.ops[2:]  # all are recomputed: this is what a forward takes here
     assert r.report().wall == {"F": 13, "R": 11}
 
 

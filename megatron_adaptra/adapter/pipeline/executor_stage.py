@@ -71,7 +71,7 @@ class MegatronStage:
         self.stage, self.stages = mailbox.stage, mailbox.stages
         self.losses: list[Any] = []
         self.tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
-        self.light = {key_of(op) for op in line if op.kind is Kind.R}
+        self.recomputed = {key_of(op) for op in line if op.kind is Kind.R}
         self.sync = GradSync(self.config, self.models, line, self.stage)
         self.splits = splits
         ignored = (t for m in self.models for t in (*m.parameters(), *buffers_of(m)))
@@ -128,10 +128,10 @@ class MegatronStage:
         if received is not None:
             received.requires_grad_()
         key = key_of(op)
-        light = key in self.light
+        recomputed = key in self.recomputed
         self.meter.begins()
         self.mailbox.probe.op_begins()
-        if light:
+        if recomputed:
             replay = Replay()
             data = replay.recording(self.data[op.chunk])
             with replay.discard():
@@ -142,8 +142,8 @@ class MegatronStage:
             self._held[key] = _Held(received, output, self._embedded(op))
         self.mailbox.probe.op_ends(op)
         self.tokens += tokens
-        if light:
-            self.meter.hold_light(key, received)
+        if recomputed:
+            self.meter.hold_recomputed(key, received)
         else:
             self.meter.hold_whole(key, output, received)
         if self._is_last(op):

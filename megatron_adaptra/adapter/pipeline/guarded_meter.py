@@ -22,7 +22,7 @@ class GuardedMeter:
         meter = guard.call(ActivationMeter, chunks, counted, ignored)
         self.begins = guard.method(meter, ActivationMeter.begins)
         self.hold_whole = guard.method(meter, ActivationMeter.hold_whole)
-        self.hold_light = guard.method(meter, ActivationMeter.hold_light)
+        self.hold_recomputed = guard.method(meter, ActivationMeter.hold_recomputed)
         self.hold_half = guard.method(meter, ActivationMeter.hold_half)
         self.release = guard.method(meter, ActivationMeter.release)
         self.end = guard.method(meter, ActivationMeter.end)

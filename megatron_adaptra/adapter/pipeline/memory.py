@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from megatron_adaptra.ir.in_flight import INPUT_HALF, LIGHT
+from megatron_adaptra.ir.in_flight import INPUT_HALF, RECOMPUTED_SHARE
 from megatron_adaptra.telemetry.report import Memory
 
 WHOLE, HALF = 1.0, 1.0 - INPUT_HALF  # in units: a whole microbatch's activations
@@ -169,10 +169,10 @@ class ActivationMeter:
         self._per_microbatch = max(self._per_microbatch, self._bytes.whole(key, output, others))
         self._hold_units(key, WHOLE)
 
-    def hold_light(self, key: Key, *kept: torch.Tensor | None) -> None:
+    def hold_recomputed(self, key: Key, *kept: torch.Tensor | None) -> None:
         """A forward has kept `kept` alone; it will be recomputed."""
         self._bytes.keep(key, kept)
-        self._hold_units(key, LIGHT)
+        self._hold_units(key, RECOMPUTED_SHARE)
 
     def hold_half(self, key: Key, kept: Iterable[torch.Tensor]) -> None:
         """The input half of a backward has left `kept` to the weight half."""

@@ -2,7 +2,8 @@
 
 One pass builds an order in about a microsecond per op; the planner tries many rules. What a stage
 may start next is bounded by its memory, and by what would leave the oldest microbatch stuck (the
-banker's condition). A forward that does not fit as a whole can go in *light*, to be recomputed.
+banker's condition). A forward that does not fit as a whole can keep its input alone, and be
+recomputed before its backward.
 
 A stage sees what its neighbours have under way, so a rule can hold an op back that would make an
 arriving gradient wait: a gradient is on the critical cycle whenever memory is short.
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from megatron_adaptra.ir.in_flight import INPUT_HALF, LIGHT
+from megatron_adaptra.ir.in_flight import INPUT_HALF, RECOMPUTED_SHARE
 from megatron_adaptra.plan.search.job_shop import (
     BACKWARD,
     FORWARD,
@@ -36,14 +37,14 @@ class Rule(NamedTuple):
 
     forward: float = 1.0  # share of a forward by which it may keep a gradient waiting
     weight: float = 1.0  # share of a weight half by which it may keep a gradient or forward waiting
-    reserve: float = 0.0  # room that whole microbatches leave to light ones
-    light_first: bool = False  # light forwards before weight halves
+    reserve: float = 0.0  # room that whole microbatches leave to those that are recomputed
+    recomputed_first: bool = False  # recomputed forwards before weight halves
     forward_first: bool = False  # a forward that fits before a gradient that is there
     make_room: bool = False  # a weight half before that gradient, if it makes room for a forward
     depth_first: bool = True  # of several chunks, the forward that is nearest to the loss
     recompute_early: bool = False  # recomputes ahead of need before weight halves
-    light_in_warmup: bool = False  # light forwards only before the first backward
-    in_flight: float = math.inf  # microbatches it has in flight at most, whole or light
+    recomputed_in_warmup: bool = False  # recomputed forwards only before the first backward
+    in_flight: float = math.inf  # microbatches it has in flight at most, whole or recomputed
 
 
 def dispatch(
@@ -69,8 +70,8 @@ class _Dispatch:
         self.gradients: list[list[float]] = [[] for _ in range(positions)]
         self.activations[0] = [0.0] * count
         self.forwards, self.backwards = [0] * positions, [0] * positions  # how many have begun
-        self.weights, self.recomputed = [0] * positions, [0] * positions
-        self.light: list[set[int]] = [set() for _ in range(positions)]
+        self.weights, self.recomputes = [0] * positions, [0] * positions
+        self.recomputed: list[set[int]] = [set() for _ in range(positions)]
         self.held, self.free = [0.0] * stages, [0.0] * stages
         self.budget = [budget + ROOM for budget in shop.budget]
         self.flying = [0] * stages  # chunks of microbatches, forward begun and backward not
@@ -128,7 +129,7 @@ class _Dispatch:
             if kind == FORWARD:
                 self.forwards[x] = k + 1
                 self.flying[stage] += 1
-                held[stage] += share * LIGHT if k in self.light[x] else share
+                held[stage] += share * RECOMPUTED_SHARE if k in self.recomputed[x] else share
                 if x == last:
                     self.gradients[x].append(end)
                     continue
@@ -147,8 +148,8 @@ class _Dispatch:
                 held[stage] -= share - half
                 continue
             else:
-                self.recomputed[x] = k + 1
-                held[stage] += share * (1 - LIGHT)
+                self.recomputes[x] = k + 1
+                held[stage] += share * (1 - RECOMPUTED_SHARE)
                 continue
             target = user // (4 * count) % stages
             moment = self.arrival(op, stage, target, end) if wires else end + lag[user]
@@ -157,7 +158,7 @@ class _Dispatch:
                 heappush(events, (moment, target))
         done = sum(map(len, order))
         wanted = count * shop.positions * (3 if shop.split else 2)
-        return order if done == wanted + sum(map(len, self.light)) else None
+        return order if done == wanted + sum(map(len, self.recomputed)) else None
 
     def work(self) -> list[float]:
         """Per stage, the seconds of all ops that every order has."""
@@ -216,9 +217,9 @@ class _Dispatch:
                     return 4 * ready * count + self.forwards[ready]
                 fits = (
                     self.recompute
-                    and LIGHT * share <= room
-                    and not (rule.light_in_warmup and self.backwards[ready])
-                    and self.holds(stage, ready, LIGHT * share)
+                    and RECOMPUTED_SHARE * share <= room
+                    and not (rule.recomputed_in_warmup and self.backwards[ready])
+                    and self.holds(stage, ready, RECOMPUTED_SHARE * share)
                 )
         if fits and self.pending_weights_free(stage, needed - room):
             return self.pending_weight(stage)
@@ -226,14 +227,14 @@ class _Dispatch:
             op = self.recompute_ahead(stage, room)
             if op >= 0:
                 return op
-        if not (fits and rule.light_first):
+        if not (fits and rule.recomputed_first):
             weight = self.pending_weight(stage)
             if weight >= 0:
                 blocked = ready >= 0 and not whole
                 if self.weight_gap[stage] <= (wait if blocked else min(soon, later) - now):
                     return weight
         if fits:
-            self.light[ready].add(self.forwards[ready])
+            self.recomputed[ready].add(self.forwards[ready])
             self.left[stage] += self.shop.seconds[(4 * ready + RECOMPUTE) * count]
             return 4 * ready * count + self.forwards[ready]
         if self.recompute and wait >= self.forward_gap[stage]:
@@ -251,13 +252,13 @@ class _Dispatch:
         Where a recompute does not fit, another position that has its gradient may free the room.
         """
         k, count = self.backwards[x], self.shop.count
-        if not self.recompute or k not in self.light[x] or self.recomputed[x] > k:
+        if not self.recompute or k not in self.recomputed[x] or self.recomputes[x] > k:
             return (4 * x + BACKWARD) * count + k
-        if (1 - LIGHT) * self.shop.share <= self.budget[stage] - self.held[stage]:
+        if (1 - RECOMPUTED_SHARE) * self.shop.share <= self.budget[stage] - self.held[stage]:
             return (4 * x + RECOMPUTE) * count + k
         for other in self.from_loss[stage]:
             queue, k = self.gradients[other], self.backwards[other]
-            if k < len(queue) and queue[k] <= limit and k not in self.light[other]:
+            if k < len(queue) and queue[k] <= limit and k not in self.recomputed[other]:
                 return (4 * other + BACKWARD) * count + k
         return self.pending_weight(stage)
 
@@ -287,30 +288,30 @@ class _Dispatch:
     def recompute_ahead(self, stage: int, room: float) -> int:
         """A recompute ahead of need; -1 for none, or to leave room to the forwards to come.
 
-        All of these have to find room to go in light.
+        All of these have to find room for their inputs.
         """
         share, own = self.shop.share, self.own[stage]
-        if share * (1 - LIGHT) > room:
+        if share * (1 - RECOMPUTED_SHARE) > room:
             return -1
         coming = len(own) * self.shop.count
         for x in own:
             coming -= self.forwards[x]
-        if share * (1 - LIGHT + LIGHT * coming) > room:
+        if share * (1 - RECOMPUTED_SHARE + RECOMPUTED_SHARE * coming) > room:
             return -1
         op = self.next_recompute(stage)
         if op >= 0 and self.shop.chunks > 1:
             block, k = divmod(op, self.shop.count)
-            if not self.safe(stage, block // 4, k, share * (1 - LIGHT), share):
+            if not self.safe(stage, block // 4, k, share * (1 - RECOMPUTED_SHARE), share):
                 return -1
         return op
 
     def next_recompute(self, stage: int) -> int:
-        """The recompute of the next light microbatch that lacks it; -1 for none."""
+        """The recompute of the next recomputed microbatch that lacks it; -1 for none."""
         for x in self.from_loss[stage]:
-            k, light = max(self.recomputed[x], self.backwards[x]), self.light[x]
-            while k < self.forwards[x] and k not in light:
+            k, recomputed = max(self.recomputes[x], self.backwards[x]), self.recomputed[x]
+            while k < self.forwards[x] and k not in recomputed:
                 k += 1
-            self.recomputed[x] = k
+            self.recomputes[x] = k
             if k < self.forwards[x]:
                 return (4 * x + RECOMPUTE) * self.shop.count + k
         return -1
@@ -343,9 +344,9 @@ class _Dispatch:
                     held += holds
                 elif self.forwards[x] <= older:
                     needed += share
-                elif older in self.light[x] and self.recomputed[x] <= older:
-                    needed += share * (1 - LIGHT)
-                    held += share * LIGHT
+                elif older in self.recomputed[x] and self.recomputes[x] <= older:
+                    needed += share * (1 - RECOMPUTED_SHARE)
+                    held += share * RECOMPUTED_SHARE
                 else:
                     held += share
             if needed > room:

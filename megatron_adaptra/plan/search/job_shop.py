@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.in_flight import INPUT_HALF, LIGHT
+from megatron_adaptra.ir.in_flight import INPUT_HALF, RECOMPUTED_SHARE
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Line, Schedule
 
@@ -107,22 +107,22 @@ class JobShop:
         """The stage that runs an op."""
         return op // (4 * self.count) % self.stages
 
-    def holds(self, light: frozenset[int] | set[int]) -> list[float]:
-        """What each op adds to its stage's memory; `light`: the R ops that are run."""
+    def holds(self, recomputed: frozenset[int] | set[int]) -> list[float]:
+        """What each op adds to its stage's memory; `recomputed`: the R ops that are run."""
         step, count = 4 * self.count, self.count
-        full = (1.0, -INPUT_HALF if self.split else -1.0, INPUT_HALF - 1.0, 1.0 - LIGHT)
+        full = (1.0, -INPUT_HALF if self.split else -1.0, INPUT_HALF - 1.0, 1.0 - RECOMPUTED_SHARE)
         out: list[float] = []
         for _ in range(self.positions):
             for change in full:
                 out += [change * self.share] * count
-        for op in light:
-            out[op // step * step + op % count] = LIGHT * self.share
+        for op in recomputed:
+            out[op // step * step + op % count] = RECOMPUTED_SHARE * self.share
         return out
 
     def peaks(self, order: Sequence[Sequence[int]]) -> list[float]:
         """Per stage, the most that is held at once."""
-        light = {op for line in order for op in line if self.kind_of(op) == RECOMPUTE}
-        change, out = self.holds(light), []
+        recomputed = {op for line in order for op in line if self.kind_of(op) == RECOMPUTE}
+        change, out = self.holds(recomputed), []
         for line in order:
             held = most = 0.0
             for op in line:

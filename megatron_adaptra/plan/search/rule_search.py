@@ -134,7 +134,9 @@ class RuleSearch:
             for more in (1, 2, 4, 8):
                 yield self.deeper(more)
             for b in prefixes[:-1]:
-                yield self.by_prefix(b, {"light_in_warmup": False}, {"light_in_warmup": True})
+                yield self.by_prefix(
+                    b, {"recomputed_in_warmup": False}, {"recomputed_in_warmup": True}
+                )
 
     def prefixes(self) -> list[int]:
         """Some numbers of stages, from none to all."""
@@ -192,9 +194,9 @@ class RuleSearch:
         if self.recompute:
             options += [
                 (0.2, "reserve", (0.0, 0.15, 0.3, 0.5, 0.8)),
-                (0.06, "light_in_warmup", (False, True)),
+                (0.06, "recomputed_in_warmup", (False, True)),
                 (0.08, "recompute_early", (False, True)),
-                (0.06, "light_first", (False, True)),
+                (0.06, "recomputed_first", (False, True)),
             ]
         if self.shop.chunks > 1:
             options.append((0.2, "depth_first", (False, True)))

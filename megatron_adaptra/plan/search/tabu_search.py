@@ -4,7 +4,7 @@ The job-shop tabu search of Nowicki and Smutnicki (Management Science 42(6), 199
 as of Balas and Vazacopoulos (1998) and moves judged by heads and tails before they are timed. Only
 an exchange at the border of a *block* (ops of one stage that follow each other on the longest path)
 can shorten that path. What is added to it here is memory: a move has to fit, and where it does not,
-a microbatch between may become light, to be recomputed before its backward; a recompute on the
+a microbatch between may be recomputed before its backward; a recompute on the
 longest path is taken back where memory allows.
 """
 
@@ -65,8 +65,8 @@ class TabuSearch:
 
     def refresh(self) -> None:
         """Read the whole order anew."""
-        self.light = set().union(*map(self.recomputes, self.order))
-        self.change = self.shop.holds(self.light)
+        self.recomputed = set().union(*map(self.recomputes, self.order))
+        self.change = self.shop.holds(self.recomputed)
         for stage in range(self.shop.stages):
             self.refresh_line(stage)
         timing = self.shop.time(self.order)
@@ -235,7 +235,7 @@ class TabuSearch:
             if self.fits(move):
                 if self.make(move):
                     return True
-            elif self.recompute and self.make_light(move):
+            elif self.recompute and self.make_recomputed(move):
                 return True
         return False
 
@@ -263,13 +263,13 @@ class TabuSearch:
         self.refresh_line(move.stage)
         return True
 
-    def make_light(self, move: Move) -> bool:
-        """Make room for a move: the microbatch in flight whose backward is farthest gets light."""
+    def make_recomputed(self, move: Move) -> bool:
+        """Make room for a move: recompute the microbatch in flight whose backward is farthest."""
         shop, count = self.shop, self.shop.count
         line, end = list(self.order[move.stage]), move.at + len(move.ops)
         line[move.at : end] = move.ops
         begun = (op for op in reversed(line[:end]) if shop.kind_of(op) == FORWARD)
-        victim = next((op for op in begun if op + RECOMPUTE * count not in self.light), None)
+        victim = next((op for op in begun if op + RECOMPUTE * count not in self.recomputed), None)
         if victim is None:
             return False
         backward = line.index(victim + BACKWARD * count)
@@ -281,7 +281,7 @@ class TabuSearch:
     def keep_activations(self, path: list[int]) -> bool:
         """Keep the activations of a microbatch whose recompute is on the longest path."""
         for op in path:
-            if op in self.light:
+            if op in self.recomputed:
                 stage = self.shop.stage_of(op)
                 line, held = self.order[stage], self.held[stage]
                 start = line.index(op - RECOMPUTE * self.shop.count)
@@ -290,10 +290,10 @@ class TabuSearch:
         return False
 
     def replace(self, stage: int, line: list[int]) -> bool:
-        """Take another `line` for `stage`, with other light microbatches, if it fits and runs."""
+        """Take another `line` for `stage`, with other recomputes, if it fits and runs."""
         old = self.order[stage]
-        light = self.light ^ self.recomputes(old) ^ self.recomputes(line)
-        change, held = self.shop.holds(light), 0.0
+        recomputed = self.recomputed ^ self.recomputes(old) ^ self.recomputes(line)
+        change, held = self.shop.holds(recomputed), 0.0
         for op in line:
             held += change[op]
             if held > self.budget[stage]:
@@ -303,7 +303,7 @@ class TabuSearch:
         if timing is None:
             self.order[stage] = old
             return False
-        self.timing, self.change, self.light = timing, change, light
+        self.timing, self.change, self.recomputed = timing, change, recomputed
         self.refresh_line(stage)
         return True
 
