@@ -14,16 +14,19 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from patience import PATIENCE
 from transport.ranks import until
 
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.transport.engine.bindings import Engine, missing_tls, new_engine
+from megatron_adaptra.transport.engine.bindings import missing_tls, new_engine
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, SILENCE, Endpoint
 from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
+
+if TYPE_CHECKING:
+    from megatron_adaptra.transport.engine.bindings import Engine
 
 MARK = b"of the weights of a model, that nobody else should see. "
 MESSAGE = MARK * 20_000

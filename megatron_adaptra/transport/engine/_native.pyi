@@ -1,6 +1,6 @@
 # What csrc/rdma_offload/bindings exports; a test compares it with the built module. Arguments
-# before a slash have no name there, attributes are read-only. Work is described in native.py, the
-# GPU's half in device/native.py.
+# before a slash have no name there, attributes are read-only. Work is described in bindings.py, the
+# GPU's half in device/gpu_bindings.py.
 
 from collections.abc import Callable, Sequence
 from typing import Protocol

@@ -19,13 +19,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.exits import at_exit
 from megatron_adaptra.transport.address import fault_here, interface_of
 from megatron_adaptra.transport.descriptors import make_room
-from megatron_adaptra.transport.engine.bindings import Engine, missing_tls, new_engine
+from megatron_adaptra.transport.engine.bindings import missing_tls, new_engine
 from megatron_adaptra.transport.engine.dial import (
     ORDER_SHM,
     ORDER_TCP,
@@ -44,6 +44,9 @@ from megatron_adaptra.transport.engine.handshake import Answering, Identity, Kin
 from megatron_adaptra.transport.engine.listener import Listener
 from megatron_adaptra.transport.engine.rails import Rail, rails
 from megatron_adaptra.transport.engine.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from megatron_adaptra.transport.engine.bindings import Engine
 
 CONNECTIONS = 4  # to a peer on another machine: one alone does not fill a long link
 # Bytes. A window is what a long and fast link holds, 80 ms both ways at 13 GB/s; memory is taken
