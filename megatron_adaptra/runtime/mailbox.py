@@ -81,6 +81,7 @@ class Mailbox:
         exchange = self._awaited(op)
         work, buffer = self._posted.pop(exchange)
         stamps = self._wait(work, op, exchange.peer, self.timeout)
+        stamps.nbytes = buffer.nbytes
         self.probe.arrived(exchange.peer, exchange.made, stamps)
         return buffer
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
+from megatron_adaptra.telemetry.link_model import LinkModel
 from megatron_adaptra.telemetry.report import Memory, StageReport
 from megatron_adaptra.telemetry.step_sync import StepSyncModel
 from megatron_adaptra.telemetry.stock_messages import (
@@ -26,6 +27,7 @@ TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that ot
 WINDOW = 5  # iterations over which op seconds are taken
 PINNED = 3  # messages per microbatch in flight: posted on a device, and two in the host's memory
 SPARE = 4  # messages under way beyond those that a plan has under way at once
+THIN = 0.05  # of a stage's seconds, from which on a message's time on the wire matters
 USABLE = 0.9  # share of a device's free memory that a budget may take
 
 
@@ -108,6 +110,7 @@ class Estimator:
         self._waits: deque[float] = deque(maxlen=RECENT)  # unexplained, per second of delay
         self._excesses = {link: Excess() for link in self.charts}
         self._excess = dict.fromkeys(self.charts, 0.0)  # now, of Megatron's messages over ours
+        self._models = {link: LinkModel() for link in self.charts}
 
     def update(self, reports: Sequence[StageReport]) -> list[Link]:
         """Take one iteration's `reports`, one per stage; the links whose change is confirmed."""
@@ -119,6 +122,7 @@ class Estimator:
             shares = _shares(seconds, shares)
             self._shares[stage].append(shares)
             self._ops[stage].append(_op_seconds(seconds, scale * self.chunks, shares))
+        self._take_busy(reports)
         delays = self._of_stock(reports) if is_stock(reports) else self._of_ours(reports)
         stage_seconds = self.stage_seconds()
         changed = [
@@ -144,11 +148,15 @@ class Estimator:
         delays = _by_link((r.stage, r.delay_p25 if self._crowded else r.delay) for r in reports)
         transits = _by_link((r.stage, r.transit) for r in reports)
         ahead = _by_link((r.stage, r.ahead) for r in reports)
+        probed = _by_link((r.stage, r.probed) for r in reports)
         found = {}
         for link in self.charts:
             if (delay := self._delay(link, delays, transits, ahead)) is not None:
+                probe = self._either_way(link, probed, probed)
+                if probe is not None and (wire := self._wire(link)):
+                    delay = min(delay, probe + wire)  # what has queued on a thin link is no delay
                 self._excess[link] = excess = self._excesses[link].believed()
-                found[link] = delay + max(0.0, excess)
+                found[link] = self._models[link].as_stock(delay) + max(0.0, excess)
         return found
 
     def _of_stock(self, reports: Sequence[StageReport]) -> dict[Link, float]:
@@ -159,11 +167,29 @@ class Estimator:
         for link in self.charts:
             ours = self._either_way(link, probed, probed)
             stock = self._either_way(link, theirs, transits)
+            if ours is not None:
+                well = stock is not None and max(stock, ours) < matters
+                ours += self._wire(link)
+                if well and stock is not None and not self.charts[link].alarm:
+                    self._models[link].while_well(stock, ours)
+                ours = self._models[link].as_stock(ours)
             if ours is not None and stock is not None:
                 self._excess[link] = self._excesses[link].measure(stock, ours, matters)
             if known := [seconds for seconds in (ours, stock) if seconds is not None]:
                 found[link] = max(known)
         return found
+
+    def _take_busy(self, reports: Sequence[StageReport]) -> None:
+        """What our messages of several sizes have taken."""
+        for report in reports:
+            for source, samples in report.busy.items():
+                if (model := self._models.get((source, report.stage))) and source in report.probed:
+                    model.add(report.probed[source], samples)
+
+    def _wire(self, link: Link) -> float:
+        """Seconds that one of our messages keeps the link busy; 0 where that does not matter."""
+        seconds = self._models[link].wire(self.message_bytes)
+        return seconds if seconds >= THIN * self.stage_seconds() else 0.0
 
     def _either_way(
         self, link: Link, delays: Mapping[Link, float], transits: Mapping[Link, float]
@@ -289,7 +315,7 @@ class Estimator:
             forward=tuple(op.forward for op in ops),
             backward_input=tuple(op.backward_input for op in ops),
             backward_weight=tuple(op.backward_weight for op in ops),
-            links={link: LinkState(self._link_delay(link, native)) for link in self.charts},
+            links={link: self._state(link, native) for link in self.charts},
             message_bytes=float(self.message_bytes),
             activation_budget=self.budgets,
             step_seconds=self._step.work + sum(step_sync),
@@ -307,6 +333,16 @@ class Estimator:
         excess = self._excess[link]
         shorter = max(0.0, -excess if native else excess)
         return max(0.0, self.charts[link].estimate - shorter)
+
+    def _state(self, link: Link, native: bool) -> LinkState:
+        """For our messages, with what is known of their bandwidth, or (`native`) for Megatron's."""
+        seconds = self._link_delay(link, native)
+        if native and self._on_device:
+            return LinkState(seconds)
+        seconds, wire = self._models[link].as_ours(seconds), self._wire(link)
+        if not wire:
+            return LinkState(seconds)
+        return LinkState(max(0.0, seconds - wire), self.message_bytes / wire)
 
     def measure_budget(self, reports: Sequence[StageReport]) -> bool:
         """Take the bytes in `reports`; whether a budget in bytes now means other microbatches.

@@ -1,6 +1,7 @@
-"""Small messages between neighbours that only measure their links.
+"""Messages between neighbours that only measure their links: small ones, and a few large ones.
 
-While Megatron's own messages are in use, none of ours measures a link.
+A small one shows the delay of a link. While Megatron's own messages are in use, none of ours shows
+what our engine makes of its bandwidth, so now and then one is as large as those of the pipeline.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from megatron_adaptra.transport.base import Stamps, Transport, Work
 NBYTES = 8
 AHEAD = 4  # receives that stand posted: of a very slow link several probes are under way
 KEPT = 64  # sends whose works are kept
-TAGS = 1 << 30
+TAGS = 1 << 30  # of the small ones; those of the large ones follow
+SHARE = 0.01  # of a link's bytes that large ones may take
 
 
 @dataclass
 class _Neighbour:
     expected: deque[Work] = field(default_factory=deque)
     posted: int = 0
+    large: Work | None = None
+    large_posted: int = 0
 
 
 class LinkProbes:
@@ -31,29 +35,52 @@ class LinkProbes:
     Args:
         transport: for messages in the host's memory; `close` closes it.
         neighbours: stages to measure the links with, in both directions.
+        nbytes: of a large one, what a message of the pipeline has; 0: there are none.
     """
 
-    def __init__(self, transport: Transport, neighbours: Sequence[int]) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, neighbours: Sequence[int], nbytes: int = 0) -> None:
+        self._transport, self._nbytes = transport, nbytes
         self._sent: deque[Work] = deque(maxlen=KEPT)
-        self._number = 0
+        self._number = self._large = 0
+        self._allowed = 1.0  # large ones to each neighbour; the first one is sent at once
         self._neighbours = {stage: _Neighbour() for stage in neighbours}
         for stage in neighbours:
             self._post(stage)
 
-    def exchange(self) -> None:
-        """Send one to each neighbour. Raises PeerLost."""
+    def exchange(self, messages: float = 0.0) -> None:
+        """Send a small one to each neighbour, and a large one where that is due.
+
+        Args:
+            messages: of the pipeline that an iteration sends over each of these links, by other
+                ways than ours; 0: those of the pipeline are ours, and large enough.
+
+        Raises:
+            PeerLost: a neighbour cannot be reached.
+        """
         tag = self._number % TAGS
         self._number += 1
         for stage in self._neighbours:
-            self._sent.append(self._transport.isend(_blank(), stage, tag))
+            self._sent.append(self._transport.isend(_blank(NBYTES), stage, tag))
+        if not messages or not self._nbytes:
+            return
+        self._allowed = min(1.0, self._allowed + SHARE * messages)
+        if self._allowed < 1.0:
+            return
+        self._allowed -= 1.0
+        tag = TAGS + self._large % TAGS
+        self._large += 1
+        for stage in self._neighbours:  # after all small ones, which would wait behind it
+            self._sent.append(self._transport.isend(_blank(self._nbytes), stage, tag))
 
     def take(self) -> list[tuple[int, Stamps]]:
         """What has come since the last call, with its source. Raises PeerLost."""
         found = []
         for stage, neighbour in self._neighbours.items():
             while neighbour.expected and neighbour.expected[0].done():
-                found.append((stage, neighbour.expected.popleft().wait(0.0)))
+                found.append((stage, _stamps(neighbour.expected.popleft(), NBYTES)))
+            if neighbour.large is not None and neighbour.large.done():
+                found.append((stage, _stamps(neighbour.large, self._nbytes)))
+                neighbour.large = None
             self._post(stage)
         return found
 
@@ -64,10 +91,20 @@ class LinkProbes:
     def _post(self, stage: int) -> None:
         neighbour = self._neighbours[stage]
         while len(neighbour.expected) < AHEAD:
-            work = self._transport.irecv(_blank(), stage, neighbour.posted % TAGS)
+            work = self._transport.irecv(_blank(NBYTES), stage, neighbour.posted % TAGS)
             neighbour.expected.append(work)
             neighbour.posted += 1
+        if self._nbytes and neighbour.large is None:
+            tag = TAGS + neighbour.large_posted % TAGS
+            neighbour.large = self._transport.irecv(_blank(self._nbytes), stage, tag)
+            neighbour.large_posted += 1
 
 
-def _blank() -> torch.Tensor:
-    return torch.zeros(NBYTES, dtype=torch.uint8)
+def _blank(nbytes: int) -> torch.Tensor:
+    return torch.zeros(nbytes, dtype=torch.uint8)
+
+
+def _stamps(work: Work, nbytes: int) -> Stamps:
+    stamps = work.wait(0.0)
+    stamps.nbytes = nbytes
+    return stamps

@@ -14,9 +14,11 @@ from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
+from megatron_adaptra.telemetry.link_fit import Sample, transmissions
 from megatron_adaptra.telemetry.report import Collective, Memory, StageReport, Step, StockOp
 from megatron_adaptra.transport.base import Stamps
 
+SMALL = 64  # bytes of a message that shows a link's delay alone
 UNREAD = 32  # halves of iterations whose times may be unknown
 # An op, its start and its end, and what is known of it at once: CPU seconds, asked, lag.
 _Marks = tuple[Op, Mark, Mark, float, float, float]
@@ -109,13 +111,36 @@ class IterationRecord:
             transit={source: self.transit(source) for source in sources},
             ahead={source: self.ahead(source) for source in sources},
             starved=self.starved,
-            probed={source: stamps.delay for source, stamps in self.probed},
+            probed=self._probed,
             through=self.through,
+            busy=self._busy(),
             memory=self.memory,
             ops=tuple(stock) if self.stock else None,
             step=before.step if before and ended else None,
             seconds=before.end - before.begin if before and ended else None,
         )
+
+    @property
+    def _probed(self) -> dict[int, float]:
+        """Seconds that the last small probe from each source took."""
+        return {s: t.delay for s, t in self.probed if t.nbytes <= SMALL}
+
+    def _busy(self) -> dict[int, tuple[Sample, ...]]:
+        """What larger messages, probes among them, kept links busy for, by source.
+
+        Nothing of links whose small probe is not there: it shows the delay that is not in it. The
+        lower quartile: a thin link keeps no message shorter than its bytes take.
+        """
+        found: dict[int, list[tuple[float, Stamps]]] = {}
+        for source, t in [(s, t) for s, _, t in self.messages] + self.probed:
+            if t.nbytes > SMALL:
+                found.setdefault(source, []).append((t.nbytes, t))
+        transits = {s: t.completed - t.sent for s, t in self.probed if t.nbytes <= SMALL}
+        return {
+            source: tuple(transmissions(messages, transits[source], 0.25))
+            for source, messages in found.items()
+            if source in transits
+        }
 
     @property
     def sources(self) -> set[int]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
 from megatron_adaptra.errors import BadMessage
+from megatron_adaptra.telemetry.link_fit import Sample
 
-VERSION = 2
+VERSION = 3
 _LONGEST = 40  # characters of a value in an error
 
 
@@ -70,9 +71,10 @@ class StageReport:
     """Seconds everywhere; by kind of op (`F`), or by the stage that messages came from.
 
     `overhead`: CPU seconds of the process per CPU second of its ops. `delay`, `delay_p25`,
-    `transit`, `ahead`, `starved`: see IterationRecord. `probed`: delays of what was sent only to
-    measure a link. `through`: what messages go through here, see Wire. `ops`: where Megatron's own
-    messages were used. `memory`: None where nothing was counted. `step`, `seconds`: the step and
+    `transit`, `ahead`, `starved`: see IterationRecord. `probed`: delays of small messages
+    that only measure a link. `busy`: what larger ones kept it busy for, see `transmissions`.
+    `through`: what messages go through here, see Wire. `ops`: where Megatron's own messages were
+    used. `memory`: None where nothing was counted. `step`, `seconds`: the step and
     the whole of the iteration before this one, which has not ended when it is reported; None where
     they are not known.
     """
@@ -89,6 +91,7 @@ class StageReport:
     starved: float
     probed: Mapping[int, float]
     through: Mapping[int, str]
+    busy: Mapping[int, tuple[Sample, ...]] = field(default_factory=dict)
     memory: Memory | None = None
     ops: tuple[StockOp, ...] | None = None
     step: Step | None = None

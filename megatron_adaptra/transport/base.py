@@ -31,7 +31,7 @@ class Stamps:
 
     `sent` on the sender's clock; `posted` and `completed` on the receiver's; `wanted` when compute
     first asked for the message. `eager`: it moved when it was sent, and so may be there before its
-    receive is posted.
+    receive is posted. `nbytes`: of the message, 0 where that is not known.
     """
 
     sent: float = 0.0
@@ -39,6 +39,7 @@ class Stamps:
     completed: float = 0.0
     wanted: float = 0.0
     eager: bool = False
+    nbytes: int = 0
 
     @property
     def delay(self) -> float:

@@ -66,3 +66,21 @@ def test_a_slow_direction_shows_in_its_own_probes():
     for end in ends:
         end.close()
     network.close()
+
+
+def test_a_large_one_now_and_then_takes_a_hundredth_of_the_bytes():
+    """The first one at once, and then as many messages of the pipeline later as it weighs."""
+    network, nbytes, messages = LoopbackNetwork(), 1000, 8
+    one, two = (LinkProbes(network.open(stage), [1 - stage], nbytes) for stage in range(2))
+    found = []
+    for i in range(40):
+        one.exchange(messages)
+        found += [i for _, stamps in taken(two, 1 + (i % 13 == 0)) if stamps.nbytes == nbytes]
+    assert found == [0, 13, 26, 39]
+    for _ in range(20):  # those of the pipeline are ours
+        one.exchange()
+        ((_, stamps),) = taken(two, 1)
+        assert stamps.nbytes < nbytes
+    one.close()
+    two.close()
+    network.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,11 @@ def message_of(arguments: ScheduleArgs) -> Callable[[], torch.Tensor]:
     like = torch.empty(0, dtype=dtype, device=device)
     # A tenth of the time of an empty() with all arguments.
     return functools.partial(like.new_empty, message_shape(arguments))
+
+
+def message_bytes(arguments: ScheduleArgs) -> int:
+    """What a message between stages takes."""
+    return int(math.prod(message_shape(arguments)) * config_of(arguments).pipeline_dtype.itemsize)
 
 
 def default_groups() -> Any:

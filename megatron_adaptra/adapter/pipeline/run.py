@@ -81,9 +81,9 @@ class Run:
         staging.trim(self.stock)
 
     def probe_links(self) -> None:
-        """Send what measures the links while Megatron's own messages are in use."""
+        """Send what measures the links; on the guard's thread, after the iteration has begun."""
         if self.wiring.probes is not None:
-            self.wiring.probes.exchange()
+            self.wiring.probes.exchange(self.microbatches * self.stock)
 
     def take_probes(self) -> list[tuple[int, Stamps]]:
         """What has come of that."""

@@ -101,11 +101,10 @@ class Session:
         if self.context.device.behind:  # while all is well, nothing of the iteration's end is ours
             run.wiring.small_collectives.active = not run.stock
         probe.begin(self.iteration, run.stock)
+        self.guard.later(run.probe_links)
         if not run.stock and self._executor.runs(arguments):
             result = self._executor.run(run, arguments)
         else:
-            if run.stock:
-                self.guard.later(run.probe_links)
             by_megatron = run_measured if run.stock else run_native
             with self._counts.around(run.program, arguments):
                 result = by_megatron(self.context, run, function, arguments)
@@ -211,7 +210,7 @@ class Session:
         self.context.probe.read()
         while self._unreported and self._unreported[0][1].known:
             run, record = self._unreported.popleft()
-            record.probed = run.take_probes() if record.stock else []
+            record.probed = run.take_probes()
             if record.unusable:
                 self.context.say(f"an iteration was not measured: {record.unusable}")
                 continue

@@ -15,7 +15,7 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
-from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, models_of
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_bytes, models_of
 from megatron_adaptra.adapter.pipeline.everyone import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
@@ -236,7 +236,8 @@ def open_wiring(
     probes = None
     if probed is not None:
         neighbours = sorted({b for a, b in _links(context, chunks) if a == context.stage})
-        probes = context.guard.call(LinkProbes, probed, neighbours)
+        nbytes = context.guard.call(message_bytes, arguments) or 0
+        probes = context.guard.call(LinkProbes, probed, neighbours, nbytes)
     return Wiring(
         group, wire, device, pipelines, control, channels, store, mailbox, collectives, patched,
         log, context.guard, probes,
