@@ -5,8 +5,8 @@ Read as `waits.CONNECT` at the moment of the wait, never imported by name.
 
 from __future__ import annotations
 
-HEARTBEAT = 15.0  # between two words on a lane: firewalls drop what is idle for a minute or more
-QUIET = 120.0  # of silence, until somebody says so
+HEARTBEAT = 15.0  # between two frames: firewalls drop connections that are idle for a minute
+QUIET = 120.0  # of silence, until that is logged
 POLL = 1.0  # until a thread that waits for messages looks whether it shall end
 CLOSE = 10.0  # for the other side's last message, and for a thread to end
 STORE = 2.0  # for one request to torch's key-value store, which may have died

@@ -291,7 +291,7 @@ def _show_or_print(args: argparse.Namespace, summary: dict[str, Any], options: D
 
 
 def _one_rank(args: argparse.Namespace, options: DemoOptions) -> int:
-    """One rank among others that somebody else starts (torchrun, Slurm, a network laboratory)."""
+    """One rank among others that another program starts (torchrun, Slurm, a network laboratory)."""
     check_rank(os.environ, "--rank-from-env needs this variable, as torchrun sets it")
     host = os.environ["MASTER_ADDR"]
     try:

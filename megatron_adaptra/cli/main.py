@@ -118,7 +118,7 @@ def _until(words: list[str], mark: str) -> tuple[list[str], list[str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong; the usage is for --help, and where it cannot go is said."""
+    """Says in one line what is wrong, also of a full output; the usage is for --help."""
 
     def print_help(self, file: Any = None) -> None:
         print(self.format_help(), end="", file=file)
@@ -144,6 +144,6 @@ def _fail(error: AdaptraError | str, status: int) -> int:
     """One line, whatever follows it in the message (the grid of a schedule, say)."""
     try:
         print(f"adaptra: error: {line_of(error)}", file=sys.stderr, flush=True)
-    except OSError:  # nobody is told, but the status is right
+    except OSError:  # nothing is printed, but the status is right
         _give_up(sys.stderr)
     return status

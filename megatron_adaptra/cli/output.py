@@ -82,7 +82,7 @@ def progress(doing: str, lines: bool = False) -> Iterator[Callable[[str], None]]
         wait = QUIET
         while not done.wait(wait):
             wait = BETWEEN
-            with suppress(OSError, ValueError):  # who does not listen is told nothing
+            with suppress(OSError, ValueError):  # a closed pipe gets nothing
                 note(f"{now[0]} ({time.monotonic() - begun:.0f} s so far)")
 
     thread = threading.Thread(target=show, name="adaptra-progress", daemon=True)
@@ -100,7 +100,7 @@ def try_stdout() -> None:
     """Before what takes hours: raises BadFile if nothing can be written to standard output."""
     try:
         os.write(sys.stdout.fileno(), b"")
-    except UnsupportedOperation:  # no descriptor: somebody else keeps what is printed
+    except UnsupportedOperation:  # no descriptor: other code keeps what is printed
         return
     except (AttributeError, OSError) as error:  # AttributeError: it was closed at the start
         fault = f"it cannot be written: {getattr(error, 'strerror', 'it is closed')}"
@@ -137,8 +137,8 @@ def write_report(
 ) -> list[Path]:
     """Write `data` to `name`.json, `html` to `name`.html, and draw `name`.png; what was written.
 
-    `folder`: of `results_folder`. Without matplotlib there is no PNG, which is said. Raises BadFile
-    where a file cannot be written.
+    `folder`: of `results_folder`. Without matplotlib there is no PNG, which is printed. Raises
+    BadFile where a file cannot be written.
     """
     files = [folder / f"{name}.{kind}" for kind in ("json", "html", "png")]
     write(files[0], json.dumps(data, indent=1, allow_nan=False) + "\n")

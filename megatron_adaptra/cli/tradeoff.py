@@ -14,7 +14,7 @@ from megatron_adaptra.plan import PLANNERS, Plan
 
 DEFAULT = "warmup"  # what the plugin plans with by default
 LEVERS = {"adaptive": False, "adaptive + recompute": True}  # row -> whether it may recompute
-MOST = 64.0  # times the job's delays, beyond which nothing is told apart
+MOST = 64.0  # times the job's delays, beyond which nothing differs
 
 # (conditions, policy) -> plan
 Make = Callable[[Conditions, str], Plan]

@@ -26,7 +26,7 @@ class MachineTime(NamedTuple):
 
     @classmethod
     def now(cls) -> MachineTime | None:
-        """None where the system does not tell."""
+        """None where the system does not report it."""
         try:
             line = _STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:]
             ticks = [int(word) for word in line[:_COUNTED]]
@@ -65,7 +65,7 @@ def load_of(
     """The load of rank 0's machine in iterations `first` up to, not including, `end`.
 
     `samples`: by rank, all taken before the same iterations; the nearest around the span count.
-    `kernels`: by rank, see `kernel`. None where the machine does not tell.
+    `kernels`: by rank, see `kernel`. None where the machine does not report it.
     """
     rows = [row for row, kernel in zip(samples, kernels, strict=True) if kernel == kernels[0]]
     taken = [sample.iteration for sample in rows[0]]

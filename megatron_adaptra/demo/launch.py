@@ -60,7 +60,7 @@ def _installed(module: str) -> bool:
 def prepare(options: DemoOptions) -> Path:
     """The folder for the results, without those of an earlier run.
 
-    Raises BadFile for a folder with files of somebody else, and where nothing can be written.
+    Raises BadFile for a folder with files of others, and where nothing can be written.
     """
     out = results_folder(Path(options.out))
     try:

@@ -28,7 +28,7 @@ DEMO_ENGINES = ("native", "executor")  # stock is the other arm
 LAUNCHED = (
     "ADAPTRA_LAUNCHED"  # set for the ranks by the launcher; without it rank 0 talks to people
 )
-PROGRESS = "@adaptra "  # what rank 0 tells the launcher, one JSON object a line
+PROGRESS = "@adaptra "  # what rank 0 sends the launcher, one JSON object a line
 # Settings of the plugin that the demo makes itself, and where they are given instead.
 _NOT_IN_CONFIG = {
     **{name: f"pass --{name}" for name in ("engine", "policy", "recompute", "timeout")},

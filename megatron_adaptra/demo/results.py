@@ -78,7 +78,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     """Write all files into `options.out`, from what all `ranks` have measured."""
     out = Path(options.out)
     # An iteration begins with the first stage's first forward and ends with its last backward and
-    # the optimizer step, so the first stage's clock tells; of several replicas the slowest.
+    # the optimizer step, so the first stage's clock decides; of several replicas the slowest.
     first = [r for r in ranks if r.stage == 0]
     iteration_ms = {
         name: [1e3 * max(values) for values in zip(*(r.seconds[name] for r in first), strict=True)]

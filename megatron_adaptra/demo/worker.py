@@ -113,9 +113,9 @@ class _Demo:
         if self.rank == 0:
             self.data = self.data or tempfile.mkdtemp(prefix="data-", dir=self.out)
             gpt.write_dataset(text, Path(self.data))
-        told = [self.data]
-        dist.broadcast_object_list(told)
-        self.data = told[0]
+        shared = [self.data]
+        dist.broadcast_object_list(shared)
+        self.data = shared[0]
         gpt.initialize(self.shape, options.timeout)
         self.barrier_group = dist.new_group(backend="gloo")
         samples = options.iterations * options.microbatches * options.data_parallel
@@ -294,15 +294,15 @@ class _Demo:
             samples=self.samples,
             kernel=kernel(),
         )
-        everyone: list[Any] = [None] * self.dist.get_world_size()
-        self.dist.all_gather_object(everyone, mine)
+        gathered: list[Any] = [None] * self.dist.get_world_size()
+        self.dist.all_gather_object(gathered, mine)
         if self.rank == 0 and isinstance(controller, Leader):
             assert self.start is not None
             run = Run(
                 losses, self.decisions, self.start, self.at_end or Outlook.now(controller),
                 self.session.ranks, self.gpt.versions(), self.interrupted,
             )  # fmt: skip
-            write(self.options, everyone[: self.options.world], run, controller)
+            write(self.options, gathered[: self.options.world], run, controller)
 
 
 def run_rank(text: str) -> int:

@@ -12,16 +12,16 @@ from megatron_adaptra.ir.deps import Token, consumer, makes, needs, recomputed_o
 from megatron_adaptra.ir.schedule import Line, Schedule
 
 Link = tuple[int, int]
-Lane = tuple[int, int, str]  # source, target, kind of token: two stages may exchange both kinds
+Flow = tuple[int, int, str]  # source, target, kind of token: two stages may exchange both kinds
 
 
 def posted_ahead(schedule: Schedule) -> dict[Link, int]:
     """Per directed link, the receives to keep posted: nothing hangs, and slow links stay full.
 
     Receives are posted in the order of their use, so a message that is sent long before it is used
-    asks for many. Two stages know of each other by what they receive. While a sender has heard of
+    asks for many. Two stages know of each other by what they receive. While a sender has received
     k messages of the receiver, it may send what stands before its use of the next one; the receiver
-    has used, or will use without hearing more, what stands before its own next message. One more
+    has used, or will use without receiving more, what stands before its own next message. One more
     than the difference keeps a slow link full once the pipeline is (in the warmup of stages of
     equal depth more would help); between warmups of 1F1B kind that is slack + 1.
     What one run in unit time needs is posted too: that run, then, proves that no send can hang.
@@ -32,13 +32,13 @@ def posted_ahead(schedule: Schedule) -> dict[Link, int]:
         ahead.setdefault((stages - 1, 0), 1)
         ahead.setdefault((0, stages - 1), 1)
     traffic = [_traffic(line, stage, stages, chunks) for stage, line in enumerate(lines)]
-    place: dict[Token, int] = {}  # of each message, how many of its lane are used before it
+    place: dict[Token, int] = {}  # of each message, how many of its flow are used before it
     for rows in traffic:
-        counts: dict[Lane, int] = {}
-        for lane, token, _, _ in rows:
-            if lane is not None and token is not None:
-                place[token] = counts.get(lane, 0)
-                counts[lane] = place[token] + 1
+        counts: dict[Flow, int] = {}
+        for flow, token, _, _ in rows:
+            if flow is not None and token is not None:
+                place[token] = counts.get(flow, 0)
+                counts[flow] = place[token] + 1
     for source, target in ahead:
         ahead[source, target] = max(1, 1 + _lead(traffic, place, source, target))
     for (source, target, _), most in _run(schedule, place).items():
@@ -46,8 +46,8 @@ def posted_ahead(schedule: Schedule) -> dict[Link, int]:
     return ahead
 
 
-# Of each op: the lane and token it receives, the lane and token it sends; None for neither.
-Traffic = list[tuple[Lane | None, Token | None, Lane | None, Token | None]]
+# Of each op: the flow and token it receives, the flow and token it sends; None for neither.
+Traffic = list[tuple[Flow | None, Token | None, Flow | None, Token | None]]
 
 
 def _traffic(line: Line, stage: int, stages: int, chunks: int) -> Traffic:
@@ -62,36 +62,36 @@ def _traffic(line: Line, stage: int, stages: int, chunks: int) -> Traffic:
 
 
 def _lead(traffic: list[Traffic], place: dict[Token, int], source: int, target: int) -> int:
-    """How far sends over one lane of a link can be ahead of what the receiver need have used."""
-    # uses[lane][n]: messages of the lane that the target uses before its (n+1)-th message back
-    heard, uses = 0, _uses(traffic[target], source)
+    """How far sends over one flow of a link can be ahead of what the receiver need have used."""
+    # uses[flow][n]: messages of the flow that the target uses before its (n+1)-th message back
+    received, uses = 0, _uses(traffic[target], source)
     most = 0
-    for used, _, lane, token in traffic[source]:
+    for used, _, flow, token in traffic[source]:
         if used is not None and used[0] == target:
-            heard += 1
-        if lane is not None and token in place and lane[1] == target:
-            by_then = uses[lane][min(heard, len(uses[lane]) - 1)] if lane in uses else 0
+            received += 1
+        if flow is not None and token in place and flow[1] == target:
+            by_then = uses[flow][min(received, len(uses[flow]) - 1)] if flow in uses else 0
             most = max(most, place[token] + 1 - by_then)
     return most
 
 
-def _uses(traffic: Traffic, source: int) -> dict[Lane, list[int]]:
-    lanes = {used for used, *_ in traffic if used is not None and used[0] == source}
-    counts = dict.fromkeys(lanes, 0)
-    out: dict[Lane, list[int]] = {lane: [] for lane in lanes}
+def _uses(traffic: Traffic, source: int) -> dict[Flow, list[int]]:
+    flows = {used for used, *_ in traffic if used is not None and used[0] == source}
+    counts = dict.fromkeys(flows, 0)
+    out: dict[Flow, list[int]] = {flow: [] for flow in flows}
     for used, _, sent, _ in traffic:
         if used is not None and used[0] == source:
             counts[used] += 1
         if sent is not None and sent[1] == source:
-            for lane in lanes:
-                out[lane].append(counts[lane])
-    for lane in lanes:
-        out[lane].append(counts[lane])
+            for flow in flows:
+                out[flow].append(counts[flow])
+    for flow in flows:
+        out[flow].append(counts[flow])
     return out
 
 
-def _run(schedule: Schedule, place: dict[Token, int]) -> dict[Lane, int]:
-    """Per lane, the posted receives that a run needs in which every op takes one unit of time.
+def _run(schedule: Schedule, place: dict[Token, int]) -> dict[Flow, int]:
+    """Per flow, the posted receives that a run needs in which every op takes one unit of time.
 
     A schedule that cannot end leaves off where it hangs; `check` says so.
     """
@@ -99,11 +99,11 @@ def _run(schedule: Schedule, place: dict[Token, int]) -> dict[Lane, int]:
     recomputed = [recomputed_of(line) for line in schedule.order]
     at = [0] * stages
     made: set[Token] = set()
-    used: dict[Lane, int] = {}
-    most: dict[Lane, int] = {}
+    used: dict[Flow, int] = {}
+    most: dict[Flow, int] = {}
     moving = True
     while moving:
-        ran: list[tuple[Token, Lane | None]] = []
+        ran: list[tuple[Token, Flow | None]] = []
         moving = False
         for stage, line in enumerate(schedule.order):
             if at[stage] == len(line):
@@ -115,8 +115,8 @@ def _run(schedule: Schedule, place: dict[Token, int]) -> dict[Lane, int]:
             at[stage] += 1
             came, out = remote_need(op, stage, stages, chunks), makes(op, stage, stages)
             if came is not None:
-                lane = came.position % stages, stage, came.kind
-                used[lane] = used.get(lane, 0) + 1
+                flow = came.position % stages, stage, came.kind
+                used[flow] = used.get(flow, 0) + 1
             if out is not None:
                 to = consumer(out, stages, chunks)
                 ran.append((out, None if to is None else (stage, to, out.kind)))

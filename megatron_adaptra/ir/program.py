@@ -76,23 +76,23 @@ def lower_line(
         if token is not None:
             kind = Kind.POST_F if token.kind == ACTIVATION else Kind.POST_B
             source = token.position % stages
-            posts.setdefault(_lane(source, kind), []).append(
+            posts.setdefault(_flow(source, kind), []).append(
                 Op(kind, op.microbatch, op.chunk, op.replica)
             )
-    ahead = {lane: depths.get((_source(lane), stage), 1) for lane in posts}
+    ahead = {flow: depths.get((_source(flow), stage), 1) for flow in posts}
     out: list[Op] = []
-    for lane, queue in posts.items():
-        out += queue[: ahead[lane]]
+    for flow, queue in posts.items():
+        out += queue[: ahead[flow]]
     used = dict.fromkeys(posts, 0)
     for op in line:
         token = remote_need(op, stage, stages, chunks)
         if token is not None:
             kind = Kind.POST_F if token.kind == ACTIVATION else Kind.POST_B
-            lane = _lane(token.position % stages, kind)
-            following = used[lane] + ahead[lane]
-            if following < len(posts[lane]):
-                out.append(posts[lane][following])
-            used[lane] += 1
+            flow = _flow(token.position % stages, kind)
+            following = used[flow] + ahead[flow]
+            if following < len(posts[flow]):
+                out.append(posts[flow][following])
+            used[flow] += 1
         out.append(op)
         made = makes(op, stage, stages)
         if made is not None and consumer(made, stages, chunks) is not None:
@@ -101,10 +101,10 @@ def lower_line(
     return tuple(out)
 
 
-def _lane(source: int, kind: Kind) -> int:
+def _flow(source: int, kind: Kind) -> int:
     """Two stages can exchange activations and gradients over one link (2 stages, chunks)."""
     return 2 * source + (kind is Kind.POST_B)
 
 
-def _source(lane: int) -> int:
-    return lane // 2
+def _source(flow: int) -> int:
+    return flow // 2

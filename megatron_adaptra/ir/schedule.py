@@ -87,7 +87,7 @@ class Schedule:
     def from_json(cls, data: object) -> Schedule:
         """What `to_json` has made of a schedule, or a plan: `data`, read from JSON.
 
-        What a plan leaves out, its number of microbatches and chunks, its ops tell. Raises
+        What a plan leaves out, its number of microbatches and chunks, its ops show. Raises
         BadInput for anything else.
         """
         if not isinstance(data, Mapping):
@@ -100,13 +100,13 @@ class Schedule:
         ):
             raise BadInput("stages", stages, "it has to be a list per stage of ops such as 'F3'")
         order = tuple(parse_line(line) for line in stages)
-        told: dict[str, Any] = {
+        known: dict[str, Any] = {
             "microbatches": 1 + max((op.microbatch for line in order for op in line), default=0),
             "chunks": 1 + max((op.chunk for line in order for op in line), default=0),
             "policy": "",
             "why": "",
         }
-        return cls._checked(order, {key: data.get(key, told[key]) for key in _HEAD})
+        return cls._checked(order, {key: data.get(key, known[key]) for key in _HEAD})
 
     @classmethod
     def _checked(cls, order: tuple[Line, ...], head: Mapping[str, Any]) -> Schedule:

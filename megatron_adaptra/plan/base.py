@@ -128,7 +128,7 @@ def least_time(conditions: Conditions, sends: str) -> tuple[float, float]:
     """Seconds that a plan takes here without any search, and what simulating one takes of that.
 
     It is found by a rule, simulated and proven, and so is stock. How long that takes on this
-    machine a small job tells. `sends`: see `make_plan`.
+    machine a small job shows. `sends`: see `make_plan`.
     """
     stages, count = 4, 16
     even = (1.0,) * stages

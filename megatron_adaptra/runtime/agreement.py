@@ -9,25 +9,25 @@ Two-phase commit between the leader (stage 0) and the others, off the critical p
 3. the leader commits when all have acknowledged its own digest, and aborts when it reaches S before
    that.
 
-The leader's decision goes to each member over its lane, and into the store. A member that stands at
-S without it takes it from wherever it comes first.
+The leader's decision goes to each member over its connection, and into the store. A member that
+stands at S without it takes it from wherever it comes first.
 
 Why nobody runs another bundle than the rest, whatever is lost, late, or sent twice:
 
 - One process decides, once: `Ballot.acknowledge` (the last yes: commit; any no: abort) and
   `Ballot.at_boundary` (abort) are the only places, under one lock, and what is decided stays.
-  Lane and store only carry it, so they cannot contradict each other.
+  Connection and store only carry it, so they cannot contradict each other.
 - Commit needs the yes of every member, so every member has the bundle, and each stops at S until it
   knows the decision. The leader itself knows it at S, as it decides there at the latest.
-- A member that has not said yes is no reason to wait: without its yes the decision is abort, and
+- A member that has not agreed is no reason to wait: without its yes the decision is abort, and
   without the plan it goes on as it was.
 
 Why nobody waits in vain: the leader never waits for anybody, and it reaches S with the others, as
 it is a stage of their pipeline. Then its decision is under way by two ways that fail apart. A
-member has used both just before it said yes: the lane brought the proposal, and the store was read.
-Only who loses both in the one or two iterations until S ends with Disagreement: to guess would run
-two orders inside one tensor-parallel group, which gives wrong numbers and no error. A leader that
-dies ends the training in any case.
+member has used both just before it agreed: the connection brought the proposal, and the store was
+read. Only who loses both in the one or two iterations until S ends with Disagreement: to guess
+would run two orders inside one tensor-parallel group, which gives wrong numbers and no error. A
+leader that dies ends the training in any case.
 
 So a member waits at most once per replan, at S, and only if the decision is later than a whole
 iteration.
@@ -67,7 +67,7 @@ class Proposal:
 
 
 class DecisionStore:
-    """Where the leader writes its decisions for members whose lane is lost."""
+    """Where the leader writes its decisions for members whose connection is lost."""
 
     def __init__(self, store: KeyValueStore) -> None:
         self._store = store
@@ -227,7 +227,7 @@ def starting_ballot(
 ) -> Ballot:
     """What to begin iteration `first` with: `resumed`, from a checkpoint, if there is one.
 
-    Else `schedule`, but a few iterations of `trial`, if any, which tells its ops' costs.
+    Else `schedule`, but a few iterations of `trial`, if any, which shows its ops' costs.
     """
     if resumed is not None or trial is None:
         return Ballot(scheduled(resumed or schedule))

@@ -21,8 +21,8 @@ _HEAD = struct.Struct("<QQ")  # bytes of the message from here on; frames taken 
 _ROOM = _FRAME - _HEAD.size
 LONGEST = 32 << 20  # bytes of a message
 WINDOW = 256  # frames that the peer has not taken yet: then nothing is sent
-ANY_RUN = -1  # the run of a message that says something of the lane alone
-_TELL = 64  # frames after which the peer is told that they have been taken
+ANY_RUN = -1  # the run of a message that says something of the connection alone
+_CONFIRM = 64  # frames after which the peer gets a confirmation
 
 
 class Channel:
@@ -30,7 +30,7 @@ class Channel:
 
     Nothing here waits for the peer but `receive`, `flush` and `reopen`. `relink`: connects the
     transport anew, and says whether it has, before an event is set. `lost`: why no message can
-    come, or empty. `heard`: when the last frame came, on the monotonic clock.
+    come, or empty. `last_frame`: when the last frame came, on the monotonic clock.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Channel:
         self._begin()
 
     def _begin(self) -> None:
-        self.lost, self.heard = "", time.monotonic()
+        self.lost, self.last_frame = "", time.monotonic()
         self._works: deque[Work] = deque()  # sends that the peer has not taken, as far as is known
         self._sent = self._taken = 0  # frames, and those of them that the peer has taken
-        self._received = self._told = 0  # frames, and those of them that the peer knows of
+        self._received = self._confirmed = 0  # frames, and those of them that the peer knows of
         self._posted: Work | None = None  # the receive of the next frame
         self._data, self._left = bytearray(), 0  # of a message that has come in part
 
@@ -58,7 +58,7 @@ class Channel:
         return self._relink is not None
 
     def reopen(self, over: threading.Event) -> bool:
-        """Wait until a lane that is lost is whole again, or `over` is set; whether it is.
+        """Wait until a connection that is lost is whole again, or `over` is set; whether it is.
 
         What was under way is lost.
         """
@@ -125,7 +125,7 @@ class Channel:
         frame, received = bytearray(_FRAME), self._received
         _HEAD.pack_into(frame, 0, left, received)
         frame[_HEAD.size : _HEAD.size + len(part)] = part
-        self._told = received
+        self._confirmed = received
         tensor = torch.frombuffer(frame, dtype=torch.uint8)
         self._sent += 1  # before it is: the answer may come at once
         self._works.append(self._transport.isend(tensor, self.peer, self._sent - 1))
@@ -147,7 +147,7 @@ class Channel:
             self._posted.wait(0.0)  # it came at the last moment, or is lost indeed
         self._posted = None
         self._received += 1
-        self.heard = time.monotonic()
+        self.last_frame = time.monotonic()
         return True
 
     def _take_frame(self, frame: bytes) -> bool:
@@ -161,7 +161,7 @@ class Channel:
         part = frame[_HEAD.size : _HEAD.size + left]
         self._data += part
         self._left = left - len(part)
-        if self._received - self._told >= _TELL:
+        if self._received - self._confirmed >= _CONFIRM:
             self.send({"kind": "alive", "run": ANY_RUN})
         return self._left == 0
 

@@ -5,9 +5,9 @@ report, and ranks that have to run the same order because they meet these in col
 parallel ones), which do not.
 
 Messages are received by one thread per channel; another one sends what the training thread hands
-it, and a heartbeat, so that no lane is ever idle; a lane that is lost is opened again. The training
-thread only looks, at an iteration boundary, which plan is in force. Nothing that fails here ends
-the training: it costs new plans, and is said once.
+it, and a heartbeat, so that no connection is ever idle; a connection that is lost is opened again.
+The training thread only looks, at an iteration boundary, which plan is in force. Nothing that fails
+here ends the training: it costs new plans, and is logged once.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Controller(ABC):
         self.refused = 0
         self._channels, self._store = dict(channels), store
         self._last: IterationRecord | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._leaving = threading.Event()  # nobody opens a lane again
+        self._leaving = threading.Event()  # nobody opens a connection again
         self._ending = threading.Event()  # nobody waits for messages any more
         self._threads = [threading.Thread(target=self._work, name="adaptra-control", daemon=True)]
         self._threads += [
@@ -123,8 +123,8 @@ class Controller(ABC):
         self._say_once(what, f"{how}; {GOES_ON} with the plan in force")
 
     def _say_once(self, what: str, more: str = "") -> None:
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._logged:
+            self._logged.add(what)
             log_line(what + more)
 
     # On the threads of the channels.
@@ -151,7 +151,7 @@ class Controller(ABC):
         if message["kind"] == "lost":
             raise PeerLost("what was sent there does not arrive")
         if message["kind"] == "alive" or message["run"] != self.first:
-            return True  # it says that the lane is there, or is of a run that is over
+            return True  # it says that the connection is there, or is of a run that is over
         try:
             return self._on_message(channel, message)
         except Exception as error:  # of a kind and of types that are right, yet not to be used
@@ -188,12 +188,12 @@ class Controller(ABC):
                 self._say("a control message cannot be sent", error)
 
     def _beat(self) -> None:
-        """No lane is idle, and one that is silent is noticed."""
+        """No connection is idle, and one that is silent is noticed."""
         for channel in self._channels.values():
             channel.send({"kind": "alive", "run": ANY_RUN})
-            silent = time.monotonic() - channel.heard
+            silent = time.monotonic() - channel.last_frame
             if silent > waits.QUIET and not channel.lost:
-                if channel.renews:  # a lane whose packets a firewall drops looks like this
+                if channel.renews:  # a connection whose packets a firewall drops looks like this
                     channel.lost = f"silent for {silent:.3g} s"
                 else:
                     self._say(f"no plan is changed while member {channel.peer} is silent")

@@ -154,7 +154,7 @@ class DecisionLog:
         self._write("prediction", decision, refreshed_ms=predicted_ms)
 
     def measure(self, decision: Decision, measured_ms: float | None) -> None:
-        """An iteration on this plan has taken `measured_ms`; None: no iteration tells."""
+        """An iteration on this plan has taken `measured_ms`; None: no iteration has run on it."""
         decision.measured_ms = measured_ms
         self._awaited = [d for d in self._awaited if d is not decision]
         self._write("outcome", decision, measured_ms=measured_ms)

@@ -40,7 +40,8 @@ class FailureLog:
     def connected(self, serial: int, neighbours: Mapping[int, int]) -> None:
         """The ranks have connected to each other, for the `serial`-th time.
 
-        `neighbours`: processes that this one can see, by global rank: who of them has died is told.
+        `neighbours`: processes that this one can see, by global rank: a death among them is
+        reported.
         """
 
     def close(self) -> None:
@@ -86,12 +87,12 @@ class SharedFailureLog(FailureLog):
         self._store.put(f"{self._serial}/waits/{rank}", json.dumps([peer, text]))
         end, passed = time.monotonic() + seconds, {rank}
         while time.monotonic() < end and peer not in passed and not self.read():
-            said = self._store.get(f"{self._serial}/waits/{peer}")
-            if said is None:
+            found = self._store.get(f"{self._serial}/waits/{peer}")
+            if found is None:
                 time.sleep(waits.LOOK_UP)  # torch's own wait for a key complains on stderr
                 continue
             passed.add(peer)
-            peer, text = json.loads(said)
+            peer, text = json.loads(found)
         return text
 
 

@@ -34,22 +34,22 @@ class StoreGather:
             self._store.set(self._key(number, self._rank), pickle.dumps(mine))
             self._wait(everything, "rank 0")
             return list(pickle.loads(self._store.get(everything)))
-        said = [mine]
+        values = [mine]
         for rank in range(1, self._size):
             key = self._key(number, rank)
             self._wait(key, f"rank {rank}")
-            said.append(pickle.loads(self._store.get(key)))
+            values.append(pickle.loads(self._store.get(key)))
             self._store.delete_key(key)
-        self._store.set(everything, pickle.dumps(said))
+        self._store.set(everything, pickle.dumps(values))
         if number > 1:  # all have been at the one after it, and so have read it
             self._store.delete_key(f"{_PREFIX}/{number - 2}/all")
-        return said
+        return values
 
     def _wait(self, key: str, who: str) -> None:
         try:
             self._store.wait([key], timedelta(seconds=waits.CONNECT))
         except Exception as error:  # torch has several types for it
-            raise PeerLost(f"{who} has said nothing in torch's store: {error}") from error
+            raise PeerLost(f"{who} has written nothing to torch's store: {error}") from error
 
     @staticmethod
     def _key(number: int, rank: int) -> str:

@@ -2,8 +2,8 @@
 
 Measuring, planning, control and reports run on one thread per rank. The training thread hands work
 over and does not wait for it; what it has to call itself, to take stamps, waits for nothing. An
-exception, a hang or a nonsensical value there costs the adaptation, for good, and is said once. The
-plan in force stays, as on all other ranks.
+exception, a hang or a nonsensical value there costs the adaptation, for good, and is logged once.
+The plan in force stays, as on all other ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megatron_adaptra import waits
 from megatron_adaptra.log import GOES_ON, log_line
 
 MOST = 10_000  # pieces that may wait; a healthy rank has a few
-_LONGEST = 300  # characters of an error that are said
+_LONGEST = 300  # characters of an error that are logged
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 
 
 class Guard:
-    """Runs what adapts this rank's training. `who`: this rank, in what is said.
+    """Runs what adapts this rank's training. `who`: this rank, in the log.
 
     `off`: something has failed, and nothing more is done. It takes any thread's calls.
     """
@@ -131,7 +131,7 @@ class Guard:
     # On any thread.
 
     def fail(self, what: Callable[..., Any], error: BaseException | str) -> None:
-        """End the adaptation, because of an `error` in `what`. The first one is said."""
+        """End the adaptation, because of an `error` in `what`. The first one is logged."""
         self.off = True
         if next(self._failures):
             return

@@ -17,7 +17,7 @@ _ITERATIONS = 2  # the optimizer makes its states in the first one
 class FrozenHeap:
     """Sets aside what this process holds when two iterations are over.
 
-    Nothing where the collector is off: somebody else sees to it, as Megatron's --manual-gc does.
+    Nothing where the collector is off: other code sees to it, as Megatron's --manual-gc does.
     """
 
     def __init__(self) -> None:

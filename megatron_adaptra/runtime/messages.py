@@ -1,7 +1,8 @@
 """What leader and members say to each other, and what is refused because it cannot be that.
 
 Every message has its `kind`, and the `run` that it belongs to: the first iteration of that. `alive`
-and `lost` say something of the lane alone: that it is there, and that one direction of it is not.
+and `lost` say something of the connection alone: that it is there, and that one direction of it is
+not.
 """
 
 from __future__ import annotations

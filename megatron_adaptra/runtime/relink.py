@@ -1,4 +1,4 @@
-"""A lane of control that is lost is made anew: a firewall may drop it, and the training goes on.
+"""A control connection that is lost is made anew: a firewall may drop it, and the training goes on.
 
 The two ends notice the loss at different moments, and an attempt may fail at one end alone. So each
 end writes into torch's key-value store how often it has come, and follows the other one where that
@@ -24,7 +24,7 @@ class Relink:
     """Connects `transport` anew to member `peer`, for a Channel.
 
     `members`: by index, the global ranks; this one is the first of them, or `peer` is. `name`: of
-    the lanes as they were opened. `devices`: one or more, see `open_links`.
+    the connections as they were opened. `devices`: one or more, see `open_links`.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class Relink:
         self._came = 0  # how often
 
     def __call__(self, over: threading.Event) -> bool:
-        """Whether there is a new lane, before `over` is set; the other end is waited for."""
-        board = KeyValueStore(f"adaptra/{self._name}/")
+        """Whether there is a new connection, before `over` is set; the other end is waited for."""
+        store = KeyValueStore(f"adaptra/{self._name}/")
         me = dist.get_rank()
         mine, theirs = f"{me}>{self._members[self._peer]}", f"{self._members[self._peer]}>{me}"
         self._came += 1
         pause = waits.LOOK_UP
         while not over.wait(pause):
-            other = int(board.get(theirs) or 0)
+            other = int(store.get(theirs) or 0)
             self._came = max(self._came, other)
-            if board.put(mine, str(self._came)) and self._came == other:
+            if store.put(mine, str(self._came)) and self._came == other:
                 try:
                     self._connect()
                     return True
@@ -61,7 +61,7 @@ class Relink:
     def _connect(self) -> None:
         link = (0, self._peer or self._members.index(dist.get_rank()))
         name = f"{self._name}/{self._came}"
-        lanes = open_links(
+        connections = open_links(
             self._members, [link], name, "member", self._devices, waits.CLOSE, store_connection()
         )
-        self._transport.replace(self._peer, *lanes)
+        self._transport.replace(self._peer, *connections)

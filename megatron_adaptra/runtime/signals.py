@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from megatron_adaptra.log import log_line
 
-_CREDENTIALS = struct.Struct("3i")  # process, user and group of whoever has written
+_CREDENTIALS = struct.Struct("3i")  # process, user and group of the writer
 _active: list[LastWords] = []
 _mask = threading.local()  # of the thread that forks
 
@@ -25,7 +25,7 @@ class LastWords:
     """On `signum` logs what `words()` returns and exits with 128 + `signum`.
 
     Made on the main thread of a process in which that signal has its default action. A handler that
-    somebody sets later keeps the signal.
+    other code sets later keeps the signal.
     """
 
     def __init__(self, signum: int, words: Callable[[], str]) -> None:
@@ -47,7 +47,7 @@ class LastWords:
         if self in _active:
             _active.remove(self)
             self._give_back()
-            self._writer.shutdown(socket.SHUT_RDWR)  # whoever else has a copy of it
+            self._writer.shutdown(socket.SHUT_RDWR)  # of all copies of it
             self._thread.join()
             self._close()
 
@@ -69,7 +69,7 @@ class LastWords:
         self._writer.close()
 
     def _handle(self, *_: object) -> None:
-        """Python's handler: enough by itself where somebody has taken the wake-up descriptor."""
+        """Python's handler: enough by itself where other code has taken the wake-up descriptor."""
         if self._ending.acquire(blocking=False):
             log_line(f"ended by signal {self.signum}: {self._words()}")
             os._exit(128 + self.signum)

@@ -58,7 +58,7 @@ class Watchdog:
             seconds = min(waits.CHAIN, (time.monotonic() - self.waits_for[2]) / 2)
             rank, other = self.ranks[self.stage], self.ranks[peer]
             text = self.failure_log.end_of_waits(rank, other, own, seconds)
-        # Whoever noticed first saw the culprit, the rest may see each other go.
+        # The rank that noticed first saw the culprit, the rest may see each other go.
         first = self.failure_log.read()
         if not first:
             self.failure_log.write(text)
@@ -75,7 +75,7 @@ class Watchdog:
     def end_on_signal(self, signum: int = signal.SIGTERM) -> Callable[[], None]:
         """On signal `signum` log what was waited for and exit, even while blocked in a library.
 
-        A handler of somebody else's keeps the signal. Returns a function that puts things back.
+        A handler of other code keeps the signal. Returns a function that puts things back.
         """
         main = threading.current_thread() is threading.main_thread()
         if not main or signal.getsignal(signum) is not signal.SIG_DFL:

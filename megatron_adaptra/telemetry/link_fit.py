@@ -1,4 +1,4 @@
-"""Delay and bandwidth of a link, told apart: seconds = delay + bytes / bandwidth.
+"""Delay and bandwidth of a link, measured apart: seconds = delay + bytes / bandwidth.
 
 Small messages show the delay, large ones both. A line is put through recent messages of any sizes
 by the median of all slopes (Theil 1950, Sen 1968), weighted by the difference of bytes that a slope
@@ -134,7 +134,7 @@ def transmissions(
     left = -math.inf
     for nbytes, t in sorted(messages, key=lambda message: message[1].completed):
         leaves, posted = t.completed - transit, t.posted - transit
-        waited = not t.eager and posted > t.sent  # for its receive, which nothing tells the end of
+        waited = not t.eager and posted > t.sent  # for its receive, for an unknown time
         ready = max(t.sent, posted) if waited else t.sent
         (late if waited else busy).append(Sample(nbytes, leaves - max(ready, left)))
         left = leaves

@@ -195,10 +195,10 @@ def main() -> None:
     ours, taken, counts = life.ours()
     mine = {"same": ours == stock, "taken": taken, "counts": counts}
     mine |= {"unreachable": life.unreachable(), "crowded": life.crowded()}
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine)
     if dist.get_rank() == 0:
-        print("LIFE " + json.dumps(everyone), flush=True)
+        print("LIFE " + json.dumps(gathered), flush=True)
     dist.destroy_process_group()
 
 

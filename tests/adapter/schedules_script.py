@@ -110,10 +110,10 @@ def main() -> None:
             references[plain] = train(plain, dataset, gpt.forward_backward_function())
         gc.freeze()  # as it was, or the collection in each training looks at all of torch again
         both = {"name": case.name, "stock": references[plain], "ours": ours(case, dataset)}
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, both)
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, both)
         if dist.get_rank() == 0:
-            print("CASE " + json.dumps(everyone), flush=True)
+            print("CASE " + json.dumps(gathered), flush=True)
     dist.destroy_process_group()
 
 

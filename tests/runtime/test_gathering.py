@@ -20,8 +20,8 @@ def test_all_have_what_each_said(ranks):
     def body(rank):
         rng, gather = random.Random(seed), StoreGather(store, rank, ranks)
         for number in range(20):
-            everyone = [(number, i, rng.random(), None) for i in range(ranks)]
-            assert gather.gather(everyone[rank]) == everyone
+            gathered = [(number, i, rng.random(), None) for i in range(ranks)]
+            assert gather.gather(gathered[rank]) == gathered
         return True
 
     assert all(on_threads(ranks, body))
@@ -40,5 +40,5 @@ def test_whoever_says_nothing_is_named(monkeypatch):
         return str(caught.value)
 
     first, second, _ = on_threads(3, body)
-    assert first.startswith("rank 2 has said nothing in torch's store")
-    assert second.startswith("rank 0 has said nothing")
+    assert first.startswith("rank 2 has written nothing in torch's store")
+    assert second.startswith("rank 0 has written nothing")

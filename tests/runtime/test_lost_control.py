@@ -259,7 +259,7 @@ class Lane(Channel):
 def happens(what: str, seat: RankFixture, channel: Lane, others: set[int]) -> None:
     if what == "a quiet week":
         last = time.monotonic() + 3 * waits.FOREVER
-        until(lambda: min(channel.heard, time.monotonic()) > last, "the other side beats")
+        until(lambda: min(channel.last_frame, time.monotonic()) > last, "the other side beats")
     elif what == "silence":
         channel.mute = True
         until(lambda: channel.times > 0, "the lane is whole again")

@@ -143,9 +143,9 @@ def unexplained(seat, mode):
     native = dist.all_reduce
 
     def odd(tensor, op=ReduceOp.SUM, group=None, async_op=False):
-        everyone = [torch.zeros_like(tensor) for _ in range(4)]
-        dist.all_gather(everyone, tensor)
-        a, b, c, d = everyone
+        gathered = [torch.zeros_like(tensor) for _ in range(4)]
+        dist.all_gather(gathered, tensor)
+        a, b, c, d = gathered
         tensor.copy_((a + c) + (b + d))
 
     dist.all_reduce = odd

@@ -20,7 +20,7 @@ constexpr long kTls13 = 0x0304;
 // Of OpenSSL's headers: values that are part of its binary interface.
 constexpr int kSetMinimum = 123, kSetMode = 33, kSetReadAhead = 41;     // of SSL_CTX_ctrl
 constexpr long kPartialWrites = 1, kMovingBuffer = 2;
-constexpr uint64_t kEndWithoutGoodbye = 1u << 7;
+constexpr uint64_t kEndWithoutClose = 1u << 7;
 constexpr int kVerifyPeer = 1;
 constexpr int kWantRead = 2, kWantWrite = 3, kSystem = 5, kOver = 6;    // of SSL_get_error
 constexpr int kSource = 0x0400;                                         // a kind of BIO
@@ -193,7 +193,7 @@ OpenSsl::OpenSsl() {
   }
   SSL_CTX_ctrl(context, kSetMode, kPartialWrites | kMovingBuffer, nullptr);
   SSL_CTX_ctrl(context, kSetReadAhead, 1, nullptr);
-  SSL_CTX_set_options(context, kEndWithoutGoodbye);  // whatever ends, its path has failed
+  SSL_CTX_set_options(context, kEndWithoutClose);  // whatever ends, its path has failed
   SSL_CTX_set_num_tickets(context, 0);
   SSL_CTX_set_psk_client_callback(context, first_key);
   SSL_CTX_set_psk_server_callback(context, second_key);

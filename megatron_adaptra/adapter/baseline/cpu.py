@@ -164,7 +164,7 @@ def _stand_in_tensors() -> None:
             wanted = args[0] if args else kwargs["dtype"]
             name = str(wanted).replace("torch.cuda.", "torch.")
             return kind(self, name if isinstance(wanted, str) else wanted)
-        # Megatron's optimizer tells precisions apart by this string.
+        # Megatron's optimizer distinguishes precisions by this string.
         return kind(self).replace("torch.", "torch.cuda.", 1)
 
     def same(self: Any, *_: Any, **__: Any) -> Any:

@@ -25,8 +25,8 @@ def traced_ops(
 ) -> Iterator[None]:
     """Record every forward_step and backward_step of Megatron's schedule in `probe`.
 
-    `line`: the forwards and backwards that it runs, in order. If it runs others `otherwise` is told
-    what it was, or ScheduleError raised.
+    `line`: the forwards and backwards that it runs, in order. If it runs others `otherwise` is
+    called what it was, or ScheduleError raised.
     """
 
     def recorded(kind: Kind, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,9 +34,9 @@ def traced_ops(
 
         def run(*args: Any, **kwargs: Any) -> Any:
             op = next(ops, None)
-            told = kwargs.get("current_microbatch"), kwargs.get("vp_stage") or 0
-            if op is None or (told[0] is not None and told != op[1:3]):
-                what = f"Megatron is about to run {kind.value} {told}, not {op}"
+            given = kwargs.get("current_microbatch"), kwargs.get("vp_stage") or 0
+            if op is None or (given[0] is not None and given != op[1:3]):
+                what = f"Megatron is about to run {kind.value} {given}, not {op}"
                 if otherwise is None:
                     raise ScheduleError(what)
                 otherwise(what)
@@ -58,7 +58,7 @@ def traced_ops(
 
 @contextlib.contextmanager
 def timed_messages(probe: Probe | GuardedProbe) -> Iterator[None]:
-    """Tell `probe` when the host calls for Megatron's own messages, for one iteration.
+    """Report to `probe` when the host calls for Megatron's own messages, for one iteration.
 
     With its usual settings Megatron makes the host wait there for the whole device.
     """
@@ -76,7 +76,7 @@ def timed_messages(probe: Probe | GuardedProbe) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched_messages(watchdog: Watchdog) -> Iterator[None]:
-    """Tell the watchdog which message Megatron's own communicator waits for, for one iteration.
+    """Show the watchdog which message Megatron's communicator waits for, for one iteration.
 
     A broken connection becomes PeerLost with the op and the peer.
     """

@@ -27,7 +27,7 @@ def find(target: str) -> tuple[Any, str]:
 def patch_attr(owner: Any, name: str, value: Any) -> Callable[[], None]:
     """Set attribute `name` of a module, a class or one object, `owner`; returns the undoing.
 
-    The undoing leaves alone what somebody else has put on top. `value` is a plain function where a
+    The undoing leaves alone what other code has put on top. `value` is a plain function where a
     static method was.
     """
     own = vars(owner)

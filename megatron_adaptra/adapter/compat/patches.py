@@ -282,7 +282,7 @@ class Resolved:
             config = replace(config, small_collectives="off")
         return replace(config, recompute=config.recompute and "recompute" not in self.off)
 
-    def said(self) -> list[str]:
+    def lines(self) -> list[str]:
         """One line for each feature that is off."""
         lines = {PATCHES[i].feature: f"this Megatron has no {gone}" for i, gone in self.off.items()}
         return [f"off: {feature}: {reason}" for feature, reason in lines.items()]

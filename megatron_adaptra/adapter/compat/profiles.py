@@ -138,7 +138,7 @@ def verify(row: Profile) -> None:
         raise misfit(words)
     from megatron.core.pipeline_parallel import schedules
 
-    # Where the warmup comes from is the one thing needed that no signature tells.
+    # Where the warmup comes from is the one thing needed that no signature shows.
     code = inspect.getsource(schedules.forward_backward_pipelining_without_interleaving)
     if row.depth not in code:
         raise misfit(f"the 1F1B schedule does not read its warmup from {row.depth}")

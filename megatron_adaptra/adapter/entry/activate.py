@@ -36,7 +36,7 @@ class Activation:
         self._stack.callback(undo)
 
     def undo(self) -> None:
-        """Put everything back; a second call does nothing. What fails in it is said, not raised."""
+        """Put everything back; a second call does nothing. What fails is logged, not raised."""
         self.over = True
         with contextlib.suppress(ValueError):
             _active.remove(self)
@@ -71,7 +71,7 @@ def activate(
     from megatron_adaptra.adapter.pipeline.session import Session
 
     session = Session(resolved.without_missing(config), row, resolved, device)
-    for line in resolved.said():
+    for line in resolved.lines():
         session.context.say(line)
 
     @functools.wraps(original)
@@ -100,7 +100,7 @@ def _gpu_of_all() -> Device:
     Raises UnsupportedBackend, on all ranks alike.
     """
     from megatron_adaptra.adapter.compat.backend import open_gpu
-    from megatron_adaptra.adapter.pipeline.everyone import reason_anywhere
+    from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 
     device: Device = HOST
     reason = ""

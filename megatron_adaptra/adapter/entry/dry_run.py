@@ -1,4 +1,4 @@
-"""`--adaptra-dry-run`: what the plugin would do in this job, said without starting it."""
+"""`--adaptra-dry-run`: what the plugin would do in this job, printed without starting it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _lines(args: Any, job: Job) -> list[str]:
         end = "the job would end here" if config.strict else "the job would train as stock Megatron"
         return [*out, f"  seams            do not match: {error}", f"  so               {end}"]
     out += ["  seams            match", f"  engine           {_engine(args, config)}"]
-    out += [f"  {line}" for line in resolved.said()]
+    out += [f"  {line}" for line in resolved.lines()]
     for lasts in Lasts:
         out += _patched(lasts, resolved)
     return out + _plan(args, config)

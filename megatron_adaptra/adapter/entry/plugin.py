@@ -107,7 +107,7 @@ class Plugin:
         return result
 
     def _check(self, args: Any) -> None:
-        """Everything that can be said before processes meet."""
+        """All problems that are known before processes meet."""
         from megatron_adaptra.adapter.compat.profiles import profile
         from megatron_adaptra.transport.scenario import load_rules
 

@@ -1,7 +1,8 @@
 """Putting the plugin into a process that will import Megatron's training program.
 
-`register` asks to be told when modules of Megatron are imported, and the functions that a training
-program goes through are wrapped before anybody can bind their names. Nothing is imported early.
+`register` asks to be called when modules of Megatron are imported, and the functions that a
+training program goes through are wrapped before anybody can bind their names. Nothing is imported
+early.
 """
 
 from __future__ import annotations

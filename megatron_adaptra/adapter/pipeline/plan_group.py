@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.adapter.pipeline.everyone import from_everyone
+from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
 from megatron_adaptra.runtime.machines import Place, clocks, neighbours
 from megatron_adaptra.transport.descriptors import descriptors_left, room
 
@@ -29,7 +29,7 @@ class PlanGroup:
     this one sees, by global rank. `resumed`: what the leader brought from a checkpoint, or None.
     `limits`: what some rank's model does not allow, and why (`compatibility.limits_of`).
     `serial`: of this group's connections, the same on all ranks. `left[rank]`: of every global
-    rank, the descriptors left to it when lanes and control have taken theirs.
+    rank, the descriptors left to it when connections and control have taken theirs.
     """
 
     members: tuple[int, ...]
@@ -44,15 +44,15 @@ class PlanGroup:
 
     @classmethod
     def gather(cls, resumed: Any, limits: dict[str, str]) -> PlanGroup:
-        """Learn where everybody is, and what everybody can do; a collective over all ranks.
+        """Learn where each rank is, and what it can do; a collective over all ranks.
 
         `resumed` and `limits` are this rank's own.
         """
         global _serial
         key, stage = _group_key(), mpu.get_pipeline_model_parallel_rank()
         mine = (key, Place.here(), stage, resumed, limits, _serial, room())
-        everyone = from_everyone(mine)
-        keys, places, stages, plans, all_limits, serials, rooms = zip(*everyone, strict=True)
+        gathered = from_all_ranks(mine)
+        keys, places, stages, plans, all_limits, serials, rooms = zip(*gathered, strict=True)
         members = tuple(rank for rank, other in enumerate(keys) if other == key)
         known = {k: why for found in all_limits for k, why in found.items() if why}
         serial = max(serials)

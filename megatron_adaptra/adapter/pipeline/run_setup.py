@@ -19,7 +19,7 @@ from megatron_adaptra.adapter.compat.schedule_args import (
     models_of,
 )
 from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
-from megatron_adaptra.adapter.pipeline.everyone import from_everyone, reason_anywhere
+from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks, reason_anywhere
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
@@ -72,7 +72,7 @@ def start_run(
     """Begin with 1F1B, or a checkpoint's plan, for the number of microbatches of `arguments`.
 
     `iteration`: the one to come. `executes`: whether our executor runs the iterations, so that the
-    order may be any. `announce`: whether decisions are said aloud. `resumes`: this is the job's
+    order may be any. `announce`: whether decisions are logged. `resumes`: this is the job's
     first run, which begins with a checkpoint's plan if that fits. Collective: where the start has
     failed on some rank there is no run, but the reason, the same everywhere, why Megatron has to
     run the pipeline. Raises BadInput for a policy that the model does not allow.
@@ -120,9 +120,9 @@ def _agreed(wiring: Wiring, digest: str, reason: str) -> str:
     """
     if why := reason_anywhere(reason):
         return why
-    everyone = from_everyone((wiring.plan_group.members[0], digest))
-    for rank, (leader, other) in enumerate(everyone):
-        if other != everyone[leader][1]:
+    gathered = from_all_ranks((wiring.plan_group.members[0], digest))
+    for rank, (leader, other) in enumerate(gathered):
+        if other != gathered[leader][1]:
             return f"rank {rank} would begin with another plan than rank {leader}"
     return ""
 

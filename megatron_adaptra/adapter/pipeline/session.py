@@ -42,11 +42,11 @@ class Session:
     """Stands in for Megatron's forward_backward function.
 
     Built when Megatron's groups exist. `device`: what runs the ops. `run` is None until the first
-    training iteration, which tells the number of microbatches and the size of a message; another
+    training iteration, which shows the number of microbatches and the size of a message; another
     one takes its place when that number changes. `patches`: what this job may patch. `iteration`:
     the one to come. Of iterations in `keep_records`, `records` has what was measured. `counted`:
     iterations whose bytes were counted. `resumed`: what a checkpoint's file holds, see Fits.
-    `announce`: decisions are said aloud. `defer_hooks`: see SmallCollectives; it, `reruns` and
+    `announce`: decisions are logged. `defer_hooks`: see SmallCollectives; it, `reruns` and
     `step_result` are there where `attach` has put them.
     """
 

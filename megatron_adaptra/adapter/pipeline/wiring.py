@@ -16,7 +16,7 @@ from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_bytes, models_of
-from megatron_adaptra.adapter.pipeline.everyone import reason_anywhere
+from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
 from megatron_adaptra.device.base import Device
@@ -62,7 +62,7 @@ class RankContext:
 
     `ranks[i]` is the global rank of stage i of this rank's pipeline, `stage` its own. `emulator`
     is None where no link is emulated. `guard`: through which the training calls all that adapts it,
-    the `probe` included. `notices`: what is said once, at rank 0. `device`: what runs the ops;
+    the `probe` included. `notices`: what is logged once, at rank 0. `device`: what runs the ops;
     messages are in its memory. On a GPU a healthy pipeline is Megatron's own.
     """
 
@@ -247,7 +247,7 @@ def open_wiring(
 def _relink(
     wire: Wire, control: Transport, members: Sequence[int], peer: int, name: str
 ) -> Relink | None:
-    """How a lane of control is made anew, where the wire does not do it."""
+    """How a control connection is made anew, where the wire does not do it."""
     if isinstance(wire, GlooWire) and isinstance(control, GlooTransport):
         return Relink(control, members, peer, name, wire.devices)
     return None
@@ -297,20 +297,20 @@ def _connect(
 
 
 def _over_gloo(missing: str) -> str:
-    """What is said once, although it is known twice. `missing`: the rank, and why."""
+    """What is logged once, although it is known twice. `missing`: the rank, and why."""
     return f"messages go over gloo, for there is no engine: {missing}"
 
 
 def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
     me = dist.get_rank()
-    board = StoreRendezvous(f"adaptra/{group.serial}/engine")
+    rendezvous = StoreRendezvous(f"adaptra/{group.serial}/engine")
     machine, decisions = group.hosts[me], _log_file(context.config)
     log = decisions and decisions.with_suffix(f".connections{decisions.suffix}")
     timeout, encrypt = context.config.timeout, context.config.encrypt
-    # The network that NCCL uses for this GPU, and nothing else, tells how its messages are doing.
+    # The network that NCCL uses for this GPU, and nothing else, shows how its messages are doing.
     gpu = context.device.pci if isinstance(context.device, CudaDevice) else ""
     host = local_address(gpu=bool(gpu))
-    endpoint = Endpoint(me, host, machine, board, timeout, log, encrypted=encrypt, gpu=gpu)
+    endpoint = Endpoint(me, host, machine, rendezvous, timeout, log, encrypted=encrypt, gpu=gpu)
     return EngineWire(endpoint, me)
 
 

@@ -1,9 +1,9 @@
 """Megatron's question whether to run an iteration again, answered after the fact.
 
 Before the optimizer's step all ranks agree on whether one of them has seen a result that it wants
-to see again (rerun_state_machine.py). Nearly always nobody has. So each rank tells the others, goes
-on as if nobody had, and learns better with the gradient norm, before the step has changed anything:
-then the iteration is run again, as Megatron would have done.
+to see again (rerun_state_machine.py). Nearly always nobody has. So each rank informs the others,
+goes on as if nobody had, and learns better with the gradient norm, before the step has changed
+anything: then the iteration is run again, as Megatron would have done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megatron_adaptra.runtime.collectives.collective import SmallCollective
 
 
 class Rerun(Exception):
-    """Somebody wants the iteration to be run again."""
+    """A rank wants the iteration to be run again."""
 
 
 class Reruns:
@@ -65,7 +65,7 @@ class Reruns:
         return learn
 
     def train(self, train_step: Callable[[], Any]) -> Any:
-        """Megatron's `train_step`, once more if it turns out that somebody wants it."""
+        """Megatron's `train_step`, once more if it turns out that a rank wants it."""
         try:
             with stopped_on(Rerun, self._timers):
                 return train_step()

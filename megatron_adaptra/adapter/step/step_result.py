@@ -2,9 +2,9 @@
 
 After the step Megatron all-reduces, one after the other over the model-parallel group: whether it
 was successful, the gradient norm, and, if that is logged, the number of zeros. They follow from
-what the stages have told each other during the step, so they are the same on all ranks. At first
-all are exchanged together. Once they have been seen to agree, every rank takes its own, tells the
-others, and makes sure a step later that theirs were the same.
+what the stages have sent each other during the step, so they are the same on all ranks. At first
+all are exchanged together. Once they have been seen to agree, every rank takes its own, sends it to
+the others, and makes sure a step later that theirs were the same.
 """
 
 from __future__ import annotations

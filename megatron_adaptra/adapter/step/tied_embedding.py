@@ -1,6 +1,6 @@
 """The gradients of a tied embedding: its two ends need not wait for each other.
 
-The last stage has its share long before the first one, and tells it at once. The sum is there when
+The last stage has its share long before the first one, and sends it at once. The sum is there when
 the first stage needs it. The last one would wait a delay of the link for the other share, and all
 that comes after it would, too; but before its step nobody looks at the sum: a tied weight counts
 for the gradient norm on the first stage alone. So it goes on, and takes the sum when the norm has

@@ -1,8 +1,9 @@
 """An asynchronous all-gather of a few bytes, in one delay of the slowest link.
 
 A backend's all-reduce passes partial results round a ring or up a tree: over a slow link it takes
-two delays or more, and over gloo twice that, for nothing moves before the receiver has said that it
-is ready. Here values are sent at once, into receives that were posted two all-gathers before.
+two delays or more, and over gloo twice that, for nothing moves before the receiver has announced
+that it is ready. Here values are sent at once, into receives that were posted two all-gathers
+before.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from megatron_adaptra.errors import PeerLost, reason_of
 _HEAD = struct.Struct("<qq")  # number of the all-gather, payload bytes; negative: text of an error
 _ERROR_BYTES = 256  # at most, of such a text
 _TAGS = 1 << 20  # all-gathers before a tag comes back
-# Nobody can be further ahead: to end an all-gather one needs a value of everybody.
+# Nobody can be further ahead: to end an all-gather one needs a value of each member.
 _AHEAD = 2
 _CLOSE = timedelta(seconds=10)
 _Sends = list[tuple[int, "dist.Work | str"]]  # to whom, and the send, or why there is none
@@ -107,7 +108,7 @@ class FlatAllGather(AllGather):
         self._payload = payload
 
     def send_error(self, error: PeerLost) -> None:
-        """Send `error` in place of a payload: the `wait` of whoever gets it raises it.
+        """Send `error` in place of a payload: the `wait` of the member that gets it raises it.
 
         Returns when it is on its way, or after the timeout.
         """

@@ -32,7 +32,7 @@ class SmallCollective:
     """One operation of one group, with tensors of one shape.
 
     `name`: of the function in torch.distributed; with `number` unique, and the same on all members.
-    `members`: global ranks. `stages`: of the members. `op`: of a reduction; None: everybody gets
+    `members`: global ranks. `stages`: of the members. `op`: of a reduction; None: all get
     what the member of index `source` has. `connect`: opens an AllGather, collectively. `auto`: use
     whichever path is faster, backend or AllGather, as measured; else the AllGather. `fixed`: sums
     whose order in the backend is not known are summed in the order of the members. `say`: says a

@@ -23,7 +23,7 @@ from megatron_adaptra.transport.descriptors import DEVICE, make_room
 from megatron_adaptra.transport.wire import Connect
 
 _SIZE = 8  # bytes that say how many a payload has
-# Shares of the timeout: whoever waits for a leader learns whom that has waited for.
+# Shares of the timeout: a member that waits for a leader learns whom that has waited for.
 _UP, _ACROSS = 0.5, 0.75
 
 
@@ -156,7 +156,7 @@ class HierarchicalAllGather(AllGather):
         thread.start()
 
     def wait(self) -> list[torch.Tensor]:
-        """As for AllGather; whoever is missing is named on all members."""
+        """As for AllGather; the missing member is named on all others."""
         everything = self._gathered.result() if self._leads else self._down.wait()[0]
         values: dict[int, torch.Tensor] = {}
         at = 0
@@ -174,7 +174,7 @@ class HierarchicalAllGather(AllGather):
             one.close()
 
     def _lead(self, payload: torch.Tensor) -> torch.Tensor:
-        """Everybody's values, a stage after another."""
+        """The values of all members, a stage after another."""
         try:
             ours = self._up.wait()
             ours[0] = payload

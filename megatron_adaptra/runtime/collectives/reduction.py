@@ -133,7 +133,7 @@ def kinds_of(op: ReduceOp, dtype: torch.dtype, size: int) -> torch.Tensor:
         return torch.zeros_like(numbers)
     if str(op) != str(ReduceOp.SUM):
         return numbers
-    # The first two may change places; four members tell the way round.
+    # The first two may change places; four members show the way round.
     heads = path(numbers, size)[:4].T.tolist()
     kinds: dict[tuple[object, ...], int] = {}
     keys = [(frozenset(head[:2]), *head[2:]) for head in heads]
@@ -141,7 +141,7 @@ def kinds_of(op: ReduceOp, dtype: torch.dtype, size: int) -> torch.Tensor:
 
 
 def trials(op: ReduceOp, dtype: torch.dtype, size: int, width: int) -> Iterator[torch.Tensor]:
-    """Test values without end, `size` rows of `width`, whose result tells of the order."""
+    """Test values without end, `size` rows of `width`, whose result depends on the order."""
     generator, shape = torch.Generator().manual_seed(_SEED), (size, width)
     for number in count():
         if not dtype.is_floating_point:
@@ -159,7 +159,7 @@ def trials(op: ReduceOp, dtype: torch.dtype, size: int, width: int) -> Iterator[
 
 
 def _extremes(turn: int, part: int, size: int) -> torch.Tensor:
-    """A column whose maximum tells of the order; a few turns of four parts tell all."""
+    """A column whose maximum depends on the order; a few turns of four parts show all."""
     members = torch.arange(size)[:, None]
     place = (members - 2 * turn) % size
     if part < 2:

@@ -150,8 +150,8 @@ class SmallCollectives:
     def prefetch(self, values: Sequence[tuple[torch.Tensor, dist.ReduceOp]], group: Any) -> None:
         """Send `values` of all-reduces to come over `group` along with its next one.
 
-        Whoever all-reduces one of them then has the result at once, of equal ones in their order.
-        What nobody asks for is dropped at the next call. All members have to call it alike.
+        A rank that all-reduces one of them then has the result at once, of equal ones in their
+        order. What nobody asks for is dropped at the next call. All members have to call it alike.
         """
         found = [(self._find("all_reduce", value, op, group), value) for value, op in values]
         for one in self._all():

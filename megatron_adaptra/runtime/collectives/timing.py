@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from megatron_adaptra.device.base import Device, Mark
 
-# Seconds; None while they are not known, and for ever where the device does not tell.
+# Seconds; None while they are not known, and for ever where the device does not report it.
 Taken = Callable[[], float | None]
 
 

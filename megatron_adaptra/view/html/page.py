@@ -46,8 +46,8 @@ def tiles(items: Sequence[tuple[str, str]]) -> str:
 
 def section(title: str, *content: str, note: str = "") -> str:
     """A card under `title`, with a quiet `note`: text. `content` is markup."""
-    said = element("p", text(note), class_="note") if note else ""
-    return element("section", element("h2", text(title)), said, *content)
+    intro = element("p", text(note), class_="note") if note else ""
+    return element("section", element("h2", text(title)), intro, *content)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], strong: Sequence[int] = ()) -> str:

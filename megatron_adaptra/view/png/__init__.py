@@ -4,5 +4,5 @@ from megatron_adaptra.errors import MissingPackage
 
 
 def no_matplotlib() -> MissingPackage:
-    """What is said, or raised, where a PNG is asked for and matplotlib is not installed."""
+    """What is printed, or raised, where a PNG is asked for and matplotlib is not installed."""
     return MissingPackage("a PNG", ["matplotlib"], "'megatron-adaptra[plot]'")

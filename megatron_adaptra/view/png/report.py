@@ -70,10 +70,11 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
 
 def _header(figure: Any, report: Report, height: float) -> None:
     write_header(figure, height, findings.headline(report), findings.setting(report))
-    said = "   ".join(("✓ " if same else "✗ ") + words for words, same in findings.verdicts(report))
-    fine = all(same for _, same in findings.verdicts(report))
+    results = findings.verdicts(report)
+    summary = "   ".join(("✓ " if same else "✗ ") + words for words, same in results)
+    fine = all(same for _, same in results)
     style = {"fontsize": 10.5, "fontweight": "bold", "color": GOOD if fine else BAD}
-    figure.text(0.025, 1 - 0.93 / height, said, va="top", **style)
+    figure.text(0.025, 1 - 0.93 / height, summary, va="top", **style)
 
 
 def _notes(figure: Any, lines: Sequence[str], height: float) -> None:

@@ -13,7 +13,7 @@ RIGHT, TOP, BOTTOM, ROW = 18, 8, 44, 23  # pixels
 
 
 def dot_chart_svg(chart: DotChart, width: int = 620) -> str:
-    """The chart without its legend, for which see `dots_legend`; a dot tells its value.
+    """The chart without its legend, for which see `dots_legend`; a dot shows its value.
 
     `width`: pixels; the height follows from the rows.
     """

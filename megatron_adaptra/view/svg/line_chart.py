@@ -25,7 +25,7 @@ def line_chart_svg(
     """Lines with a legend; `phases`, name to [first, end), are named, "slow" is shaded.
 
     Marks are dashed verticals. The first iteration pays for start-up, so it does not stretch the
-    scale: where it lies beyond, a triangle at the upper edge stands for it. `title`: said when
+    scale: where it lies beyond, a triangle at the upper edge stands for it. `title`: shown when
     pointed at. `width`, `height`: pixels.
     """
     return _Chart(series, phases or {}, marks, title, width, height).svg()

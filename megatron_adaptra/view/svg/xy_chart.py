@@ -11,7 +11,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 16, 26, 46  # pixels
 
 
 def xy_chart_svg(chart: XYChart, width: int = 620, height: int = 330) -> str:
-    """The chart without its legend, for which see `curves_legend`; a dot tells its values.
+    """The chart without its legend, for which see `curves_legend`; a dot shows its values.
 
     `width`, `height`: pixels.
     """

@@ -1,4 +1,4 @@
-"""What all ranks of the job tell each other when a run starts."""
+"""What all ranks of the job send each other when a run starts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from megatron_adaptra.transport.connect import store_connection
 _gather: StoreGather | None = None
 
 
-def from_everyone(mine: Any) -> list[Any]:
+def from_all_ranks(mine: Any) -> list[Any]:
     """What each rank has given as `mine`, by rank; a collective of all.
 
-    Over gloo it tells at once who has died. Anything else would put work on a device, where stock
-    Megatron has none, so torch's store carries it. Raises PeerLost for a rank that does not come.
+    Over gloo a rank that has died is known at once. Anything else would put work on a device, where
+    stock Megatron has none, so torch's store carries it. Raises PeerLost for a rank that does not
+    come.
     """
     global _gather
     if dist.get_backend() == "gloo":
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
-        return everyone
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, mine)
+        return gathered
     if _gather is None:
         _gather = StoreGather(store_connection(), dist.get_rank(), dist.get_world_size())
     return _gather.gather(mine)
@@ -34,6 +35,6 @@ def reason_anywhere(reason: str, waited: bool = False) -> str:
     `reason`: this rank's own, or an empty string. `waited`: it is that another rank did not come,
     which is not the reason where there is another one.
     """
-    everyone = from_everyone((waited, reason))
-    found = [(late, rank, why) for rank, (late, why) in enumerate(everyone) if why]
+    gathered = from_all_ranks((waited, reason))
+    found = [(late, rank, why) for rank, (late, why) in enumerate(gathered) if why]
     return "rank {1}: {2}".format(*min(found)) if found else ""
