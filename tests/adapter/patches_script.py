@@ -259,7 +259,7 @@ def activated(config: AdaptraConfig, **facts: bool) -> dict[str, Any]:
         assert before.changed() == []
         return {"stock": str(error)}
     active.undo()
-    return {"off": dict(active.session.patches.off), "said": active.session.patches.lines()}
+    return {"off": dict(active.session.patches.off), "printed": active.session.patches.lines()}
 
 
 def trained_without(bench: Bench, name: str, config: AdaptraConfig, shape: gpt.GPTShape) -> None:

@@ -27,7 +27,7 @@ def test_settings_are_read_among_other_flags():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "printed"),
     [
         (["--adaptra-engin", "native"], "unknown flag --adaptra-engin; did you mean --adaptra-eng"),
         (["--adaptra-zzz"], "unknown flag --adaptra-zzz"),
@@ -38,10 +38,10 @@ def test_settings_are_read_among_other_flags():
         (["--adaptra-decision-log"], "--adaptra-decision-log: expected one argument"),
     ],
 )
-def test_what_is_misspelt_is_refused_in_one_line(words, said):
+def test_what_is_misspelt_is_refused_in_one_line(words, printed):
     with pytest.raises(AdaptraError) as error:
         flags.read(words)
-    assert said in str(error.value)
+    assert printed in str(error.value)
     assert "\n" not in str(error.value)
 
 

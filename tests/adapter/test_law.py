@@ -77,24 +77,24 @@ def cases(everything: bool) -> Iterator[Case]:
 
 def faults(job: list[list[str]]) -> Iterator[str]:
     """What is wrong with the cases of a job, as its ranks have printed it."""
-    said, case = list[str](), ""
+    printed, case = list[str](), ""
     for rank, text in enumerate(job):
         for line in text:
             if line.startswith("BEGIN "):
-                said, case = [], line[6:]
+                printed, case = [], line[6:]
             elif line.startswith("END "):
                 if not json.loads(line[4:])["same"]:
-                    yield f"rank {rank} has other bits: {case} {said}"
+                    yield f"rank {rank} has other bits: {case} {printed}"
                 if repeated := [
                     one
-                    for one, times in Counter(said).items()
+                    for one, times in Counter(printed).items()
                     if times > 1 and one.startswith("adaptra: ")
                 ]:
                     yield f"rank {rank} says it again and again: {case} {repeated}"
             else:
-                said.append(line)
+                printed.append(line)
         if not text or text[-1] != "DONE":
-            yield f"rank {rank} has not ended: {case} {said[-25:]}"
+            yield f"rank {rank} has not ended: {case} {printed[-25:]}"
 
 
 def test_nothing_that_the_training_thread_calls_can_wait() -> None:

@@ -268,9 +268,9 @@ def test_a_megatron_that_does_not_fit_trains_as_stock_with_one_warning(folder: P
     assert ours.status == 0, ours.text[-3000:]
     assert len(ours.printed) == 6
     assert ours.printed == stock(2, iterations=6).done.printed
-    said = re.findall(r"^adaptra: (.*)", ours.text, re.MULTILINE)
-    assert len(said) == 1
-    assert re.search("training goes on as stock Megatron.*forward_step", said[0])
+    printed = re.findall(r"^adaptra: (.*)", ours.text, re.MULTILINE)
+    assert len(printed) == 1
+    assert re.search("training goes on as stock Megatron.*forward_step", printed[0])
     strict = run("--adaptra-strict")
     assert strict.status != 0
     assert re.findall(r"^adaptra: (.*forward_step.*)", strict.text, re.MULTILINE)

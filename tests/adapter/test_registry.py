@@ -217,7 +217,7 @@ def test_without_a_target_happens_what_its_entry_says(
         assert f"{target} does not exist" in row["stock"]
     else:
         assert row["off"][name] == target
-        assert f"off: {entry.feature}: this Megatron has no {target}" in row["said"]
+        assert f"off: {entry.feature}: this Megatron has no {target}" in row["printed"]
 
 
 def test_without_an_optional_target_training_goes_on(without: list[dict[str, Any]]) -> None:
@@ -261,7 +261,7 @@ def test_in_the_training_program_all_is_taken_back(engine: str, tmp_path: Path) 
 @needs_training
 @pytest.mark.cold
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "printed"),
     [
         ("train_step", ["training goes on as stock Megatron: .*training:train_step does not"]),
         ("parse_args", ["training goes on as stock Megatron: .*arguments:parse_args does not"]),
@@ -271,7 +271,7 @@ def test_in_the_training_program_all_is_taken_back(engine: str, tmp_path: Path) 
         ),
     ],
 )
-def test_a_megatron_with_other_names_trains(names: str, said: list[str], tmp_path: Path) -> None:
+def test_a_megatron_with_other_names_trains(names: str, printed: list[str], tmp_path: Path) -> None:
     """Its sources have these names changed, so that it works without them."""
     words = words_of(tmp_path, 2, "--adaptra", iterations=6)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -284,6 +284,6 @@ def test_a_megatron_with_other_names_trains(names: str, said: list[str], tmp_pat
     assert done.printed == stock(2, iterations=6).done.printed
     lines = re.findall(r"^adaptra: (.*)", done.text, re.MULTILINE)
     lines = [line for line in lines if "off: " in line or "as stock" in line]
-    assert len(lines) == len(said), lines
-    assert all(any(re.search(words, line) for line in lines) for words in said)
+    assert len(lines) == len(printed), lines
+    assert all(any(re.search(words, line) for line in lines) for words in printed)
     assert done.plans == []  # the first two are stock, the last has no log line to add it to

@@ -50,9 +50,9 @@ def test_p2p_measures_each_transport_each_way_and_draws_it(tmp_path):
         speed = row["mb_per_s"]
         assert row["ratio_to_gloo"] == pytest.approx(speed / gloo["mb_per_s"]), transport
         assert row["ratio_to_copy"] == pytest.approx(speed / copy["mb_per_s"])
-    said = words(page(out / "p2p.html"))
-    assert "shm" in said
-    assert "1 MiB" in said
+    printed = words(page(out / "p2p.html"))
+    assert "shm" in printed
+    assert "1 MiB" in printed
     if (out / "p2p.png").exists():  # where matplotlib is installed
         assert png_size(out / "p2p.png")[0] > 100
 
@@ -197,13 +197,13 @@ def agents(*words, second=()):
         for first in ((), second)
     ]
     try:
-        said = [process.communicate(timeout=PATIENCE) for process in started]
+        printed = [process.communicate(timeout=PATIENCE) for process in started]
     finally:
         for process in started:
             process.kill()
             process.wait()
-    assert [process.returncode for process in started] == [0, 0], said
-    return [out.decode() for out, _ in said if out]
+    assert [process.returncode for process in started] == [0, 0], printed
+    return [out.decode() for out, _ in printed if out]
 
 
 @built

@@ -180,8 +180,8 @@ def test_adaptra_run_gives_its_ranks_the_installed_package(place: Place, tmp_pat
     done = place.adaptra("run", *options, place.script, "--a", cwd=place.clone)
     assert "has no engine" not in done.stderr
     logs = sorted(tmp_path.glob("*/attempt_0/*/stdout.log"))
-    said = [json.loads(path.read_text()) for path in logs]
-    assert [words[:4] for words in said] == [
+    printed = [json.loads(path.read_text()) for path in logs]
+    assert [words[:4] for words in printed] == [
         [str(place.installed), "", [str(place.script), "--a"], "__main__"]
     ] * 2
 

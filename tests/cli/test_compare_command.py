@@ -164,15 +164,15 @@ def test_out_holds_data_page_and_picture(here, tmp_path):
     assert set(data["delay_tolerance"]) == {"adaptive", "adaptive + recompute"}
     assert all(times >= 0 for line in data["delay_tolerance"].values() for times in line)
     root = page(tmp_path / "new" / "compare.html")
-    said = words(root)
+    printed = words(root)
     for text in (
         "Memory against time",
         "How much delay a given memory hides",
         "zb-h1",
         "6 (all)",
     ):
-        assert text in said
-    assert "In the memory of 1F1B: " in said
+        assert text in printed
+    assert "In the memory of 1F1B: " in printed
     dots = [title.splitlines()[0] for title in titles(root) if "\n" in title]
     assert dots.count("adaptive") == 4  # two budgets in two charts
     assert dots.count("1f1b") == 1
@@ -196,9 +196,9 @@ sys.exit(main({argv}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0
-    said = "a PNG needs matplotlib, which is not installed: pip install 'megatron-adaptra[plot]'"
+    printed = "a PNG needs matplotlib, which is not installed: pip install 'megatron-adaptra[plot]'"
     lines = [line for line in done.stderr.splitlines() if " so far)" not in line]
-    assert lines == [f"adaptra: {said}"]
+    assert lines == [f"adaptra: {printed}"]
     assert {path.name for path in tmp_path.iterdir()} == {
         MARKER, "compare.json", "compare.html",
     }  # fmt: skip

@@ -90,10 +90,10 @@ def test_kinds_and_chunks_have_colours_of_their_own(here, tmp_path):
     assert sum(int(fills["F0.1"][i : i + 2], 16) for i in (1, 3, 5)) > sum(
         int(fills["F0"][i : i + 2], 16) for i in (1, 3, 5)
     )
-    said = words(root)
+    printed = words(root)
     for name in ("F forward", "B backward", "R recompute", "W weight gradient", "chunk 0, 1"):
-        assert name in said
-    assert "all ops equally long" in said
+        assert name in printed
+    assert "all ops equally long" in printed
 
 
 @pytest.mark.parametrize("kind", ["svg", "html", "trace", "ascii"])

@@ -36,10 +36,10 @@ def wrong(tmp_path, monkeypatch):
                     status = ended.code
                 except Exception as error:
                     status = repr(error)
-            said = err.getvalue()
-            line = said.startswith("adaptra: error: ") and said.count("\n") == 1
-            if status != 2 or not line or len(said) > 1100 or out.getvalue():
-                found.append(([str(word)[:60] for word in words], status, said[:200]))
+            printed = err.getvalue()
+            line = printed.startswith("adaptra: error: ") and printed.count("\n") == 1
+            if status != 2 or not line or len(printed) > 1100 or out.getvalue():
+                found.append(([str(word)[:60] for word in words], status, printed[:200]))
         return found
 
     return wrong

@@ -49,10 +49,10 @@ def test_adaptra_run_starts_torchrun(script, tmp_path):
     options = ("--standalone", "--nproc-per-node", "2", "--redirects", "1", "--log-dir", tmp_path)
     done = run("megatron_adaptra", "run", *options, script, "--b")
     assert done.returncode == 0, done.stderr
-    said = [
+    printed = [
         json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/attempt_0/*/stdout.log"))
     ]
-    assert [argv for argv, *_ in said] == [["--b"], ["--b"]]
+    assert [argv for argv, *_ in printed] == [["--b"], ["--b"]]
 
 
 @pytest.mark.parametrize("way", [("megatron_adaptra.run",), ("megatron_adaptra", "run")])

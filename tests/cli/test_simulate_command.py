@@ -109,8 +109,8 @@ def test_the_shape_is_known_from_the_file(here, tmp_path):
 )
 def test_files_that_are_no_schedule(here, tmp_path, content, line):
     path = written(tmp_path, content)
-    said = here.refused("simulate", "--schedule", path, *TIMES)
-    assert said.startswith(f"--schedule '{path}': {line}")
+    printed = here.refused("simulate", "--schedule", path, *TIMES)
+    assert printed.startswith(f"--schedule '{path}': {line}")
 
 
 def test_files_that_are_not_there(here, tmp_path):
@@ -130,8 +130,8 @@ def test_files_that_are_not_there(here, tmp_path):
 def test_schedules_that_cannot_run(here, tmp_path, content, budget, line):
     path = written(tmp_path, content)
     words = ("--schedule", path, *TIMES, "--activation-budget", budget)
-    said = here.refused("simulate", *words)
-    assert said.startswith(f"--schedule '{path}': it cannot run: {line}")
+    printed = here.refused("simulate", *words)
+    assert printed.startswith(f"--schedule '{path}': it cannot run: {line}")
 
 
 def test_draws_are_the_same_for_the_same_seed(here):

@@ -1,8 +1,8 @@
 """The vote on a plan, in every order in which its steps can come, and with every loss.
 
-What can happen is explored to the end: each step of the leader, of two members, of their lanes and
-of the board, in any order; lanes cut and the board lost at any moment. No threads: each step is one
-that the real ones make under one lock.
+What can happen is explored to the end: each step of the leader, of two members, of their
+connections and of the store, in any order; connections cut and the store lost at any moment. No
+threads: each step is one that the real ones make under one lock.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class State:
     to_leader: dict[int, tuple[Any, ...]] = field(
         default_factory=lambda: dict.fromkeys(MEMBERS, ())
     )
-    to_board: tuple[Any, ...] = ()  # what the leader's control thread has yet to write
-    board: Any = None  # "open", then the decision
+    to_store: tuple[Any, ...] = ()  # what the leader's control thread has yet to write
+    store: Any = None  # "open", then the decision
     cut: frozenset[int] = frozenset()
-    board_lost: bool = False
+    store_lost: bool = False
     proposed: bool = False
 
     def key(self) -> Any:
@@ -62,8 +62,8 @@ class State:
             for m in MEMBERS
         ]  # it does not matter who is who
         return (
-            self.ranks[0].key(), tuple(sorted(members, key=repr)), self.to_board, self.board,
-            self.board_lost, self.proposed,
+            self.ranks[0].key(), tuple(sorted(members, key=repr)), self.to_store, self.store,
+            self.store_lost, self.proposed,
         )  # fmt: skip
 
     def copy(self) -> State:
@@ -78,9 +78,9 @@ class State:
 
     def steps(self) -> Iterator[tuple[str, Callable[[State], None]]]:
         """What can happen next, each as a change of a copy of this state."""
-        if not self.proposed and not self.board_lost:  # the leader writes on the board first
+        if not self.proposed and not self.store_lost:  # the leader writes on the store first
             yield "propose", State.propose
-        if self.to_board and not self.board_lost:
+        if self.to_store and not self.store_lost:
             yield "write", State.write
         for member in MEMBERS:
             if member not in self.cut:
@@ -89,10 +89,10 @@ class State:
                     yield f"member {member} receives", lambda s, m=member: s.receive(m)
                 if self.to_leader[member]:
                     yield f"leader receives {member}", lambda s, m=member: s.take_ack(m)
-            if self.ranks[member].waits and self.board in (True, False) and not self.board_lost:
+            if self.ranks[member].waits and self.store in (True, False) and not self.store_lost:
                 yield f"member {member} looks", lambda s, m=member: s.look(m)
-        if not self.board_lost:
-            yield "board lost", State.lose_board
+        if not self.store_lost:
+            yield "store lost", State.lose_store
         slowest = min(rank.ballot.iteration for rank in self.ranks)
         for number, rank in enumerate(self.ranks):
             # Nobody is more than one iteration ahead of the others: they are one pipeline.
@@ -101,21 +101,21 @@ class State:
 
     def propose(self) -> None:
         ballot = self.ranks[0].ballot
-        self.proposed, self.board = True, "open"
+        self.proposed, self.store = True, "open"
         if ballot.offer(Proposal(NUMBER, SWAP, NEW)):
             for member in set(MEMBERS) - self.cut:
                 self.to_member[member] += ("propose",)
 
     def write(self) -> None:
-        self.board, *rest = self.to_board
-        self.to_board = tuple(rest)
+        self.store, *rest = self.to_store
+        self.to_store = tuple(rest)
 
     def lose(self, member: int) -> None:
         self.cut |= {member}
         self.to_member[member] = self.to_leader[member] = ()
 
-    def lose_board(self) -> None:
-        self.board_lost = True
+    def lose_store(self) -> None:
+        self.store_lost = True
 
     def receive(self, member: int) -> None:
         message, *rest = self.to_member[member]
@@ -124,7 +124,7 @@ class State:
         if message != "propose":
             ballot.decide(NUMBER, message)
             return
-        ok = not self.board_lost and self.board == "open"
+        ok = not self.store_lost and self.store == "open"
         ok = ok and ballot.offer(Proposal(NUMBER, SWAP, NEW))
         self.to_leader[member] += (NEW.digest if ok else "",)
 
@@ -138,10 +138,10 @@ class State:
     def tell(self, commit: bool) -> None:
         for member in set(MEMBERS) - self.cut:
             self.to_member[member] += (commit,)
-        self.to_board += (commit,)
+        self.to_store += (commit,)
 
     def look(self, member: int) -> None:
-        self.ranks[member].ballot.decide(NUMBER, self.board)
+        self.ranks[member].ballot.decide(NUMBER, self.store)
 
     def boundary(self, number: int) -> None:
         rank = self.ranks[number]
@@ -193,12 +193,12 @@ def test_no_order_of_events_and_no_loss_splits_the_ranks_or_holds_one_up() -> No
             opened = rank.ballot._open
             assert opened is not None
             knows = opened.committed is not None
-            by_lane = member not in state.cut and not {True, False}.isdisjoint(
+            by_connection = member not in state.cut and not {True, False}.isdisjoint(
                 state.to_member[member]
             )
-            by_board = not state.board_lost and (state.to_board or state.board in (True, False))
-            loses_both = member in state.cut and state.board_lost
-            assert knows or by_lane or by_board or loses_both, state
+            by_store = not state.store_lost and (state.to_store or state.store in (True, False))
+            loses_both = member in state.cut and state.store_lost
+            assert knows or by_connection or by_store or loses_both, state
         if all(rank.ballot.iteration == LAST for rank in state.ranks):
             swapped += state.ranks[0].ballot.in_force == NEW
             stayed += state.ranks[0].ballot.in_force == OLD

@@ -21,9 +21,9 @@ def texts(seed):
     return [chr(97 + i % 26) * size for i, size in enumerate(sizes)]
 
 
-def exchange(seat, seed):
+def exchange(me, seed):
     """Both sides send everything from one thread while another receives."""
-    channel = Channel(seat.transport, 1 - seat.rank)
+    channel = Channel(me.transport, 1 - me.rank)
     got, sent = [], threading.Event()
 
     def receives():
@@ -33,12 +33,12 @@ def exchange(seat, seed):
 
     receiver = threading.Thread(target=receives)
     receiver.start()
-    for text in texts(seed + seat.rank):
+    for text in texts(seed + me.rank):
         until(lambda t=text: channel.send({"text": t}), "the other side takes what was sent")
     sent.set()
     receiver.join(PATIENCE)
-    seat.meet()
-    return got == texts(seed + 1 - seat.rank)
+    me.meet()
+    return got == texts(seed + 1 - me.rank)
 
 
 @pytest.mark.parametrize("kind", KINDS)

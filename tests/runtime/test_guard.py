@@ -25,37 +25,37 @@ class Probe:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr(module, "log_line", lines.append)
     return lines
 
 
-def test_a_failure_is_said_once_and_ends_everything_else(said: list[str]) -> None:
+def test_a_failure_is_said_once_and_ends_everything_else(printed: list[str]) -> None:
     guard, ran = Guard("stage 1 (rank 3)"), list[int]()
     count = guard.method(guard.call(Probe), Probe.count)
     assert [count(), count(step=1), count(), count()] == [1, 2, None, None]
     guard.later(ran.append, 1)
     assert guard.call(int, "1") is None
     guard.fail(int, "another one")
-    until(lambda: said, "it is said")
+    until(lambda: printed, "it is logged")
     guard.close(PATIENCE)
     assert guard.off
     assert ran == []
-    assert len(said) == 1
-    assert said[0].startswith(
+    assert len(printed) == 1
+    assert printed[0].startswith(
         "stage 1 (rank 3) adapts no more, training goes on as planned: Probe.count: Zero"
     )
 
 
-def test_what_cannot_be_made_does_nothing(said: list[str]) -> None:
+def test_what_cannot_be_made_does_nothing(printed: list[str]) -> None:
     guard = Guard()
     count = guard.method(guard.call(Probe, 1), Probe.count)  # type: ignore[call-arg]
     assert guard.off
     assert count() is None
 
 
-def test_work_is_done_in_its_order_beside_the_caller(said: list[str]) -> None:
+def test_work_is_done_in_its_order_beside_the_caller(printed: list[str]) -> None:
     guard, threads = Guard(), list[tuple[int, str]]()
     for i in range(20):
         guard.later(lambda i=i: threads.append((i, threading.current_thread().name)))
@@ -63,10 +63,10 @@ def test_work_is_done_in_its_order_beside_the_caller(said: list[str]) -> None:
     assert threads == [(i, "adaptra-guard") for i in range(20)]
     guard.close(PATIENCE)
     assert "adaptra-guard" not in {thread.name for thread in threading.enumerate()}
-    assert said == []
+    assert printed == []
 
 
-def test_a_hang_is_noticed_and_named(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_is_noticed_and_named(printed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "WORK", 0.0)
     guard, end, began = Guard(), threading.Event(), threading.Event()
 
@@ -77,18 +77,18 @@ def test_a_hang_is_noticed_and_named(said: list[str], monkeypatch: pytest.Monkey
     guard.later(hangs)
     assert began.wait(PATIENCE)
     guard.later(int)
-    until(lambda: said, "it is said")
-    assert "hangs: it does not come back" in said[0]
+    until(lambda: printed, "it is logged")
+    assert "hangs: it does not come back" in printed[0]
     with pytest.raises(TimeoutError):
         guard.result(0.01, int)
     with pytest.raises(TimeoutError):  # at once, as it is known
         guard.result(PATIENCE, int)
     guard.close(PATIENCE)
     end.set()
-    assert len(said) == 1
+    assert len(printed) == 1
 
 
-def test_too_much_work_ends_it(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_work_ends_it(printed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 3)
     guard, end = Guard(), threading.Event()
     for _ in range(6):
@@ -98,7 +98,7 @@ def test_too_much_work_ends_it(said: list[str], monkeypatch: pytest.MonkeyPatch)
     guard.close(PATIENCE)
 
 
-def test_a_result_is_had_also_after_a_failure(said: list[str]) -> None:
+def test_a_result_is_had_also_after_a_failure(printed: list[str]) -> None:
     guard = Guard()
     guard.fail(int, "whatever")
     assert guard.result(PATIENCE, int, "3") == 3

@@ -44,18 +44,18 @@ def word(*numbers):
     return torch.tensor(numbers, dtype=torch.uint8)
 
 
-def many_all_gathers(seat, stages, seed):
+def many_all_gathers(me, stages, seed):
     """Over two exchanges by turns, told early and heard late."""
-    rng, mine = random.Random(seed), random.Random(seed + seat.rank)
-    links = links_of(seat.rank, stages)
+    rng, mine = random.Random(seed), random.Random(seed + me.rank)
+    links = links_of(me.rank, stages)
     exchanges = [links.open(300), links.open(300)]
-    assert all(isinstance(e, HierarchicalAllGather) and e.me == seat.rank for e in exchanges)
+    assert all(isinstance(e, HierarchicalAllGather) and e.me == me.rank for e in exchanges)
     for number in range(40):
         told = []
         for exchange in exchanges:
             lengths = [rng.choice((0, 1, rng.randrange(300), 300)) for _ in stages]
             told.append([torch.full((n,), (number + i) % 251) for i, n in enumerate(lengths)])
-            exchange.start(told[-1][seat.rank].byte())
+            exchange.start(told[-1][me.rank].byte())
             threading.Event().wait(mine.choice((0, 0, 2e-3)))
         for exchange, values in zip(exchanges, told, strict=True):
             heard = exchange.wait()
@@ -70,17 +70,17 @@ def test_all_get_what_each_has_sent(stages):
     assert all(everywhere(many_all_gathers, stages, seed, ranks=len(stages)))
 
 
-def faster(seat, stages, slow):
+def faster(me, stages, slow):
     """All but one are an exchange ahead: they have heard, and told again."""
-    exchange = links_of(seat.rank, stages).open(8)
-    exchange.start(word(seat.rank))
-    if seat.rank != slow:
+    exchange = links_of(me.rank, stages).open(8)
+    exchange.start(word(me.rank))
+    if me.rank != slow:
         first = exchange.wait()
-        exchange.start(word(seat.rank, 1))
-    seat.meet()
-    if seat.rank == slow:
+        exchange.start(word(me.rank, 1))
+    me.meet()
+    if me.rank == slow:
         first = exchange.wait()
-        exchange.start(word(seat.rank, 1))
+        exchange.start(word(me.rank, 1))
     assert [v.tolist() for v in first] == [[i] for i in range(len(stages))]
     assert [v.tolist() for v in exchange.wait()] == [[i, 1] for i in range(len(stages))]
     return True
@@ -91,15 +91,15 @@ def test_nobody_waits_for_another_to_wait(slow):
     assert all(everywhere(faster, UNEVEN, slow, ranks=6))
 
 
-def one_goes(seat, stages, lost):
-    exchange = links_of(seat.rank, stages, SOON).open(8)
-    exchange.run(word(seat.rank))
-    seat.meet()
-    if seat.rank == lost:
-        seat.say("ready")
+def one_goes(me, stages, lost):
+    exchange = links_of(me.rank, stages, SOON).open(8)
+    exchange.run(word(me.rank))
+    me.meet()
+    if me.rank == lost:
+        me.say("ready")
         threading.Event().wait(PATIENCE)
     try:
-        exchange.run(word(seat.rank))
+        exchange.run(word(me.rank))
     except PeerLost as error:
         return str(error)
 
@@ -112,7 +112,9 @@ def test_everybody_names_whoever_is_missing(lost, silent):
         if not silent:
             processes.kill(lost)
         words = [processes.result(rank) for rank in range(6) if rank != lost]
-    named = [f"waited for rank {lost} to send its part of all-gather 1" in said for said in words]
+    named = [
+        f"waited for rank {lost} to send its part of all-gather 1" in printed for printed in words
+    ]
     assert all(named), words
 
 
@@ -130,14 +132,14 @@ class Listener:
         return self._group.send(tensors, peer, tag)
 
 
-def crossing(seat, stages):
-    links = links_of(seat.rank, stages)
+def crossing(me, stages):
+    links = links_of(me.rank, stages)
     sent = [[] for _ in links._groups]
     links._groups = [Listener(g, s) for g, s in zip(links._groups, sent, strict=True)]
     exchange = links.open(100)
     for _ in range(5):
-        exchange.run(word(seat.rank))
-    seat.meet()
+        exchange.run(word(me.rank))
+    me.meet()
     return sent
 
 
@@ -201,8 +203,8 @@ def large_group(rank, store, seed):
             for rows in adversarial(like.dtype, count, seed):
                 theirs = rows[rank].clone()
                 native(theirs)
-                said = exchange.run(rows[rank].clone().view(torch.uint8))
-                ours = orders.reduce(op, [value.view(like.dtype) for value in said])
+                printed = exchange.run(rows[rank].clone().view(torch.uint8))
+                ours = orders.reduce(op, [value.view(like.dtype) for value in printed])
                 assert bool(reduction._equal(ours, theirs).all()), (str(op), count)
     return found
 

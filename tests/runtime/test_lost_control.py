@@ -38,7 +38,8 @@ START, DEEP = schedule((2, 1), 4), schedule((4, 1), 4)
 
 
 class Cut(Channel):
-    """The member's end of a lane that is lost at the first message of a kind, which is lost, too.
+    """The member's end of a connection that is lost at the first message of a kind, which is lost,
+    too.
 
     The other end comes to know it.
     """
@@ -63,7 +64,7 @@ class Cut(Channel):
 
 
 @pytest.mark.parametrize("at", ["report", "propose", "ack", "decision"])
-def test_a_lane_that_is_cut_at_any_moment_splits_and_ends_nobody(
+def test_a_connection_that_is_cut_at_any_moment_splits_and_ends_nobody(
     at: str, tmp_path: Any, hasty: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Of stage 2, or of a rank beyond the pipeline, at its first message of a kind."""
@@ -76,9 +77,9 @@ def test_a_lane_that_is_cut_at_any_moment_splits_and_ends_nobody(
     for ran in run.ran:
         assert ran == run.ran[0]
     assert len(warmups(run.ran[0])) == (2 if at == "decision" else 1)
-    said = [line for line in capfd.readouterr().err.splitlines() if "is not heard" in line]
-    assert len(said) == 2 or (reports and said)  # by each end
-    assert all("training goes on with the plan in force" in line for line in said)
+    printed = [line for line in capfd.readouterr().err.splitlines() if "is not heard" in line]
+    assert len(printed) == 2 or (reports and printed)  # by each end
+    assert all("training goes on with the plan in force" in line for line in printed)
 
 
 class Broken:
@@ -122,8 +123,8 @@ def test_without_torchs_store_no_plan_comes_in_and_training_goes_on(
     run = drive(tmp_path / "d", lambda i: SLOW if i >= 6 else {}, 30, store=store, paced=True)
     store.over.set()
     assert {one.warmup for ran in run.ran for one in ran} == {STOCK}
-    said = [line for line in capfd.readouterr().err.splitlines() if "key-value store" in line]
-    assert len(said) == 1
+    printed = [line for line in capfd.readouterr().err.splitlines() if "key-value store" in line]
+    assert len(printed) == 1
 
 
 def test_a_store_that_ends_with_the_training_is_no_news(
@@ -146,7 +147,7 @@ def test_a_store_that_ends_with_the_training_is_no_news(
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_a_store_that_dies_during_the_vote_does_not_matter_where_lanes_are_whole(
+def test_a_store_that_dies_during_the_vote_does_not_matter_where_connections_are_whole(
     hangs: bool, tmp_path: Any, hasty: None
 ) -> None:
     store = Broken(hangs)
@@ -166,22 +167,22 @@ def test_a_store_that_dies_during_the_vote_does_not_matter_where_lanes_are_whole
         assert ran == run.ran[0]
 
 
-def follows_a_leader_that_dies(seat: RankFixture) -> Any:
+def follows_a_leader_that_dies(me: RankFixture) -> Any:
     """Rank 0 proposes, gets the acknowledgement, and is killed before it decides."""
     decisions = DecisionStore(KeyValueStore("adaptra/"))
-    if seat.rank == 0:
-        channel, proposal = Channel(seat.transport, 1), Proposal(0, 2, scheduled(DEEP), "k")
+    if me.rank == 0:
+        channel, proposal = Channel(me.transport, 1), Proposal(0, 2, scheduled(DEEP), "k")
         decisions.write(proposal)
         channel.send({**pack(proposal), "run": 0})
         answer = None
         while answer is None or answer["kind"] != "ack":
             answer = channel.receive(PATIENCE)
-        seat.meet()
-        seat.say(answer)
+        me.meet()
+        me.say(answer)
         threading.Event().wait(PATIENCE)  # killed here, and not with a lock that others need
-    follower = Member(starting_ballot(START), {0: Channel(seat.transport, 0)}, decisions, 0.5)
+    follower = Member(starting_ballot(START), {0: Channel(me.transport, 0)}, decisions, 0.5)
     assert follower.begin(0)[SCHEDULE] == START
-    seat.meet()
+    me.meet()
     assert follower.begin(1)[SCHEDULE] == START
     with pytest.raises(Disagreement) as error:
         follower.begin(2)
@@ -200,25 +201,26 @@ def test_leader_that_dies_before_its_decision_holds_nobody() -> None:
     assert words.startswith("no decision on proposal 0 at iteration 2: waited 0.5 s for stage 0")
 
 
-def trains(seat: RankFixture, what: str) -> Any:
-    """A leader and a member over gloo. Before a link gets slow, `what` happens to their lanes.
+def trains(me: RankFixture, what: str) -> Any:
+    """A leader and a member over gloo. Before a link gets slow, `what` happens to their
+    connections.
 
-    The depth of stage 0's warmup in each iteration, and what was said.
+    The depth of stage 0's warmup in each iteration, and what was printed.
     """
     shorten(setattr)
     if what == "silence":
         waits.QUIET = 1.0
     told = os.memfd_create("stderr")
     os.dup2(told, 2)
-    before = sockets()  # of the store, and of the other lanes
-    peer, transport = 1 - seat.rank, seat.open("control")
+    before = sockets()  # of the store, and of the other connections
+    peer, transport = 1 - me.rank, me.open("control")
     assert isinstance(transport, GlooTransport)
     relink = Relink(transport, (0, 1), peer, "control", new_devices())
-    channel = Lane(transport, peer, None if what == "cut for good" else relink)
+    channel = CountedChannel(transport, peer, None if what == "cut for good" else relink)
     decisions = DecisionStore(KeyValueStore("adaptra/"))
     ballot = starting_ballot(schedule((2, 1), 8))
     controller: Watched | Member
-    if seat.rank == 0:
+    if me.rank == 0:
         estimator = Estimator(8, ["one"] * 2, None, 1000)
         log = DecisionLog(None)
         loop = WatchedLoop(schedule((2, 1), 8), estimator, ReplanPolicy(), log, workers(2))
@@ -229,19 +231,19 @@ def trains(seat: RankFixture, what: str) -> Any:
     for iteration in range(24):
         ran.append(controller.begin(iteration)[SCHEDULE].warmup[0])
         if iteration == 8:
-            seat.meet()
-            happens(what, seat, channel, before)
-            seat.meet()
+            me.meet()
+            happens(what, me, channel, before)
+            me.meet()
         delay = 0.04 if iteration >= 10 else 1e-4
-        controller.report(record(seat.rank, iteration, {1 - seat.rank: delay}, count=8))
+        controller.report(record(me.rank, iteration, {1 - me.rank: delay}, count=8))
         if isinstance(controller, Watched) and not channel.lost:
             controller.wait_for(iteration, votes=True)
-        seat.meet()
+        me.meet()
     controller.close()
     return ran, os.pread(told, 10_000, 0).decode()
 
 
-class Lane(Channel):
+class CountedChannel(Channel):
     """Counts how often it is whole again; `mute`: what is sent is lost without a word."""
 
     mute, times = False, 0
@@ -256,22 +258,22 @@ class Lane(Channel):
         return whole
 
 
-def happens(what: str, seat: RankFixture, channel: Lane, others: set[int]) -> None:
+def happens(what: str, me: RankFixture, channel: CountedChannel, others: set[int]) -> None:
     if what == "a quiet week":
         last = time.monotonic() + 3 * waits.FOREVER
         until(lambda: min(channel.last_frame, time.monotonic()) > last, "the other side beats")
     elif what == "silence":
         channel.mute = True
-        until(lambda: channel.times > 0, "the lane is whole again")
+        until(lambda: channel.times > 0, "the connection is whole again")
     elif what.startswith("cut"):
         for _ in range(2 if what == "cut twice" else 1):
             times = channel.times
-            seat.meet()
-            if seat.rank == 0:
+            me.meet()
+            if me.rank == 0:
                 cut(sockets() - others)
             until(lambda n=times: bool(channel.lost) or channel.times > n, "the cut is noticed")
             if what != "cut for good":
-                until(lambda n=times: channel.times > n, "the lane is whole again")
+                until(lambda n=times: channel.times > n, "the connection is whole again")
 
 
 def cut(connections: set[int]) -> None:
@@ -291,7 +293,7 @@ def sockets() -> set[int]:
     return found
 
 
-def test_a_quiet_week_ends_no_lane() -> None:
+def test_a_quiet_week_ends_no_connection() -> None:
     with Processes(trains, "a quiet week") as processes:
         (leads, told), (follows, heard) = processes.result(0), processes.result(1)
     assert leads == follows
@@ -303,19 +305,19 @@ def test_a_connection_that_cannot_be_made_anew_costs_new_plans_alone() -> None:
     with Processes(trains, "cut for good") as processes:
         (leads, told), (follows, heard) = processes.result(0), processes.result(1)
     assert leads == follows == [2] * 24
-    for said in (told, heard):
-        assert "no plan is changed any more: member" in said
-        assert said.count("training goes on with the plan in force") == 1
+    for printed in (told, heard):
+        assert "no plan is changed any more: member" in printed
+        assert printed.count("training goes on with the plan in force") == 1
 
 
 @pytest.mark.parametrize("what", ["cut once", "cut twice", "silence"])
-def test_a_lane_that_is_lost_is_made_anew(what: str) -> None:
+def test_a_connection_that_is_lost_is_made_anew(what: str) -> None:
     with Processes(trains, what) as processes:
         (leads, told), (follows, heard) = processes.result(0), processes.result(1)
     assert leads == follows
     assert leads[0] == 2 < leads[-1]
-    for said in (told, heard):
+    for printed in (told, heard):
         # Once, however often; torch has words of its own.
-        lost, whole = (line for line in said.splitlines() if line.startswith("adaptra: "))
+        lost, whole = (line for line in printed.splitlines() if line.startswith("adaptra: "))
         assert lost.startswith("adaptra: no plan is changed while member ")
         assert whole.endswith(" is heard again")

@@ -28,7 +28,7 @@ def test_containers_share_a_clock_but_do_not_see_each_other() -> None:
     assert neighbours([HERE, inside], 1) == {1: 9}
 
 
-def place(seat: RankFixture) -> tuple[Place, int]:
+def place(me: RankFixture) -> tuple[Place, int]:
     return Place.here(), os.getpid()
 
 

@@ -1,4 +1,4 @@
-"""Nonsense on a control lane: threads survive, only the package's errors come out."""
+"""Nonsense on a control connection: threads survive, only the package's errors come out."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_frame_gives_a_message_or_an_error_of_ours(seed: int) -> None:
     network.close()
 
 
-def test_a_lane_full_of_nonsense_does_not_stop_replans(
+def test_a_connection_full_of_nonsense_does_not_stop_replans(
     tmp_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Between any two messages of stage 1 there is one that makes no sense."""
@@ -140,8 +140,8 @@ def test_a_lane_full_of_nonsense_does_not_stop_replans(
         assert ran == run.ran[0]
     assert len(warmups(run.ran[0])) == 2
     assert run.leader.refused > 0
-    said = capfd.readouterr().err
-    assert said.count("a message of member 1 is ignored") == 1
+    printed = capfd.readouterr().err
+    assert printed.count("a message of member 1 is ignored") == 1
 
 
 def babble(rng: random.Random) -> dict[str, Any]:

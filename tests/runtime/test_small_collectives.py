@@ -38,21 +38,21 @@ def everywhere(body, *args, ranks):
         return [processes.result(rank) for rank in range(ranks)]
 
 
-def exchange_of(seat, ranks, nbytes=512, channel=0, timeout=PATIENCE):
+def exchange_of(me, ranks, nbytes=512, channel=0, timeout=PATIENCE):
     store = dist.PrefixStore("exchange", dist.distributed_c10d._get_default_store())
-    group = dist.ProcessGroupGloo(store, seat.rank, ranks, dist.default_pg_timeout)
+    group = dist.ProcessGroupGloo(store, me.rank, ranks, dist.default_pg_timeout)
     return FlatAllGather(group, [f"rank {i}" for i in range(ranks)], nbytes, timeout, channel)
 
 
-def many_all_gathers(seat, ranks, seed):
+def many_all_gathers(me, ranks, seed):
     rng = random.Random(seed)
-    exchange = exchange_of(seat, ranks)
+    exchange = exchange_of(me, ranks)
     for number in range(60):
         lengths = [rng.randrange(0, 512) for _ in range(ranks)]
         told = [
             torch.full((n,), (number + i) % 251, dtype=torch.uint8) for i, n in enumerate(lengths)
         ]
-        heard = exchange.run(told[seat.rank])
+        heard = exchange.run(told[me.rank])
         assert all(map(torch.equal, heard, told)), number
     return True
 
@@ -64,11 +64,11 @@ def test_all_get_what_each_has_sent(ranks):
     assert all(everywhere(many_all_gathers, ranks, seed, ranks=ranks))
 
 
-def one_goes(seat):
-    exchange = exchange_of(seat, 3)
+def one_goes(me):
+    exchange = exchange_of(me, 3)
     exchange.run(torch.zeros(1, dtype=torch.uint8))
-    seat.meet()
-    if seat.rank == 2:
+    me.meet()
+    if me.rank == 2:
         return "gone"
     try:
         while True:
@@ -83,7 +83,7 @@ def test_whoever_is_missing_is_named():
     assert any("rank 2" in word for word in words[:2]), words
 
 
-def backend_orders(seat, ranks):
+def backend_orders(me, ranks):
     found = {}
     for op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN):
         for dtype in DTYPES:
@@ -93,7 +93,7 @@ def backend_orders(seat, ranks):
                 def native(tensor, op=op):
                     dist.all_reduce(tensor, op)
 
-                orders = reduction.orders_of(native, op, like, seat.rank, ranks)
+                orders = reduction.orders_of(native, op, like, me.rank, ranks)
                 assert orders is not None, (str(op), dtype, count)
                 # Other values than those of the test: another seed, infinities, a NaN.
                 rng = torch.Generator().manual_seed(7 * ranks + count)
@@ -105,7 +105,7 @@ def backend_orders(seat, ranks):
                         rows[int(torch.randint(ranks, (1,), generator=rng)), 0] = special
                     elif trial == 5:  # zeros of both signs
                         rows *= 0
-                    ours, theirs = orders.reduce(op, list(rows)), rows[seat.rank].clone()
+                    ours, theirs = orders.reduce(op, list(rows)), rows[me.rank].clone()
                     native(theirs)
                     assert bool(reduction._equal(ours, theirs).all())
                 found[str(op), str(dtype), count] = orders.digest()
@@ -176,20 +176,20 @@ def test_an_order_that_no_candidate_has_is_not_taken_for_one():
     assert reduction.orders_of(in_pairs, ReduceOp.SUM, torch.zeros(1), 0, 4) is None
 
 
-def training(seat, stages, mode, seed):
+def training(me, stages, mode, seed):
     """Some iterations' collectives, natively and through ours."""
     ranks = len(stages)
     group = dist.new_group([0, ranks - 1])
     native = dist.all_reduce, dist.broadcast, dist.barrier
-    ends = seat.rank in (0, ranks - 1)
+    ends = me.rank in (0, ranks - 1)
     results = {}
     for arm in ("native", "ours"):
         served = SmallCollectives(
-            stages, mode, PATIENCE, Watchdog(seat.rank, range(ranks)), wire=GlooWire()
+            stages, mode, PATIENCE, Watchdog(me.rank, range(ranks)), wire=GlooWire()
         )
         if arm == "ours":
             patched = install(served)
-        rng = torch.Generator().manual_seed(seed + seat.rank)
+        rng = torch.Generator().manual_seed(seed + me.rank)
         log = []
         for _ in range(2 * FIRST_RETRY + FIRST):
             norm = torch.randn(1, generator=rng) * 1e3
@@ -235,10 +235,10 @@ def test_collectives_have_the_backends_results(stages, mode):
     assert used[0].keys() == {"all_reduce", "broadcast", "barrier"}
 
 
-def prefetching(seat, wrong):
+def prefetching(me, wrong):
     """A flag, then two values that were known when the flag was."""
     served = SmallCollectives(
-        [0, 0, 1, 2], "on", PATIENCE, Watchdog(seat.rank, range(4)), wire=GlooWire()
+        [0, 0, 1, 2], "on", PATIENCE, Watchdog(me.rank, range(4)), wire=GlooWire()
     )
     patched = install(served)
     swaps = []
@@ -247,13 +247,13 @@ def prefetching(seat, wrong):
     counts = []
     for step in range(FIRST + 4):
         flag, norm = (
-            torch.tensor([seat.rank], dtype=torch.int32),
-            torch.tensor([seat.rank + step / 8]),
+            torch.tensor([me.rank], dtype=torch.int32),
+            torch.tensor([me.rank + step / 8]),
         )
-        zeros = torch.tensor([10.0 - seat.rank])
+        zeros = torch.tensor([10.0 - me.rank])
         before = len(swaps)
         served.prefetch([(norm, ReduceOp.MAX), (zeros, ReduceOp.MAX)], dist.group.WORLD)
-        if wrong and step == FIRST + 3 and seat.rank == 1:
+        if wrong and step == FIRST + 3 and me.rank == 1:
             norm = norm + 1
         dist.all_reduce(flag, ReduceOp.MIN)
         dist.all_reduce(norm, op=ReduceOp.MAX)
@@ -278,10 +278,10 @@ def test_a_value_that_changes_after_it_was_sent_ahead_is_refused():
             processes.result(1)
 
 
-def unmatched(seat, path):
+def unmatched(me, path):
     """One member sees another result of the self-test than the rest."""
-    os.dup2(os.open(f"{path}{seat.rank}", os.O_WRONLY | os.O_CREAT), 2)
-    if seat.rank == 1:
+    os.dup2(os.open(f"{path}{me.rank}", os.O_WRONLY | os.O_CREAT), 2)
+    if me.rank == 1:
         found = reduction.orders_of
 
         def other(*args):
@@ -291,11 +291,11 @@ def unmatched(seat, path):
 
         collective.orders_of = other
     served = SmallCollectives(
-        range(3), "on", PATIENCE, Watchdog(seat.rank, range(3)), wire=GlooWire()
+        range(3), "on", PATIENCE, Watchdog(me.rank, range(3)), wire=GlooWire()
     )
     patched = install(served)
     for _ in range(FIRST + 3):
-        value = torch.tensor([float(seat.rank + 1)])
+        value = torch.tensor([float(me.rank + 1)])
         dist.all_reduce(value)
         assert value.item() == 6.0
     ((_, _, direct),) = served.costs().values()
@@ -305,17 +305,17 @@ def unmatched(seat, path):
 
 def test_a_mismatch_on_one_rank_leaves_all_with_the_backend(tmp_path):
     assert everywhere(unmatched, str(tmp_path / "err"), ranks=3) == [False] * 3
-    said = [(tmp_path / f"err{rank}").read_text() for rank in range(3)]
-    assert "all_reduce of 1 torch.float32 over 3 ranks stays with the backend" in said[0]
-    assert "stays with the backend" not in said[1] + said[2]
+    printed = [(tmp_path / f"err{rank}").read_text() for rank in range(3)]
+    assert "all_reduce of 1 torch.float32 over 3 ranks stays with the backend" in printed[0]
+    assert "stays with the backend" not in printed[1] + printed[2]
 
 
-def left_alone(seat):
+def left_alone(me):
     served = SmallCollectives(
-        [0, 0, 1, 1], "on", PATIENCE, Watchdog(seat.rank, range(4)), wire=GlooWire()
+        [0, 0, 1, 1], "on", PATIENCE, Watchdog(me.rank, range(4)), wire=GlooWire()
     )
     patched = install(served)
-    inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][seat.rank // 2]
+    inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][me.rank // 2]
     for _ in range(FIRST + 1):
         dist.all_reduce(torch.zeros(1), group=inside)  # one stage
         dist.all_reduce(torch.zeros(10_000))  # much to say
@@ -334,17 +334,17 @@ class Odd(Exception):
     pass
 
 
-def patient(seat):
+def patient(me):
     """The last rank does not wait for the first one's share of a gradient, nor for a flag."""
     group = dist.new_group([0, 2])
     served = SmallCollectives(
-        range(3), "on", PATIENCE, Watchdog(seat.rank, range(3)), wire=GlooWire()
+        range(3), "on", PATIENCE, Watchdog(me.rank, range(3)), wire=GlooWire()
     )
     raised = []
 
     def defer(collective, tensor):
         if tensor.numel() == 5000:
-            return (lambda: None) if seat.rank == 2 else None
+            return (lambda: None) if me.rank == 2 else None
         if tensor.dtype != torch.int32:
             return None
         tensor.zero_()
@@ -358,12 +358,12 @@ def patient(seat):
     served.defer_hooks = [defer]
     patched = install(served)
     for step in range(FIRST + 6):
-        doubt = step == FIRST + 3 and seat.rank == 1
-        told_first = seat.rank == 2 and step >= FIRST
-        gradient = torch.full((5000,), float(seat.rank + step))
-        if seat.rank == 0 and step >= FIRST:
-            seat.meet()  # the last rank has gone on by then
-        if seat.rank != 1:
+        doubt = step == FIRST + 3 and me.rank == 1
+        told_first = me.rank == 2 and step >= FIRST
+        gradient = torch.full((5000,), float(me.rank + step))
+        if me.rank == 0 and step >= FIRST:
+            me.meet()  # the last rank has gone on by then
+        if me.rank != 1:
             dist.all_reduce(gradient, group=group)
         flag = torch.tensor([int(doubt)], dtype=torch.int32)
         dist.all_reduce(flag)
@@ -371,18 +371,18 @@ def patient(seat):
             assert flag.item() == 0
             assert served.has_pending
         if told_first:
-            assert gradient[0].item() == seat.rank + step
-            seat.meet()
-        if seat.rank == 1 and step >= FIRST:
-            seat.meet()
-        norm = torch.tensor([float(seat.rank)])
+            assert gradient[0].item() == me.rank + step
+            me.meet()
+        if me.rank == 1 and step >= FIRST:
+            me.meet()
+        norm = torch.tensor([float(me.rank)])
         try:
             dist.all_reduce(norm)
         except Odd:
             raised.append(step)
         assert norm.item() == 3.0
         assert not served.has_pending
-        if seat.rank != 1:
+        if me.rank != 1:
             assert gradient.unique().tolist() == [2.0 + 2 * step]
     patched.close()
     return raised
@@ -392,7 +392,7 @@ def test_what_is_deferred_is_there_when_the_next_result_is():
     assert everywhere(patient, ranks=3) == [[FIRST + 3]] * 3
 
 
-def seldom(seat):
+def seldom(me):
     """Which of 200 calls the backend has served, though it is much slower."""
     calls, native, now = [], dist.all_reduce, 0
 
@@ -403,7 +403,7 @@ def seldom(seat):
 
     dist.all_reduce = slow
     served = SmallCollectives(
-        range(2), "auto", PATIENCE, Watchdog(seat.rank, range(2)), wire=GlooWire()
+        range(2), "auto", PATIENCE, Watchdog(me.rank, range(2)), wire=GlooWire()
     )
     patched = install(served)
     for step in range(1, 201):

@@ -37,7 +37,7 @@ class Behind:
         return self.Mark()
 
 
-def timed_late(seat):
+def timed_late(me):
     native = dist.all_reduce
 
     def slow(*args, **kwargs):
@@ -46,7 +46,12 @@ def timed_late(seat):
 
     dist.all_reduce = slow
     served = SmallCollectives(
-        range(2), "auto", PATIENCE, Watchdog(seat.rank, range(2)), wire=GlooWire(), clock=Behind()
+        range(2),
+        "auto",
+        PATIENCE,
+        Watchdog(me.rank, range(2)),
+        wire=GlooWire(),
+        clock=Behind(),
     )
     patched = install(served)
     for _ in range(FIRST + 6):
@@ -63,7 +68,7 @@ def test_a_backend_on_a_device_is_timed_by_its_clock():
         assert backend > 0.15 > ours
 
 
-def watched(seat):
+def watched(me):
     """Two scalars and something large while the backend does all, and then no more."""
     native, late = dist.all_reduce, 0.1
 
@@ -73,7 +78,12 @@ def watched(seat):
 
     dist.all_reduce = slow
     served = SmallCollectives(
-        range(2), "auto", PATIENCE, Watchdog(seat.rank, range(2)), wire=GlooWire(), clock=Behind()
+        range(2),
+        "auto",
+        PATIENCE,
+        Watchdog(me.rank, range(2)),
+        wire=GlooWire(),
+        clock=Behind(),
     )
     patched = install(served)
     iterations = []
@@ -119,13 +129,13 @@ def test_what_a_backend_takes_is_watched_while_nothing_is_ours():
         assert after[2].end - after[2].start > 0.09
 
 
-def some_within(seat):
+def some_within(me):
     served = SmallCollectives(
-        range(4), "on", PATIENCE, Watchdog(seat.rank, range(4)), wire=GlooWire(),
-        within=[0, 1] if seat.rank < 2 else [2, 3],
+        range(4), "on", PATIENCE, Watchdog(me.rank, range(4)), wire=GlooWire(),
+        within=[0, 1] if me.rank < 2 else [2, 3],
     )  # fmt: skip
     patched = install(served)
-    pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][seat.rank // 2]
+    pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][me.rank // 2]
     for _ in range(FIRST + 1):
         dist.all_reduce(torch.zeros(1), group=pair)
         dist.all_reduce(torch.zeros(1))  # with members that may not be active now
@@ -138,7 +148,7 @@ def test_what_not_all_serve_at_the_same_time_goes_to_torch():
     assert everywhere(some_within, ranks=4) == [[(0, 1)]] * 2 + [[(2, 3)]] * 2
 
 
-def unexplained(seat, mode):
+def unexplained(me, mode):
     """A backend whose sums have an order of no candidate."""
     native = dist.all_reduce
 
@@ -150,12 +160,12 @@ def unexplained(seat, mode):
 
     dist.all_reduce = odd
     served = SmallCollectives(
-        range(4), mode, PATIENCE, Watchdog(seat.rank, range(4)), wire=GlooWire()
+        range(4), mode, PATIENCE, Watchdog(me.rank, range(4)), wire=GlooWire()
     )
     patched = install(served)
     rows = torch.tensor([1e8, 1.0, -1e8, 1.0]) if mode == "fixed" else torch.ones(4)
     for _ in range(FIRST + 2):
-        value = rows[seat.rank : seat.rank + 1].clone()
+        value = rows[me.rank : me.rank + 1].clone()
         dist.all_reduce(value)
     ((_, _, direct),) = served.costs().values()
     patched.close()

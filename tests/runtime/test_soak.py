@@ -53,7 +53,7 @@ def in_use() -> tuple[int, int]:
     return info.uordblks + info.hblkhd, sys.getallocatedblocks()
 
 
-def soak(seat: RankFixture, iterations: int) -> list[tuple[tuple[int, int], int, int]]:
+def soak(me: RankFixture, iterations: int) -> list[tuple[tuple[int, int], int, int]]:
     """Memory in use, threads and descriptors of two ranks, after a thousand and at the end.
 
     A link is slow for a hundred iterations of every thousand, so that there are votes, too.

@@ -124,17 +124,17 @@ def test_the_signal_is_given_back_and_a_handler_of_the_users_keeps_it():
     assert taken == 4 * [signal.SIGUSR1]
 
 
-def blocked_in_gloo(seat, path):
+def blocked_in_gloo(me, path):
     """Rank 0 waits in gloo itself, with the interpreter's main thread."""
-    if seat.rank == 0:
+    if me.rank == 0:
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
         watchdog = Watchdog(0, [0, 1])
         watchdog.end_on_signal()
         watchdog.waits_for = Op.parse("B0"), 1, time.monotonic()
         work = dist.irecv(torch.zeros(4), 1)
-        seat.say(os.getpid())
+        me.say(os.getpid())
         work.wait()
-    seat.meet()
+    me.meet()
 
 
 def test_sigterm_ends_a_process_that_gloo_holds(tmp_path):
@@ -145,12 +145,12 @@ def test_sigterm_ends_a_process_that_gloo_holds(tmp_path):
     assert "for B0 from stage 1 (rank 1)" in path.read_text()
 
 
-def notes(seat):
+def notes(me):
     failure_log = SharedFailureLog()
     before = failure_log.read(), failure_log.missing()
-    seat.meet()
-    failure_log.write(f"rank {seat.rank} was first")
-    seat.meet()
+    me.meet()
+    failure_log.write(f"rank {me.rank} was first")
+    me.meet()
     words = failure_log.read()
     failure_log.write("too late")
     return before, words, failure_log.read()
@@ -165,14 +165,14 @@ def test_first_word_stays_for_all():
         assert words == later == results[0][1]
 
 
-def sees_who_is_missing(seat):
+def sees_who_is_missing(me):
     """Ranks 0 and 1 are on one machine, 2 is on another."""
     failure_log = SharedFailureLog()
     places = [None] * 3
-    dist.all_gather_object(places, Place.here()._replace(kernel="elsewhere" * (seat.rank > 1)))
-    failure_log.connected(0, neighbours(places, seat.rank))
-    seat.say(os.getpid())
-    if seat.rank:
+    dist.all_gather_object(places, Place.here()._replace(kernel="elsewhere" * (me.rank > 1)))
+    failure_log.connected(0, neighbours(places, me.rank))
+    me.say(os.getpid())
+    if me.rank:
         time.sleep(PATIENCE)
     until(lambda: failure_log.missing() != {}, "somebody is missed")
     watchdog = Watchdog(0, [0, 1, 2], failure_log)
@@ -194,24 +194,28 @@ def test_a_process_that_is_gone_or_stopped_is_named(signum, what):
     assert words == f"stage 0 (rank 0) was in start-up; {what}: rank 1"
 
 
-def waits_in_a_row(seat):
+def waits_in_a_row(me):
     """Rank 3 waits for 2, that for 1, that for 0, which hangs; the farthest gives up first.
 
     As in a pipeline whose first stage hangs: the others began to wait earlier the later they are.
     """
     failure_log = SharedFailureLog()
-    watchdog = Watchdog(seat.rank, [0, 1, 2, 3], failure_log)
-    if seat.rank == 0:
-        seat.meet()  # it hangs, for its neighbours
+    watchdog = Watchdog(me.rank, [0, 1, 2, 3], failure_log)
+    if me.rank == 0:
+        me.meet()  # it hangs, for its neighbours
         return ""
-    if seat.rank < 3:
-        behind = f"0/waits/{seat.rank + 1}"
+    if me.rank < 3:
+        behind = f"0/waits/{me.rank + 1}"
         until(lambda: failure_log._store.get(behind) is not None, "the one behind gives up")
     waits.CHAIN = PATIENCE
-    waited = 4.0 if seat.rank == 1 else 2.0 * PATIENCE
-    watchdog.waits_for = Op.parse(f"F{seat.rank}"), seat.rank - 1, time.monotonic() - waited
-    words = watchdog.lost(Op.parse("F0"), seat.rank - 1, PeerLost("peer: timed out"))
-    seat.meet()
+    waited = 4.0 if me.rank == 1 else 2.0 * PATIENCE
+    watchdog.waits_for = (
+        Op.parse(f"F{me.rank}"),
+        me.rank - 1,
+        time.monotonic() - waited,
+    )
+    words = watchdog.lost(Op.parse("F0"), me.rank - 1, PeerLost("peer: timed out"))
+    me.meet()
     return str(words)
 
 
@@ -225,9 +229,9 @@ def test_all_name_the_end_of_the_row_of_waits_whoever_gives_up_first():
         assert re.fullmatch(rf"{own}; first noticed: {culprit}", words[rank - 1])
 
 
-def outlives_the_store(seat):
+def outlives_the_store(me):
     failure_log = SharedFailureLog()
-    seat.say("ready")
+    me.say("ready")
     until(lambda: not _reaches_store(), "the store is gone")
     failure_log.write("something")
     return failure_log.read(), failure_log.missing()

@@ -84,12 +84,12 @@ def by_whom(tests: Iterable[Test]) -> str:
     """Who ran the schedules of these tests, and why not us."""
     calls = [call for test in tests for call in test.calls]
     ours = [call for call in calls if call.by == "us"]
-    said = []
+    printed = []
     if ours:
         ops = sorted({kind for call in ours for kind in call.ops})
-        said.append(f"**us, {len(ours)} iterations** of {'/'.join(ops)}")
+        printed.append(f"**us, {len(ours)} iterations** of {'/'.join(ops)}")
     if len(calls) > len(ours):
-        said.append("Megatron")
+        printed.append("Megatron")
     reasons = {reason for call in calls for reason in call.why.split("; ") if reason}
     reasons = {reason.removeprefix("stock schedule: ") for reason in reasons}
-    return " ".join([*said, *(f"({reason})" for reason in sorted(reasons))])
+    return " ".join([*printed, *(f"({reason})" for reason in sorted(reasons))])

@@ -42,8 +42,8 @@ def _file(name: str) -> str:
 def _cell(outcomes: Outcomes, names: list[str]) -> str:
     names = [name for name in names if name in outcomes[0]]
     counted = Counter(outcome_of(outcomes, name) for name in names)
-    said = ", ".join(f"{count} {word}" for word, count in counted.items())
-    return "; ".join(filter(None, [said, by_whom(outcomes[0][name] for name in names)])) or "-"
+    printed = ", ".join(f"{count} {word}" for word, count in counted.items())
+    return "; ".join(filter(None, [printed, by_whom(outcomes[0][name] for name in names)])) or "-"
 
 
 def main() -> None:
