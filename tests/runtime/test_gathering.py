@@ -40,5 +40,5 @@ def test_whoever_says_nothing_is_named(monkeypatch):
         return str(caught.value)
 
     first, second, _ = on_threads(3, body)
-    assert first.startswith("rank 2 has written nothing in torch's store")
+    assert first.startswith("rank 2 has written nothing to torch's store")
     assert second.startswith("rank 0 has written nothing")

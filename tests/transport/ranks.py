@@ -182,11 +182,12 @@ def _process(
             return opened[-1]
 
         transport = opens("first")
+        meet = partial(barrier.wait, PATIENCE)
+        meet()  # a rank that closes at once would cut the others' connections in the making
 
         def say(report: Any) -> None:
             pipe.send(("reports", report))
 
-        meet = partial(barrier.wait, PATIENCE)
         result = body(RankFixture(rank, transport, meet, opens, say), *args)
         for transport in opened:
             transport.close()
