@@ -118,7 +118,7 @@ def _until(words: list[str], mark: str) -> tuple[list[str], list[str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, also of a full output; the usage is for --help."""
+    """Reports what is wrong in one line, also where output cannot go; usage is for --help."""
 
     def print_help(self, file: Any = None) -> None:
         print(self.format_help(), end="", file=file)

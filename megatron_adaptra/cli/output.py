@@ -137,7 +137,7 @@ def write_report(
 ) -> list[Path]:
     """Write `data` to `name`.json, `html` to `name`.html, and draw `name`.png; what was written.
 
-    `folder`: of `results_folder`. Without matplotlib there is no PNG, which is printed. Raises
+    `folder`: of `results_folder`. Without matplotlib there is no PNG, and a line says so. Raises
     BadFile where a file cannot be written.
     """
     files = [folder / f"{name}.{kind}" for kind in ("json", "html", "png")]

@@ -47,7 +47,7 @@ class LastWords:
         if self in _active:
             _active.remove(self)
             self._give_back()
-            self._writer.shutdown(socket.SHUT_RDWR)  # of all copies of it
+            self._writer.shutdown(socket.SHUT_RDWR)  # ends all copies of it, too
             self._thread.join()
             self._close()
 

@@ -168,9 +168,13 @@ class Estimator:
             ours = self._either_way(link, probed, probed)
             stock = self._either_way(link, theirs, transits)
             if ours is not None:
-                well = stock is not None and max(stock, ours) < matters
+                least = ours
                 ours += self._wire(link)
-                if well and stock is not None and not self.charts[link].alarm:
+                if (
+                    stock is not None
+                    and max(stock, least) < matters
+                    and not self.charts[link].alarm
+                ):
                     self._models[link].while_well(stock, ours)
                 ours = self._models[link].as_stock(ours)
             if ours is not None and stock is not None:

@@ -53,6 +53,7 @@ class LinkFit:
 
     def __init__(self) -> None:
         self._recent: deque[tuple[Sample, ...]] = deque(maxlen=WINDOW)
+        self._line: Fit | None = None
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Take one iteration's `samples`; what is no finite number of at least 0 is left out."""
@@ -61,11 +62,13 @@ class LinkFit:
         )
         if good:
             self._recent.append(good)
+            self._fit()
 
     def restart(self, kept: int) -> None:
         """The link has changed: only the last `kept` iterations are of what it is now."""
         for _ in range(len(self._recent) - kept):
             self._recent.popleft()
+        self._fit()
 
     def fit(self) -> Fit | None:
         """What the link takes now; None before there are messages of two sizes.
@@ -73,7 +76,11 @@ class LinkFit:
         Seconds are never negative, but the clocks of two hosts may differ: then the delay of the
         fit, and nothing else in it, contains the difference.
         """
-        return fit_line([sample for row in self._recent for sample in row])
+        return self._line
+
+    def _fit(self) -> None:
+        # Here, and not where it is asked for, which a plan does several times per iteration.
+        self._line = fit_line([sample for row in self._recent for sample in row])
 
 
 def fit_line(samples: Sequence[Sample]) -> Fit | None:

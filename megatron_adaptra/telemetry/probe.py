@@ -131,15 +131,16 @@ class IterationRecord:
         Nothing of links whose small probe is not there: it shows the delay that is not in it. The
         lower quartile: a thin link keeps no message shorter than its bytes take.
         """
+        transits = {s: t.completed - t.sent for s, t in self.probed if t.nbytes <= SMALL}
+        if not transits:
+            return {}
         found: dict[int, list[tuple[float, Stamps]]] = {}
         for source, t in [(s, t) for s, _, t in self.messages] + self.probed:
-            if t.nbytes > SMALL:
+            if t.nbytes > SMALL and source in transits:
                 found.setdefault(source, []).append((t.nbytes, t))
-        transits = {s: t.completed - t.sent for s, t in self.probed if t.nbytes <= SMALL}
         return {
             source: tuple(transmissions(messages, transits[source], 0.25))
             for source, messages in found.items()
-            if source in transits
         }
 
     @property

@@ -26,7 +26,7 @@ def traced_ops(
     """Record every forward_step and backward_step of Megatron's schedule in `probe`.
 
     `line`: the forwards and backwards that it runs, in order. If it runs others `otherwise` is
-    called what it was, or ScheduleError raised.
+    called with what it was, or ScheduleError raised.
     """
 
     def recorded(kind: Kind, function: Callable[..., Any]) -> Callable[..., Any]:

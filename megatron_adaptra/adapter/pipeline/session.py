@@ -101,7 +101,8 @@ class Session:
         if self.context.device.behind:  # while all is well, nothing of the iteration's end is ours
             run.wiring.small_collectives.active = not run.stock
         probe.begin(self.iteration, run.stock)
-        self.guard.later(run.probe_links)
+        if run.wiring.probes is not None:
+            self.guard.later(run.probe_links)
         if not run.stock and self._executor.runs(arguments):
             result = self._executor.run(run, arguments)
         else:
