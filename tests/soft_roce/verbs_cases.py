@@ -91,8 +91,8 @@ def pyverbs_sees_the_same_ports_and_their_counters() -> str:
 HIDDEN = """
 mount --bind /dev/null "$(ldconfig -p | sed -n 's/.*libibverbs.so.1 .*=> //p')"
 exec "$0" -c '
-from megatron_adaptra.transport.engine import _native, native
-assert not native.missing() and not native.ports()
+from megatron_adaptra.transport.engine import _native, bindings
+assert not bindings.missing() and not bindings.ports()
 print(_native.verbs_missing())
 '
 """
@@ -298,7 +298,7 @@ def _host(fixture: RankFixture) -> str:
     return _first_record(fixture)
 
 
-def _stranger(rendezvous: Any) -> str:
+def _stranger(rendezvous: Any, _: Any) -> str:
     from soft_roce.verbs_peer import DATA, HAVE, LONGEST, Stranger, frame
 
     me = Stranger(rendezvous, 1, 0, "rail0b")
@@ -337,10 +337,16 @@ def a_peer_written_from_the_page_of_the_wire_is_accepted() -> str:
     return here
 
 
-def _writes_too_much(rendezvous: Any) -> str:
+def _connected_first_record(fixture: RankFixture) -> str:
+    fixture.report("connected")
+    return _first_record(fixture)
+
+
+def _writes_too_much(rendezvous: Any, pipe: Any) -> str:
     from soft_roce.verbs_peer import ALIVE, DATA, LONGEST, Stranger, frame
 
     me = Stranger(rendezvous, 1, 0, "rail0b")
+    pipe.recv()  # before it, the other rank may still look for a path, and would find none
     data = frame(DATA, 1, bytes(LONGEST), total=LONGEST, tag=7)
     me.write(*[frame(ALIVE, 0)] * 16, data)  # each is as it should be, and there is one too many
     me.connection.settimeout(60)
@@ -349,7 +355,9 @@ def _writes_too_much(rendezvous: Any) -> str:
 
 @case
 def a_write_of_more_than_a_slot_ends_the_path() -> None:
-    with Pair(_first_record, rails=1, fallback=False, stranger=_writes_too_much) as pair:
+    with Pair(_connected_first_record, rails=1, fallback=False, stranger=_writes_too_much) as pair:
+        assert pair.report(0) == "connected"
+        pair.send(1, "go on")
         assert set(results(pair)) == {"a write of more than a slot"}
 
 

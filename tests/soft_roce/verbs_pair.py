@@ -115,7 +115,7 @@ class Pair:
     """Runs `body(fixture, *args)` on both ranks; they can be killed one by one.
 
     `rails`: how many they use. `fallback`, `timeout`: of their endpoints. `stranger`: what runs as
-    rank 1 instead of an endpoint, with the rendezvous.
+    rank 1 instead of an endpoint, with the rendezvous and the pipe of `send`.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ def _rank(
 
 def _stranger(pipe: Any, body: Callable[..., Any], rendezvous: FolderRendezvous) -> None:
     try:
-        pipe.send(("reported", body(rendezvous)))
+        pipe.send(("reported", body(rendezvous, pipe)))
         pipe.recv()
     except BaseException:
         pipe.send(("raised", traceback.format_exc()))
