@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.cli.once import Once, OnceSwitch
+from megatron_adaptra.cli.output import note
 from megatron_adaptra.cli.profile import activation_bytes_of, conditions_of, load_profile
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
@@ -30,8 +32,9 @@ _NUMBERS = {
     "with chunks, the link from the last stage to the first may follow",
     "return_delay_ms": "the same for gradients, which go back (default: as --link-delay-ms)",
     "link_jitter": "standard deviation of a link's delay, as a share of the delay (default: 0)",
-    "link_bandwidth": "bytes per second, one per link (default: no limit)",
-    "message_bytes": "size of a message, for --link-bandwidth",
+    "link_bandwidth": "bytes per second, such as 10MB/s or 1Gbit/s, one per link; needs "
+    "--message-bytes (default: no limit)",
+    "message_bytes": "size of a message, such as 4MiB, for --link-bandwidth",
     "activation_budget": "what a stage may hold of activations: microbatches (12), or bytes "
     "(20GiB), which need --activation-bytes (default: no limit)",
     "activation_bytes": "what the activations of a microbatch take on a stage, such as 400MB; "
@@ -39,7 +42,10 @@ _NUMBERS = {
     "optimizer_ms": "from the last backward to the end of the optimizer step (default: 0)",
 }
 _SINGLE = ("message_bytes", "optimizer_ms")
-_SIZES = ("activation_budget", "activation_bytes")  # which may have a unit
+# Which may have a unit, and how that ends.
+_UNITS = {
+    "activation_budget": "B", "activation_bytes": "B", "message_bytes": "B", "link_bandwidth": "/s",
+}  # fmt: skip
 _SWITCHES = {
     "split": "let a backward run in two parts, input and weights (default: yes)",
     "recompute": "let single microbatches be recomputed, to save memory (default: no)",
@@ -97,6 +103,11 @@ def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -
         return _flag(key) if key in flags or not args.profile else key
 
     conditions = conditions_of(values, field)
+    if not conditions.message_bytes and any(
+        math.isfinite(link.bandwidth) for link in conditions.links.values()
+    ):
+        needed = field("message_bytes")
+        note(f"{field('link_bandwidth')} changes nothing without {needed}, the size of a message")
     each = activation_bytes_of(values, conditions.stages, field)
     return Job(conditions, each, values.get("activation_budget"), field)
 
@@ -112,13 +123,27 @@ def in_words(conditions: Conditions) -> str:
     text = f"{c.stages} stages × {c.microbatches} microbatches"
     if c.chunks > 1:
         text += f" × {c.chunks} chunks"
-    delays = sorted({round(1e3 * link.delay, 3) for link in c.links.values() if link.delay})
-    slow = sorted({(min(pair), max(pair)) for pair, link in c.links.items() if link.delay})
-    if not slow:
-        return text + ", all links healthy"
-    which = f"link {slow[0][0]}–{slow[0][1]}" if len(slow) == 1 else f"{len(slow)} links"
-    span = f"{delays[0]:g}" if len(delays) == 1 else f"{delays[0]:g} to {delays[-1]:g}"
-    return f"{text}, {which} slower by {span} ms"
+    slow = {pair: 1e3 * link.delay for pair, link in c.links.items() if link.delay}
+    thin = {
+        pair: 1e3 * c.message_bytes / link.bandwidth
+        for pair, link in c.links.items()
+        if c.message_bytes and math.isfinite(link.bandwidth)
+    }
+    if slow:
+        text += f", {_which(slow)} slower by {_span(slow)} ms"
+    if thin:
+        text += f", {_which(thin)} busy for {_span(thin)} ms with each message"
+    return text if slow or thin else text + ", all links healthy"
+
+
+def _which(links: Iterable[tuple[int, int]]) -> str:
+    pairs = sorted({(min(pair), max(pair)) for pair in links})
+    return f"link {pairs[0][0]}–{pairs[0][1]}" if len(pairs) == 1 else f"{len(pairs)} links"
+
+
+def _span(ms: Mapping[tuple[int, int], float]) -> str:
+    values = sorted({round(value, 3) for value in ms.values()})
+    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
 
 
 def _flag(key: str) -> str:
@@ -136,7 +161,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
             if key in _WHOLE:
                 out[key] = whole(text)
             else:
-                read = _number_or_size if key in _SIZES else number
+                read = partial(_number_or_unit, end=_UNITS[key]) if key in _UNITS else number
                 numbers = [read(word) for word in text.split(",")]
                 out[key] = numbers if "," in text else numbers[0]
         except ValueError:
@@ -149,9 +174,14 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     return out
 
 
-def _number_or_size(text: str) -> float | str:
-    """A number; what ends with a unit stays text. ValueError for what begins with no digit."""
+def _number_or_unit(text: str, end: str) -> float | str:
+    """A number; what has a unit stays text. ValueError for what begins with no digit.
+
+    Args:
+        end: of the unit.
+    """
     word = text.strip()
-    if word[:1].isascii() and word[:1].isdigit() and word[-1:] in ("B", "b") and len(word) < 60:
+    digit = word[:1].isascii() and word[:1].isdigit()
+    if digit and word.lower().endswith(end.lower()) and len(word) < 60:
         return word
     return number(text)

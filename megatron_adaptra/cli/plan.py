@@ -21,6 +21,7 @@ from megatron_adaptra.cli.plugin import (
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import unlimited_bound
 from megatron_adaptra.plan import Plan
+from megatron_adaptra.plan.link_words import out_of_bandwidth
 from megatron_adaptra.units import brief, size
 
 
@@ -108,7 +109,8 @@ def _show(
     columns += ["peak in flight", "most memory"]
     kept = len(columns) - (job.activation_bytes is None)
     show_table(Table("", columns[:kept], [row[:kept] for row in rows]))
-    for line in (plan.schedule.why, kept_in_words(default), *_explained(rows)):
+    thin = out_of_bandwidth(conditions)
+    for line in (plan.schedule.why, thin, kept_in_words(default), *_explained(rows)):
         if line:
             say(line)
     reached = (

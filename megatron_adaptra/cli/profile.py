@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_adaptra.errors import BadFile, BadInput, as_text, shown
 from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.units import parse_bytes, size
+from megatron_adaptra.units import parse_bytes, parse_rate, size
 from megatron_adaptra.user_files import read_data
 
 KEYS = (
@@ -77,13 +77,14 @@ def conditions_of(values: Mapping[str, Any], field: Field = str) -> Conditions:
         allowed = f"stages x microbatches x chunks may be {MOST_CELLS} at most"
         raise BadInput(field(largest), shape[largest], allowed)
     half, rest = take.backward(stages)
+    nbytes = values.get("message_bytes", 0.0)
     return Conditions(
         microbatches=count,
         forward=_seconds(take.numbers("forward_ms", stages, "stage")),
         backward_input=_seconds(half),
         backward_weight=_seconds(rest),
         links=_links(values, field, stages, ring=chunks > 1 and stages > 2),
-        message_bytes=take.number("message_bytes", values.get("message_bytes", 0.0)),
+        message_bytes=take.number("message_bytes", take.plain("message_bytes", nbytes)),
         activation_budget=take.budget(stages),
         step_seconds=take.number("optimizer_ms", values.get("optimizer_ms", 0.0)) / 1e3,
         chunks=chunks,
@@ -190,7 +191,7 @@ class _Taker:
     ) -> tuple[float, ...]:
         """One number for every stage or link, or a list with one for each."""
         each = self.each(key, count, noun, default)
-        return tuple(self.number(key, one, least, infinite) for one in each)
+        return tuple(self.number(key, self.plain(key, one), least, infinite) for one in each)
 
     def each(self, key: str, count: int, noun: str, default: Any) -> Sequence[Any]:
         """One value for every stage or link, as given."""
@@ -229,6 +230,12 @@ class _Taker:
                 raise BadInput(self.field(key), one, fault)
             out.append(nbytes / unit[stage])
         return tuple(out)
+
+    def plain(self, key: str, value: Any) -> Any:
+        """The number of a text with a unit; whatever else as it is."""
+        if key == "link_bandwidth" and isinstance(value, str):
+            return parse_rate(value, self.field(key))
+        return self.size(key, value) if key == "message_bytes" else value
 
     def size(self, key: str, value: Any) -> Any:
         """Bytes of a text; whatever else as it is."""

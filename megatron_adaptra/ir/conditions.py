@@ -114,6 +114,26 @@ class Conditions:
         """The link from stage `source` to stage `target`; healthy if nothing else is known."""
         return self.links.get((source, target), HEALTHY)
 
+    def wire(self, source: int, target: int) -> float:
+        """Seconds for which one message keeps the link from `source` to `target` busy."""
+        return self.message_bytes / self.link(source, target).bandwidth
+
+    @property
+    def microbatch_seconds(self) -> float:
+        """Of a chunk, on the slowest stage, or on all that share cores."""
+        each = [self.seconds(Kind.F, s) + self.seconds(Kind.B, s) for s in range(self.stages)]
+        return max(*each, sum(each) / self.cores if self.cores is not None and self.shared else 0.0)
+
+    @property
+    def full_links(self) -> tuple[tuple[int, int], ...]:
+        """The links that are out of bandwidth, in order.
+
+        A message keeps one busy for longer than the slowest stage takes for a microbatch, so that
+        the link sets the pace. Time on the way can be hidden, by a deeper warmup; this cannot.
+        """
+        pace = self.microbatch_seconds
+        return tuple(link for link in sorted(self.links) if self.wire(*link) > pace)
+
     def seconds(self, kind: Kind, stage: int) -> float:
         """What an op of this kind costs on `stage`, if it has a core to itself."""
         if kind is Kind.F:

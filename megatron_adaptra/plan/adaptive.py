@@ -16,8 +16,9 @@ from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.model.bounds import lower_bound
-from megatron_adaptra.plan.base import PLANNERS, planner, slow_links
+from megatron_adaptra.plan.base import PLANNERS, planner
 from megatron_adaptra.plan.fixed.baselines import one_by_one
+from megatron_adaptra.plan.link_words import slow_links
 from megatron_adaptra.plan.robust import candidates, least_mean
 from megatron_adaptra.plan.search.compaction import least_memory, merge_backwards
 from megatron_adaptra.plan.search.job_shop import ROOM, JobShop, Order, exact_times

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -71,7 +70,6 @@ Planner = Callable[[Conditions, str, float | None], Schedule]
 PLANNERS: dict[str, Planner] = {}
 SEARCHING = ("adaptive", "warmup")
 FIXED = 4.0  # what is done to any plan, and to find one by a quick rule, in times of evaluating it
-MOST_NAMED = 8  # links in a sentence
 RANKED = 8.0  # the same, where plans have to be simulated to choose one
 
 
@@ -152,16 +150,3 @@ def evaluate(
     """
     program = lower(schedule, ahead)
     return Plan(schedule, program, simulate(program, conditions, sends), conditions)
-
-
-def slow_links(conditions: Conditions) -> str:
-    """How a planner's sentence begins."""
-    slow = [
-        f"{a}->{b} {1e3 * link.delay:.3g} ms"
-        + (f" at {link.bandwidth / 1e6:.3g} MB/s" if math.isfinite(link.bandwidth) else "")
-        for (a, b), link in sorted(conditions.links.items())
-        if link.delay > 0 or math.isfinite(link.bandwidth)
-    ]
-    if len(slow) > MOST_NAMED:
-        slow = [*slow[:MOST_NAMED], f"and {len(slow) - MOST_NAMED} more"]
-    return f"slow links {'; '.join(slow)}: " if slow else "no slow link: "

@@ -10,8 +10,8 @@ from megatron_adaptra.errors import ScheduleError
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.plan.base import slow_links
 from megatron_adaptra.plan.fixed.interleaved import interleaved, interleaved_line
+from megatron_adaptra.plan.link_words import slow_links
 from megatron_adaptra.plan.search.search_budget import late
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.units import brief

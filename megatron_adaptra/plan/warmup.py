@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
-from megatron_adaptra.plan.base import planner, slow_links
+from megatron_adaptra.plan.base import planner
 from megatron_adaptra.plan.depths import Depths, DepthSearch
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
 from megatron_adaptra.plan.interleaved_depths import deeper_interleaved
+from megatron_adaptra.plan.link_words import slow_links
 from megatron_adaptra.plan.search.search_budget import end_of
 from megatron_adaptra.units import brief
 

@@ -21,9 +21,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.log import LogFile
 from megatron_adaptra.plan.base import Plan
+from megatron_adaptra.plan.link_words import link_in_words, out_of_bandwidth
 from megatron_adaptra.runtime.record import RunRecord
 
 VERSION = 1
@@ -54,12 +56,23 @@ class LinkEnd:
 
 @dataclass(frozen=True)
 class LinkChange:
-    """A link that a decision is for, and its delay."""
+    """A link that a decision is for, and what a message takes there.
+
+    `delay_before_ms`: all of it, as it was planned for. `delay_ms`: on the way. `wire_ms`: for its
+    bytes, at `bandwidth` bytes per second; None where that is too little to matter.
+    """
 
     source: LinkEnd
     target: LinkEnd
     delay_before_ms: float
     delay_ms: float
+    wire_ms: float = 0.0
+    bandwidth: float | None = None
+
+    @property
+    def message_ms(self) -> float:
+        """What a message takes now."""
+        return self.delay_ms + self.wire_ms
 
 
 @dataclass
@@ -194,7 +207,7 @@ def sentence(decision: Decision) -> str:
 def _ends(links: Sequence[LinkChange]) -> str:
     """Where the slowest links are: what to look at. Both directions of a link count once."""
     pairs: dict[frozenset[int], LinkChange] = {}
-    for link in sorted(links, key=lambda link: -max(link.delay_ms, link.delay_before_ms)):
+    for link in sorted(links, key=lambda link: -max(link.message_ms, link.delay_before_ms)):
         pairs.setdefault(frozenset((link.source.rank, link.target.rank)), link)
     found = [
         f"; between rank {a.rank} on {a.host}{_through(a)} and rank {b.rank} on {b.host}"
@@ -210,25 +223,48 @@ def _through(end: LinkEnd) -> str:
 
 def why_swap(
     before: Mapping[tuple[int, int], float],
-    now: Mapping[tuple[int, int], float],
+    conditions: Conditions,
     current: Plan,
     plan: Plan,
     back: bool,
 ) -> str:
     """The decision in one sentence, for people.
 
-    `before`, `now`: seconds of delay of the links that have changed. `back`: whether `plan` is the
-    one without any slow link.
+    Args:
+        before: links that have changed, with the seconds that a message took there.
+        conditions: what they are now.
+        current: what is in force.
+        plan: what comes.
+        back: whether that is the one without any slow link.
     """
+    links = _changes(before, conditions)
+    if back:
+        return f"{links}: {what_back(current, plan)}"
+    aside = "its messages leave the GPU's queue, and " if current.schedule.stock else ""
+    rest = ", but not what its bytes take" if set(before) & set(conditions.full_links) else ""
+    return f"{links}: {aside}a deeper warmup hides it{rest} ({warmups(current, plan)})"
+
+
+def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:
+    """Why a link that sets the pace of the pipeline changes nothing; empty where none does.
+
+    `before`, `conditions`: see `why_swap`.
+    """
+    if not set(before) & set(conditions.full_links):
+        return ""
+    return (
+        f"{_changes(before, conditions)}: no schedule is enough faster, so that the one in force "
+        f"stays; {out_of_bandwidth(conditions)}"
+    )
+
+
+def _changes(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:
     links = ", ".join(
-        f"{a}->{b} takes {1e3 * now[a, b]:.3g} ms, "
+        f"{a}->{b} takes {link_in_words(conditions, (a, b))}, "
         + (f"before {1e3 * old:.3g} ms" if old else "from the start")
         for (a, b), old in before.items()
     )
-    if back:
-        return f"link {links}: {what_back(current, plan)}"
-    aside = "its messages leave the GPU's queue, and " if current.schedule.stock else ""
-    return f"link {links}: {aside}a deeper warmup hides it ({warmups(current, plan)})"
+    return f"link {links}"
 
 
 def what_back(current: Plan, start: Plan) -> str:

@@ -214,6 +214,8 @@ class ReplanLoop:
             self._refresh_prediction(iteration, ran, self.replanner.predicted)
         in_force, possible = self._vote.in_force[SCHEDULE], self._vote.can_propose(iteration)
         change = self.replanner.propose(iteration, changed, in_force, possible)
+        if self.replanner.stays:
+            self._vote.note(self.replanner.stays)
         if change is not None and not self._propose(iteration, change):
             self.replanner.failed(change)
 
@@ -267,8 +269,15 @@ class ReplanLoop:
             LinkEnd(stage, *self._workers[stage], self._through.get(stage, {}).get(other, ""))
             for stage, other in (link, link[::-1])
         ]
-        now = change.conditions.link(*link).delay
-        return LinkChange(ends[0], ends[1], delay_before_ms=1e3 * before, delay_ms=1e3 * now)
+        now, wire = change.conditions.link(*link), change.conditions.wire(*link)
+        return LinkChange(
+            ends[0],
+            ends[1],
+            delay_before_ms=1e3 * before,
+            delay_ms=1e3 * now.delay,
+            wire_ms=1e3 * wire,
+            bandwidth=now.bandwidth if wire else None,
+        )
 
     def _close(self, proposal: Proposal) -> None:
         """A proposal is over."""

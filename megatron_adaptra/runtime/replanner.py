@@ -18,7 +18,7 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.plan.fixed.baselines import first_schedule
-from megatron_adaptra.runtime.decisions import what_back, why_swap
+from megatron_adaptra.runtime.decisions import what_back, why_none, why_swap
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
@@ -50,12 +50,14 @@ class Replanner:
     """Feeds the estimator, and compares plans by the rule.
 
     `start`: the schedule to come back to when no link is slow. `predicted`: seconds that the last
-    iteration was expected to take, uncorrected; None where that was not asked.
+    iteration was expected to take, uncorrected; None where that was not asked. `stays`: why a
+    link that has changed has led to no plan, where that is worth a word; "" else.
     """
 
     def __init__(self, start: Schedule, estimator: Estimator, rule: ReplanPolicy) -> None:
         self.estimator, self.rule = estimator, rule
         self.predicted: float | None = None
+        self.stays = ""
         self._start, self._in_force = start, start
         self._changed: dict[Link, float] = {}  # links not yet planned for, with their old delays
         self._over_budget = False  # a plan in force may take more memory than there is
@@ -93,6 +95,7 @@ class Replanner:
         `changed`: links, as from `observe`. `possible`: a proposal can be made now; else the links
         are remembered.
         """
+        self.stays = ""
         if self.rule.fixed:
             return None
         self._in_force = in_force
@@ -131,14 +134,14 @@ class Replanner:
         began = time.perf_counter()
         conditions = self.estimator.conditions()
         before, self._changed = self._changed, {}
-        now = {link: conditions.link(*link).delay for link in before}
-        eased = any(now[link] < before[link] for link in before)
+        eased = any(_takes(conditions, link) < before[link] for link in before)
         self.estimator.accept()
         current = self._evaluate(self._in_force, conditions)
         plan = self._choose(conditions)
         if not self.rule.worth(plan, current, eased):
+            self.stays = why_none(before, conditions)
             return None
-        why = why_swap(before, now, current, plan, back=plan.schedule is self._start)
+        why = why_swap(before, conditions, current, plan, back=plan.schedule is self._start)
         return Change(why, plan, current, conditions, time.perf_counter() - began, before, True)
 
     def _for_memory(self) -> Change | None:
@@ -183,9 +186,8 @@ class Replanner:
         plan = self._choose(conditions)
         if not self.rule.worth(plan, current, eased=False):
             return None
-        worst = max(conditions.links, key=lambda link: conditions.link(*link).delay)
-        now = {worst: conditions.link(*worst).delay}
-        why = why_swap({worst: 0.0}, now, current, plan, back=False)
+        worst = max(conditions.links, key=lambda link: _takes(conditions, link))
+        why = why_swap({worst: 0.0}, conditions, current, plan, back=False)
         return Change(why, plan, current, conditions, links={worst: 0.0})
 
     def _choose(self, conditions: Conditions) -> Plan:
@@ -203,3 +205,8 @@ class Replanner:
         if self._in_force.stock:  # then nobody has to guess
             extra = min(extra, max(0.0, min(self._seconds, default=0.0) - plan.predicted))
         return replace(plan, extra=extra)
+
+
+def _takes(conditions: Conditions, link: Link) -> float:
+    """Seconds that a message takes on `link`."""
+    return conditions.link(*link).delay + conditions.wire(*link)

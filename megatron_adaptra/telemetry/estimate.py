@@ -130,6 +130,8 @@ class Estimator:
             for link, chart in self.charts.items()
             if link in delays and chart.update(max(0.0, delays[link]), stage_seconds)
         ]
+        for link in changed:
+            self._models[link].changed()
         for report in reports:
             if report.stage == 0 and report.step is not None:
                 self._step.update(report.step, self._delays)

@@ -26,6 +26,7 @@ from megatron_adaptra.plan import PLANNERS, evaluate
 from megatron_adaptra.plan import make_plan as plan_with
 from megatron_adaptra.plan.depths import DepthSearch, choices, count_choices, spread
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
+from megatron_adaptra.plan.link_words import out_of_bandwidth
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.warmup import WarmupClock
 
@@ -329,4 +330,14 @@ def test_bandwidth_counts_as_a_slow_link():
     narrow = replace(SLOW, links={(1, 2): LinkState(0.0, 1e6)}, message_bytes=2e4)
     plan = make_plan(narrow)
     assert plan.predicted < make_plan(narrow, "1f1b").predicted
-    assert "1->2 0 ms at 1 MB/s" in plan.schedule.why
+    assert "1->2 20 ms, 20 for its bytes at 1 MB/s" in plan.schedule.why
+
+
+def test_what_is_out_of_bandwidth_is_told_apart_from_what_is_slow():
+    pace = SLOW.microbatch_seconds
+    for share, full in ((0.9, ()), (1.1, ((1, 2),))):
+        links = {(1, 2): LinkState(0.0, 1e6 / (share * pace)), (2, 3): LinkState(9 * pace)}
+        job = replace(SLOW, links=links, message_bytes=1e6)
+        assert job.full_links == full
+        assert ("out of bandwidth: 1->2; " in out_of_bandwidth(job)) == bool(full)
+    assert not replace(job, links={}).full_links

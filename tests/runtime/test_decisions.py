@@ -12,6 +12,7 @@ import pytest
 from patience import PATIENCE
 from runtime.leading import drive
 
+from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Span, Timeline
 from megatron_adaptra.runtime.decision_reader import read_log
@@ -21,6 +22,7 @@ from megatron_adaptra.runtime.decisions import (
     LinkChange,
     LinkEnd,
     sentence,
+    why_none,
 )
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "decision-log.schema.json"
@@ -174,3 +176,12 @@ def test_log_without_a_file_counts_decisions() -> None:
     log.close()
     assert log.made == 1
     json.dumps(decision(0).to_json())
+
+
+def test_a_link_out_of_bandwidth_that_no_plan_helps_has_its_reason() -> None:
+    links = {(0, 1): LinkState(0.001, 2e7), (1, 0): LinkState(0.001)}
+    job = Conditions(8, (0.01, 0.01), (0.01, 0.01), (0.01, 0.01), links, message_bytes=1e6)
+    text = why_none({(0, 1): 0.002}, job)
+    assert "link 0->1 takes 51 ms, 50 for its bytes at 20 MB/s, before 2 ms" in text
+    assert "a message takes up to 50 ms there, a microbatch 30 ms on the slowest stage" in text
+    assert why_none({(1, 0): 0.5}, job) == ""  # slow, which a deeper warmup may hide
