@@ -89,7 +89,7 @@ class OnceMore:
                 session.testsfailed -= len(reports)
             else:
                 reports[-1].sections.append(("Run once more, alone", output))
-        self._tell_apart()
+        self._group_apart()
         with self._config.getoption("chance").open("a") as file:
             file.writelines(f"{name}\n" for name in self._passed)
         if session.testsfailed == 0:
@@ -114,7 +114,7 @@ class OnceMore:
         skipped = any(case.find("skipped") is not None for case in cases)
         return done.returncode == 0 and len(cases) == 1 and not skipped, done.stdout
 
-    def _tell_apart(self) -> None:
+    def _group_apart(self) -> None:
         """A group of their own among the results, instead of failures or errors."""
         stats = self._reporter().stats
         for kind in ("failed", "error"):

@@ -18,8 +18,8 @@ class TooLate(AssertionError):
 def too_late(error: BaseException | None) -> bool:
     """Whether it says that something came too late, and not that something else was wrong, too.
 
-    For whoever runs a test's code elsewhere and sends its error as text: send this along, and
-    raise TooLate there.
+    If a test's code runs elsewhere, and its error is sent as text: send this along, and raise
+    TooLate there.
     """
     return isinstance(error, TooLate) and error.__context__ is None
 

@@ -265,9 +265,9 @@ def test_twice_in_one_run_or_in_ten_is_red_until_it_is_mended(
     assert judge(["a"], history) == 1
     assert judge([], history) == 0, "the first was eleven runs ago"
     assert judge(["b"], history) == 1
-    said = capsys.readouterr().out
-    assert "adaptra: b failed by chance 2 times in 10 runs" in said
-    assert str(history.path) in said
+    printed = capsys.readouterr().out
+    assert "adaptra: b failed by chance 2 times in 10 runs" in printed
+    assert str(history.path) in printed
     assert judge([], history) == 1, "its cause is not mended"
     assert forget("b", history) == 0
     assert judge([], history) == 0

@@ -85,7 +85,7 @@ def test_gloo_cannot_encrypt():
 
 
 def test_help_can_be_shown():
-    """A bare % in a help text breaks argparse only when somebody asks for help."""
+    """A bare % in a help text breaks argparse only when help is asked for."""
     text = parser().format_help()
     assert "--adaptra-engine {native,executor,stock}" in text
 

@@ -32,8 +32,8 @@ def test_a_process_ends_well_with_transports_open(wire: str) -> None:
         assert ranks[0].stdout is not None
         assert ranks[0].stdout.readline() == "ending\n"
         ranks[1].communicate("go\n", timeout=PATIENCE)
-        _, said = ranks[0].communicate(timeout=PATIENCE)
-        assert (ranks[0].returncode, said) == (0, "")
+        _, errors = ranks[0].communicate(timeout=PATIENCE)
+        assert (ranks[0].returncode, errors) == (0, "")
     finally:
         for rank in ranks:
             rank.kill()

@@ -1,4 +1,4 @@
-"""Whoever logs is never ended, or held up, by a stream or a disk: lines are lost instead."""
+"""Logging never ends or delays a process, whatever a stream or disk does; it loses lines."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_jobs_that_share_a_file_leave_each_others_lines_whole(tmp_path: Path) ->
         other.write(b"a line in ")
         log = LogFile(path, "lines")
         log.write("a line")
-        until(lambda: awaited(path) or path.stat().st_size > 10, "somebody writes, or waits")
+        until(lambda: awaited(path) or path.stat().st_size > 10, "a process writes, or waits")
         other.write(b"two parts\n")
         fcntl.flock(other, fcntl.LOCK_UN)
     log.close()
@@ -115,7 +115,7 @@ def test_jobs_that_share_a_file_leave_each_others_lines_whole(tmp_path: Path) ->
 
 
 def awaited(path: Path) -> bool:
-    """Whether somebody waits for a lock of this file."""
+    """Whether a process waits for a lock of this file."""
     inode = f":{path.stat().st_ino} "
     locks = Path("/proc/locks").read_text().splitlines()
     return any("-> FLOCK" in line and inode in line for line in locks)

@@ -51,7 +51,7 @@ def test_a_rank_that_fails_ends_the_others(zygote: Zygote, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_whoever_does_not_end_is_named_and_ended(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_rank_that_does_not_end_is_named_and_ended(zygote: Zygote, tmp_path: Path) -> None:
     text = (
         "import os, signal\nprint('process', os.getpid())\n"
         "if os.environ['RANK'] == '1': signal.pause()"

@@ -8,9 +8,9 @@ from typing import Any
 
 from megatron_adaptra.cli.output import print_json, progress, say
 from megatron_adaptra.doctor.examine import examine
-from megatron_adaptra.doctor.finding import Finding, Verdict
+from megatron_adaptra.doctor.finding import Finding, Status
 
-_WIDTH = 4  # of a verdict
+_WIDTH = 4  # columns of a status
 
 
 def add_parser(subparsers: Any) -> None:
@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     with progress("looking around"):
         parts = list(examine())
     findings = [finding for part in parts for finding in part.findings]
-    counts = Counter(finding.verdict for finding in findings)
-    bad = counts[Verdict.FAIL] + (counts[Verdict.WARN] if args.strict else 0)
+    counts = Counter(finding.status for finding in findings)
+    bad = counts[Status.FAIL] + (counts[Status.WARN] if args.strict else 0)
     if args.json:
         rows = {part.name: [finding.to_json() for finding in part.findings] for part in parts}
         print_json({"ok": not bad, "parts": rows})
@@ -46,11 +46,11 @@ def run(args: argparse.Namespace) -> int:
         width = max((len(finding.what) for finding in part.findings), default=0)
         for finding in part.findings:
             say(_line(finding, width))
-    total = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
+    total = ", ".join(f"{counts[status]} {status.value}" for status in Status)
     say(total)
     return int(bool(bad))
 
 
 def _line(finding: Finding, width: int) -> str:
-    line = f"  {finding.verdict.value:{_WIDTH}}  {finding.what:{width}}  {finding.says}"
+    line = f"  {finding.status.value:{_WIDTH}}  {finding.what:{width}}  {finding.says}"
     return line + (f"\n{'':{_WIDTH + width + 6}}-> {finding.remedy}" if finding.remedy else "")

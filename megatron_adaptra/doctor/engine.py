@@ -57,8 +57,10 @@ def rdma(ports: Sequence[Port], root: Path) -> Iterator[Finding]:
 def _chosen(ports: Sequence[Port]) -> Generator[Finding, None, list[Rail]]:
     """Says which of `ports` carry messages, and returns them."""
     what = "RDMA"
-    said = [f"{n}={os.environ[n]}" for n in ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX") if n in os.environ]
-    by = f" ({', '.join(said)})" if said else ""
+    named = [
+        f"{n}={os.environ[n]}" for n in ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX") if n in os.environ
+    ]
+    by = f" ({', '.join(named)})" if named else ""
     if os.environ.get("NCCL_IB_DISABLE") == "1":
         says = "not used, for NCCL_IB_DISABLE=1: messages go over TCP"
         yield warn(what, says, "unset NCCL_IB_DISABLE")

@@ -105,7 +105,7 @@ def _read(lines: Iterable[str]) -> Iterator[Finding]:
 
 def _last_line(err: Any) -> str:
     lines = _text(err)[-4000:].split("\n")
-    return line_of(next((line for line in reversed(lines) if line.strip()), "it said nothing"))
+    return line_of(next((line for line in reversed(lines) if line.strip()), "it printed nothing"))
 
 
 def _cut_short(name: str, status: int | None, late: str, last: str) -> Finding:

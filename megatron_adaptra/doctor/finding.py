@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""What a check of the doctor has found: one line of its output."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import enum
 from typing import Any, NamedTuple
 
 
-class Verdict(enum.Enum):
-    """How good it is for a training."""
+class Status(enum.Enum):
+    """Whether a training can run so: yes; yes, but slower or without a part; no."""
 
     OK = "OK"
     WARN = "WARN"
@@ -15,39 +15,42 @@ class Verdict(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """One line of the doctor's.
+    """One line of the doctor's output.
 
-    `what`: it is about. `says`: what was found there. `remedy`: the command that mends it, or what
-    to do; empty where nothing has to be done.
+    Args:
+        status: whether a training can run so.
+        what: the part of the machine or the software that was examined.
+        says: what was found there.
+        remedy: the command that mends it, or what to do; empty where nothing has to be done.
     """
 
-    verdict: Verdict
+    status: Status
     what: str
     says: str
     remedy: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """As `adaptra doctor --json` prints it."""
-        return {**self._asdict(), "verdict": self.verdict.value}
+        """As `adaptra doctor --json` prints it: there the key of the status is `verdict`."""
+        words = self._asdict()
+        return {"verdict": words.pop("status").value, **words}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Finding:
         """From `data`, which `to_json` has made. Raises ValueError, KeyError or TypeError."""
-        return cls(
-            Verdict(data["verdict"]), str(data["what"]), str(data["says"]), str(data["remedy"])
-        )
+        what, says, remedy = (str(data[key]) for key in ("what", "says", "remedy"))
+        return cls(Status(data["verdict"]), what, says, remedy)
 
 
 def ok(what: str, says: str) -> Finding:
     """`what` is as it has to be, as it `says`."""
-    return Finding(Verdict.OK, what, says)
+    return Finding(Status.OK, what, says)
 
 
 def warn(what: str, says: str, remedy: str) -> Finding:
     """`what`, as it `says`, makes a training slower, or lacks a part; mended by `remedy`."""
-    return Finding(Verdict.WARN, what, says, remedy)
+    return Finding(Status.WARN, what, says, remedy)
 
 
 def fail(what: str, says: str, remedy: str) -> Finding:
     """No training with the plugin, for `what` is as it `says`, until the `remedy`."""
-    return Finding(Verdict.FAIL, what, says, remedy)
+    return Finding(Status.FAIL, what, says, remedy)

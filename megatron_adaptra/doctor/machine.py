@@ -16,7 +16,7 @@ from megatron_adaptra.view.axis import size
 ROOT = Path("/")
 CLOCKSOURCE = "sys/devices/system/clocksource/clocksource0"
 FAST_CLOCKS = ("tsc", "arch_sys_counter", "kvm-clock", "hyperv_clocksource_tsc_page")
-LEAST_SHM = 64 << 20  # bytes: what a container has unless told
+LEAST_SHM = 64 << 20  # bytes: what a container has by default
 LEAST_FILES = 4096
 
 

@@ -49,8 +49,8 @@ def _named(root: Path) -> Iterator[Finding]:
     words = os.environ.get(NCCL, "")
     if words and not chosen_by_nccl(words, names):
         says = f"{words!r} chooses none of {', '.join(names)}: NCCL does not start"
-        verdict = fail if (root / "dev" / "nvidiactl").exists() else warn
-        yield verdict(NCCL, says, f"export {NCCL}={_reachable()}")
+        found = fail if (root / "dev" / "nvidiactl").exists() else warn
+        yield found(NCCL, says, f"export {NCCL}={_reachable()}")
 
 
 def _with_ipv6(root: Path) -> set[str]:

@@ -70,9 +70,9 @@ def phases(report: Report) -> list[str]:
 def phase_ms(report: Report, arm: ArmReport, phase: str) -> float | None:
     """Of `phase`, the time that the summary gives, else the median of its iterations."""
     given = mapping(mapping(_arm(report, arm.name).get("phases")).get(phase))
-    told = value(given.get("iteration_ms"))
-    if told is not None:
-        return told
+    stated = value(given.get("iteration_ms"))
+    if stated is not None:
+        return stated
     first, end = report.phases.get(phase, (0, 0))
     times = [v for i, v in known(arm.iteration_ms) if first <= i < end]
     return median(times) if times else None
@@ -87,9 +87,9 @@ def ratio(report: Report, phase: str) -> float | None:
 
 def speedup(report: Report) -> float | None:
     """How many times as fast Adaptra runs in the phase the headline is about."""
-    told = value(report.summary.get("speedup_slow"))
+    stated = value(report.summary.get("speedup_slow"))
     phase = key_phase(report)
-    return told if told is not None else ratio(report, phase) if phase else None
+    return stated if stated is not None else ratio(report, phase) if phase else None
 
 
 def slow_links(report: Report) -> str:
@@ -132,7 +132,7 @@ def setting(report: Report) -> str:
     return text
 
 
-def verdicts(report: Report) -> list[tuple[str, bool]]:
+def comparisons(report: Report) -> list[tuple[str, bool]]:
     """What was proved equal, or found different; what was not compared is left out."""
     out = []
     for key, noun in (("losses_identical", "Losses"), ("parameters_identical", "Parameters")):
@@ -167,9 +167,9 @@ def compared(report: Report) -> Mapping[str, Any]:
 def predicted_and_measured(report: Report, arm: ArmReport) -> tuple[float | None, float | None]:
     """Milliseconds of an iteration under the plan compared; from the summary, else as drawn."""
     given = _arm(report, arm.name)
-    told = value(given.get("predicted_slow_ms")), value(given.get("measured_slow_ms"))
+    stated = value(given.get("predicted_slow_ms")), value(given.get("measured_slow_ms"))
     drawn = (None if t is None else 1e3 * t.iteration for t in (arm.predicted, arm.measured))
-    predicted, measured = (d if t is None else t for t, d in zip(told, drawn, strict=True))
+    predicted, measured = (d if t is None else t for t, d in zip(stated, drawn, strict=True))
     return predicted, measured
 
 
@@ -188,11 +188,11 @@ def notes(report: Report) -> list[str]:
 
 def peak_in_flight(report: Report, arm: ArmReport) -> str:
     """Per stage; from the summary, else from a timeline."""
-    told: Sequence[Any] = listing(_arm(report, arm.name).get("peak_in_flight"))
+    stated: Sequence[Any] = listing(_arm(report, arm.name).get("peak_in_flight"))
     timeline = arm.measured or arm.predicted
-    if not told and timeline is not None:
-        told = timeline.peak_in_flight()
-    return ranges([v for v in map(value, told) if v is not None])
+    if not stated and timeline is not None:
+        stated = timeline.peak_in_flight()
+    return ranges([v for v in map(value, stated) if v is not None])
 
 
 def peak_bytes(summary: Mapping[str, Any], arm: str) -> str:

@@ -98,7 +98,7 @@ def test_budgets_are_shown_in_bytes_where_these_are_known(here):
     assert "3 (1.2GB)" not in here("compare", *SMALL)[0]
 
 
-def test_one_reason_is_said_once(here):
+def test_one_reason_is_printed_once(here):
     out, _ = here("compare", *SMALL, "--chunks", 2)
     (line,) = [line for line in out.splitlines() if line.startswith("left out")]
     assert line.startswith("left out: 1f1b, gpipe, zb-h1, zb-h2; chunks 2: it has to be 1")

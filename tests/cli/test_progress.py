@@ -35,7 +35,7 @@ def test_lines_name_what_is_done_and_how_far(monkeypatch):
         assert re.fullmatch(r"adaptra: planning: 2 of 3, policy warmup \(\d+ s so far\)\n", line)
 
 
-def test_nothing_is_said_of_what_is_done_soon(monkeypatch):
+def test_nothing_is_printed_of_what_is_done_soon(monkeypatch):
     monkeypatch.setattr(output, "QUIET", 3600.0)
     with read_end() as lines:
         with progress("planning", lines=True) as at:

@@ -27,10 +27,10 @@ class Speaker {
     return header;
   }
 
-  // What the other side says.
+  // What the other side has sent.
   void take(const adaptra::Header& header) {
     returned_ = std::max(returned_, header.taken);
-    if (header.kind == Kind::Data) heard_ = std::max(heard_, header.number);
+    if (header.kind == Kind::Data) received_ = std::max(received_, header.number);
     if (header.kind == Kind::Have) {
       messages_.erase(std::remove_if(messages_.begin(), messages_.end(),
                                      [&](auto& one) {
@@ -67,9 +67,9 @@ class Speaker {
       if (header.kind == Kind::Probe) header.length = below(std::min(piece_, adaptra::kProbe) + 1);
       return header;
     }
-    if (what < 15 && heard_ > 0) {
+    if (what < 15 && received_ > 0) {
       header.kind = chance(50) ? Kind::Grant : Kind::Have;
-      header.number = 1 + below(heard_);
+      header.number = 1 + below(received_);
       if (header.kind == Kind::Have) header.total = 1 + below(3);
       return header;
     }
@@ -138,7 +138,7 @@ class Speaker {
 
   std::mt19937_64 random_;
   const uint64_t piece_, window_;
-  uint64_t last_ = 0, taken_ = 0, spent_ = 0, returned_ = 0, heard_ = 0;
+  uint64_t last_ = 0, taken_ = 0, spent_ = 0, returned_ = 0, received_ = 0;
   std::array<uint64_t, kTags> last_of_{};
   std::vector<Message> messages_;
   std::vector<adaptra::Header> old_;  // that may come again

@@ -18,7 +18,7 @@ def sample(iteration: int) -> Sample:
     return Sample(iteration, time.process_time(), MachineTime.now())
 
 
-@pytest.mark.skipif(MachineTime.now() is None, reason="the system does not tell")
+@pytest.mark.skipif(MachineTime.now() is None, reason="the system does not report it")
 def test_what_another_process_uses_is_seen_and_is_not_ours() -> None:
     before = sample(0)
     subprocess.run([sys.executable, "-c", BURN], check=True, timeout=300)

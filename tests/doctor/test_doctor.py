@@ -17,14 +17,14 @@ from patience import PATIENCE
 from megatron_adaptra.device import gpu_bindings as gpu_driver
 from megatron_adaptra.doctor.engine import rdma
 from megatron_adaptra.doctor.examine import examine
-from megatron_adaptra.doctor.finding import Finding, Verdict
+from megatron_adaptra.doctor.finding import Finding, Status
 from megatron_adaptra.doctor.gpus import gpus
 from megatron_adaptra.doctor.machine import machine
 from megatron_adaptra.doctor.network import network
 from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.bindings import Port
 
-OK, WARN, FAIL = Verdict
+OK, WARN, FAIL = Status
 ACTIVE = Port("mlx5_0", 1, True, "Ethernet", 3, b"\0" * 16, "RoCE v2, IPv4")
 CLOCK = "sys/devices/system/clocksource/clocksource0"
 
@@ -42,26 +42,26 @@ def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
 
 
 @pytest.mark.parametrize(
-    ("now", "others", "verdict", "remedy"),
+    ("now", "others", "status", "remedy"),
     [
         ("tsc", "tsc hpet", OK, ""),
         ("hpet", "tsc hpet", WARN, f"echo tsc > /{CLOCK}/current_clocksource"),
         ("acpi_pm", "acpi_pm", WARN, "ask for a machine"),
     ],
 )
-def test_a_slow_clock(tmp_path: Path, now: str, others: str, verdict: Verdict, remedy: str) -> None:
+def test_a_slow_clock(tmp_path: Path, now: str, others: str, status: Status, remedy: str) -> None:
     path = CLOCK.replace("/", "__")
     put(tmp_path, **{f"{path}__current_clocksource": now, f"{path}__available_clocksource": others})
     found = by_name(machine(tmp_path))["clock"]
-    assert found.verdict is verdict
+    assert found.status is status
     assert found.remedy.startswith(remedy)
     assert bool(found.remedy) == bool(remedy)
 
 
 def test_a_machine_that_says_nothing_has_no_faults_but_missing_memory(tmp_path: Path) -> None:
     found = by_name(machine(tmp_path))
-    assert found["clock"].verdict is OK
-    assert found["shared memory"].verdict is WARN
+    assert found["clock"].status is OK
+    assert found["shared memory"].status is WARN
     assert "--shm-size" not in found["shared memory"].remedy
 
 
@@ -69,13 +69,13 @@ def test_locked_memory_matters_where_there_are_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (8 << 20, 8 << 20))
-    assert by_name(machine(tmp_path))["locked memory"].verdict is OK
+    assert by_name(machine(tmp_path))["locked memory"].status is OK
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
     found = by_name(machine(tmp_path))["locked memory"]
-    assert (found.verdict, found.remedy[:18]) == (WARN, "ulimit -l unlimite")
+    assert (found.status, found.remedy[:18]) == (WARN, "ulimit -l unlimite")
     assert "8 MiB" in found.says
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
-    assert by_name(machine(tmp_path))["locked memory"].verdict is OK
+    assert by_name(machine(tmp_path))["locked memory"].status is OK
 
 
 def test_interfaces_that_lose_packets(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_interfaces_that_lose_packets(tmp_path: Path) -> None:
     put(tmp_path, sys__class__net__lo__operstate="unknown")
     found = by_name(machine(tmp_path))
     assert found["interface eth0"] == (OK, "interface eth0", "up, 25 Gbit/s, MTU 9000", "")
-    assert found["interface eth1"].verdict is WARN
+    assert found["interface eth1"].status is WARN
     assert "rx_crc_errors 7" in found["interface eth1"].says
     assert found["interface eth1"].remedy == "ethtool -S eth1"
     assert "interface lo" not in found
@@ -117,10 +117,10 @@ def test_rdma_ports_and_which_are_used(ports: Path, monkeypatch: pytest.MonkeyPa
     assert found["RDMA"].says == "messages use mlx5_1:1 (NCCL_IB_HCA=mlx5_1)"
     assert found["port mlx5_0:1"].says.endswith("; not used")
     monkeypatch.setenv("NCCL_IB_GID_INDEX", "three")
-    assert by_name(rdma(both, ports))["RDMA"].verdict is FAIL
+    assert by_name(rdma(both, ports))["RDMA"].status is FAIL
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     found = by_name(rdma(both, ports))
-    assert (found["RDMA"].verdict, found["RDMA"].remedy) == (WARN, "unset NCCL_IB_DISABLE")
+    assert (found["RDMA"].status, found["RDMA"].remedy) == (WARN, "unset NCCL_IB_DISABLE")
 
 
 def test_rdma_ports_that_do_not_work(ports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,14 +131,14 @@ def test_rdma_ports_that_do_not_work(ports: Path, monkeypatch: pytest.MonkeyPatc
     assert found["port mlx5_1:1"].remedy.startswith("give its interface an address")
     put(ports, class__infiniband__mlx5_0__ports__1__counters__link_downed=3)
     found = by_name(rdma([ACTIVE], ports))
-    assert found["port mlx5_0:1"].verdict is WARN
+    assert found["port mlx5_0:1"].status is WARN
     assert "link_downed 3" in found["port mlx5_0:1"].says
     with monkeypatch.context() as unbuilt:
         unbuilt.setattr(bindings, "missing", lambda: "it was not built")
         assert "there is no engine" in by_name(rdma([], ports))["RDMA"].says
     monkeypatch.setattr(bindings, "missing_verbs", lambda: "libibverbs.so.1: cannot open")
     found = by_name(rdma([], ports))
-    assert (found["RDMA"].verdict, "libibverbs1" in found["RDMA"].remedy) == (FAIL, True)
+    assert (found["RDMA"].status, "libibverbs1" in found["RDMA"].remedy) == (FAIL, True)
     assert [*by_name(rdma([], ports / "nowhere")).values()] == [
         (OK, "RDMA", "there is no device: messages go over TCP and shared memory", "")
     ]
@@ -146,17 +146,17 @@ def test_rdma_ports_that_do_not_work(ports: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_gpus_whose_driver_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_driver, "missing", lambda: "cuInit says no")
-    assert [f.verdict for f in gpus(tmp_path)] == [OK]
+    assert [f.status for f in gpus(tmp_path)] == [OK]
     put(tmp_path, dev__nvidiactl="")
     (found,) = gpus(tmp_path)
-    assert found.verdict is FAIL
+    assert found.status is FAIL
     assert "cuInit says no" in found.says
     monkeypatch.setattr(gpu_driver, "missing", lambda: "")
     (tmp_path / "proc/driver/nvidia/gpus/0000:1b:00.0").mkdir(parents=True)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "many")
     found = by_name(gpus(tmp_path))
     assert found["GPU 0000:1b:00.0"].says == "no interface is near to it"
-    assert found["CUDA_DEVICE_MAX_CONNECTIONS"].verdict is WARN
+    assert found["CUDA_DEVICE_MAX_CONNECTIONS"].status is WARN
 
 
 def torch_is(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
@@ -185,7 +185,7 @@ def test_a_torch_that_does_not_load_is_a_finding(
     (part,) = examine(["software"], patience=3 if endless else PATIENCE)
     first, *others = part.findings
     assert first.what == "megatron-adaptra"
-    assert any(f.verdict is FAIL and says in f.says and f.remedy for f in others), others
+    assert any(f.status is FAIL and says in f.says and f.remedy for f in others), others
 
 
 SLOW = """
@@ -242,11 +242,11 @@ def test_a_megatron_that_is_not_imported_is_not_called_too_old(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     (part,) = examine(["software"])
     found = by_name(part.findings)["megatron-core"]
-    assert found.verdict is FAIL
+    assert found.status is FAIL
     assert "cannot be imported: " in found.says
     assert "release" not in found.remedy
     assert remedy in found.remedy
-    assert [f.what for f in part.findings if f.verdict is not OK] == ["megatron-core"]
+    assert [f.what for f in part.findings if f.status is not OK] == ["megatron-core"]
 
 
 def network_of(
@@ -265,14 +265,14 @@ def test_an_interface_that_does_not_exist_fails(
     found = network_of(tmp_path, monkeypatch, GLOO_SOCKET_IFNAME="lo,nowhere9")[
         "GLOO_SOCKET_IFNAME"
     ]
-    assert found.verdict is FAIL
+    assert found.status is FAIL
     assert found.says == "there is no interface 'nowhere9': no training starts"
     assert found.remedy.startswith("export GLOO_SOCKET_IFNAME=")
     found = network_of(tmp_path, monkeypatch, NCCL_SOCKET_IFNAME="=nowhere9")["NCCL_SOCKET_IFNAME"]
-    assert (found.verdict, "lo" in found.says) == (WARN, True)
+    assert (found.status, "lo" in found.says) == (WARN, True)
     put(tmp_path, dev__nvidiactl="")
     found = network_of(tmp_path, monkeypatch, NCCL_SOCKET_IFNAME="=nowhere9")["NCCL_SOCKET_IFNAME"]
-    assert found.verdict is FAIL
+    assert found.status is FAIL
     assert "NCCL_SOCKET_IFNAME" not in network_of(tmp_path, monkeypatch, NCCL_SOCKET_IFNAME="^eth")
 
 
@@ -280,22 +280,22 @@ def test_an_address_that_other_hosts_do_not_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = network_of(tmp_path, monkeypatch, GLOO_SOCKET_IFNAME="lo")["address"]
-    assert (found.verdict, "only this host reaches" in found.says) == (WARN, True)
+    assert (found.status, "only this host reaches" in found.says) == (WARN, True)
     assert found.remedy.startswith("for several hosts: export GLOO_SOCKET_IFNAME=")
     for one in ({"NNODES": "1"}, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}):
         found = network_of(tmp_path, monkeypatch, GLOO_SOCKET_IFNAME="lo", **one)["address"]
-        assert found.verdict is OK
+        assert found.status is OK
     several = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    assert network_of(tmp_path, monkeypatch, **several)["address"].verdict is WARN
+    assert network_of(tmp_path, monkeypatch, **several)["address"].status is WARN
 
 
 def test_interfaces_that_are_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, sys__class__net__eth7__operstate="down", sys__class__net__eth7__flags="0x1002")
     put(tmp_path, sys__class__net__eth8__operstate="down", sys__class__net__eth8__flags="0x1003")
     found = network_of(tmp_path, monkeypatch)
-    assert found["interface eth7"].verdict is WARN
+    assert found["interface eth7"].status is WARN
     assert found["interface eth7"].remedy.startswith("ip link set eth7 up")
-    assert found["interface eth8"].verdict is WARN
+    assert found["interface eth8"].status is WARN
     assert "it has no carrier" in found["interface eth8"].says
 
 

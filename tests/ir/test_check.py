@@ -90,12 +90,12 @@ def test_check_finds_exactly_the_deadlocks(seed, stages, count, chunks, ahead):
         line = rng.choice(order)
         line.insert(rng.randrange(len(line)), line.pop(rng.randrange(len(line))))
     program = lower(Schedule(tuple(map(tuple, order)), count, chunks), ahead)
-    verdicts = [sends for sends in SENDS if not runs(program, sends)]
-    if not verdicts:
+    deadlocking = [sends for sends in SENDS if not runs(program, sends)]
+    if not deadlocking:
         check(program)
     else:
         text = refusal(program)
-        assert f"deadlock under {verdicts[0]} sends" in text
+        assert f"deadlock under {deadlocking[0]} sends" in text
         assert text.count("stage ") >= stages
         assert "cannot run" in text
 

@@ -60,7 +60,7 @@ def test_a_schedule_reads_back(schedule):
 
 
 @given(schedules, schedules)
-def test_digests_tell_schedules_apart(a, b):
+def test_digests_differ_where_schedules_do(a, b):
     assert (a.digest() == b.digest()) == (a == b)
 
 

@@ -1,6 +1,6 @@
 """The optimum of a small job, proven by OR-tools' CP-SAT solver.
 
-It tells what the planners leave on the table; jobs as they run in production are too large for it.
+It shows how far the planners are from it; jobs as they run in production are too large for it.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ class Model:
     def _count(self, literals: list[Truth]) -> Expr:
         """How many of a chain are true, where each implies the one before it.
 
-        Simply their sum, but a variable tells the solver more: who needs three needs the third.
+        Their sum, as a variable, from which the solver infers more: three are true if the third is.
         """
         count = self.model.new_int_var(0, len(literals), "")
         for n, literal in enumerate(literals):

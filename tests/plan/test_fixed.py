@@ -1,4 +1,4 @@
-"""Schedules that a job starts with: they run, and recompute what they are told to."""
+"""Schedules that a job starts with: they run, and recompute what was asked for."""
 
 import math
 

@@ -95,7 +95,7 @@ def test_any_job_has_a_plan_within_its_budget(c, sigma, sends):
 @settings(max_examples=15)
 @given(jobs(stages=3, most=4).map(lambda c: replace(c, recompute=False)))
 def test_links_that_do_not_vary_have_the_plan_of_their_delays(c):
-    """A delay of nothing does not vary, whatever is said of it."""
+    """A delay of zero does not vary, whatever its jitter."""
     still = {way: link._replace(delay=0.0, jitter=1.0) for way, link in c.links.items()}
     calm = {way: link._replace(delay=0.0) for way, link in c.links.items()}
     plans = [make_plan(replace(c, links=links)).schedule for links in (still, calm)]

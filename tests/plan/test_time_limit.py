@@ -75,7 +75,7 @@ def test_a_limit_is_kept(clock, name):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_where_there_is_no_time_to_search_it_is_said(clock, name):
+def test_a_plan_without_time_to_search_has_that_as_its_reason(clock, name):
     policy, sends, conditions = JOBS[name]
     least = least_of(clock, conditions, policy, sends)
     plan, took = clock.of(lambda: make_plan(conditions, policy, sends, 1.01 * least))

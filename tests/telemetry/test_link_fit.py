@@ -1,4 +1,4 @@
-"""Delay and bandwidth of a link are told apart, whatever queues, and whatever clocks differ."""
+"""Delay and bandwidth of a link are separated, whatever queues, and whatever clocks differ."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_nonsense_is_left_out(nonsense: float) -> None:
     assert fit.fit() is not None
 
 
-def test_one_size_tells_no_bandwidth() -> None:
+def test_one_size_gives_no_bandwidth() -> None:
     assert fit_line([Sample(8, 0.1), Sample(8, 0.2)]) is None
     assert LinkFit().fit() is None
 

@@ -115,7 +115,7 @@ def test_colours_take_no_room() -> None:
             assert len(re.sub(r"\x1b\[[0-9;]*m", "", coloured)) == len(row) == width
 
 
-def test_later_chunks_are_told_apart_however_narrow() -> None:
+def test_later_chunks_look_different_however_narrow() -> None:
     spans = (Span(0, Op(Kind.F, 3), 0.0, 1.0), Span(0, Op(Kind.F, 3, 1), 1.0, 2.0))
     filler = Span(0, Op(Kind.F, 0), 2.0, 90.0)
     rows = [text_of(Timeline((*spans, filler)), width).splitlines()[1] for width in (400, 220, 60)]

@@ -86,7 +86,7 @@ def test_only_slow_messages_are_drawn_and_they_slant() -> None:
     assert line["y1"] < line["y2"]
 
 
-def test_colours_tell_kinds_apart() -> None:
+def test_each_kind_has_a_colour_of_its_own() -> None:
     spans = tuple(Span(0, Op(kind, 0), i, i + 1) for i, kind in enumerate(CATEGORY))
     svg = timeline_svg(Timeline(spans))
     fills = {category.fill for category in CATEGORY.values()}
@@ -153,7 +153,7 @@ def test_a_drawing_alone_has_a_legend_colours_and_a_margin() -> None:
     assert inside.find(f"{SVG}style") is None
 
 
-def test_the_mark_stands_where_it_is_told() -> None:
+def test_the_mark_stands_at_the_given_end() -> None:
     """The last stage's weight gradient ends after the first stage has ended."""
     spans = (Span(0, Op(Kind.F, 0), 0.0, 1.0), Span(1, Op(Kind.W, 0), 1.0, 3.0))
     timeline = Timeline(spans)

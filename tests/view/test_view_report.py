@@ -69,7 +69,7 @@ def incomplete() -> Iterator[tuple[str, Report]]:
 INCOMPLETE = dict(incomplete())
 
 
-def test_page_tells_the_result() -> None:
+def test_page_shows_the_result() -> None:
     page = Page(report_html(sample_report()))
     for words in (
         "2.47× as fast while link 2–3 is slow",

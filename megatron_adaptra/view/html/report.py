@@ -17,7 +17,7 @@ from megatron_adaptra.view.svg.line_chart import line_chart_svg
 from megatron_adaptra.view.theme import arm_colour
 
 NONE = "–"
-_VERDICT = {True: "verdict", False: "verdict bad"}  # classes
+_RESULT = {True: "result", False: "result bad"}  # classes
 
 
 def report_html(report: Report) -> str:
@@ -37,13 +37,13 @@ def report_html(report: Report) -> str:
 
 def _header(report: Report) -> str:
     headline, setting = findings.headline(report), findings.setting(report)
-    verdicts = [
-        element("span", text(("✓ " if good else "✗ ") + words), class_=_VERDICT[good])
-        for words, good in findings.verdicts(report)
+    results = [
+        element("span", text(("✓ " if good else "✗ ") + words), class_=_RESULT[good])
+        for words, good in findings.comparisons(report)
     ]
     name = report.title if headline != report.title else ""
     lead = setting[:1].upper() + setting[1:] + "." if setting else ""
-    return header(name, headline, [lead], *verdicts)
+    return header(name, headline, [lead], *results)
 
 
 def _tiles(report: Report) -> str:

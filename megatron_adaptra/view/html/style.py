@@ -34,8 +34,8 @@ h1 {
   letter-spacing: -.02em; font-weight: 680; text-wrap: balance;
 }
 header p { margin: 0; color: var(--soft); font-size: 16px; }
-.verdict { display: inline-block; margin: 14px 18px 0 0; font-weight: 600; color: var(--good); }
-.verdict.bad { color: var(--bad); }
+.result { display: inline-block; margin: 14px 18px 0 0; font-weight: 600; color: var(--good); }
+.result.bad { color: var(--bad); }
 .tiles { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); }
 .tile, section {
   background: var(--card); border: 1px solid var(--line); border-radius: 10px;

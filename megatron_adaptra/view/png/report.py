@@ -70,7 +70,7 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
 
 def _header(figure: Any, report: Report, height: float) -> None:
     write_header(figure, height, findings.headline(report), findings.setting(report))
-    results = findings.verdicts(report)
+    results = findings.comparisons(report)
     summary = "   ".join(("✓ " if same else "✗ ") + words for words, same in results)
     fine = all(same for _, same in results)
     style = {"fontsize": 10.5, "fontweight": "bold", "color": GOOD if fine else BAD}
