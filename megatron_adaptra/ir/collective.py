@@ -6,14 +6,15 @@ The buffer is cut into pieces. Each rank has a line of ops, and runs it in order
   line goes on. To several targets, it goes in their order. What is being sent must not change
   before it has left, so that an op that changes a piece waits for the earlier sends of that piece
   (or a copy was sent).
+- An op of several pieces, `P4-7>1`, is one message: they lie side by side in the buffer.
 - A receive (`A`, `R`) waits until its messages are there. It may be posted at any earlier moment,
   from the start of the collective on, into memory of its own: no receive depends on any op of its
   own rank. Only the addition, and what is written to the buffer, waits in line. An `A` adds from
   left to right, in whatever order its messages come, and rounds once, to the buffer's dtype.
 - At its end a line waits until all it has sent has left.
 
-Messages are identified by source, target and tag (`CollectiveOp.tag`: the piece, and whether it is
-a sum), which the check proves unique; so are the bits at the end, equal on all ranks.
+Messages are identified by source, target and tag (`CollectiveOp.tag`: the first piece, and whether
+it is a sum), which the check proves unique; so are the bits at the end, equal on all ranks.
 """
 
 from __future__ import annotations
@@ -96,8 +97,7 @@ class CollectivePlan:
         order: list[CollectiveLine] = [()] * self.ranks
         for rank, line in enumerate(self.order):
             order[ranks[rank]] = tuple(
-                CollectiveOp(action, piece, tuple(ranks[one] for one in others))
-                for action, piece, others in line
+                op._replace(ranks=tuple(ranks[one] for one in op.ranks)) for op in line
             )
         return replace(self, order=tuple(order), why=self.why if why is None else why)
 

@@ -47,7 +47,7 @@ def _check_shape(order: Lines, pieces: int) -> None:
     ranks = len(order)
     for rank, line in enumerate(order):
         for op in line:
-            if not 0 <= op.piece < pieces:
+            if not (op.piece >= 0 and 1 <= op.length <= pieces - op.piece):
                 _fail(rank, op, f"pieces are 0 to {pieces - 1}")
             if not all(0 <= one < ranks for one in op.ranks):
                 _fail(rank, op, f"ranks are 0 to {ranks - 1}")
@@ -80,6 +80,8 @@ def _check_messages(order: Lines) -> None:
     for message, (rank, op) in sent.items():
         if message not in received:
             _fail(rank, op, f"rank {message[1]} does not receive it")
+        if (other := received[message][1]).length != op.length:
+            _fail(rank, op, f"rank {message[1]} receives other pieces, {other}")
     for message, (rank, op) in received.items():
         if message not in sent:
             _fail(rank, op, f"rank {message[0]} does not send it")
@@ -93,7 +95,7 @@ class _Run:
         self.order, self.rendezvous, self.all = order, rendezvous, (1 << ranks) - 1
         self.sums: dict[tuple[int, ...], int] = {}  # how values were added -> their number
         self.held = [[_Value(1 << rank, rank)] * pieces for rank in range(ranks)]
-        self.flying: dict[_Message, _Value] = {}  # sent, not yet taken
+        self.flying: dict[_Message, list[_Value]] = {}  # sent, not yet taken
         self.posted: set[_Message] = set()
         self.unposted: dict[tuple[int, int], list[_Message]] = {}  # rank, piece -> its sends
         self.waiting: dict[_Message, int] = {}  # what has to be sent or posted -> who waits
@@ -127,17 +129,19 @@ class _Run:
             self.at[rank] += 1
 
     def send(self, rank: int, op: CollectiveOp) -> None:
-        value = self.held[rank][op.piece]
-        if op.action is Action.SUM and value.parts != self.all:
-            missing = _names(self.all & ~value.parts)
-            _fail(rank, op, f"it is not the sum yet, without the part of {missing}")
-        if op.action is Action.PART and value.parts == self.all:
-            _fail(rank, op, "it is the sum already, which is sent by S")
+        values = self.held[rank][op.piece : op.piece + op.length]
+        for piece, value in zip(op.pieces, values, strict=True):
+            if op.action is Action.SUM and value.parts != self.all:
+                missing = _names(self.all & ~value.parts)
+                _fail(rank, op, f"it is not the sum yet, without the part of {missing}", piece)
+            if op.action is Action.PART and value.parts == self.all:
+                _fail(rank, op, "it is the sum already, which is sent by S", piece)
         for target in op.ranks:
             message = rank, target, op.tag
-            self.flying[message] = value
+            self.flying[message] = values
             if self.rendezvous and message not in self.posted:
-                self.unposted.setdefault((rank, op.piece), []).append(message)
+                for piece in op.pieces:
+                    self.unposted.setdefault((rank, piece), []).append(message)
             self.wake(message)
 
     def receive(self, rank: int, op: CollectiveOp) -> bool:
@@ -152,31 +156,33 @@ class _Run:
             if (source, rank, op.tag) not in self.flying:
                 self.waiting[source, rank, op.tag] = rank
                 return False
-        for _, target, tag in self.unposted.get((rank, op.piece), ()):
-            if (rank, target, tag) not in self.posted:  # it is being sent, and must not change
-                self.waiting[rank, target, ~tag] = rank
-                return False
-        self.unposted.pop((rank, op.piece), None)
-        mine = self.held[rank]
-        if op.action is Action.TAKE:
-            if mine[op.piece].parts == self.all:
-                _fail(rank, op, "it has the sum already")
-            mine[op.piece] = self.flying.pop((sources[0], rank, op.tag))
-        else:
-            mine[op.piece] = self.added(rank, op)
+        for piece in op.pieces if self.unposted else ():
+            for _, target, tag in self.unposted.get((rank, piece), ()):
+                if (rank, target, tag) not in self.posted:  # it is being sent, and must not change
+                    self.waiting[rank, target, ~tag] = rank
+                    return False
+            self.unposted.pop((rank, piece), None)
+        mine, values = self.held[rank], [self.flying.pop((s, rank, op.tag)) for s in sources]
+        for i, piece in enumerate(op.pieces):
+            if op.action is Action.ADD:
+                received = iter(values)
+                terms = [mine[piece] if one == rank else next(received)[i] for one in op.ranks]
+                mine[piece] = self.added(rank, op, piece, terms)
+            elif mine[piece].parts == self.all:
+                _fail(rank, op, "it has the sum already", piece)
+            else:
+                mine[piece] = values[0][i]
         return True
 
-    def added(self, rank: int, op: CollectiveOp) -> _Value:
-        parts, numbers = 0, []
-        for one in op.ranks:
-            held = one == rank
-            value = self.held[rank][op.piece] if held else self.flying.pop((one, rank, op.tag))
+    def added(self, rank: int, op: CollectiveOp, piece: int, terms: Sequence[_Value]) -> _Value:
+        parts = 0
+        for value in terms:
             if twice := parts & value.parts:
-                _fail(rank, op, f"it adds the part of {_names(twice)} twice")
+                _fail(rank, op, f"it adds the part of {_names(twice)} twice", piece)
             parts |= value.parts
-            numbers.append(value.bits)
-        key = (*sorted(numbers[:2]), *numbers[2:])  # a + b and b + a have the same bits
-        return _Value(parts, self.sums.setdefault(key, len(self.order) + len(self.sums)))
+        key = [value.bits for value in terms]
+        key[:2] = sorted(key[:2])  # a + b and b + a have the same bits
+        return _Value(parts, self.sums.setdefault(tuple(key), len(self.order) + len(self.sums)))
 
     def wake(self, message: _Message) -> None:
         rank = self.waiting.pop(message, None)
@@ -200,8 +206,9 @@ class _Run:
                     )
 
 
-def _fail(rank: int, op: CollectiveOp, why: str) -> NoReturn:
-    raise BadInput("collective plan", f"{op} of rank {rank}, piece {op.piece}", why)
+def _fail(rank: int, op: CollectiveOp, why: str, piece: int | None = None) -> NoReturn:
+    where = f"{op} of rank {rank}, piece {op.piece if piece is None else piece}"
+    raise BadInput("collective plan", where, why)
 
 
 def _names(parts: int) -> str:

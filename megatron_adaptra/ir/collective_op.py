@@ -28,29 +28,38 @@ class Action(str, Enum):
 
 _SIGN = {Action.PART: (">", ","), Action.SUM: (">", ","), Action.ADD: ("=", "+")}
 _SIGN[Action.TAKE] = ("<", ",")
-_TEXT = re.compile(r"([PSAR])([0-9]{1,9})([>=<])([0-9]{1,9}(?:[,+][0-9]{1,9})*)")
+_TEXT = re.compile(r"([PSAR])([0-9]{1,9})(?:-([0-9]{1,9}))?([>=<])([0-9]{1,9}(?:[,+][0-9]{1,9})*)")
 
 
 class CollectiveOp(NamedTuple):
-    """What is done with piece number `piece`; `ranks` depends on the action.
+    """What is done with piece number `piece`, or so many from it on: `length`.
+
+    `ranks` depends on the action:
 
     `P3>1,2`: send what this rank holds of piece 3 to rank 1, then to rank 2, to be added there.
     `S3>1,2`: the same with the sum. `A3=0+1+2`: on rank 1, `x0 + x1`, then `+ x2`, where x1 is
     what this rank holds and the others are received; this rank stands in it exactly once.
-    `R3<2`: receive the sum from rank 2.
+    `R3<2`: receive the sum from rank 2. `P4-7>1`: pieces 4 to 7, in one message.
     """
 
     action: Action
     piece: int
     ranks: tuple[int, ...]
+    length: int = 1
 
     def __str__(self) -> str:
         sign, between = _SIGN[self.action]
-        return f"{self.action.value}{self.piece}{sign}{between.join(map(str, self.ranks))}"
+        to = f"-{self.piece + self.length - 1}" if self.length > 1 else ""
+        return f"{self.action.value}{self.piece}{to}{sign}{between.join(map(str, self.ranks))}"
+
+    @property
+    def pieces(self) -> range:
+        """The numbers of its pieces."""
+        return range(self.piece, self.piece + self.length)
 
     @property
     def tag(self) -> int:
-        """The number of its messages: two per piece, 2 * piece for parts, one more for the sum.
+        """The number of its messages: 2 * its first piece for parts, one more for the sum.
 
         Between two ranks, in one direction, no other message of the plan has it.
         """
@@ -72,9 +81,10 @@ class CollectiveOp(NamedTuple):
 def _parsed(text: str) -> CollectiveOp:
     match = _TEXT.fullmatch(text)
     if match:
-        letter, piece, _, ranks = match.groups()
+        letter, piece, last, _, ranks = match.groups()
         numbers = tuple(int(one) for one in re.split("[,+]", ranks))
-        op = CollectiveOp(Action(letter), int(piece), numbers)
+        length = 1 + int(last or piece) - int(piece)
+        op = CollectiveOp(Action(letter), int(piece), numbers, length)
         if str(op) == text:
             return op
     allowed = "such as P3>1,2 (send a part of piece 3), S3>1 (send its sum), A3=0+1, R3<2"

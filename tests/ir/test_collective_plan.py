@@ -20,6 +20,7 @@ ops = st.builds(
     st.sampled_from([Action.PART, Action.SUM, Action.ADD]),
     st.integers(0, 999),
     st.lists(st.integers(0, 999), min_size=1, max_size=5).map(tuple),
+    st.integers(1, 99),
 )
 
 
@@ -31,7 +32,7 @@ def test_an_op_of_a_collective_reads_back(op):
 @pytest.mark.parametrize(
     "text",
     ["", "P", "P0", "P0>", "P0<1", "A0>1", "A0=0,1", "P0>1+2", "P00>1", "S0>01", "R0=1", "P0>1,",
-     "P-1>0", "P0>-1", "Q0>1", "P0>1 ", "P0>١", "P0>" + "9" * 5000],
+     "P3-3>1", "P3-2>1", "P3->1", "P-1>0", "P0>-1", "Q0>1", "P0>1 ", "P0>١", "P0>" + "9" * 5000],
 )  # fmt: skip
 def test_what_is_no_op_of_a_collective_is_refused(text):
     with pytest.raises(BadInput, match=r"^op of a collective "):
@@ -103,6 +104,30 @@ def test_pieces_are_their_shares_rounded(weights, elements):
 def test_what_is_no_all_reduce_is_refused_in_words(lines, message):
     with pytest.raises(BadInput, match=message):
         made(*lines)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (("P0-1>1 R0-1<1", "A0=0+1 S0>0"), r"P0-1>1 of rank 0.*receives other pieces, A0=0\+1"),
+        (("P0-2>1", ""), r"P0-2>1 of rank 0.*pieces are 0 to 1"),
+        (
+            ("P0-1>1 R0-1<1", "A0-1=0+1 S0-1>0 A0-1=1+2 S0-1>2", "P0-1>1 R0-1<1"),
+            r"S0-1>0 of rank 1, piece 0.*without the part of rank 2",
+        ),
+        (
+            ("P0-1>1 P1>2 R0-1<2", "A0-1=0+1 P0-1>2 R0-1<2", "A0-1=1+2 A1=0+2 S0-1>0,1"),
+            r"A1=0\+2 of rank 2, piece 1.* part of rank 0 twice",
+        ),
+        (
+            ("P0-1>1 R0<1 P1>2", "A0-1=0+1 S0>0", ""),
+            r"P1>2 of rank 0, piece 1.* rank 2 does not receive it",
+        ),
+    ],
+)
+def test_several_pieces_in_one_message(lines, message):
+    with pytest.raises(BadInput, match=message):
+        made(*lines, weights=(1, 1))
 
 
 def test_a_hang_under_rendezvous_alone():
