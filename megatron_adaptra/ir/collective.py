@@ -1,0 +1,148 @@
+"""Which rank sends, adds and receives what in an all-reduce: plain data that builders return.
+
+The buffer is cut into pieces. Each rank has a line of ops, and runs it in order:
+
+- A send (`P`, `S`) takes what the rank holds of the piece at that moment, and is asynchronous: the
+  line goes on. To several targets, it goes in their order. What is being sent must not change
+  before it has left, so that an op that changes a piece waits for the earlier sends of that piece
+  (or a copy was sent).
+- An op of several pieces, `P4-7>1`, is one message: they lie side by side in the buffer.
+- A receive (`A`, `R`) waits until its messages are there. It may be posted at any earlier moment,
+  from the start of the collective on, into memory of its own: no receive depends on any op of its
+  own rank. Only the addition, and what is written to the buffer, waits in line. An `A` adds from
+  left to right, in whatever order its messages come, and rounds once, to the buffer's dtype.
+- At its end a line waits until all it has sent has left.
+
+Messages are identified by source, target and tag (`CollectiveOp.tag`: the first piece, and whether
+it is a sum), which the check proves unique; so are the bits at the end, equal on all ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.collective_check import check_collective
+from megatron_adaptra.ir.collective_op import Action, CollectiveOp
+from megatron_adaptra.user_files import parse_json
+
+__all__ = ["Action", "CollectiveLine", "CollectiveOp", "CollectivePlan"]
+
+CollectiveLine = tuple[CollectiveOp, ...]
+_HEAD = ("name", "weights", "why")  # all but the ops
+
+
+@dataclass(frozen=True)
+class CollectivePlan:
+    """`order[i]` is what rank i does, in order; `weights[j]` how large piece j is, of their sum.
+
+    `name`: of the builder; `why`: one sentence for people. Whenever one is made or read, it is
+    checked (`ir/collective_check.py`): raises BadInput that names rank, op and piece.
+    """
+
+    order: tuple[CollectiveLine, ...]
+    weights: tuple[int, ...]
+    name: str = ""
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        for key in ("name", "why"):
+            if not isinstance(getattr(self, key), str):
+                raise BadInput(f"collective plan's {key}", getattr(self, key), "it has to be text")
+        if not self.order:
+            raise BadInput("collective plan's ranks", 0, "at least 1")
+        if not self.weights:
+            raise BadInput("collective plan's weights", [], "one per piece, and at least 1 piece")
+        for weight in self.weights:
+            if not isinstance(weight, int) or isinstance(weight, bool) or not 0 < weight < 1 << 62:
+                raise BadInput("collective plan's weight", weight, "a whole number of at least 1")
+        check_collective(self.order, self.pieces)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks take part."""
+        return len(self.order)
+
+    @property
+    def pieces(self) -> int:
+        """Into how many pieces the buffer is cut."""
+        return len(self.weights)
+
+    @property
+    def tags(self) -> int:
+        """Tags of messages are 0 to `tags` - 1."""
+        return 2 * self.pieces
+
+    def bounds(self, elements: int) -> tuple[int, ...]:
+        """Where the pieces of a buffer of so many `elements` begin, and where the last one ends.
+
+        Piece j is `[bounds[j], bounds[j + 1])`, its share of the weights, rounded to whole
+        elements. It may be empty: then it has no messages.
+        """
+        whole = sum(self.weights)
+        ends = accumulate(self.weights, initial=0)
+        return tuple((2 * elements * end + whole) // (2 * whole) for end in ends)
+
+    def relabelled(self, ranks: Sequence[int], why: str | None = None) -> CollectivePlan:
+        """The same plan with `ranks[i]` in place of rank i: a permutation. Raises BadInput."""
+        if sorted(ranks) != list(range(self.ranks)):
+            allowed = f"a permutation of 0 to {self.ranks - 1}"
+            raise BadInput("ranks", list(ranks), allowed)
+        order: list[CollectiveLine] = [()] * self.ranks
+        for rank, line in enumerate(self.order):
+            order[ranks[rank]] = tuple(
+                op._replace(ranks=tuple(ranks[one] for one in op.ranks)) for op in line
+            )
+        return replace(self, order=tuple(order), why=self.why if why is None else why)
+
+    def text(self) -> str:
+        """One head line, then one line per rank; `parse` reads it back exactly."""
+        head = {"name": self.name, "weights": list(self.weights), "why": self.why}
+        rows = [f"collective {json.dumps(head, sort_keys=True)}"]
+        rows += [f"{i}: {' '.join(map(str, line))}".rstrip() for i, line in enumerate(self.order)]
+        return "\n".join(rows) + "\n"
+
+    @classmethod
+    def parse(cls, text: str, ranks: int | None = None) -> CollectivePlan:
+        """The plan of a `text` that `text()` has written, for so many `ranks`, or any number.
+
+        Raises BadInput for any other text, and for a plan that is not proven.
+        """
+        first, *rows = text.splitlines() or [""]
+        word, _, head = first.partition(" ")
+        if word != "collective":
+            raise BadInput("collective plan", first, "the first line starts with 'collective'")
+        if ranks is not None and len(rows) != ranks:
+            raise BadInput("collective plan", f"for {len(rows)} ranks", f"there are {ranks}")
+        try:
+            values: Any = parse_json(head)
+        except ValueError:
+            values = None
+        if (
+            not isinstance(values, dict)
+            or values.keys() != set(_HEAD)
+            or not isinstance(values["weights"], list)
+        ):
+            allowed = f"the first line ends with a JSON object of {', '.join(_HEAD)}"
+            raise BadInput("collective plan", first, allowed)
+        order = []
+        for i, row in enumerate(rows):
+            rank, colon, ops = row.partition(":")
+            if rank != str(i) or not colon:
+                raise BadInput("collective plan", row, f"line {i + 2} starts with '{i}:'")
+            order.append(tuple(CollectiveOp.parse(one) for one in ops.split()))
+        return cls(tuple(order), tuple(values["weights"]), values["name"], values["why"])
+
+    @cached_property
+    def _digest(self) -> str:
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+    def digest(self) -> str:
+        """SHA-256 of the text form: equal digests mean equal plans."""
+        return self._digest

@@ -1,0 +1,33 @@
+"""What builders of collective plans are given, and its limits."""
+
+from __future__ import annotations
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.collective import Action, CollectiveOp
+
+
+def whole(name: str, value: object, least: int) -> int:
+    """`value`, if it is a whole number of at least `least`; raises BadInput, of `name`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadInput(name, value, f"it has to be a whole number of at least {least}")
+    return value
+
+
+def part(piece: int, *targets: int) -> CollectiveOp:
+    """Send what is held of `piece` to `targets`, to be added."""
+    return CollectiveOp(Action.PART, piece, targets)
+
+
+def add(piece: int, *ranks: int) -> CollectiveOp:
+    """Add what `ranks`, of whom this is one, hold of `piece`."""
+    return CollectiveOp(Action.ADD, piece, ranks)
+
+
+def total(piece: int, *targets: int) -> CollectiveOp:
+    """Send the sum of `piece` to `targets`."""
+    return CollectiveOp(Action.SUM, piece, targets)
+
+
+def take(piece: int, source: int) -> CollectiveOp:
+    """Receive the sum of `piece` from `source`."""
+    return CollectiveOp(Action.TAKE, piece, (source,))

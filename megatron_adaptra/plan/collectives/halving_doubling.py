@@ -1,0 +1,74 @@
+"""Recursive halving and doubling (Thakur, Rabenseifner, Gropp 2005), for any number of ranks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from megatron_adaptra.ir.collective import Action, CollectiveOp, CollectivePlan
+from megatron_adaptra.plan.collectives.arguments import whole
+
+
+@lru_cache(maxsize=64)
+def halving_doubling(ranks: int) -> CollectivePlan:
+    """Few messages: each rank exchanges half of what is left with a partner, then gathers back.
+
+    `ranks`: how many. Beyond the largest power of two, each rank first gives all it has to a
+    partner among the others, and receives the sums from it at the end, piece by piece. Raises
+    BadInput.
+    """
+    whole("ranks", ranks, 1)
+    core = 1 << (ranks.bit_length() - 1)
+    surplus = ranks - core
+    order = []
+    for rank in range(ranks):
+        if rank >= core:
+            partner = rank - core
+            line = [_op(Action.PART, piece, 1, partner) for piece in range(core)]
+            line += [_op(Action.TAKE, piece, 1, partner) for piece in _gathered(partner, core)]
+        else:
+            extra = core + rank if rank < surplus else None
+            line = _core_line(rank, core, extra)
+        order.append(tuple(line))
+    why = "a power of two" if not surplus else f"{surplus} ranks have a partner among {core}"
+    return CollectivePlan(tuple(order), (1,) * core, "halving-doubling", why)
+
+
+def _core_line(rank: int, core: int, extra: int | None) -> list[CollectiveOp]:
+    """Of a rank below `core`; `extra` is the rank that it stands for as well, if there is one."""
+    line: list[CollectiveOp] = []
+    if extra is not None:
+        line += [_op(Action.ADD, piece, 1, rank, extra) for piece in range(core)]
+    steps = []
+    first, length = 0, core
+    while length > 1:
+        length //= 2
+        partner = rank ^ length
+        mine, other = first, first + length
+        if rank & length:
+            mine, other = other, mine
+        line.append(_op(Action.PART, other, length, partner))
+        line.append(_op(Action.ADD, mine, length, *sorted((rank, partner))))
+        steps.append((mine, other, length, partner))
+        first = mine
+    if extra is not None:
+        line.append(_op(Action.SUM, rank, 1, extra))
+    for mine, other, length, partner in reversed(steps):
+        line.append(_op(Action.SUM, mine, length, partner))
+        line.append(_op(Action.TAKE, other, length, partner))
+        if extra is not None:
+            line += [_op(Action.SUM, piece, 1, extra) for piece in range(other, other + length)]
+    return line
+
+
+def _gathered(rank: int, core: int) -> list[int]:
+    """The pieces in the order in which `rank` comes to have their sums."""
+    pieces, length = [rank], 1
+    while length < core:
+        first = (rank ^ length) // length * length
+        pieces += range(first, first + length)
+        length *= 2
+    return pieces
+
+
+def _op(action: Action, piece: int, length: int, *ranks: int) -> CollectiveOp:
+    return CollectiveOp(action, piece, ranks, length)

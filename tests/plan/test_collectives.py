@@ -1,0 +1,111 @@
+"""Builders of collective plans: whatever they are given, every rank has the same sum."""
+
+import random
+from functools import reduce
+from operator import add
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan.in_memory import random_buffers, run_in_memory
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.plan.collectives.chain import sorted_chain
+from megatron_adaptra.plan.collectives.direct import direct, shares_without
+from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
+from megatron_adaptra.plan.collectives.ring import ring
+
+sizes = st.integers(0, 60)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> CollectivePlan:
+    ranks = draw(st.integers(1, 17))
+    name = draw(st.sampled_from(["ring", "halving-doubling", "sorted-chain", "direct"]))
+    if name == "ring":
+        return ring(ranks, draw(st.integers(1, 4)))
+    if name == "halving-doubling":
+        return halving_doubling(ranks)
+    pieces = draw(st.integers(1, 6))
+    if name == "sorted-chain":
+        return sorted_chain(draw(st.permutations(range(ranks))), pieces)
+    shares = draw(st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks).filter(any))
+    return direct(shares, pieces)
+
+
+@given(plans(), sizes, seeds)
+def test_every_rank_has_the_sum(plan, elements, seed):
+    rng = random.Random(seed)
+    buffers = [[rng.randint(-99, 99) for _ in range(elements)] for _ in range(plan.ranks)]
+    sums = [sum(column) for column in zip(*buffers, strict=True)]
+    assert run_in_memory(plan, buffers, seed) == [sums] * plan.ranks
+
+
+@given(plans(), sizes, seeds)
+def test_every_rank_has_the_same_bits_in_every_run(plan, elements, seed):
+    buffers = random_buffers(random.Random(seed), plan.ranks, elements)
+    first = run_in_memory(plan, buffers, seed)
+    assert first == [first[0]] * plan.ranks
+    assert run_in_memory(plan, buffers, seed + 1) == first
+
+
+@given(st.data(), st.integers(2, 17), sizes, seeds)
+def test_owners_add_in_the_order_of_ranks_under_all_shares(data, ranks, elements, seed):
+    late = data.draw(st.sets(st.integers(0, ranks - 1), max_size=ranks - 1))
+    shares = data.draw(st.lists(st.integers(0, 5), min_size=ranks, max_size=ranks).filter(any))
+    pieces = data.draw(st.integers(1, 9))
+    buffers = random_buffers(random.Random(seed), ranks, elements)
+    in_order = [reduce(add, column) for column in zip(*buffers, strict=True)]
+    for plan in (direct(shares, pieces), direct(shares_without(ranks, list(late)), pieces)):
+        assert run_in_memory(plan, buffers, seed) == [in_order] * ranks
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=17).filter(any), st.integers(1, 20))
+def test_owners_have_their_shares(shares, pieces):
+    plan = direct(shares, pieces)
+    assert CollectivePlan.parse(plan.text()) == plan
+    owned = [0] * len(shares)
+    counts = [0] * len(shares)
+    for rank, line in enumerate(plan.order):
+        for op in line:
+            if op.action.value == "S":
+                owned[rank] += plan.weights[op.piece]
+                counts[rank] += 1
+    if len(shares) > 1:
+        whole = sum(plan.weights)
+        assert [o * sum(shares) for o in owned] == [s * whole for s in shares]
+        assert max(counts) == pieces
+    assert direct(shares, pieces) is plan  # it is made once
+
+
+def test_a_late_rank_sends_its_buffer_once_and_adds_nothing():
+    plan = direct(shares_without(8, [3]), 4)
+    late = plan.order[3]
+    assert [op.action.value for op in late] == ["P"] * 28 + ["R"] * 28
+    assert all(len(op.ranks) == 1 for op in late)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ring(0), "^ranks 0: .* at least 1"),
+        (lambda: ring(3, 0), "^cut 0: "),
+        (lambda: halving_doubling(0), "^ranks 0: "),
+        (lambda: sorted_chain([0, 0, 1]), r"^ranks by arrival \[0, 0, 1\]: each rank"),
+        (lambda: sorted_chain([]), "^ranks by arrival"),
+        (lambda: sorted_chain([0, 1], 0), "^pieces 0: "),
+        (lambda: direct([0, 0]), r"^shares \[0, 0\]: at least one above 0"),
+        (lambda: direct([]), "^shares"),
+        (lambda: direct([1, -1]), "^share -1: a? ?.*whole number of at least 0"),
+        (lambda: direct([1, 1.5]), "^share 1.5: "),
+        (lambda: direct([1, True]), "^share True: "),
+        (lambda: direct([1, 1], 0), "^pieces 0: "),
+        (lambda: shares_without(4, [4]), "^late rank 4: ranks are 0 to 3"),
+        (lambda: shares_without(2, [0, 1]), r"^late ranks \[0, 1\]: at least one rank"),
+    ],
+)
+def test_bad_input_is_named(make, message):
+    with pytest.raises(BadInput, match=message):
+        make()
