@@ -124,11 +124,7 @@ def in_words(conditions: Conditions) -> str:
     if c.chunks > 1:
         text += f" × {c.chunks} chunks"
     slow = {pair: 1e3 * link.delay for pair, link in c.links.items() if link.delay}
-    thin = {
-        pair: 1e3 * c.message_bytes / link.bandwidth
-        for pair, link in c.links.items()
-        if c.message_bytes and math.isfinite(link.bandwidth)
-    }
+    thin = {pair: 1e3 * wire for pair in c.links if (wire := c.wire(*pair))}
     if slow:
         text += f", {_which(slow)} slower by {_span(slow)} ms"
     if thin:

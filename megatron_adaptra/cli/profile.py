@@ -77,14 +77,13 @@ def conditions_of(values: Mapping[str, Any], field: Field = str) -> Conditions:
         allowed = f"stages x microbatches x chunks may be {MOST_CELLS} at most"
         raise BadInput(field(largest), shape[largest], allowed)
     half, rest = take.backward(stages)
-    nbytes = values.get("message_bytes", 0.0)
     return Conditions(
         microbatches=count,
         forward=_seconds(take.numbers("forward_ms", stages, "stage")),
         backward_input=_seconds(half),
         backward_weight=_seconds(rest),
         links=_links(values, field, stages, ring=chunks > 1 and stages > 2),
-        message_bytes=take.number("message_bytes", take.plain("message_bytes", nbytes)),
+        message_bytes=take.number("message_bytes", values.get("message_bytes", 0.0)),
         activation_budget=take.budget(stages),
         step_seconds=take.number("optimizer_ms", values.get("optimizer_ms", 0.0)) / 1e3,
         chunks=chunks,
@@ -164,6 +163,10 @@ class _Taker:
         return value
 
     def number(self, key: str, value: Any, least: float = 0.0, infinite: bool = False) -> float:
+        if key == "link_bandwidth" and isinstance(value, str):
+            value = parse_rate(value, self.field(key))
+        elif key in ("message_bytes", "activation_bytes"):
+            value = self.size(key, value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             try:
                 number = float(value)
@@ -191,7 +194,7 @@ class _Taker:
     ) -> tuple[float, ...]:
         """One number for every stage or link, or a list with one for each."""
         each = self.each(key, count, noun, default)
-        return tuple(self.number(key, self.plain(key, one), least, infinite) for one in each)
+        return tuple(self.number(key, one, least, infinite) for one in each)
 
     def each(self, key: str, count: int, noun: str, default: Any) -> Sequence[Any]:
         """One value for every stage or link, as given."""
@@ -207,7 +210,7 @@ class _Taker:
         if key not in self.values:
             return None
         each = self.each(key, stages, "stage", None)
-        return tuple(self.number(key, self.size(key, one), LEAST_BYTES) for one in each)
+        return tuple(self.number(key, one, LEAST_BYTES) for one in each)
 
     def budget(self, stages: int) -> tuple[float, ...]:
         """Microbatches per stage; bytes are counted in what one microbatch's activations take."""
@@ -230,12 +233,6 @@ class _Taker:
                 raise BadInput(self.field(key), one, fault)
             out.append(nbytes / unit[stage])
         return tuple(out)
-
-    def plain(self, key: str, value: Any) -> Any:
-        """The number of a text with a unit; whatever else as it is."""
-        if key == "link_bandwidth" and isinstance(value, str):
-            return parse_rate(value, self.field(key))
-        return self.size(key, value) if key == "message_bytes" else value
 
     def size(self, key: str, value: Any) -> Any:
         """Bytes of a text; whatever else as it is."""

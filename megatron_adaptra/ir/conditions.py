@@ -118,11 +118,15 @@ class Conditions:
         """Seconds for which one message keeps the link from `source` to `target` busy."""
         return self.message_bytes / self.link(source, target).bandwidth
 
+    def message_seconds(self, source: int, target: int) -> float:
+        """What a message takes from `source` to `target`: on the way, and for its bytes."""
+        return self.link(source, target).delay + self.wire(source, target)
+
     @property
     def microbatch_seconds(self) -> float:
         """Of a chunk, on the slowest stage, or on all that share cores."""
         each = [self.seconds(Kind.F, s) + self.seconds(Kind.B, s) for s in range(self.stages)]
-        return max(*each, sum(each) / self.cores if self.cores is not None and self.shared else 0.0)
+        return max(*each, 0.0 if self.cores is None else sum(each) / self.cores)
 
     @property
     def full_links(self) -> tuple[tuple[int, int], ...]:

@@ -81,13 +81,12 @@ def _carried(c: Conditions, job: Job, starts: Starts) -> float:
     """When the links have carried all messages, those of several chunks one after another."""
     done = 0.0
     for way, messages in job.sent.items():
-        link = c.link(*way)
-        wire = c.message_bytes / link.bandwidth
+        wire = c.wire(*way)
         if wire > 0:
             made = starts.forward + job.forward, starts.backward + job.early
             sent = [made[kind].reshape(job.count, -1)[:, x] for kind, x in messages]
             left = _finish(np.concatenate(sent)[:, None], np.full((len(sent) * job.count, 1), wire))
-            done = max(done, float(left.max()) + link.delay)
+            done = max(done, float(left.max()) + c.link(*way).delay)
     return done
 
 

@@ -66,9 +66,8 @@ class Job:
             for kind, source, target in ((0, x, x + 1), (1, x + 1, x)):
                 way = source % c.stages, target % c.stages
                 if way[0] != way[1]:
-                    link = c.link(*way)
-                    self.wire[kind, target] = c.message_bytes / link.bandwidth
-                    self.lag[kind, target] = self.wire[kind, target] + link.delay
+                    self.wire[kind, target] = c.wire(*way)
+                    self.lag[kind, target] = c.message_seconds(*way)
                     self.sent.setdefault(way, []).append((kind, source))
         forward, early = np.tile(self.forward, c.chunks), np.tile(self.early, c.chunks)
         down = np.cumsum(self.lag[0] + np.append(0.0, forward[:-1]))

@@ -13,7 +13,6 @@ from dataclasses import replace
 from itertools import accumulate
 
 from megatron_adaptra.ir.conditions import Conditions
-from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.model.bounds import lower_bound
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
 from megatron_adaptra.plan.search.search_budget import late
@@ -189,13 +188,9 @@ class DepthSearch:
 
 def slack_to_hide(c: Conditions) -> list[float]:
     """Per link, the slack that hides its round trip: 1, and one more per period of it."""
-    work = [c.seconds(Kind.F, s) + c.seconds(Kind.B, s) for s in range(c.stages)]
-    period = max(*work, 0.0 if c.cores is None else sum(work) / c.cores)
-    slack = []
+    period, slack = c.microbatch_seconds, []
     for s in range(c.stages - 1):
-        there, back = c.link(s, s + 1), c.link(s + 1, s)
-        wire = c.message_bytes / there.bandwidth + c.message_bytes / back.bandwidth
-        trip = there.delay + back.delay + wire
+        trip = c.message_seconds(s, s + 1) + c.message_seconds(s + 1, s)
         slack.append(1 + min(trip / period if period else trip and math.inf, c.microbatches))
     return slack
 

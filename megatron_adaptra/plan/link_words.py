@@ -14,18 +14,23 @@ def slow_links(conditions: Conditions) -> str:
         for (a, b), link in sorted(conditions.links.items())
         if link.delay > 0 or conditions.wire(a, b) > 0
     ]
-    if len(slow) > MOST_NAMED:
-        slow = [*slow[:MOST_NAMED], f"and {len(slow) - MOST_NAMED} more"]
-    return f"slow links {'; '.join(slow)}: " if slow else "no slow link: "
+    return f"slow links {'; '.join(_first(slow))}: " if slow else "no slow link: "
+
+
+def _first(links: list[str]) -> list[str]:
+    """As many as a sentence may have, and how many there are besides."""
+    if len(links) <= MOST_NAMED:
+        return links
+    return [*links[:MOST_NAMED], f"and {len(links) - MOST_NAMED} more"]
 
 
 def link_in_words(conditions: Conditions, link: tuple[int, int]) -> str:
     """What a message takes on `link`, and how much of it because of its bytes."""
-    delay, wire = conditions.link(*link).delay, conditions.wire(*link)
-    if not wire:
-        return f"{1e3 * delay:.3g} ms"
-    rate = conditions.link(*link).bandwidth / 1e6
-    return f"{1e3 * (delay + wire):.3g} ms, {1e3 * wire:.3g} for its bytes at {rate:.3g} MB/s"
+    text = f"{1e3 * conditions.message_seconds(*link):.3g} ms"
+    if wire := conditions.wire(*link):
+        rate = conditions.link(*link).bandwidth / 1e6
+        text += f", {1e3 * wire:.3g} for its bytes at {rate:.3g} MB/s"
+    return text
 
 
 def out_of_bandwidth(conditions: Conditions) -> str:
@@ -34,11 +39,9 @@ def out_of_bandwidth(conditions: Conditions) -> str:
     if not full:
         return ""
     most = max(full, key=lambda link: conditions.wire(*link))
-    names = [f"{a}->{b}" for a, b in full]
-    if len(names) > MOST_NAMED:
-        names = [*names[:MOST_NAMED], f"{len(names) - MOST_NAMED} more"]
+    names = ", ".join(_first([f"{a}->{b}" for a, b in full]))
     return (
-        f"out of bandwidth: {', '.join(names)}; a message takes up to "
+        f"out of bandwidth: {names}; a message takes up to "
         f"{1e3 * conditions.wire(*most):.3g} ms there, a microbatch "
         f"{1e3 * conditions.microbatch_seconds:.3g} ms on the slowest stage. A deeper warmup hides "
         "delay, not this: only fewer bytes, or another link, make it faster"

@@ -134,7 +134,7 @@ class Replanner:
         began = time.perf_counter()
         conditions = self.estimator.conditions()
         before, self._changed = self._changed, {}
-        eased = any(_takes(conditions, link) < before[link] for link in before)
+        eased = any(conditions.message_seconds(*link) < before[link] for link in before)
         self.estimator.accept()
         current = self._evaluate(self._in_force, conditions)
         plan = self._choose(conditions)
@@ -186,7 +186,7 @@ class Replanner:
         plan = self._choose(conditions)
         if not self.rule.worth(plan, current, eased=False):
             return None
-        worst = max(conditions.links, key=lambda link: _takes(conditions, link))
+        worst = max(conditions.links, key=lambda link: conditions.message_seconds(*link))
         why = why_swap({worst: 0.0}, conditions, current, plan, back=False)
         return Change(why, plan, current, conditions, links={worst: 0.0})
 
@@ -205,8 +205,3 @@ class Replanner:
         if self._in_force.stock:  # then nobody has to guess
             extra = min(extra, max(0.0, min(self._seconds, default=0.0) - plan.predicted))
         return replace(plan, extra=extra)
-
-
-def _takes(conditions: Conditions, link: Link) -> float:
-    """Seconds that a message takes on `link`."""
-    return conditions.link(*link).delay + conditions.wire(*link)

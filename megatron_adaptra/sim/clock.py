@@ -96,10 +96,8 @@ class Clock:
         for stage in range(stages):
             for kind, target in ((Kind.SEND_F, stage + 1), (Kind.SEND_B, stage - 1)):
                 way = stage, target % stages
-                link = conditions.link(*way)
-                wire = conditions.message_bytes / link.bandwidth
                 self.free[way] = 0.0
-                self.routes[kind, stage] = way, wire, link.delay
+                self.routes[kind, stage] = way, conditions.wire(*way), conditions.link(*way).delay
 
     def run(self) -> float:
         """Seconds to the end of the last op. Raises ScheduleError where some never run."""

@@ -113,5 +113,5 @@ class WarmupClock:
     def _link(self, source: int, target: int) -> tuple[float, float, float]:
         """Of a message: the delay, the seconds on the wire, and the delay of the word back."""
         c = self.conditions
-        link = c.link(source, target)
-        return link.delay, c.message_bytes / link.bandwidth, c.link(target, source).delay
+        delay, back = c.link(source, target).delay, c.link(target, source).delay
+        return delay, c.wire(source, target), back

@@ -13,21 +13,21 @@ def whole(name: str, value: object, least: int) -> int:
     return value
 
 
-def part(piece: int, *targets: int) -> CollectiveOp:
-    """Send what is held of `piece` to `targets`, to be added."""
-    return CollectiveOp(Action.PART, piece, targets)
+def part(piece: int, *targets: int, length: int = 1) -> CollectiveOp:
+    """Send what is held of `length` pieces from `piece` on to `targets`, to be added."""
+    return CollectiveOp(Action.PART, piece, targets, length)
 
 
-def add(piece: int, *ranks: int) -> CollectiveOp:
-    """Add what `ranks`, of whom this is one, hold of `piece`."""
-    return CollectiveOp(Action.ADD, piece, ranks)
+def add(piece: int, *ranks: int, length: int = 1) -> CollectiveOp:
+    """Add what `ranks`, of whom this is one, hold of `length` pieces from `piece` on."""
+    return CollectiveOp(Action.ADD, piece, ranks, length)
 
 
-def total(piece: int, *targets: int) -> CollectiveOp:
-    """Send the sum of `piece` to `targets`."""
-    return CollectiveOp(Action.SUM, piece, targets)
+def total(piece: int, *targets: int, length: int = 1) -> CollectiveOp:
+    """Send the sums of `length` pieces from `piece` on to `targets`."""
+    return CollectiveOp(Action.SUM, piece, targets, length)
 
 
-def take(piece: int, source: int) -> CollectiveOp:
-    """Receive the sum of `piece` from `source`."""
-    return CollectiveOp(Action.TAKE, piece, (source,))
+def take(piece: int, source: int, length: int = 1) -> CollectiveOp:
+    """Receive the sums of `length` pieces from `piece` on from `source`."""
+    return CollectiveOp(Action.TAKE, piece, (source,), length)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from megatron_adaptra.ir.collective import Action, CollectiveOp, CollectivePlan
-from megatron_adaptra.plan.collectives.arguments import whole
+from megatron_adaptra.ir.collective import CollectiveOp, CollectivePlan
+from megatron_adaptra.plan.collectives.arguments import add, part, take, total, whole
 
 
 @lru_cache(maxsize=64)
@@ -23,8 +23,8 @@ def halving_doubling(ranks: int) -> CollectivePlan:
     for rank in range(ranks):
         if rank >= core:
             partner = rank - core
-            line = [_op(Action.PART, piece, 1, partner) for piece in range(core)]
-            line += [_op(Action.TAKE, piece, 1, partner) for piece in _gathered(partner, core)]
+            line = [part(piece, partner) for piece in range(core)]
+            line += [take(piece, partner) for piece in _gathered(partner, core)]
         else:
             extra = core + rank if rank < surplus else None
             line = _core_line(rank, core, extra)
@@ -37,7 +37,7 @@ def _core_line(rank: int, core: int, extra: int | None) -> list[CollectiveOp]:
     """Of a rank below `core`; `extra` is the rank that it stands for as well, if there is one."""
     line: list[CollectiveOp] = []
     if extra is not None:
-        line += [_op(Action.ADD, piece, 1, rank, extra) for piece in range(core)]
+        line += [add(piece, rank, extra) for piece in range(core)]
     steps = []
     first, length = 0, core
     while length > 1:
@@ -46,17 +46,17 @@ def _core_line(rank: int, core: int, extra: int | None) -> list[CollectiveOp]:
         mine, other = first, first + length
         if rank & length:
             mine, other = other, mine
-        line.append(_op(Action.PART, other, length, partner))
-        line.append(_op(Action.ADD, mine, length, *sorted((rank, partner))))
+        line.append(part(other, partner, length=length))
+        line.append(add(mine, *sorted((rank, partner)), length=length))
         steps.append((mine, other, length, partner))
         first = mine
     if extra is not None:
-        line.append(_op(Action.SUM, rank, 1, extra))
+        line.append(total(rank, extra))
     for mine, other, length, partner in reversed(steps):
-        line.append(_op(Action.SUM, mine, length, partner))
-        line.append(_op(Action.TAKE, other, length, partner))
+        line.append(total(mine, partner, length=length))
+        line.append(take(other, partner, length))
         if extra is not None:
-            line += [_op(Action.SUM, piece, 1, extra) for piece in range(other, other + length)]
+            line += [total(piece, extra) for piece in range(other, other + length)]
     return line
 
 
@@ -68,7 +68,3 @@ def _gathered(rank: int, core: int) -> list[int]:
         pieces += range(first, first + length)
         length *= 2
     return pieces
-
-
-def _op(action: Action, piece: int, length: int, *ranks: int) -> CollectiveOp:
-    return CollectiveOp(action, piece, ranks, length)

@@ -11,7 +11,6 @@ gradients then add up in microbatch order too, which keeps losses bit-identical 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,17 +82,12 @@ class JobShop:
         source, target = self.stage_of(maker), self.stage_of(user)
         self.producer[user], self.consumer[maker] = maker, user
         if source != target:
-            link = self.conditions.link(source, target)
-            self.lag[user] = link.delay + self.conditions.message_bytes / link.bandwidth
+            self.lag[user] = self.conditions.message_seconds(source, target)
 
     def _wires(self) -> dict[tuple[int, int], float]:
         """Seconds that a message holds its link, for the links where that is not nothing."""
-        c, out = self.conditions, {}
-        for (a, b), link in c.links.items():
-            wire = c.message_bytes / link.bandwidth
-            if wire > 0 and math.isfinite(link.bandwidth):
-                out[a, b] = wire
-        return out
+        each = {way: self.conditions.wire(*way) for way in self.conditions.links}
+        return {way: wire for way, wire in each.items() if wire > 0}
 
     def number(self, position: int, kind: int, microbatch: int) -> int:
         """The number of the op of that kind and `microbatch` at a position."""
