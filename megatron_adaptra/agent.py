@@ -115,8 +115,8 @@ def _first(failures: Mapping[int, Any]) -> str:
 def _why(failure: Any) -> str:
     if failure.exitcode < 0:
         return str(failure.signal_name())
-    said = failure.error_file_data.get("message")
-    return said if "at" in failure.error_file_data else f"status {failure.exitcode}"
+    message = failure.error_file_data.get("message")
+    return message if "at" in failure.error_file_data else f"status {failure.exitcode}"
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class DeviceFailed(AdaptraError):
 
 
 class BadMessage(AdaptraError):
-    """What another rank said on a control connection is no message, or is none that can be."""
+    """What came from another rank on a control connection is no message, or an impossible one."""
 
 
 class BadBundle(AdaptraError):

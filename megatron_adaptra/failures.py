@@ -44,7 +44,7 @@ def recorded() -> Iterator[None]:
 
 
 def ended_by(rank: int, why: str) -> str:
-    """How it is said that `rank` has ended first; `why`: a signal, an exception or a status."""
+    """The sentence for `rank` having ended first; `why`: a signal, an exception or a status."""
     return f"rank {rank} has ended: {why}"
 
 

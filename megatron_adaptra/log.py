@@ -93,7 +93,7 @@ class LogFile:
         self._thread.join(_CLOSE)
 
     def _run(self) -> None:
-        said = False
+        reported = False
         while (line := self._lines.get()) is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,10 +117,10 @@ class LogFile:
                     self._lock(fd, fcntl.LOCK_UN)  # closing does not, when a fork has it too
                     os.close(fd)
             except (OSError, ValueError) as error:  # ValueError: no name of a file
-                if not said:
+                if not reported:
                     reason = getattr(error, "strerror", None) or error
                     log_line(f"{self._what} cannot be logged in {str(self._path)!r}: {reason}")
-                said = True
+                reported = True
 
     def _replace(self, lines: list[bytes]) -> None:
         """Whole files only: who reads it sees the old lines or the new ones."""

@@ -100,12 +100,12 @@ def started(
 def _end(process: subprocess.Popen[Any], others: Collection[int], grace: float) -> None:
     for signum, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, _KILLED)):
         deadline = time.monotonic() + patience
-        told: set[int] = set()
+        signalled: set[int] = set()
         while left := _left(process, others):
-            for pid in left - told:
+            for pid in left - signalled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signum)
-            told |= left
+            signalled |= left
             seconds = deadline - time.monotonic()
             if seconds <= 0 or not _one_ends(left, seconds):
                 break
