@@ -43,6 +43,14 @@ WORDS_CHECKED_IN = (
     "README.md", "CONTRIBUTING.md", "SECURITY.md", ".github/", "docs/", "configs/", "patches/",
     "scripts/apply_patches.sh", "scripts/drift.py", "scripts/k8s/", "scripts/launch.sh",
     "scripts/megatron_lm", "tests/test_docs.py", "tests/test_docstrings.py", "tests/test_guides.py",
+    "megatron_adaptra/adapter/",
+    "megatron_adaptra/runtime/",
+    "megatron_adaptra/__init__.py", "megatron_adaptra/__main__.py", "megatron_adaptra/agent.py",
+    "megatron_adaptra/config.py", "megatron_adaptra/errors.py", "megatron_adaptra/exits.py",
+    "megatron_adaptra/failures.py", "megatron_adaptra/files.py", "megatron_adaptra/log.py",
+    "megatron_adaptra/package.py", "megatron_adaptra/processes.py", "megatron_adaptra/run.py",
+    "megatron_adaptra/torchrun.py", "megatron_adaptra/units.py", "megatron_adaptra/user_files.py",
+    "megatron_adaptra/waits.py",
 )  # fmt: skip
 WORDS_FREE = ("CHANGELOG.md", "tests/golden/", "scripts/check_docs.py")  # this list; what is past
 WORDS_ALLOWED = (  # where a path begins so; a pattern; why

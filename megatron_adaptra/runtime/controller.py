@@ -113,7 +113,7 @@ class Controller(ABC):
         return channel.send({**message, "run": self.first})
 
     def _say(self, what: str, error: object = None) -> None:
-        """Say once that something has failed, and how it did the first time.
+        """Log once that something has failed, and how it did the first time.
 
         Nothing after the end: a thread that is late may find gone what it needs.
         """
@@ -142,7 +142,7 @@ class Controller(ABC):
                     self._lose(channel, error)
                     if not channel.reopen(self._leaving):
                         return
-                    self._say_once(f"member {channel.peer} is heard again")
+                    self._say_once(f"messages of member {channel.peer} arrive again")
         except Exception as error:
             self._lose(channel, error)
 
@@ -167,7 +167,7 @@ class Controller(ABC):
     def _lose(self, channel: Channel, error: Exception) -> None:
         channel.lost = channel.lost or str(error)
         when = "while" if channel.renews else "any more:"
-        self._say(f"no plan is changed {when} member {channel.peer} is not heard", error)
+        self._say(f"no plan is changed {when} no message of member {channel.peer} arrives", error)
 
     # On the thread that sends.
 

@@ -79,12 +79,26 @@ class LinkChange:
 class Decision:
     """A change of plan. Times are milliseconds, as in every report.
 
-    `number`: of those made before. `iteration`: the first one on the new plan. `detected`: the one
-    whose reports led to it. `kinds`: of values that change, in a Bundle. `links`: it is for them;
-    empty where memory, or the model's better knowledge, is the reason.
-    `predicted_without_ms`: an iteration under the same conditions without the decision.
-    `refreshed_ms`: predicted again for the iterations to come, uncorrected, once all that the model
-    is fed with was measured under the plan. Ops take longer while a pipeline stalls.
+    Args:
+        number: of decisions made before it in this job.
+        iteration: the first one on the new plan.
+        detected: the one whose reports have led to it.
+        kinds: of values that change, in a Bundle.
+        links: it is for them; empty where memory, or better knowledge of the costs, is the reason.
+        why: the reason, in one sentence.
+        warmup_before, warmup_after: warmup depth by stage.
+        predicted_ms: an iteration on the new plan.
+        predicted_without_ms: an iteration under the same conditions on the plan before.
+        stock: what unchanged Megatron would do under the same conditions.
+        lower_bound_ms: no plan takes less under the same conditions.
+        planning_ms: what planning took.
+        digest, plan: of the new schedule, and its text form.
+        conditions: it was made for; see `Conditions.to_json`.
+        committed: all ranks run it.
+        refreshed_ms: predicted again for the iterations to come, uncorrected, once all that the
+            model uses was measured under the plan. Ops take longer while a pipeline stalls.
+        measured_ms: the median of `samples`; None while it is not known.
+        samples: iterations on the plan, but the first one.
     """
 
     number: int
@@ -97,7 +111,7 @@ class Decision:
     warmup_after: list[int]
     predicted_ms: float
     predicted_without_ms: float
-    stock: Timeline  # what unchanged Megatron would do under the same conditions
+    stock: Timeline
     lower_bound_ms: float
     planning_ms: float
     digest: str
@@ -117,10 +131,13 @@ class Decision:
 
 
 class DecisionLog:
-    """Decisions as JSON lines, appended to a file; without a `path` nothing is written.
+    """Decisions as JSON lines, appended to a file.
 
-    `record`: of the run, which gets the same lines. `last`: the
-    decision that has come into force last. `made`, `in_force`: how many there have been.
+    Args:
+        path: the file; nothing is written if None.
+        record: of the run, which gets the same lines.
+
+    `last`: the decision that has come into force last. `made`, `in_force`: how many there are.
     """
 
     def __init__(self, path: Path | None, record: RunRecord | None = None) -> None:

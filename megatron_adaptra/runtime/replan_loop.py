@@ -37,9 +37,13 @@ KEPT = 512  # iterations whose delays are kept
 
 
 class Vote(Protocol):
-    """By which all ranks agree on what is proposed: a Leader."""
+    """By which all ranks agree on what is proposed: a Leader.
 
-    first: int
+    The planning thread calls it. A method waits for torch's store at most,
+    twice `waits.STORE` seconds.
+    """
+
+    first: int  # the first iteration of this run
 
     @property
     def in_force(self) -> Bundle:
@@ -56,11 +60,20 @@ class Vote(Protocol):
         ...
 
     def propose(self, iteration: int, bundle: Bundle) -> Proposal | None:
-        """Propose a `bundle` after the reports of `iteration`; None if that cannot be now."""
+        """Propose to all ranks a bundle to swap to, some iterations from now.
+
+        Args:
+            iteration: whose reports have led to it.
+            bundle: read by each rank before it answers; it comes into force whole, or not at all.
+
+        Returns:
+            The open proposal; None if nothing can be proposed now. `ReplanLoop.closed` gets it when
+            training has reached its swap, with `committed` set.
+        """
         ...
 
     def settle(self, proposal: Proposal) -> None:
-        """A proposal is over."""
+        """A proposal is over: the next one may be made."""
         ...
 
     def publish(self, status: dict[str, Any]) -> None:
@@ -77,11 +90,18 @@ class Vote(Protocol):
 
 
 class ReplanLoop:
-    """Estimates, plans, and has what it plans put to the vote.
+    """Estimates, plans, and has what it plans put to the vote, on a thread of its own.
 
-    `start`: the schedule to come back to when no link is slow. `workers`: of this pipeline, by
-    stage. `announce`: decisions go to the log of the training, too. `delays` has, by iteration,
-    the seconds of each link; of a long training every second iteration, or every fourth, and so on.
+    Args:
+        start: the schedule to come back to when no link is slow.
+        estimator: of this pipeline; only the planning thread changes it once `start` is called.
+        rule: by which plans are made and compared.
+        log: of decisions, and the record of the run.
+        workers: of this pipeline, by stage.
+        announce: decisions go to the log of the training, too.
+
+    `delays` has, by iteration, the seconds of each link; of a long training every second iteration,
+    or every fourth, and so on. No error leaves the thread: it costs a replan, and is logged once.
     """
 
     def __init__(

@@ -49,9 +49,17 @@ class Change:
 class Replanner:
     """Feeds the estimator, and compares plans by the rule.
 
-    `start`: the schedule to come back to when no link is slow. `predicted`: seconds that the last
-    iteration was expected to take, uncorrected; None where that was not asked. `stays`: why a
-    link that has changed has led to no plan, where that is worth a word; "" else.
+    For each iteration call `observe`, then `propose`; once a change is decided, `swapped` or
+    `failed`. Until then nothing else is possible.
+
+    Args:
+        start: the schedule to come back to when no link is slow.
+        estimator: of the pipeline.
+        rule: by which plans are made and compared.
+
+    `predicted`: seconds that the last iteration was expected to take, uncorrected; None where that
+    was not asked. `stays`: why a link that has changed has led to no plan, where that is worth a
+    line; "" else.
     """
 
     def __init__(self, start: Schedule, estimator: Estimator, rule: ReplanPolicy) -> None:
@@ -67,10 +75,16 @@ class Replanner:
     def observe(
         self, iteration: int, reports: Sequence[StageReport], ran: Schedule | None
     ) -> list[Link]:
-        """Take the `reports` of `iteration`, one per stage; the links that have changed.
+        """Take the reports of an iteration.
 
-        `ran`: the schedule of the iteration before, whose seconds the reports have; None where that
-        is not known any more.
+        Args:
+            iteration: its number.
+            reports: one per stage, by stage.
+            ran: the schedule of the iteration before, whose seconds the reports have; None where
+                that is not known any more.
+
+        Returns:
+            The links whose delays have changed for good, to plan for.
         """
         seconds = reports[0].seconds
         if seconds is not None:
@@ -90,10 +104,13 @@ class Replanner:
     def propose(
         self, iteration: int, changed: Iterable[Link], in_force: Schedule, possible: bool
     ) -> Change | None:
-        """A plan that is better than the one `in_force`, if there is one after `iteration`.
+        """A plan that is clearly better than the one in force, if there is one.
 
-        `changed`: links, as from `observe`. `possible`: a proposal can be made now; else the links
-        are remembered.
+        Args:
+            iteration: the last one that was observed.
+            changed: links, as from `observe`.
+            in_force: the schedule that all ranks run.
+            possible: a proposal can be made now; else the links are remembered.
         """
         self.stays = ""
         if self.rule.fixed:

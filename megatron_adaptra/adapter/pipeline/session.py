@@ -39,15 +39,23 @@ KEPT = 1000  # records of iterations at most, the last ones
 
 
 class Session:
-    """Stands in for Megatron's forward_backward function.
+    """Stands in for Megatron's forward_backward function. Built when Megatron's groups exist.
 
-    Built when Megatron's groups exist. `device`: what runs the ops. `run` is None until the first
-    training iteration, which shows the number of microbatches and the size of a message; another
-    one takes its place when that number changes. `patches`: what this job may patch. `iteration`:
-    the one to come. Of iterations in `keep_records`, `records` has what was measured. `counted`:
-    iterations whose bytes were counted. `resumed`: what a checkpoint's file holds, see Fits.
-    `announce`: decisions are logged. `defer_hooks`: see SmallCollectives; it, `reruns` and
-    `step_result` are there where `attach` has put them.
+    Args:
+        config: the job's settings, less those of features that are missing.
+        profile: what differs between releases of Megatron.
+        patches: what this job may patch; nothing if None.
+        device: what runs the ops.
+
+    Raises:
+        BadInput: a rule of `--adaptra-emulate-link` cannot be used.
+
+    `run` is None until the first training iteration, which shows the number of microbatches and the
+    size of a message; another one takes its place when that number changes. `iteration`: the one to
+    come. Of iterations in `keep_records`, `records` has what was measured. `counted`: iterations
+    whose bytes were counted. `resumed`: what a checkpoint's file holds, see Fits. `announce`:
+    decisions are logged. `defer_hooks`: see SmallCollectives; `attach` sets it, `reruns` and
+    `step_result`.
     """
 
     def __init__(
@@ -80,7 +88,19 @@ class Session:
         self._steps = False  # an iteration's step is still to come, or under way
 
     def forward_backward(self, function: Any, arguments: ScheduleArgs) -> Any:
-        """One call of Megatron's forward_backward `function`, with its `arguments`."""
+        """One call of Megatron's forward_backward, in our order if the pipeline is ours.
+
+        Args:
+            function: Megatron's own, which runs what is not ours.
+            arguments: its keyword arguments.
+
+        Returns:
+            What Megatron's function returns.
+
+        Raises:
+            PeerLost: a message of another stage did not come in `--adaptra-timeout` seconds.
+            Disagreement: nor did the leader's decision on a plan.
+        """
         reason = self._stock or not_ours(
             function, arguments, self.config.engine, self.stages, self.patches
         )

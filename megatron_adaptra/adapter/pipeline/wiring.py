@@ -60,10 +60,20 @@ GROUPS = 4  # sets of ranks with small collectives: all, a model's, its embeddin
 class RankContext:
     """This rank before anything is connected; there from activation on.
 
-    `ranks[i]` is the global rank of stage i of this rank's pipeline, `stage` its own. `emulator`
-    is None where no link is emulated. `guard`: through which the training calls all that adapts it,
-    the `probe` included. `notices`: what is logged once, at rank 0. `device`: what runs the ops;
-    messages are in its memory. On a GPU a healthy pipeline is Megatron's own.
+    Args:
+        config: the job's settings.
+        profile: what differs between releases of Megatron.
+        patches: what this job may patch.
+        stage: this rank's.
+        ranks: global ranks of its pipeline, by stage.
+        emulator: delays messages; None where no link is emulated.
+        failure_log: shared with the other ranks of this machine: who has failed, and why.
+        watchdog: knows what this rank waits for.
+        guard: through which the training calls all that adapts it, so that no error ends it.
+        probe: measures each op and message, through the guard.
+        notices: what is logged once, at rank 0; None if it has failed to open.
+        device: what runs the ops, in whose memory messages are. On a GPU a healthy pipeline is
+            Megatron's own.
     """
 
     config: AdaptraConfig
