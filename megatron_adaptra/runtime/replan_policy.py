@@ -8,6 +8,8 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan, evaluate, make_plan
 
+NOISE = 0.10  # share by which iterations of one plan may differ
+
 
 @dataclass(frozen=True)
 class ReplanPolicy:
@@ -70,3 +72,10 @@ class ReplanPolicy:
         Half the gain that brings a plan in: what is just worth it does not go to and fro.
         """
         return start.predicted <= current.predicted * (1 + self.min_gain / 2)
+
+    def slower(self, seconds: float, promised: float) -> bool:
+        """Whether measured iterations are clearly slower than they may be.
+
+        By what a plan has to gain, which other work on the machines does not cost so soon.
+        """
+        return seconds > promised * (1 + max(self.min_gain, NOISE))

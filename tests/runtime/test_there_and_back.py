@@ -113,7 +113,7 @@ class Job:
             )
             if change is not None:
                 self.due = self.iteration + 2, change.plan.schedule
-                self.replanner.swapped(self.iteration + 2)
+                self.replanner.swapped(change, self.iteration + 2)
                 self.changes.append((self.iteration, change.why))
             self.before = now
             self.iteration += 1
