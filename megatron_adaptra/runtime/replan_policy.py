@@ -8,7 +8,7 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan, evaluate, make_plan
 
-NOISE = 0.10  # share by which iterations of one plan may differ
+NOISE = 0.05  # share by which the medians of iterations may differ, whatever the plan
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,12 @@ class ReplanPolicy:
         """
         return start.predicted <= current.predicted * (1 + self.min_gain / 2)
 
-    def slower(self, seconds: float, promised: float) -> bool:
-        """Whether measured iterations are clearly slower than they may be.
+    def slower(self, before: float, after: float, expected: float) -> bool:
+        """Whether a change of plan has clearly made iterations slower.
 
-        By what a plan has to gain, which other work on the machines does not cost so soon.
+        Args:
+            before, after: measured seconds of an iteration.
+            expected: what `after` was to be. Back to the first plan it may be more than before,
+                since that frees memory; then it has to be clearly more than expected, too.
         """
-        return seconds > promised * (1 + max(self.min_gain, NOISE))
+        return after > max(before * (1 + NOISE), expected + self.min_gain * before)

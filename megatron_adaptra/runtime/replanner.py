@@ -178,10 +178,9 @@ class Replanner:
         outcome = self._history.compare(self._since)
         if changed or outcome is None:
             return
-        # A plan that frees memory may be somewhat slower, if that was known.
-        known = max(0.0, change.plan.predicted - change.current.predicted)
+        expected = outcome.before + change.plan.predicted - change.current.predicted
         backoff = self._backoff(change.plan.schedule)
-        if self.rule.slower(outcome.after, outcome.before + known):
+        if self.rule.slower(outcome.before, outcome.after, expected):
             self._slower = change, outcome
             backoff.failed(iteration)
         else:

@@ -37,7 +37,7 @@ SMALL = 1024  # bytes: the most that every member may send to every other
 PAIR = 64 << 20  # the same for two members, such as the two ends of a tied embedding
 MOST_STAGES = 64  # each sends to each
 MOST_MEMBERS = 1024  # what the leader of a stage passes on to its members is a MiB or so
-SLACK = 64  # bytes of a message for what is sent ahead; a digest fits, too
+PREFETCH_BYTES = 64  # of a message, for values that are sent ahead with it; a digest fits, too
 FUNCTIONS = ("all_reduce", "broadcast", "barrier")  # of torch.distributed
 # Asked when an operation has been started: what to do when its result is there, if the caller can
 # go on without it until the end of the next all-reduce; else None.
@@ -329,7 +329,7 @@ class SmallCollectives:
             stages = tuple(sorted({self._stage_of[rank] for rank in members}))
 
             def connect() -> AllGather:
-                return self._open(members, nbytes + COSTS.size + SLACK)
+                return self._open(members, nbytes + COSTS.size + PREFETCH_BYTES)
 
             self._collectives[key] = SmallCollective(
                 name,

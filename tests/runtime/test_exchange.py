@@ -1,0 +1,302 @@
+"""All-reduces by plan: their bits, several in flight, ranks that die, plans that differ."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+from patience import PATIENCE
+from torch.distributed import ReduceOp
+from transport.ranks import Processes, run
+
+from megatron_adaptra import waits
+from megatron_adaptra.errors import BadInput, Disagreement, PeerLost
+from megatron_adaptra.ir.collective import Action, CollectivePlan
+from megatron_adaptra.plan.collectives.chain import sorted_chain
+from megatron_adaptra.plan.collectives.direct import direct, shares_without
+from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
+from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.runtime.collectives.exchange import Exchange
+
+HALF = (torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, *HALF, torch.int32, torch.int64)
+SOON = 4.0
+
+
+def plans_of(ranks: int, rng: random.Random) -> list[CollectivePlan]:
+    """One of each builder."""
+    late = rng.sample(range(ranks), rng.randrange(ranks))
+    return [
+        ring(ranks, rng.randint(1, 3)),
+        halving_doubling(ranks),
+        sorted_chain(rng.sample(range(ranks), ranks), rng.randint(1, 5)),
+        direct(shares_without(ranks, late), rng.randint(1, 5)),
+        direct([rng.randint(1, 9) for _ in range(ranks)], rng.randint(1, 5)),
+    ]
+
+
+def values_of(ranks: int, size: int, dtype: torch.dtype, seed: int) -> list[torch.Tensor]:
+    """Of very different sizes, so that another order of addition has other bits."""
+    rng = torch.Generator().manual_seed(seed)
+    if not dtype.is_floating_point:
+        return list(torch.randint(-(10**6), 10**6, (ranks, size), generator=rng).to(dtype))
+    scale = 10.0 ** torch.randint(-3, 3, (ranks, size), generator=rng)
+    return list((torch.randn((ranks, size), generator=rng) * scale).to(dtype))
+
+
+def expected(plan: CollectivePlan, values: list[torch.Tensor], average: bool) -> torch.Tensor:
+    """A second opinion: the plan run op by op over copies, all ranks in turn."""
+    held = [value.clone() for value in values]
+    bounds = plan.bounds(values[0].numel())
+    wide = torch.float32 if values[0].dtype in HALF else values[0].dtype
+    inbox: dict[tuple[int, int, int], torch.Tensor] = {}
+    counts = [[1] * plan.pieces for _ in held]  # how many ranks' parts are in it
+    parts: dict[tuple[int, int, int], list[int]] = {}
+    left = [list(line) for line in plan.order]
+    while any(left):
+        for rank, line in enumerate(left):
+            while line and all((s, rank, line[0].tag) in inbox for s in line[0].sources(rank)):
+                op = line.pop(0)
+                here = slice(bounds[op.piece], bounds[op.piece + op.length])
+                if op.action.sends:
+                    for target in op.ranks:
+                        inbox[rank, target, op.tag] = held[rank][here].clone()
+                        parts[rank, target, op.tag] = [counts[rank][p] for p in op.pieces]
+                    continue
+                if op.action is Action.TAKE:
+                    held[rank][here] = inbox[op.ranks[0], rank, op.tag]
+                    continue
+                terms = [
+                    held[rank][here] if one == rank else inbox[one, rank, op.tag]
+                    for one in op.ranks
+                ]
+                total = terms[0].to(wide)
+                for term in terms[1:]:
+                    total = total + term
+                for i, piece in enumerate(op.pieces):
+                    counts[rank][piece] += sum(
+                        parts[one, rank, op.tag][i] for one in op.ranks if one != rank
+                    )
+                    if average and counts[rank][piece] == plan.ranks:
+                        own = slice(bounds[piece] - here.start, bounds[piece + 1] - here.start)
+                        total[own] = total[own] / plan.ranks
+                held[rank][here] = total.to(values[0].dtype)
+    return held[0]
+
+
+def exchange_of(me, ranks, timeout=PATIENCE) -> Exchange:
+    names = [f"rank {rank}" for rank in range(ranks)]
+    return Exchange(me.transport, me.open("reports"), me.rank, names, timeout)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def all_builders(me, ranks, seed):
+    """Each builder with some size, dtype and operation; four of them in flight."""
+    rng = random.Random(seed)
+    exchange = exchange_of(me, ranks)
+    flying = []
+    for number in range(4):
+        for plan in plans_of(ranks, rng):
+            size, dtype = rng.choice((1, ranks - 1, 7, 100, 3001)), rng.choice(DTYPES)
+            average = dtype.is_floating_point and rng.random() < 0.5
+            values = values_of(ranks, size, dtype, rng.randrange(2**31))
+            mine = values[me.rank].clone()
+            op = ReduceOp.AVG if average else ReduceOp.SUM
+            flying.append((exchange.start(mine, plan, op), mine, plan, values, average))
+            if len(flying) == 4 or number == 3:
+                work, got, *rest = flying.pop(rng.randrange(len(flying)))
+                work.wait(PATIENCE)
+                assert work.done()
+                assert same(got, expected(*rest)), (rest[0].name, size, dtype, average)
+    for work, got, *rest in flying:
+        work.wait(PATIENCE)
+        assert same(got, expected(*rest)), rest[0].name
+    me.meet()
+    return True
+
+
+CASES = [(kind, ranks) for kind in ("eager", "rendezvous") for ranks in range(2, 7)]
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [*CASES, ("gloo", 3), ("shm", 5), ("tcp", 2)])
+def test_every_builder_gives_the_bits_of_its_plan(kind, ranks):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    assert all(run(kind, all_builders, ranks, seed, ranks=ranks))
+
+
+def under_shares(me, ranks, seed):
+    """The bits under many shares, each rank late by turns."""
+    rng, exchange, found = random.Random(seed), exchange_of(me, ranks), []
+    values = values_of(ranks, 500, torch.float32, seed)
+    bf16 = [value.bfloat16() for value in values]
+    for late in range(ranks):
+        for plan in (
+            direct(shares_without(ranks, [late]), 4),
+            direct([rng.randint(1, 9) for _ in range(ranks)], 3),
+        ):
+            me.meet()
+            if me.rank == late:
+                threading.Event().wait(0.01)
+            got = [values[me.rank].clone(), bf16[me.rank].clone()]
+            for work in [exchange.start(one, plan) for one in got]:
+                work.wait(PATIENCE)
+            found.append([one.view(torch.uint8).numpy().tobytes() for one in got])
+    me.meet()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["eager", "gloo"])
+def test_direct_has_the_same_bits_under_all_shares(kind):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    found = [bits for rank in run(kind, under_shares, 4, seed, ranks=4) for bits in rank]
+    assert all(bits == found[0] for bits in found)
+    total = sum(
+        values_of(4, 500, torch.float32, seed)[1:], values_of(4, 500, torch.float32, seed)[0]
+    )
+    assert found[0][0] == total.view(torch.uint8).numpy().tobytes()
+
+
+def one_late(me, ranks, late):
+    """Others' later all-reduces without it in the way: they have started, and end with it."""
+    exchange, plan = exchange_of(me, ranks), direct(shares_without(ranks, [late]), 2)
+    exchange.run(torch.ones(40), plan)
+    tensors = [torch.full((40,), float(number)) for number in range(6)]
+    if me.rank == late:
+        me.meet()
+    works = [exchange.start(tensor, plan) for tensor in tensors]
+    if me.rank != late:
+        assert not any(work.done() for work in works)
+        with pytest.raises(PeerLost, match=r"waited 0\.01 s"):
+            works[-1].wait(0.01)
+        me.meet()  # nobody waits in `start`
+    for work in reversed(works):
+        work.wait(PATIENCE)
+    assert [tensor[0].item() for tensor in tensors] == [ranks * number for number in range(6)]
+    me.meet()
+    return True
+
+
+@pytest.mark.parametrize("kind", ["eager", "rendezvous", "gloo"])
+def test_start_waits_for_nobody(kind):
+    assert all(run(kind, one_late, 3, 2, ranks=3))
+
+
+def not_finite(me, ranks):
+    exchange, plan = exchange_of(me, ranks), direct((1, 1, 0), 2)
+    mine = torch.tensor([1.0, torch.inf, torch.nan, 1e38, 0.0]) if me.rank == 1 else torch.ones(5)
+    exchange.run(mine, plan)
+    me.meet()
+    return mine.tolist()
+
+
+def test_what_is_not_finite_goes_through():
+    for one, inf, nan, large, zero in run("eager", not_finite, 3, ranks=3):
+        assert (one, inf, large, zero) == (3.0, torch.inf, torch.tensor(1e38).item(), 2.0)
+        assert nan != nan
+
+
+def a_rank_goes(me, ranks, plan, lost, timeout):
+    waits.POLL, waits.CHAIN = 0.05, 1.0
+    exchange = exchange_of(me, ranks, timeout)
+    exchange.run(torch.ones(400), plan)
+    me.meet()
+    if me.rank == lost:
+        me.say("ready")
+        threading.Event().wait(PATIENCE)
+    for _ in range(3):  # a killed one may have sent some, or none
+        try:
+            exchange.run(torch.ones(400), plan)
+        except PeerLost as error:
+            with pytest.raises(PeerLost, match="waited for"):
+                exchange.start(torch.ones(400), plan)  # nor does another one start
+            return str(error)
+
+
+GOING = [
+    ("gloo", direct((1, 1, 0, 1), 2)),
+    ("gloo", ring(4, 1)),
+    ("tcp", direct((1, 1, 1, 1), 2)),
+    ("tcp", halving_doubling(4)),
+]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize(("kind", "plan"), GOING, ids=lambda one: getattr(one, "name", one))
+def test_everybody_names_the_rank_that_is_lost(kind, plan, silent):
+    timeout = SOON if silent else PATIENCE
+    with Processes(a_rank_goes, 4, plan, 2, timeout, ranks=4, kind=kind) as processes:
+        assert processes.reported(2) == "ready"
+        if not silent:
+            processes.kill(2)
+        texts = [processes.result(rank) for rank in (0, 1, 3)]
+    assert all(text and text.startswith("waited for rank 2 in an all-reduce") for text in texts), (
+        texts
+    )
+
+
+def differing(me, ranks, what):
+    exchange = exchange_of(me, ranks)
+    exchange.run(torch.ones(9), ring(ranks))
+    odd = me.rank == 1
+    plan = direct((1, 0, 1) if odd and what == "plan" else (1, 1, 1), 2)
+    tensor = torch.ones(8 if odd and what == "size" else 9)
+    op = ReduceOp.AVG if odd and what == "operation" else ReduceOp.SUM
+    with pytest.raises(Disagreement) as caught:
+        exchange.start(tensor, plan, op)
+    me.meet()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["plan", "size", "operation"])
+def test_a_difference_of_one_rank_is_found_on_all(what):
+    texts = run("eager", differing, 3, what, ranks=3)
+    assert len(set(texts)) == 1
+    assert texts[0].startswith(
+        "ranks start different all-reduces: sum of 9 torch.float32 by direct"
+    )
+    assert ": rank 0, rank 2; " in texts[0]
+    assert texts[0].endswith(": rank 1")
+
+
+def refusals(me, ranks):
+    exchange, plan = exchange_of(me, ranks), ring(ranks)
+    for tensor, other, op, text in (
+        (torch.ones(4), ring(3), ReduceOp.SUM, "collective plan's ranks 3: there are 2"),
+        (torch.ones(4), plan, ReduceOp.MAX, "SUM or AVG"),
+        (torch.ones(4, dtype=torch.int32), plan, ReduceOp.AVG, "floats only"),
+        (torch.ones(4, dtype=torch.bool), plan, ReduceOp.SUM, "floats and integers"),
+        (torch.ones(4, 4).t(), plan, ReduceOp.SUM, "contiguous memory"),
+        (torch.ones(4).to_sparse(), plan, ReduceOp.SUM, "dense, on the CPU"),
+        (torch.ones(4, device="meta"), plan, ReduceOp.SUM, "dense, on the CPU"),
+    ):
+        with pytest.raises(BadInput, match=text):
+            exchange.start(tensor, other, op)
+    empty = torch.ones(0)
+    exchange.run(empty, plan)
+    me.meet()
+    return True
+
+
+def test_what_is_not_handled_is_refused():
+    assert all(run("eager", refusals, 2, ranks=2))
+
+
+def test_tags_come_back_before_they_end():
+    def body(me):
+        exchange, plan = exchange_of(me, 2), ring(2)
+        exchange._next_tag = 2**31 - plan.tags - 1
+        for _ in range(3):
+            tensor = torch.ones(8)
+            exchange.run(tensor, plan)
+            assert tensor.tolist() == [2.0] * 8
+        me.meet()
+        return exchange._next_tag
+
+    assert run("eager", body) == [2 * ring(2).tags] * 2
