@@ -20,10 +20,23 @@ __version__ = "0.1.0"
 
 
 def activate(config: AdaptraConfig | None = None, **settings: Any) -> Activation:
-    """Switch the plugin on in this rank; see `adapter.entry.activate`.
+    """Switch the plugin on in this rank, after Megatron's groups have been made.
 
-    `settings` are those of AdaptraConfig by name, e.g. `engine="executor"`. Raises BadInput for an
-    unknown one, UnsupportedMegatron for a release that is not known.
+    All ranks of the job call it.
+
+    Args:
+        config: the job's settings, the same on all ranks; made from `settings` if None.
+        settings: those of AdaptraConfig by name, e.g. `engine="executor"`. Times are in the unit
+            that the flag of that name takes. Ignored where `config` is given.
+
+    Returns:
+        The plugin of this rank: `undo()` puts Megatron back as it was.
+
+    Raises:
+        BadInput: a setting is unknown or has a value that cannot be used.
+        UnsupportedMegatron: this release of Megatron is not known, or has been changed.
+        UnsupportedBackend: messages would be on a GPU that some rank cannot open.
+        RuntimeError: it is active already.
     """
     # Imported here: the command line's planning half must not load torch.
     from megatron_adaptra.adapter.entry.activate import activate as switch_on

@@ -22,7 +22,8 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,6 +38,7 @@ BUILT = "megatron_adaptra/transport/engine/_native*.so"
 MODES = ("--quick", "", "--full")  # of scripts/test.sh, which hands them on to pytest
 NO_TESTS = 5  # pytest's exit status when all were deselected
 LIMIT = 1800.0  # seconds of one run of a fault's tests
+BUILDING = 600.0  # seconds of building the engine
 HANG, TIMES = 60.0, 5.0  # with a fault a test hangs after these, or so many times all without it
 GRACE = 5.0  # and of what is left of it, between SIGTERM and SIGKILL
 # What several tests share is set up, and looked at, before the first of them.
@@ -79,6 +81,30 @@ class Copy:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / name)
         return cls(folder)
+
+    @contextmanager
+    def changed(self, path: Path, text: str, python: str) -> Iterator[None]:
+        """A file is `text`, and the engine is built anew if that is its code; then as before.
+
+        Raises NotCaught if it cannot be built.
+        """
+        before = {file: file.read_bytes() for file in (path, *self.folder.glob(BUILT))}
+        path.write_text(text)
+        try:
+            if path.suffix == ".cpp":
+                self._build(python)
+            yield
+        finally:
+            for file, content in before.items():
+                file.write_bytes(content)
+
+    def _build(self, python: str) -> None:
+        words = [python, "setup.py", "-q", "build_ext", "--inplace", "--force"]
+        done = subprocess.run(
+            words, cwd=self.folder, capture_output=True, text=True, timeout=BUILDING
+        )
+        if done.returncode or "error:" in done.stderr:  # the engine is optional: then it goes on
+            raise NotCaught(f"the engine cannot be built with it:\n{done.stderr[-2000:]}")
 
     def pytest(
         self, python: str, words: Sequence[str], hang: float | None
@@ -177,16 +203,13 @@ class Judge:
             if not passing:
                 continue
             hang = max(HANG, TIMES * seconds)
-            began, before = time.monotonic(), path.read_text()
-            path.write_text(text)
-            try:
+            with self._copy.changed(path, text, python):
+                began = time.monotonic()
                 failed, _ = run_tests(self._copy, python, [*option, *fault.tests], hang)
                 outcome.seconds = time.monotonic() - began
                 if not failed:
                     continue
                 again, _ = run_tests(self._copy, python, [*option, failed[0]], hang)
-            finally:
-                path.write_text(before)
             if not again:
                 raise NotCaught(f"{failed[0]} fails by chance: the second time it passes")
             outcome.caught_by, outcome.mode = failed[0], mode

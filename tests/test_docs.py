@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from megatron_adaptra.cli.main import COMMANDS, main
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import check_docs  # noqa: E402
@@ -24,6 +26,13 @@ def test_pages_for_users_do_without_our_own_words() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         if page.name not in INSIDE:
             assert OURS.findall(page.read_text()) == [], page.name
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "run"])
+def test_help_does_without_our_own_words(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert OURS.findall(capsys.readouterr().out) == []
 
 
 WORD = next(iter(check_docs.WORDS))

@@ -72,7 +72,7 @@ def measure(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]
         elif line.strip():
             lines.append(line.strip())
 
-    if options.link:
+    if options.in_lab:
         status = _in_lab(options, environment, on_line, say)
     else:
         status = run_ranks(options.ranks, _WORKER, [options.dump()], environment, on_line)
@@ -88,7 +88,7 @@ def _in_lab(
     say: Callable[[str], None],
 ) -> int:
     """One rank per host."""
-    with Lab(options.ranks, options.rules) as lab:
+    with Lab(options.ranks, options.rules, ports=options.ports) as lab:
         for measured in lab.measure():
             if measured.fault:
                 link = f"{measured.rule.source}>{measured.rule.target}"

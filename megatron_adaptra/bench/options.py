@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from megatron_adaptra.bench.sizes import LARGEST
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.transport.rules import LinkRule
+from megatron_adaptra.transport.rules import LinkRule, PortRule
 from megatron_adaptra.transport.scenario import load_rules
 
 KiB, MiB = 1 << 10, 1 << 20
 MOST_RANKS, MOST_ROUNDS, MOST_SIZES = 16, 1000, 64
-P2P, COLLECTIVE, HOL = "p2p", "collective", "hol"
+P2P, COLLECTIVE, HOL, ALLREDUCE = "p2p", "collective", "hol", "allreduce"
+SUMS = (COLLECTIVE, ALLREDUCE)  # of numbers of four bytes
 RESULT = "@adaptra "  # before the rows, as rank 0 prints them
-LEAST = {P2P: 8, COLLECTIVE: 4, HOL: 8}  # bytes of a message
+LEAST = {P2P: 8, COLLECTIVE: 4, HOL: 8, ALLREDUCE: 4}  # bytes of a message
 SIZES = {
     P2P: tuple(4 * KiB << 2 * n for n in range(9)),  # to 256 MiB
     COLLECTIVE: (4, 256, 4 * KiB, 64 * KiB),
     HOL: (64 * KiB, MiB, 16 * MiB),
+    ALLREDUCE: (3_200_000,),
 }
 
 
@@ -27,8 +30,8 @@ def check_sizes(what: str, sizes: Sequence[int], flag: str) -> None:
     """Raise BadInput, with the `flag` they came by, for `sizes` that `what` cannot measure."""
     least = LEAST[what]
     for size in sizes:
-        if not least <= size <= LARGEST or (what == COLLECTIVE and size % 4):
-            of = " that are a multiple of 4" if what == COLLECTIVE else ""
+        if not least <= size <= LARGEST or (what in SUMS and size % 4):
+            of = " that are a multiple of 4" if what in SUMS else ""
             raise BadInput(flag, size, f"it has to be {least} to {LARGEST} bytes{of}")
     if not 1 <= len(sizes) <= MOST_SIZES:
         raise BadInput(flag, len(sizes), f"it has to be 1 to {MOST_SIZES} sizes")
@@ -36,7 +39,7 @@ def check_sizes(what: str, sizes: Sequence[int], flag: str) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """`what`: P2P, COLLECTIVE or HOL. `sizes`: bytes. `ranks`: processes, two but for collectives.
+    """`what`: one of SIZES. `sizes`: bytes. `ranks`: processes, two but for sums.
 
     `rounds`: whose median is reported. `link`: of a laboratory, between any two ranks, as the part
     of a rule behind the colon (40ms,bandwidth=100MB/s); empty: this machine as it is.
@@ -70,6 +73,16 @@ class Options:
         return load_rules(texts, self.ranks, network=True, flag="--link")
 
     @property
+    def ports(self) -> list[PortRule]:
+        """Rates of the laboratory's hosts; none without."""
+        return []
+
+    @property
+    def in_lab(self) -> bool:
+        """Whether each rank is a host of a laboratory."""
+        return bool(self.rules or self.ports)
+
+    @property
     def least_seconds(self) -> dict[int, float]:
         """What the link itself takes for a message of each size; nothing without a link."""
         return {
@@ -85,5 +98,5 @@ class Options:
     @classmethod
     def load(cls, text: str) -> Options:
         """From the `text` that `dump` gave."""
-        data = json.loads(text)
-        return cls(**{**data, "sizes": tuple(data["sizes"])})
+        data: dict[str, Any] = json.loads(text)
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})

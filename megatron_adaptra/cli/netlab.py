@@ -18,7 +18,7 @@ from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.netlab.measure import Measured
 from megatron_adaptra.netlab.output import Output
 from megatron_adaptra.netlab.shaper import SHAPERS
-from megatron_adaptra.transport.rules import SYNTAX
+from megatron_adaptra.transport.rules import PORT_SYNTAX, SYNTAX, parse_port_rules
 from megatron_adaptra.transport.scenario import hosts_in, load_rules
 from megatron_adaptra.units import number, whole
 
@@ -57,6 +57,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--link", action="append", default=[], metavar="RULE", help=SYNTAX.replace("%", "%%")
     )
+    parser.add_argument("--host", action="append", default=[], metavar="RULE",
+        help=f"{PORT_SYNTAX}; without slow links")  # fmt: skip
     parser.add_argument(
         "--hosts",
         type=whole,
@@ -89,17 +91,26 @@ def run(args: argparse.Namespace) -> int:
     texts = [*args.link, *args.scenario]
     hosts = max(2, hosts_in(texts)) if args.hosts is None else args.hosts
     rules = load_rules(texts, hosts, network=True, flag="--link")
+    ports = [rule for text in args.host for rule in parse_port_rules(text, hosts, "--host")]
+    if rules and ports:
+        raise BadInput("--host", args.host[0], "a laboratory has slow links, or rates of hosts")
     console = Console(stderr=True)
 
     def say(text: str) -> None:
         console.print(f"adaptra: {text}", soft_wrap=True, markup=False, highlight=False)
 
     status, measured = 0, []
-    with Lab(hosts, rules, args.seed, args.shaper) as lab:
+    with Lab(hosts, rules, args.seed, args.shaper, ports) as lab:
         why = f" (no netem: {lab.why})" if lab.why else ""
         how = SHAPED_BY[lab.shaper] if rules or lab.shaper == "relay" else "joined by a bridge"
+        if ports:
+            idle = "on" if lab.tcp["slow_start_after_idle"] else "off"
+            how = (
+                f"ports are shaped by the kernel's tbf; TCP: {lab.tcp['congestion_control']}, "
+                f"MTU {lab.tcp['mtu']}, slow start after idle {idle}"
+            )
         say(f"{hosts} hosts; {how}{why}")
-        if rules and not args.no_measure:
+        if (rules or ports) and not args.no_measure:
             measured = lab.measure()
             console.print(_table(measured))
             for each in measured:
@@ -172,6 +183,7 @@ def _plain(measured: Sequence[Measured], lab: Lab) -> dict[str, Any]:
     traffic = lab.traffic
     return {
         "shaper": lab.shaper,
+        "tcp": lab.tcp,
         "links": [
             {
                 "link": f"{m.rule.source}>{m.rule.target}",

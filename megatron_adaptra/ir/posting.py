@@ -23,7 +23,9 @@ def posted_ahead(schedule: Schedule) -> dict[Link, int]:
     k messages of the receiver, it may send what stands before its use of the next one; the receiver
     has used, or will use without receiving more, what stands before its own next message. One more
     than the difference keeps a slow link full once the pipeline is (in the warmup of stages of
-    equal depth more would help); between warmups of 1F1B kind that is slack + 1.
+    equal depth more would help). Between warmups of 1F1B kind that is slack + 1, where slack is the
+    difference of the warmup depths of the two stages.
+
     What one run in unit time needs is posted too: that run, then, proves that no send can hang.
     """
     lines, stages, chunks = schedule.order, schedule.stages, schedule.chunks

@@ -18,7 +18,14 @@ class Program:
     """Compute ops plus sends and posted receives, per stage; made only by `lower`.
 
     A send never holds the stage. A post hands the transport a buffer; the compute op that uses the
-    message waits for it. `ahead[link]` is how many receives stand posted on a link from the start.
+    message waits for it.
+
+    Args:
+        order: per stage, its ops in the order in which it runs them.
+        microbatches: of an iteration.
+        chunks: per stage.
+        ahead: by directed link (source stage, target stage), how many receives stand posted on it
+            from the start; at least 0.
     """
 
     order: tuple[Line, ...]
@@ -33,7 +40,10 @@ class Program:
 
 
 def links_ahead(warmup: Sequence[int]) -> dict[Link, int]:
-    """`posted_ahead` of `warmup` depths of 1F1B kind, one per stage: slack + 1."""
+    """`posted_ahead` of `warmup` depths of 1F1B kind, one per stage.
+
+    Per link, slack + 1, where slack is the difference of the depths of its two stages.
+    """
     ahead: dict[Link, int] = {}
     for i, (depth, below) in enumerate(pairwise(warmup)):
         ahead[i, i + 1] = ahead[i + 1, i] = max(1, depth - below + 1)
@@ -44,9 +54,15 @@ def lower(schedule: Schedule, ahead: Mapping[Link, int] | int | None = None) -> 
     """Add the sends and the receive posts.
 
     The first `ahead[link]` receives of a link are posted before anything else runs; each further
-    one just before the compute op that uses the oldest one still outstanding. `ahead` may be one
-    number for all links (0: posted when needed, as Megatron does); default `posted_ahead`. Raises
-    BadInput for a negative number.
+    one just before the compute op that uses the oldest one still outstanding.
+
+    Args:
+        schedule: the order of the ops that compute.
+        ahead: receives by directed link, or one number for all links (0: posted when needed, as
+            Megatron does); None for `posted_ahead`.
+
+    Raises:
+        BadInput: a number is negative.
     """
     if ahead is None:
         depths = posted_ahead(schedule)

@@ -15,7 +15,13 @@ from megatron_adaptra.ir.op import Op
 
 
 class Span(NamedTuple):
-    """`op` ran on `stage` from `start` to `end`, in seconds from the iteration's start."""
+    """One op ran on one stage.
+
+    Args:
+        stage: where.
+        op: that computes, or the optimizer step, or a collective of it.
+        start, end: seconds from the iteration's start.
+    """
 
     stage: int
     op: Op
@@ -24,9 +30,14 @@ class Span(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The output of `op` left `source` and was there for `target`, in seconds.
+    """The output of one op went from one stage to another.
 
-    `posted`: when the receiver was ready for it, where that was measured.
+    Args:
+        source, target: stages.
+        op: what made it, or the send of it.
+        sent: when it left the source; seconds from the iteration's start.
+        arrived: when the target had it; seconds, too.
+        posted: when the receive was posted; seconds, too, or None where that was not measured.
     """
 
     source: int
@@ -39,7 +50,13 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans and messages of one iteration; `name` says whose, for people."""
+    """When each op of one iteration ran, predicted or measured.
+
+    Args:
+        spans: of all stages, in any order.
+        messages: between stages, in any order; empty where they are not known.
+        name: whose it is, for people: "adaptra measured".
+    """
 
     spans: tuple[Span, ...]
     messages: tuple[Message, ...] = ()
@@ -95,7 +112,7 @@ class Timeline:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Timeline:
-        """What `to_json` has made of a timeline: `data`, read from JSON. Raises BadInput."""
+        """The timeline that `to_json` has turned into `data`. Raises BadInput for anything else."""
         with reading("timeline", data):
             return cls(
                 tuple(Span(s, Op.parse(op), a, b) for s, op, a, b in data["spans"]),

@@ -16,9 +16,11 @@ from typing import Any
 from megatron_adaptra.errors import AdaptraError, BadInput, Interrupted
 from megatron_adaptra.netlab import host, measure, namespace, user
 from megatron_adaptra.netlab.loop import Loop
+from megatron_adaptra.netlab.measure import Measured
 from megatron_adaptra.netlab.network import INTERFACE, Link, Network, Traffic, address
+from megatron_adaptra.netlab.ports import BURST, Ports
 from megatron_adaptra.netlab.shaper import build, choose
-from megatron_adaptra.transport.rules import LinkRule
+from megatron_adaptra.transport.rules import LinkRule, PortRule
 
 MOST_HOSTS = 64
 FAILED_GRACE = 60.0  # seconds the other hosts get once the command has failed on one
@@ -39,18 +41,27 @@ class Lab:
         seed: of a relay's jitter and loss.
         shaper: one of shaper.SHAPERS. Afterwards `shaper` is the one in use, and `why` is why it
             is not netem.
+        ports: rates of hosts, instead of `rules`, in force as these are. `tcp` has then what holds
+            for connections, as from `Ports.tcp`.
 
     Raises:
         BadInput: the number of hosts.
-        AdaptraError: on entry, where the machine does not allow a laboratory.
+        AdaptraError: on entry, where the machine does not allow a laboratory, or not one with slow
+            links and rates of hosts.
     """
 
     def __init__(
-        self, hosts: int, rules: Sequence[LinkRule], seed: int = 0, shaper: str = "auto"
+        self,
+        hosts: int,
+        rules: Sequence[LinkRule],
+        seed: int = 0,
+        shaper: str = "auto",
+        ports: Sequence[PortRule] = (),
     ) -> None:
         if not 2 <= hosts <= MOST_HOSTS:
             raise BadInput("--hosts", hosts, f"it has to be 2 to {MOST_HOSTS}")
-        self.rules = tuple(rules)
+        self.rules, self.ports = tuple(rules), tuple(ports)
+        self.tcp: dict[str, str | int | bool] = {}
         self.shaper, self.why = shaper, ""
         self._count, self._seed = hosts, seed
         self._hosts: list[host.Host] = []
@@ -70,7 +81,7 @@ class Lab:
                 f"{' and '.join(lacks)} (containers: {add})"
             )
         user.caller()  # raises before anything is made if its user is unclear
-        self.shaper, self.why = choose(self.shaper, bool(self.rules))
+        self.shaper, self.why = choose(self.shaper, bool(self.rules), bool(self.ports))
         with contextlib.ExitStack() as undo:
             self._loop = Loop()
             undo.callback(self._loop.close)
@@ -88,9 +99,11 @@ class Lab:
                 undo.callback(os.close, namespaces[-1])
             pids, links = [h.pid for h in self._hosts], [(r.source, r.target) for r in self.rules]
             self._network: Network = build(
-                self.shaper, namespaces, pids, links, self._loop, self._seed
+                self.shaper, namespaces, pids, links, self._loop, self._seed, bool(self.ports)
             )
             undo.callback(self._network.close)
+            if isinstance(self._network, Ports):
+                self.tcp = self._network.tcp()
             self._undo = undo.pop_all()
         return self
 
@@ -103,24 +116,38 @@ class Lab:
         """What has crossed the network until now."""
         return self._network.traffic
 
-    def measure(self) -> list[measure.Measured]:
-        """Each rule on its own, with nothing else on the network.
+    def measure(self) -> list[Measured]:
+        """Each rule on its own, with nothing else on the network; a host's port each way.
 
         Raises AdaptraError if a host does not answer, or what started the laboratory ends.
         """
         results = []
         for rule in dict.fromkeys(replace(r, first=0, timed=False) for r in self.rules):
             self._network.shape({(rule.source, rule.target): rule})
-            source, target = self._hosts[rule.source], self._hosts[rule.target]
-            rounds = []
-            for send, collect in measure.rounds_of(rule):
-                source.send(**send)
-                target.send(**collect)
-                answers = self._answers(source, target)
-                rounds.append(answers[target.index]["seen"])
-            results.append(measure.result(rule, rounds))
+            results.append(self._measure(rule))
         self._network.shape({})
+        for number, rate in dict.fromkeys((rule.host, rule.rate) for rule in self.ports):
+            self._set_rates({number: rate})
+            other = (number + 1) % self._count
+            for source, target in ((number, other), (other, number)):
+                rule = LinkRule(source, target, 0.0, bandwidth=rate)
+                results.append(self._measure(rule, BURST))
+        self._set_rates({})
         return results
+
+    def _measure(self, rule: LinkRule, burst: int = 0) -> Measured:
+        """What the link of `rule` does now; a `burst` of so many bytes is not held to its rate."""
+        source, target = self._hosts[rule.source], self._hosts[rule.target]
+        rounds = []
+        for send, collect in measure.rounds_of(rule, burst):
+            source.send(**send)
+            target.send(**collect)
+            rounds.append(self._answers(source, target)[target.index]["seen"])
+        return measure.result(rule, rounds, burst)
+
+    def _set_rates(self, rates: Mapping[int, float]) -> None:
+        if isinstance(self._network, Ports):
+            self._network.set_rates([rates.get(each.index, math.inf) for each in self._hosts])
 
     def _answers(self, *hosts: host.Host) -> dict[int, dict[str, Any]]:
         answered: dict[int, dict[str, Any] | None] = {}
@@ -285,6 +312,11 @@ class Lab:
             if rule.active(self.iteration, seconds):
                 rules.setdefault((rule.source, rule.target), rule)
         self._network.shape(rules)
+        rates: dict[int, float] = {}
+        for port in self.ports:
+            if port.active(self.iteration, seconds):
+                rates.setdefault(port.host, port.rate)
+        self._set_rates(rates)
 
     def _abandoned(self) -> None:
         assert self._parent is not None

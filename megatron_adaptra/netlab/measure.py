@@ -80,13 +80,13 @@ def tasks(host: int) -> Mapping[str, Any]:
     return {"send": send, "collect": collect}
 
 
-def rounds_of(rule: LinkRule) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The tasks of the rule's source and target, round by round."""
+def rounds_of(rule: LinkRule, burst: int = 0) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The tasks of the rule's source and target, round by round; `burst` as in `result`."""
     timeout = 0.5 + 2 * rule.delay + 6 * rule.jitter
     rounds = [(PINGS, 64, _GAP)]
     if math.isfinite(rule.bandwidth):
         volume = min(_MOST_BULK, rule.bandwidth * min(_BULK_SECONDS, 0.8 * QUEUE))
-        rounds.append((max(8, round(volume / _BULK)), _BULK, 0.0))
+        rounds.append((max(8, round(volume / _BULK)) + _first(burst), _BULK, 0.0))
     return [
         (
             {"task": "send", "target": rule.target, "count": n, "bytes": size, "gap": gap},
@@ -96,14 +96,20 @@ def rounds_of(rule: LinkRule) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     ]
 
 
-def result(rule: LinkRule, rounds: list[list[tuple[float, float]]]) -> Measured:
-    """What `rounds` say of a link: of each packet that came, when it was sent and came, seconds."""
+def result(rule: LinkRule, rounds: list[list[tuple[float, float]]], burst: int = 0) -> Measured:
+    """What `rounds` say of a link.
+
+    Args:
+        rule: what was asked of it.
+        rounds: of each packet that came, when it was sent and came, seconds.
+        burst: bytes that a link lets pass at once after a pause, which its rate does not count.
+    """
     pings = [arrived - sent for sent, arrived in rounds[0]]
     bandwidth = math.inf
-    if len(rounds) > 1 and len(rounds[1]) > 1:
-        first, last = rounds[1][0][1], rounds[1][-1][1]
+    arrivals = [arrived for _, arrived in rounds[1][_first(burst) :]] if len(rounds) > 1 else []
+    if len(arrivals) > 1:
         packet = _BULK + 28  # with the heads of IP and UDP
-        bandwidth = (len(rounds[1]) - 1) * packet / max(1e-9, last - first)
+        bandwidth = (len(arrivals) - 1) * packet / max(1e-9, arrivals[-1] - arrivals[0])
     return Measured(
         rule,
         delay=median(pings) if pings else math.inf,
@@ -111,3 +117,8 @@ def result(rule: LinkRule, rounds: list[list[tuple[float, float]]]) -> Measured:
         loss=1 - len(pings) / PINGS,
         bandwidth=bandwidth,
     )
+
+
+def _first(burst: int) -> int:
+    """The first packet of a bulk that the rate holds back."""
+    return math.ceil(burst / _BULK)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from megatron_adaptra.netlab.network import MTU, WAITING
+from megatron_adaptra.netlab.network import WAITING
 
 NEW_MOUNTS, NEW_PROCESSES, NEW_NETWORK = 0x20000, 0x20000000, 0x40000000
 _SET_FLAGS, _SET_ADDRESS, _SET_MASK, _SET_MTU, _SET_QUEUE = 0x8914, 0x8916, 0x891C, 0x8922, 0x8943
@@ -57,8 +57,11 @@ def entered(namespace: int) -> Iterator[None]:
         os.close(home)
 
 
-def bring_up(device: str, own: str = "") -> None:
-    """Set up `device` of this thread's namespace: `lo`, or a host's, whose address is `own`."""
+def bring_up(device: str, own: str = "", mtu: int = 0) -> None:
+    """Set up `device` of this thread's namespace: `lo`, or a host's, whose address is `own`.
+
+    `mtu`: bytes of the largest packet of a host's device.
+    """
 
     def configure(what: int, value: bytes) -> None:
         fcntl.ioctl(any_socket, what, struct.pack("16s24s", device.encode(), value))
@@ -70,6 +73,6 @@ def bring_up(device: str, own: str = "") -> None:
         if own:
             configure(_SET_ADDRESS, internet(own))
             configure(_SET_MASK, internet("255.255.255.0"))
-            configure(_SET_MTU, struct.pack("i", MTU))
+            configure(_SET_MTU, struct.pack("i", mtu))
             configure(_SET_QUEUE, struct.pack("i", WAITING))
         configure(_SET_FLAGS, struct.pack("h", _UP_AND_RUNNING))

@@ -35,6 +35,7 @@ _UNLIMITED = 125e9  # bytes/s
 _ETHERNET = 14  # bytes of a packet's head that a relay of IP packets does not see
 # What a line asks of the kernel, by the first of these words in it.
 _PARTS = {
+    "tbf": "sch_tbf", "congctl": "a congestion control by route",
     "netem": "sch_netem", "u32": "cls_u32", "police": "act_police", "htb": "sch_htb",
     "bridge": "a bridge", "veth": "a veth pair",
 }  # fmt: skip
@@ -44,39 +45,54 @@ _FREE = LinkRule(0, 0, 0.0)  # asks for nothing
 
 
 class Netem:
-    """`namespaces[i]`: of host i, in which process `pids[i]` is; `links`: that may get slow.
+    """A bridge, and a netem for each link that may get slow.
 
-    Raises AdaptraError where the kernel, ip or tc refuses something.
+    `hub`: a descriptor of the bridge's network namespace; `port(i)` is its device towards host i.
+
+    Args:
+        namespaces: of the hosts, a descriptor each.
+        pids: of the hosts, the processes in them.
+        links: that may get slow.
+        mtu: bytes of the largest packet.
+
+    Raises:
+        AdaptraError: the kernel, ip or tc refuses something.
     """
 
     def __init__(
-        self, namespaces: Sequence[int], pids: Sequence[int], links: Sequence[Link]
+        self,
+        namespaces: Sequence[int],
+        pids: Sequence[int],
+        links: Sequence[Link],
+        mtu: int = MTU,
     ) -> None:
         self._slots = {link: number for number, link in enumerate(dict.fromkeys(links), 1)}
         self._rules = dict.fromkeys(self._slots, _FREE)
-        self._hub = new()
+        self.hub = new()
         try:
-            devices = _bridge() + [line for i, p in enumerate(pids) for line in _wire(i, str(p))]
-            with entered(self._hub):
-                _batch("ip", devices)
+            devices = _bridge() + [
+                line for i, p in enumerate(pids) for line in _wire(i, mtu, str(p))
+            ]
+            with entered(self.hub):
+                batch("ip", devices)
             for host, namespace in enumerate(namespaces):
                 with entered(namespace):
                     # Without IPv6, as across the relay: no way around the rules.
-                    _batch("ip", [f"link set dev {INTERFACE} addrgenmode none"])
-                    bring_up(INTERFACE, address(host))
-            with entered(self._hub):
-                _batch("tc", _classes(self._slots))
+                    batch("ip", [f"link set dev {INTERFACE} addrgenmode none"])
+                    bring_up(INTERFACE, address(host), mtu)
+            with entered(self.hub):
+                batch("tc", _classes(self._slots))
         except OSError as error:
-            os.close(self._hub)
+            os.close(self.hub)
             raise AdaptraError(f"netem: a host's device cannot be set up: {error}") from None
         except AdaptraError:
-            os.close(self._hub)
+            os.close(self.hub)
             raise
 
     @property
     def traffic(self) -> Traffic:
         """What the hub's ports have counted until now."""
-        with entered(self._hub):
+        with entered(self.hub):
             ports = json.loads(_call("ip", "-s", "-j", "link", "show"))
             queues = json.loads(_call("tc", "-s", "-j", "qdisc", "show"))
         counts = [port["stats64"] for port in ports if port.get("master")]
@@ -98,30 +114,31 @@ class Netem:
         for link in sorted(changed):
             lines.append(f"qdisc change {_netem(link, wanted[link])}")
             lines.append(f"actions replace {_police(self._slots[link], wanted[link])}")
-        with entered(self._hub):
-            _batch("tc", lines)
+        with entered(self.hub):
+            batch("tc", lines)
         self._rules = wanted
 
     def close(self) -> None:
         """The kernel removes the hub, its ports and their other ends."""
-        os.close(self._hub)
+        os.close(self.hub)
 
 
-def probe(slow: bool) -> None:
+def probe(slow: bool, more: Sequence[str] = ()) -> None:
     """Raise AdaptraError, which says what is missing, unless all that a rule may ask is here.
 
-    Not `slow`: there are no rules.
+    Not `slow`: there are no rules. `more`: lines that tc has to take, of the device `port(0)`.
     """
     for program in ("ip", "tc"):
         _find(program)
     hub = new()
     try:
         with entered(hub):
-            _batch("ip", [*_bridge(), *_wire(0), *_wire(1)])
+            batch("ip", [*_bridge(), *_wire(0, MTU), *_wire(1, MTU)])
+            batch("tc", more)
             if not slow:
                 return
-            _batch("tc", _classes({(0, 1): 1}))
-            _batch("tc", [f"qdisc change {_netem((0, 1), LinkRule(0, 1, 1e-3, jitter=1e-4))}"])
+            batch("tc", _classes({(0, 1): 1}))
+            batch("tc", [f"qdisc change {_netem((0, 1), LinkRule(0, 1, 1e-3, jitter=1e-4))}"])
     finally:
         os.close(hub)
 
@@ -134,13 +151,18 @@ def _bridge() -> list[str]:
     ]
 
 
-def _wire(host: int, pid: str = "") -> list[str]:
+def port(host: int) -> str:
+    """The hub's device towards host number `host`."""
+    return f"port{host}"
+
+
+def _wire(host: int, mtu: int, pid: str = "") -> list[str]:
     """The hub's port to a host, whose end is `eth0` where that process is, or stays here."""
-    port, end = f"port{host}", f"name {INTERFACE} netns {pid}" if pid else f"name end{host}"
-    size = f"mtu {MTU} txqueuelen {WAITING}"
+    end = f"name {INTERFACE} netns {pid}" if pid else f"name end{host}"
+    size = f"mtu {mtu} txqueuelen {WAITING}"
     return [
-        f"link add name {port} {size} type veth peer {end} mtu {MTU}",
-        f"link set dev {port} master hub addrgenmode none up",
+        f"link add name {port(host)} {size} type veth peer {end} mtu {mtu}",
+        f"link set dev {port(host)} master hub addrgenmode none up",
     ]
 
 
@@ -199,8 +221,11 @@ def _us(seconds: float) -> int:
     return round(1e6 * seconds)
 
 
-def _batch(program: str, lines: Sequence[str]) -> None:
-    """Raises AdaptraError with the line that was refused."""
+def batch(program: str, lines: Sequence[str]) -> None:
+    """Have `program`, ip or tc, run `lines` in this thread's namespace.
+
+    Raises AdaptraError with the line that was refused.
+    """
     if lines:
         _call(program, "-batch", "-", lines=lines)
 

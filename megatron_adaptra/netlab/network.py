@@ -22,6 +22,11 @@ def address(host: int) -> str:
     return ".".join(map(str, (*PREFIX, host + 1)))
 
 
+def subnet() -> str:
+    """The network of all hosts."""
+    return f"{'.'.join(map(str, PREFIX))}.0/24"
+
+
 @dataclass
 class Traffic:
     """What crossed, and, where a relay carried it, how well it kept time."""

@@ -20,7 +20,7 @@ from functools import partial
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab.loop import Loop
 from megatron_adaptra.netlab.namespace import bring_up, entered
-from megatron_adaptra.netlab.network import INTERFACE, PREFIX, QUEUE, Link, Traffic, address
+from megatron_adaptra.netlab.network import INTERFACE, MTU, PREFIX, QUEUE, Link, Traffic, address
 from megatron_adaptra.transport.rules import LinkRule
 
 _TUNSETIFF, _TUN_WITHOUT_HEADER = 0x400454CA, 0x0001 | 0x1000
@@ -130,6 +130,6 @@ def _device(own: str) -> int:
         undo.callback(os.close, fd)
         request = struct.pack("16sH22s", INTERFACE.encode(), _TUN_WITHOUT_HEADER, b"")
         fcntl.ioctl(fd, _TUNSETIFF, request)
-        bring_up(INTERFACE, own)
+        bring_up(INTERFACE, own, MTU)
         undo.pop_all()
     return fd

@@ -9,25 +9,39 @@ from megatron_adaptra.netlab import netem
 from megatron_adaptra.netlab.loop import Loop
 from megatron_adaptra.netlab.netem import Netem
 from megatron_adaptra.netlab.network import Link, Network
+from megatron_adaptra.netlab.ports import Ports
+from megatron_adaptra.netlab.ports import probe as probe_ports
 from megatron_adaptra.netlab.relay import Relay
 
 SHAPERS = ("auto", "netem", "relay")
 
 
-def choose(shaper: str, slow: bool = True) -> tuple[str, str]:
+def choose(shaper: str, slow: bool = True, ports: bool = False) -> tuple[str, str]:
     """`netem` or `relay`, and why it is not netem, for a `shaper` of SHAPERS.
 
     Where no link is to be `slow` the kernel needs no netem itself, and joins the hosts alone.
+    `ports`: hosts have rates, which the kernel alone can keep.
 
     Raises AdaptraError where it has to be netem, but cannot; BadInput for another shaper.
     """
     if shaper not in SHAPERS:
         raise BadInput("--shaper", shaper, f"it has to be one of {', '.join(SHAPERS)}")
+    if ports and slow:
+        raise AdaptraError(
+            "a laboratory has slow links (--link) or rates of hosts (--host), not both"
+        )
     if shaper == "relay":
+        if ports:
+            raise AdaptraError("--shaper relay cannot keep rates of hosts (--host)")
         return "relay", ""
     try:
-        netem.probe(slow)
+        if ports:
+            probe_ports()
+        else:
+            netem.probe(slow)
     except (AdaptraError, OSError) as error:
+        if ports:
+            raise AdaptraError(f"rates of hosts (--host) cannot be kept here: {error}") from None
         if shaper == "netem":
             raise AdaptraError(
                 f"--shaper netem cannot be used here: {error}; --shaper relay works without netem"
@@ -43,11 +57,15 @@ def build(
     links: Sequence[Link],
     loop: Loop,
     seed: int,
+    ports: bool = False,
 ) -> Network:
     """Join the hosts: host i has network namespace `namespaces[i]` and is process `pids[i]`.
 
     `shaper`: netem or relay. `links`: those that may get slow. `seed`: of a relay's jitter, loss.
+    `ports`: the network is to be a `Ports`.
     """
+    if ports:
+        return Ports(namespaces, pids)
     if shaper == "netem":
         return Netem(namespaces, pids, links)
     return Relay(namespaces, loop, seed)

@@ -187,7 +187,10 @@ class DepthSearch:
 
 
 def slack_to_hide(c: Conditions) -> list[float]:
-    """Per link, the slack that hides its round trip: 1, and one more per period of it."""
+    """Per link, the slack that hides its round trip: 1, and one more per period of it.
+
+    Slack is the difference of the warmup depths of the two stages, in microbatches.
+    """
     period, slack = c.microbatch_seconds, []
     for s in range(c.stages - 1):
         trip = c.message_seconds(s, s + 1) + c.message_seconds(s + 1, s)
@@ -199,8 +202,7 @@ def spread(slack: list[float], caps: Sequence[float], steepest: float) -> list[f
     """Depths, from 1 on the last stage, that rise in proportion to `slack` and keep to `caps`.
 
     `slack` is per link, `caps` per stage, in microbatches. They rise by up to `steepest` times the
-    slack; where a cap is in the way, every link below it takes the same smaller share, like a band
-    that is pulled tight under the caps.
+    slack; where a cap is in the way, every link below it takes the same smaller share.
     """
     along = [0.0]  # slack between the last stage and each stage, from the last stage up
     for share in reversed(slack):

@@ -4,8 +4,9 @@ Warmup depths that absorb the given link delays at the least activations in flig
 
 While a message is on its way, the stage that sent it can run further forwards, if its warmup is
 deep enough: a round trip of c seconds over a link is hidden by `c / (f + b)` more microbatches of
-slack between the two stages (the idea of Adaptra/PipeMorph, section "adaptive warmup"). That closed
-form is the start; the simulator judges. Small cases are searched exhaustively.
+slack, which is the difference of the warmup depths of the two stages (the idea of
+Adaptra/PipeMorph, section "adaptive warmup"). That closed form is the start; the simulator judges.
+Small cases are searched exhaustively.
 """
 
 from __future__ import annotations

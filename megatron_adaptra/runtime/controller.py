@@ -36,10 +36,15 @@ MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped
 class Controller(ABC):
     """One rank's part in the loop: a Leader or a Member.
 
-    `ballot`: with the schedule to start with (`starting_ballot`). `channels`: by index of the rank
-    at the other end; they outlive the controller. `store`: of decisions. `first`: the first
-    iteration of this run. `status` is what charts of the training show, as the leader last sent it;
-    empty on all ranks but the leader and its watcher. `refused`: messages that were none.
+    Args:
+        ballot: holds the schedule to start with (`starting_ballot`).
+        channels: to the ranks this one exchanges messages with, by their index in the plan group:
+            all members on the leader, the leader on a member. They outlive the controller.
+        store: where the leader writes decisions for members whose connection is lost.
+        first: the first iteration of this run; messages of other runs are ignored.
+
+    `status` is what charts of the training show, as the leader last sent it; empty on all ranks but
+    the leader and its watcher. `refused`: how many messages could not be used.
     """
 
     def __init__(
@@ -66,11 +71,15 @@ class Controller(ABC):
     def begin(self, iteration: int) -> Bundle:
         """Called by the training thread at the boundary before `iteration`: what is in force.
 
-        The leader never waits. Raises Disagreement on a member, see there.
+        The leader never waits. A member waits for the leader's decision if the plan that it has
+        acknowledged would come into force now; Disagreement if none comes.
         """
 
     def report(self, record: IterationRecord) -> None:
-        """Called by the training thread when the pipeline part of an iteration is over."""
+        """Called by the training thread when the pipeline part of an iteration is over.
+
+        Never waits and never raises: a report that cannot be made or sent is dropped.
+        """
         try:
             before, self._last = self._last, record
             self._report(record.report(before))
@@ -78,7 +87,11 @@ class Controller(ABC):
             self._say("an iteration cannot be reported", error)
 
     def close(self) -> None:
-        """End the control threads: all wait for each other, but `waits.CLOSE` at most."""
+        """End the control threads.
+
+        Waits `waits.CLOSE` seconds at most for the thread that sends, and the same for all those
+        that receive: they end with the last message of the other side.
+        """
         worker, *listeners = self._threads
         self._leaving.set()
         self._jobs.put(None)
@@ -200,11 +213,14 @@ class Controller(ABC):
 
 
 class Member(Controller):
-    """Runs the leader's plans. `channels`: that to the leader alone, rank 0 of the group.
+    """Runs the leader's plans.
 
-    `ballot`, `store`, `first`: see Controller. `timeout`: seconds that `begin` waits for the
-    leader's decision on a plan that this rank has acknowledged; then Disagreement names the plan.
-    `reports`: whether this rank is of the leader's own pipeline.
+    Args:
+        ballot, store, first: see Controller.
+        channels: to the leader alone, by its index in the plan group: 0.
+        timeout: seconds that `begin` waits for the leader's decision on a plan that this rank has
+            acknowledged; then Disagreement names the plan.
+        reports: whether this rank is of the leader's own pipeline, and sends it what it measures.
     """
 
     def __init__(

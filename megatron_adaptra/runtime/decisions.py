@@ -84,7 +84,8 @@ class Decision:
         iteration: the first one on the new plan.
         detected: the one whose reports have led to it.
         kinds: of values that change, in a Bundle.
-        links: it is for them; empty where memory, or better knowledge of the costs, is the reason.
+        links: it is for them; empty where memory, better knowledge of the costs, or slower
+            iterations are the reason.
         why: the reason, in one sentence.
         warmup_before, warmup_after: warmup depth by stage.
         predicted_ms: an iteration on the new plan.
@@ -288,6 +289,21 @@ def what_back(current: Plan, start: Plan) -> str:
     """What going back to the first plan means, for people."""
     what = "Megatron's own messages" if start.schedule.stock else "1F1B"
     return f"back to {what} ({warmups(current, start)})"
+
+
+def why_undone(current: Plan, plan: Plan, back: bool) -> str:
+    """The decision in one sentence, where iterations have become slower.
+
+    Args:
+        current: what is in force, with the seconds that were measured.
+        plan: what was in force before, and comes back, with the same.
+        back: whether that is the one without any slow link.
+    """
+    what = what_back(current, plan) if back else f"back to that plan ({warmups(current, plan)})"
+    return (
+        f"iterations take {1e3 * current.predicted:.4g} ms, on the plan before "
+        f"{1e3 * plan.predicted:.4g} ms: {what}"
+    )
 
 
 def warmups(current: Plan, plan: Plan) -> str:

@@ -24,10 +24,12 @@ SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one t
 
 
 class Leader(Controller):
-    """Proposes what `loop` plans from the reports of all stages.
+    """Proposes what a loop plans from the reports of all stages.
 
-    `ballot`, `channels`, `store`, `first`: see Controller. `watcher`: the channel to the rank that
-    shows the status in charts.
+    Args:
+        ballot, channels, store, first: see Controller.
+        loop: gets the reports, and has its plans voted on here; started and closed by the leader.
+        watcher: the index of the member that shows the status in charts; None for none.
     """
 
     def __init__(

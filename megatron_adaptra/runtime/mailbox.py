@@ -24,12 +24,17 @@ _POST_OF = {Kind.F: Kind.POST_F, Kind.B: Kind.POST_B, Kind.I: Kind.POST_B}
 class Mailbox:
     """Delivers `F3`'s input and `B3`'s gradient, and sends what they make.
 
-    A send returns at once and owns a copy; a receive is posted when `post` says so and awaited
-    when `take` needs it. `neighbours`: of this stage, to whom its messages go and from whom they
-    come. `timeout`: seconds that a `take` waits for its message, and that `finish` and `close` wait
-    for all sends together; then PeerLost names op and peer. `gradients`: another transport for
-    these, where two stages exchange both kinds over one link: messages of one link are awaited in
-    the order of their posts.
+    A send returns at once and owns a copy; a receive is posted by `post` and awaited by `take`.
+
+    Args:
+        neighbours: of this stage: to whom its messages go and from whom they come.
+        transport: carries the messages; its peers are stages.
+        probe: gets the times of each message that arrives.
+        watchdog: knows what this rank waits for, and makes the PeerLost that says so.
+        timeout: seconds that one `take` waits for its message, `discard` for each of its messages,
+            and `finish` and `close` for all sends together; then PeerLost names op and peer.
+        gradients: another transport for these, where two stages exchange both kinds over one link:
+            messages of one link are awaited in the order of their posts.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class Mailbox:
         self._sent_before: list[tuple[Op, int, Work]] = []
 
     def begin(self, iteration: int, new: Callable[[], torch.Tensor]) -> None:
-        """Start `iteration`; `new()` makes an empty tensor for one message."""
+        """Start `iteration`; `new()` makes a tensor of one message's shape, dtype and device."""
         self._iteration, self._new = iteration, new
 
     @property

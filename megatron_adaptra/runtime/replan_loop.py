@@ -307,7 +307,7 @@ class ReplanLoop:
             return
         _, decision, change = closing
         if proposal.committed:
-            self.replanner.swapped(proposal.swap)
+            self.replanner.swapped(change, proposal.swap)
             self.log.commit(decision)
             if self._announce:
                 log_line(sentence(decision))

@@ -8,6 +8,8 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan, evaluate, make_plan
 
+NOISE = 0.05  # share by which the medians of iterations may differ, whatever the plan
+
 
 @dataclass(frozen=True)
 class ReplanPolicy:
@@ -70,3 +72,13 @@ class ReplanPolicy:
         Half the gain that brings a plan in: what is just worth it does not go to and fro.
         """
         return start.predicted <= current.predicted * (1 + self.min_gain / 2)
+
+    def slower(self, before: float, after: float, expected: float) -> bool:
+        """Whether a change of plan has clearly made iterations slower.
+
+        Args:
+            before, after: measured seconds of an iteration.
+            expected: what `after` was to be. Back to the first plan it may be more than before,
+                since that frees memory; then it has to be clearly more than expected, too.
+        """
+        return after > max(before * (1 + NOISE), expected + self.min_gain * before)

@@ -18,8 +18,9 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.plan.fixed.baselines import first_schedule
-from megatron_adaptra.runtime.decisions import what_back, why_none, why_swap
+from megatron_adaptra.runtime.decisions import what_back, why_none, why_swap, why_undone
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.runtime.trial import AFTER, Backoff, History, Outcome
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.report import StageReport
@@ -34,7 +35,8 @@ class Change:
     """A plan to swap to. `current`: the one in force; `seconds`: what planning took.
 
     `links`: those that it is for, with the seconds of delay that they had before. `retry`: they
-    have to be planned for again if it does not come into force.
+    have to be planned for again if it does not come into force. `trial`: if iterations turn out
+    slower, the plan before comes back. `undoes`: the change that has made them slower.
     """
 
     why: str
@@ -44,6 +46,8 @@ class Change:
     seconds: float = 0.0
     links: Mapping[Link, float] = field(default_factory=dict)
     retry: bool = False
+    trial: bool = True
+    undoes: Change | None = None
 
 
 class Replanner:
@@ -69,8 +73,13 @@ class Replanner:
         self._start, self._in_force = start, start
         self._changed: dict[Link, float] = {}  # links not yet planned for, with their old delays
         self._over_budget = False  # a plan in force may take more memory than there is
+        self._iteration = 0  # the last one
         self._since = 0  # the first iteration of the plan in force
         self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
+        self._history = History()
+        self._trial: Change | None = None  # in force, and not yet compared with what was before
+        self._slower: tuple[Change, Outcome] | None = None  # in force, and to be undone
+        self._to_start, self._from_start = Backoff(), Backoff()  # by where a change leads
 
     def observe(
         self, iteration: int, reports: Sequence[StageReport], ran: Schedule | None
@@ -89,7 +98,9 @@ class Replanner:
         seconds = reports[0].seconds
         if seconds is not None:
             self._seconds.append(seconds)
+        self._history.add(iteration, reports)
         changed = self.estimator.update(reports)
+        self._judge(iteration, bool(changed))
         self._over_budget |= self.estimator.measure_budget(reports)
         self.predicted = None
         # To simulate an iteration takes a while, in which training launches less.
@@ -116,23 +127,31 @@ class Replanner:
         if self.rule.fixed:
             return None
         self._in_force = in_force
+        self._iteration = iteration
+        before = iteration < self._since  # of the plan before: what has changed shows again
+        changed = [] if before else list(changed)
         for link in changed:
             self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
         if not possible:
             return None
         if self._over_budget and (change := self._for_memory()) is not None:
             return change
-        if iteration < self._since:  # of the plan before: what really has changed shows again
-            self._changed = {}
-        elif self._changed:
+        if self._slower is not None:
+            return self._undo(*self._slower)
+        if before:
+            return None
+        if self._changed and not self._postponed(bool(changed)):
             return self._for_links()
-        elif iteration % LEARN == 0 and self.estimator.calibrated:
+        if iteration % LEARN == 0 and self.estimator.calibrated:
             return self._reconsider()
         return None
 
-    def swapped(self, iteration: int) -> None:
-        """The change is in force from `iteration` on."""
+    def swapped(self, change: Change, iteration: int) -> None:
+        """`change` is in force from `iteration` on."""
         self._since, self._changed = iteration, {}
+        self._trial, self._slower = change if change.trial else None, None
+        if (undone := change.undoes) is not None and undone.retry:
+            self._changed = dict(undone.links)  # once it is not blocked any more
 
     def failed(self, change: Change) -> None:
         """It will not be: its reason still stands."""
@@ -146,6 +165,61 @@ class Replanner:
         schedule = make_plan(conditions, policy, self.rule.sends).schedule
         return simulate(lower(schedule, 0), conditions, self.rule.sends)
 
+    def _judge(self, iteration: int, changed: bool) -> None:
+        """Compare the iterations on a new plan with those before, once there are enough.
+
+        `changed`: some link is another one now, so that a comparison says nothing of the plan.
+        """
+        change = self._trial
+        if change is None or iteration < self._since:
+            return
+        if changed or iteration > self._since + AFTER:
+            self._trial = None
+        outcome = self._history.compare(self._since)
+        if changed or outcome is None:
+            return
+        expected = outcome.before + change.plan.predicted - change.current.predicted
+        backoff = self._backoff(change.plan.schedule)
+        if self.rule.slower(outcome.before, outcome.after, expected):
+            self._slower = change, outcome
+            backoff.failed(iteration)
+        else:
+            backoff.passed()
+
+    def _backoff(self, schedule: Schedule) -> Backoff:
+        return self._to_start if schedule.same_as(self._start) else self._from_start
+
+    def _blocked(self, schedule: Schedule) -> bool:
+        """Whether it is of a kind that has lately turned out slower."""
+        return self._backoff(schedule).blocks(self._iteration)
+
+    def _postponed(self, changed: bool) -> bool:
+        """Whether links that have changed, some of them just now (`changed`), are to wait.
+
+        They do while a kind of plan is blocked. New delays wait, too: what has failed is the
+        model's prediction, and the next plan would be made by the same model. A link that flaps
+        would bring in, each time, a plan that loses.
+        """
+        if not (self._to_start.blocks(self._iteration) or self._from_start.blocks(self._iteration)):
+            return False
+        if changed:
+            self.estimator.accept()
+        only = self._in_force.same_as(self._start) and self._from_start.blocks(self._iteration)
+        return only or self._iteration % LEARN != 0
+
+    def _undo(self, change: Change, outcome: Outcome) -> Change:
+        """The plan before was faster, by what iterations have taken, whatever was predicted."""
+        conditions = self.estimator.conditions()
+        plan, current = (
+            replace(evaluated, extra=seconds - evaluated.timeline.makespan)
+            for evaluated, seconds in (
+                (self._evaluate(change.current.schedule, conditions), outcome.before),
+                (self._evaluate(self._in_force, conditions), outcome.after),
+            )
+        )
+        why = why_undone(current, plan, plan.schedule.same_as(self._start))
+        return Change(why, plan, current, conditions, trial=False, undoes=change)
+
     def _for_links(self) -> Change | None:
         """Some delays have changed for good."""
         began = time.perf_counter()
@@ -157,6 +231,9 @@ class Replanner:
         plan = self._choose(conditions)
         if not self.rule.worth(plan, current, eased):
             self.stays = why_none(before, conditions)
+            return None
+        if self._blocked(plan.schedule):
+            self._changed = before
             return None
         why = why_swap(before, conditions, current, plan, back=plan.schedule is self._start)
         return Change(why, plan, current, conditions, time.perf_counter() - began, before, True)
@@ -178,13 +255,14 @@ class Replanner:
             why = f"stage {first} holds {held[first]:g} microbatches, its memory is for {may:.4g}"
         if not self._over_budget:
             return None
-        return Change(why, self._choose(conditions), current, conditions)
+        return Change(why, self._choose(conditions), current, conditions, trial=False)
 
     def _reconsider(self) -> Change | None:
         """Whether the plan in force is still needed: it was made from a few hasty samples."""
         began = time.perf_counter()
         at_start = self._in_force.same_as(self._start)
-        if at_start and self.estimator.stock_extra == 0:
+        backoff = self._from_start if at_start else self._to_start
+        if backoff.blocks(self._iteration) or (at_start and self.estimator.stock_extra == 0):
             return None
         conditions = self.estimator.conditions()
         current = self._evaluate(self._in_force, conditions)

@@ -171,7 +171,7 @@ class Estimator:
             stock = self._either_way(link, theirs, transits)
             if ours is not None:
                 least = ours
-                ours += self._wire(link)
+                ours += self._models[link].wire(self.message_bytes)  # however little it is
                 if (
                     stock is not None
                     and max(stock, least) < matters

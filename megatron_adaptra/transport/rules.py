@@ -14,8 +14,14 @@ SYNTAX = (
     "a rule such as 2-3:40ms@10.. (both ways), 2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20 "
     "(iterations) or, of a network, 2-3:40ms,loss=0.1%@5s..30s"
 )
+PORT_SYNTAX = (
+    "the rate of a host's port, each way, such as all:20MB/s, 3:10MB/s@10..20 (iterations) or "
+    "3:10MB/s@5s..30s"
+)
 _LINK = re.compile(r"(\d{1,9})([->])(\d{1,9})", re.ASCII)
-_RULE = re.compile(r"(\d+[->]\d+):([^@]+)(?:@([\d.]+)(s?)\.\.(?:([\d.]+)\4)?)?", re.ASCII)
+_PERIOD = r"(?:@([\d.]+)(s?)\.\.(?:([\d.]+)\4)?)?"
+_RULE = re.compile(rf"(\d+[->]\d+):([^@]+){_PERIOD}", re.ASCII)
+_PORT_RULE = re.compile(rf"(all|\d{{1,9}}):([^@]+){_PERIOD}", re.ASCII)
 _LONGEST_RULE = 200  # characters; the pattern takes their square to fail
 
 
@@ -39,6 +45,24 @@ class LinkRule:
 
     def active(self, iteration: int, seconds: float = 0.0) -> bool:
         """Whether the link is slow at `iteration`, or `seconds` after the start if `timed`."""
+        return self.first <= (seconds if self.timed else iteration) < self.end
+
+
+@dataclass(frozen=True)
+class PortRule:
+    """What `host` can send, and can receive, over all its links: `rate` bytes per second each.
+
+    From `first` up to, not including, `end`: iterations, or seconds if `timed`.
+    """
+
+    host: int
+    rate: float
+    first: float = 0
+    end: float = math.inf
+    timed: bool = False
+
+    def active(self, iteration: int, seconds: float = 0.0) -> bool:
+        """Whether it is in force at `iteration`, or `seconds` after the start if `timed`."""
         return self.first <= (seconds if self.timed else iteration) < self.end
 
 
@@ -83,16 +107,48 @@ def parse_rules(
         values[key] = parsers[key](value, f"{field} {key}")
         if key == "bandwidth" and values[key] < 1:
             raise BadInput(f"{field} {key}", value, "it has to be a rate above 0, of at least 1B/s")
-    seconds, timed = parse_seconds(delay, field), bool(unit)
-    try:
-        begin, stop = float(first or 0), float(end or math.inf)
-    except ValueError:
-        raise BadInput(field, text, SYNTAX) from None
-    if begin >= stop:
-        raise BadInput(field, text, f"it ends before it begins; {SYNTAX}")
-    if not timed and begin % 1:
-        raise BadInput(field, text, "an iteration is a whole number; seconds end with s")
+    seconds = parse_seconds(delay, field)
+    begin, stop, timed = _period(first, unit, end, (field, text, SYNTAX))
     return [
         LinkRule(source, target, seconds, begin, stop, timed=timed, **values)
         for source, target in parse_link(link, stages, field, anywhere)
     ]
+
+
+def parse_port_rules(text: str, hosts: int, field: str) -> list[PortRule]:
+    """The rules of one `HOST:RATE[@FROM..[TO]]`; a HOST of `all` is each one.
+
+    `text`: the rule, for so many `hosts`. `field`: for errors. Raises BadInput.
+    """
+    match = _PORT_RULE.fullmatch(text.strip()) if len(text) <= _LONGEST_RULE else None
+    if match is None:
+        raise BadInput(field, text, PORT_SYNTAX)
+    host, what, first, unit, end = match.groups()
+    if host != "all" and int(host) >= hosts:
+        raise BadInput(field, text, f"no such host; the hosts are 0 to {hosts - 1}")
+    rate = parse_rate(what, field)
+    if not 1 <= rate < math.inf:
+        raise BadInput(field, text, "it has to be a rate above 0, of at least 1B/s")
+    begin, stop, timed = _period(first, unit, end, (field, text, PORT_SYNTAX))
+    numbers = range(hosts) if host == "all" else [int(host)]
+    return [PortRule(number, rate, begin, stop, timed) for number in numbers]
+
+
+def _period(
+    first: str | None, unit: str, end: str | None, of: tuple[str, str, str]
+) -> tuple[float, float, bool]:
+    """From, up to, and whether these are seconds, of a rule's `@FROM..TO`.
+
+    `of`: the field, the text and the syntax, for errors.
+    """
+    field, text, syntax = of
+    timed = bool(unit)
+    try:
+        begin, stop = float(first or 0), float(end or math.inf)
+    except ValueError:
+        raise BadInput(field, text, syntax) from None
+    if begin >= stop:
+        raise BadInput(field, text, f"it ends before it begins; {syntax}")
+    if not timed and begin % 1:
+        raise BadInput(field, text, "an iteration is a whole number; seconds end with s")
+    return begin, stop, timed

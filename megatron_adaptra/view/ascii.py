@@ -18,8 +18,15 @@ def ascii_gantt(gantt: Gantt, width: int = 100, colour: bool = False) -> str:
 
     A bar is its text, filled up by category (`F3--`, `B3====`), or a shorter one where there is no
     room. Each has at least one character, so short bars can push later ones to the right; a row
-    that grows too long for that reason ends with `>`. `colour`: with the colours of the other
-    pictures, as escape sequences that take no room. Raises BadInput where `width` is too small.
+    that grows too long for that reason ends with `>`.
+
+    Args:
+        gantt: what to draw.
+        width: characters of the longest line, at least LEAST_WIDTH.
+        colour: with the colours of the other pictures, as escape sequences, which take no room.
+
+    Raises:
+        BadInput: `width` is too small.
     """
     if width < LEAST_WIDTH:
         raise BadInput("width", width, f"at least {LEAST_WIDTH} characters")

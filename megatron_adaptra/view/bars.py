@@ -10,10 +10,14 @@ from megatron_adaptra.view.theme import lighter
 
 
 class Category(NamedTuple):
-    """What bars of one colour have in common: its `name` and its colour, `fill` (`#rrggbb`).
+    """What bars of one colour have in common.
 
-    In a picture of text, `filling` is the character that fills a bar, and `sample` what stands in
-    the bar of the legend. `code`: the letter that labels begin with, if they do.
+    Args:
+        name: what they show, for the legend.
+        fill: their colour, `#rrggbb`.
+        filling: in a picture of text, the character that fills a bar.
+        sample: in a picture of text, what stands in the bar of the legend.
+        code: the letter that labels begin with; empty for none.
     """
 
     name: str
@@ -25,12 +29,20 @@ class Category(NamedTuple):
 
 @dataclass(frozen=True)
 class Bar:
-    """What was done on row `row` from `start` to `end`, in seconds.
+    """What was done on one row.
 
-    `title`: its name in full, shown when pointed at. `inside`: what is written in the bar, if it
-    fits, else the next. `plain`: the same where no colour shows the category; the last one always
-    fits. All three follow from `label` where they are not given. `shade`: 0, or by how many steps
-    the colour is lighter than the category's. `details`: what else a trace shows, by name.
+    Args:
+        row: number of the row, from 0 at the top.
+        label: its name, short.
+        start, end: seconds.
+        category: gives the colour.
+        title: its name in full, shown when pointed at.
+        inside: what is written in the bar: the first of these that fits.
+        plain: the same where no colour shows the category; the last one always fits.
+        shade: 0, or by how many steps the colour is lighter than the category's.
+        details: what else a trace shows, by name.
+
+    `title`, `inside` and `plain` follow from `label` where they are empty.
     """
 
     row: int
@@ -51,10 +63,16 @@ class Bar:
 
 
 class Arrow(NamedTuple):
-    """A message that left row `source` when it was `sent`, and was on row `target` at `arrived`.
+    """A message from one row to another.
 
-    `posted`: when the receiver was ready for it, where that was measured. `joins`: the indices of
-    the bars that made and used it, where both are there. Times are seconds.
+    Args:
+        source, target: rows.
+        label: what it carries: the text form of an op.
+        sent: when it left the source, in seconds.
+        arrived: when the target had it, in seconds.
+        posted: when the receive was posted, in seconds; None where that was not measured.
+        joins: indices, in the Gantt's bars, of those that made and used it; None where one of the
+            two is not there.
     """
 
     source: int
@@ -80,11 +98,18 @@ class Shading(NamedTuple):
 
 @dataclass(frozen=True)
 class Gantt:
-    """Bars and arrows on so many `rows`, each of which is a `noun` with a number: `stage 0`.
+    """Bars and arrows on rows, over time.
 
-    `categories`: all that there may be, in the order of the legend. `shading`: where bars have
-    shades. `finish`: where the mark with the length stands, in seconds from the first start; None
-    for the last end.
+    Args:
+        noun: what a row is; with its number it names the row: `stage 0`.
+        rows: how many there are.
+        categories: all that bars may have, in the order of the legend.
+        bars: in any order; times count from the first start.
+        arrows: messages between rows.
+        name: of the whole, for people; empty for none.
+        finish: where the mark with the length stands, in seconds from the first start; None for the
+            last end.
+        shading: what shades of bars mean; None where there are none.
     """
 
     noun: str

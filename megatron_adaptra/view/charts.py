@@ -51,7 +51,15 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True)
 class XYChart:
-    """Curves. `x_names`: the only ticks of the x axis, by value; empty for round values."""
+    """Curves on two axes; the y axis starts at 0.
+
+    Args:
+        title: above the chart.
+        x_label, y_label: of the axes, with units.
+        curves: in the order of the legend.
+        x_names: the only ticks of the x axis, by value; empty for round values.
+        note: a sentence beneath the title; empty for none.
+    """
 
     title: str
     x_label: str
@@ -90,7 +98,16 @@ class Dots(NamedTuple):
 
 @dataclass(frozen=True)
 class DotChart:
-    """Several figures of each of several cases, one row per case; the x axis begins at `start`."""
+    """Several figures of each of several cases, one row per case.
+
+    Args:
+        title: above the chart.
+        x_label: of the axis, with its unit.
+        rows: names of the cases, from the top.
+        series: one figure of every case each, in the order of the legend.
+        start: where the x axis begins.
+        note: a sentence beneath the title; empty for none.
+    """
 
     title: str
     x_label: str

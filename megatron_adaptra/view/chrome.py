@@ -17,7 +17,11 @@ Event = dict[str, Any]
 
 
 def chrome_trace(gantts: Mapping[str, Gantt]) -> dict[str, Any]:
-    """The trace as an object for json.dump; `gantts` maps a process's name to what it shows."""
+    """The trace as an object for json.dump, with times in microseconds, as the format has them.
+
+    Args:
+        gantts: what each process of the trace shows, by the process's name.
+    """
     events: list[Event] = []
     for pid, (name, gantt) in enumerate(gantts.items(), start=1):
         events += _names(pid, name, gantt)

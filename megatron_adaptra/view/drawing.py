@@ -28,10 +28,17 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a picture shows: `why` and `job` are sentences; `bound` None where there is none.
+    """What a picture shows.
 
-    On a page, `title` stands over the Gantt; `figures` are the few that a reader takes home, each
-    with what it is, and `table` the others, if any.
+    Args:
+        name: of what is drawn, such as a policy.
+        job: what was planned for, in a sentence; empty for none.
+        why: why it was planned so, in a sentence.
+        gantt: its bars.
+        bound: seconds that nothing beats; None where that is not known.
+        title: stands over the Gantt on a page.
+        figures: the most important ones, as text, each with what it is: `("12 ms", "a step")`.
+        table: the others, on a page alone; None for none.
     """
 
     name: str
@@ -57,7 +64,7 @@ class Drawing:
 
 
 def drawing_svg(drawing: Drawing, width: int = WIDTH) -> str:
-    """A file of its own, `width` pixels wide, with a legend and with colours for light and dark."""
+    """An SVG file of its own, `width` pixels wide, with colours for light and dark pages."""
     title = f"{drawing.name}; {drawing.job}" if drawing.job else drawing.name
     return gantt_svg(drawing.gantt, drawing.seconds, width=width, title=title, alone=True)
 
@@ -87,7 +94,7 @@ def _wide(width: int) -> str | None:
 
 
 def drawing_png(drawing: Drawing, path: str | os.PathLike[str]) -> None:
-    """Raises ImportError where matplotlib is not installed."""
+    """Write the drawing to `path`. Raises ImportError where matplotlib is not installed."""
     gantt, head, foot = drawing.gantt, 1.75, 0.4
     tall = 0.34 * max(1, gantt.rows) + 0.1
 

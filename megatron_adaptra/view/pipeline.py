@@ -23,7 +23,13 @@ _BACKWARD = frozenset({Kind.B, Kind.I})
 
 
 def pipeline_gantt(timeline: Timeline, finish: float | None = None) -> Gantt:
-    """All spans and messages; `finish` in seconds, by default where the first stage ends."""
+    """All spans and messages, one row per stage.
+
+    Args:
+        timeline: predicted or measured.
+        finish: where the mark with the length stands, in seconds from the first start; None for the
+            end of the first stage.
+    """
     find = _Ops(timeline)
     return Gantt(
         noun="stage",

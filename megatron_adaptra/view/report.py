@@ -11,7 +11,13 @@ from megatron_adaptra.ir.timeline import Timeline
 
 @dataclass(frozen=True)
 class ArmReport:
-    """One arm (stock or adaptra). Timelines are of one iteration of the slow phase."""
+    """One arm of the comparison: what ran under one setting.
+
+    Args:
+        name: "stock" or "adaptra".
+        iteration_ms: how long each iteration took, in order.
+        measured, predicted: one iteration of the slow phase; None where there is none.
+    """
 
     name: str
     iteration_ms: Sequence[float]
@@ -21,11 +27,18 @@ class ArmReport:
 
 @dataclass(frozen=True)
 class Report:
-    """`summary` is what summary.json holds (see README); `phases` maps a name to [first, end)."""
+    """All that the report shows; what is empty is left out of it.
+
+    Args:
+        title: of the page.
+        summary: what `adaptra demo` writes as summary.json.
+        arms: in the order in which they are drawn.
+        phases: by name, the first iteration and the one after the last.
+        link_delay_ms: by directed link, `2>3`, the delay measured in each iteration.
+    """
 
     title: str
     summary: Mapping[str, Any]
     arms: Sequence[ArmReport]
     phases: Mapping[str, tuple[int, int]]
-    # "2>3" -> the delay measured in each iteration
     link_delay_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)

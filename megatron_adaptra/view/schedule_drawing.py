@@ -11,9 +11,14 @@ from megatron_adaptra.view.pipeline import pipeline_gantt
 def schedule_drawing(
     name: str, job: str, why: str, timeline: Timeline, bound: float | None = None
 ) -> Drawing:
-    """What `adaptra draw` shows: `name` of the schedule, `job` and `why` in a sentence each.
+    """What `adaptra draw` shows.
 
-    `bound`: seconds that no schedule beats, or None.
+    Args:
+        name: of the schedule, such as its policy.
+        job: what it was planned for, in a sentence.
+        why: why it was planned so, in a sentence.
+        timeline: of one simulated iteration.
+        bound: seconds that no schedule beats; None where that is not known.
     """
     makespan = timeline.makespan
     compute = timeline.pipeline  # the shares are of the pipeline, as the step is not its matter

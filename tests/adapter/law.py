@@ -42,7 +42,7 @@ CORE = {
     "runtime.executor": "runs the ops",
     "runtime.collectives": "carries values that the training computes with",
     "runtime.watchdog": "ends a training whose peers are lost, and says whom it waited for",
-    "runtime.signals": "ends a training that is told to end",
+    "runtime.signals": "ends a training that a signal asks to end",
     "runtime.machines": "who sees whose processes, before training",
     "adapter": "what Megatron calls, and what calls Megatron",
 }
@@ -222,7 +222,7 @@ class _Before:
 
 
 def _replace(function: FunctionType, call: Callable[[Any, Any], Any]) -> None:
-    """Its code, not its name: whoever holds the function calls `call` from now on."""
+    """Its code, not its name: all who hold the function call `call` from now on."""
     cells = function.__code__.co_freevars
     made: dict[str, Any] = {}
     text = "\n".join(

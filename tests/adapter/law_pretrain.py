@@ -60,12 +60,12 @@ def look() -> None:
     seen = Discovery()
     seen.__enter__()
 
-    def tell() -> None:
+    def report() -> None:
         seen.__exit__()
         sites = [[s.caller, s.callee] for s in seen.calls if s.callee.startswith(BESIDES)]
         print("SITES " + json.dumps(sorted(sites)), flush=True)
 
-    atexit.register(tell)
+    atexit.register(report)
 
 
 if cases := os.environ.get("LAW_CASES"):

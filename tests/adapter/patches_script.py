@@ -179,7 +179,7 @@ def demos(session: Any) -> Iterator[None]:
 
 
 def on_top(bench: Bench) -> None:
-    """Somebody else wraps what we have patched: undo leaves that alone, and it works."""
+    """Other code wraps what we have patched: undo leaves that alone, and it works."""
     reference = bench.train(bench.arm(WHOLE))
     arm = bench.arm(WHOLE)
     native, fetch, calls = dist.all_reduce, schedules.get_forward_backward_func, []

@@ -51,7 +51,7 @@ def check(done: dict[str, Any], out: Path) -> None:
         assert ran(out, "adaptra measured") == ran(out, "adaptra predicted") == lines
         assert ours["peak_in_flight"] == list(plan.peak_in_flight())
     assert ran(out, "stock measured") == ran(out, "stock predicted") != []
-    # One statistic: what is said of a phase is the ratio of the table's medians.
+    # One statistic: the factor reported of a phase is the ratio of the table's medians.
     times = [done["arms"][arm]["phases"] for arm in ("stock", "adaptra")]
     for key, phase, power in (("speedup_slow", "slow", 1), ("slowdown_healthy", "healthy", -1)):
         stock, mine = (arm[phase]["iteration_ms"] for arm in times)
@@ -59,8 +59,8 @@ def check(done: dict[str, Any], out: Path) -> None:
     for name, load in done["machine"]["cpu_share"].items():
         assert 0 < load["own"] <= 1, name
         busy = name != "compared" and load["others"] > BUSY
-        told = any("The machine was busy" in note and name in note for note in done["notes"])
-        assert told or not busy
+        noted = any("The machine was busy" in note and name in note for note in done["notes"])
+        assert noted or not busy
     for replan in done["replans"]:
         if replan["measured_ms"] is not None and replan not in of_plan:
             off = replan["measured_ms"] / replan["predicted_ms"] - 1
@@ -68,8 +68,8 @@ def check(done: dict[str, Any], out: Path) -> None:
             assert any(note.startswith(name) for note in done["notes"]) is (abs(off) > 0.15)
     for arm in ("stock", "adaptra"):
         off = done["arms"][arm]["measured_slow_ms"] / done["arms"][arm]["predicted_slow_ms"] - 1
-        told = any(note.startswith(f"{arm} took ") for note in done["notes"])
-        assert told is (abs(off) > 0.15)
+        noted = any(note.startswith(f"{arm} took ") for note in done["notes"])
+        assert noted is (abs(off) > 0.15)
 
 
 @pytest.mark.long

@@ -83,8 +83,8 @@ def test_the_same_as_stock(name: str, tmp_path: Path) -> None:
     assert "stock schedule: " not in re.sub("stock schedule: evaluation", "", text)
     assert "native engine" not in text
     if name == "memory in bytes":
-        ours_said = [line for line in text.splitlines() if line.startswith("adaptra: ")]
-        assert "its memory is for" in text, ours_said
+        our_lines = [line for line in text.splitlines() if line.startswith("adaptra: ")]
+        assert "its memory is for" in text, our_lines
 
 
 def interrupted(out: Path, *flags: str) -> tuple[list[object], list[list[int]], list[list[int]]]:

@@ -65,7 +65,7 @@ def test_a_killed_rank_is_named_with_the_op_and_all_end(victim: int, tmp_path: P
 
 @pytest.mark.cold
 def test_a_frozen_rank_is_given_up_in_time(tmp_path: Path) -> None:
-    """SIGSTOP: no connection closes, only the timeout tells."""
+    """SIGSTOP: no connection closes, only the timeout shows it."""
     with training(tmp_path, "--timeout", "5") as process:
         frozen = ranks(tmp_path)[1]
         os.kill(frozen, signal.SIGSTOP)

@@ -1,7 +1,7 @@
 """Iterations whose end waits for nobody, in Megatron's own training program: equal to stock.
 
-Answers that can wait, gradients of a tied embedding, verdicts that are taken for granted once they
-have been seen to agree. `--adaptra-small-collectives on`, for on one machine there
+Results that are read late, gradients of a tied embedding, flags that are taken for granted once all
+ranks have been seen to agree on them. `--adaptra-small-collectives on`, for on one machine there
 may be nothing to gain.
 """
 

@@ -55,9 +55,9 @@ def plain() -> Done:
 def adapted(folder: Path) -> Done:
     """A slow link from the start, with evaluation, charts and checkpoints."""
     out = folder / "adapted"
-    boards = ("--tensorboard-dir", str(out / "boards"), "--tensorboard-log-interval", "1")
+    charts = ("--tensorboard-dir", str(out / "charts"), "--tensorboard-log-interval", "1")
     saves = ("--save", str(out / "saved"), "--save-interval", "10")
-    return train(out, 4, *EVALUATION, *boards, *saves, *SLOW, iterations=20)
+    return train(out, 4, *EVALUATION, *charts, *saves, *SLOW, iterations=20)
 
 
 def test_losses_and_evaluations_are_those_of_stock(plain: Done, adapted: Done) -> None:
@@ -76,16 +76,16 @@ def test_a_slow_link_costs_less_than_in_stock(adapted: Done, folder: Path) -> No
     in_time("an adapted iteration", 1.5 * adapted.milliseconds(), slow_stock.milliseconds())
 
 
-def test_every_log_line_and_tensorboard_tell_the_plan(adapted: Done, folder: Path) -> None:
+def test_every_log_line_and_tensorboard_show_the_plan(adapted: Done, folder: Path) -> None:
     assert len(adapted.plans) == 20
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    board = events.EventAccumulator(str(folder / "adapted" / "boards"))
-    board.Reload()
-    scalars = board.Tags()["scalars"]
+    written = events.EventAccumulator(str(folder / "adapted" / "charts"))
+    written.Reload()
+    scalars = written.Tags()["scalars"]
     depths = [f"adaptra/warmup/stage-{stage}" for stage in range(4)]
     assert set(depths) <= set(scalars)
     assert any(name.startswith("adaptra/delay-ms/") for name in scalars)
-    shown = [int(board.Scalars(name)[-1].value) for name in depths]
+    shown = [int(written.Scalars(name)[-1].value) for name in depths]
     assert shown == adapted.plans[-1]
 
 

@@ -189,7 +189,7 @@ def test_a_damaged_file_is_refused_or_harmless(data: st.DataObject) -> None:
     assert all(0 <= seconds < 1e10 for seconds in delays.values())
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     good, folder, pipe = (tmp_path / f"{name}.json" for name in ("good", "folder", "pipe"))
     good.write_text(json.dumps(state(PLAIN)))
     assert read_state(good) == state(PLAIN)

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from calls import (
@@ -19,6 +20,8 @@ from calls import (
     runtime,
 )
 
+GLOBAL, THREAD_LOCAL, RELAXED = range(3)  # modes of captures and threads
+PATIENCE = 60.0  # seconds
 ONE = (1 << 32 | 1, 1)  # a dim3 of 1 x 1 x 1, in the registers that it is passed in
 
 
@@ -43,13 +46,19 @@ def kernels(cuda: Library, on: int, count: int) -> None:
         cuda.cudaLaunchKernel(0, *ONE, *ONE, 0, 0, on)
 
 
+def end(cuda: Library, on: int) -> int:
+    """The graph that was captured on a stream."""
+    graph = ctypes.c_uint64()
+    cuda.cudaStreamEndCapture(on, ctypes.byref(graph))
+    return int(graph.value)
+
+
 def captured(cuda: Library, on: int, what: Any) -> int:
     """An executable graph of what is launched meanwhile."""
     cuda.cudaStreamBeginCapture(on, 0)
     what()
-    graph = ctypes.c_uint64()
-    cuda.cudaStreamEndCapture(on, ctypes.byref(graph))
-    return int(cuda.made("cudaGraphInstantiateWithFlags", graph.value, 0))
+    graph = end(cuda, on)
+    return int(cuda.made("cudaGraphInstantiateWithFlags", graph, 0))
 
 
 def elapsed(cuda: Library, begin: int, end: int) -> float:
@@ -85,22 +94,65 @@ def replayed(cuda: Library) -> Any:
 
 
 def refused(cuda: Library) -> Any:
-    """What a capture does not stand."""
+    """What a capture does not stand: each error, and that of the end of the capture it was in."""
     a, b, early, inside = stream(cuda), stream(cuda), event(cuda), event(cuda)
     cuda.cudaEventRecord(early, b)
-    found: dict[str, int] = {"default stream": error_of(cuda.cudaStreamBeginCapture, 0, 0)}
+    found: dict[str, Any] = {"default stream": error_of(cuda.cudaStreamBeginCapture, 0, 0)}
+    for name, call in {
+        "stream": lambda: cuda.cudaStreamSynchronize(a),
+        "device": cuda.cudaDeviceSynchronize,
+        "event": lambda: cuda.cudaEventQuery(inside),
+        "from outside": lambda: cuda.cudaStreamWaitEvent(a, early, 0),
+        "nothing": lambda: None,
+    }.items():
+        cuda.cudaStreamBeginCapture(a, 0)
+        cuda.cudaEventRecord(inside, a)
+        found[name] = error_of(call), error_of(end, cuda, a)
     cuda.cudaStreamBeginCapture(a, 0)
     cuda.cudaEventRecord(inside, a)
-    found["stream"] = error_of(cuda.cudaStreamSynchronize, a)
-    found["device"] = error_of(cuda.cudaDeviceSynchronize)
-    found["event"] = error_of(cuda.cudaEventQuery, inside)
-    found["from outside"] = error_of(cuda.cudaStreamWaitEvent, a, early, 0)
     cuda.cudaStreamWaitEvent(b, inside, 0)
     kernels(cuda, b, 1)
-    graph = ctypes.c_uint64()
-    found["not joined"] = error_of(cuda.cudaStreamEndCapture, a, ctypes.byref(graph))
-    found["no capture"] = error_of(cuda.cudaStreamEndCapture, a, ctypes.byref(graph))
+    found["not joined"] = error_of(end, cuda, a)
+    found["no capture"] = error_of(end, cuda, a)
     found["afterwards"] = error_of(cuda.cudaDeviceSynchronize)
+    return found
+
+
+def modes(cuda: Library) -> Any:
+    """An event is asked for and memory pinned while a capture is under way.
+
+    By the capture's mode, the asking thread's mode, and whether that is another thread: the errors
+    of both calls, and of the capture's end.
+    """
+    a, done, memory = stream(cuda), event(cuda), ctypes.c_uint64()
+    cuda.cudaEventRecord(done, 0)
+    cuda.cudaEventSynchronize(done)
+    found = {}
+
+    def ask(mode: int) -> list[int]:
+        before = ctypes.c_int(mode)
+        cuda.cudaThreadExchangeStreamCaptureMode(ctypes.byref(before))
+        assert before.value == GLOBAL
+        pinned = error_of(cuda.cudaHostAlloc, ctypes.byref(memory), 1, 0)
+        errors = [error_of(cuda.cudaEventQuery, done), pinned]
+        cuda.cudaThreadExchangeStreamCaptureMode(ctypes.byref(before))
+        assert before.value == mode
+        return errors
+
+    for capture in (GLOBAL, THREAD_LOCAL, RELAXED):
+        for mode in (GLOBAL, THREAD_LOCAL, RELAXED):
+            for where in ("another", "own"):
+                cuda.cudaStreamBeginCapture(a, capture)
+                if where == "own":
+                    errors = ask(mode)
+                else:
+                    with ThreadPoolExecutor(1) as pool:
+                        errors = pool.submit(ask, mode).result(PATIENCE)
+                found[f"{capture}{mode} {where}"] = [*errors, error_of(end, cuda, a)]
+    cuda.cudaStreamBeginCapture(a, GLOBAL)
+    with ThreadPoolExecutor(1) as pool:
+        found["end"] = pool.submit(error_of, end, cuda, a).result(PATIENCE)
+    end(cuda, a)
     return found
 
 

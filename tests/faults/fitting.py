@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from fitting_engine import SOURCES, definitions, places, texts, tokens
 
 FAULTS = Path(__file__).parent
 PACKAGE = "megatron_adaptra"
@@ -26,7 +27,8 @@ class Misfit(Exception):
 
 @dataclass(frozen=True)
 class Fault:
-    """`where`: a function or class such as `Ballot.offer`, found once in the whole package.
+    """`where`: a function or class such as `Ballot.offer`, found once in the whole package, or a
+    function of the engine such as `Mark::at`.
     `find`: an expression or statements that stand in it `times` times; `put`: what replaces them.
     `tests`: files or node ids of pytest, the quickest first, of which one has to fail. `newest`:
     they need Megatron's training program, and so the newest megatron-core.
@@ -41,6 +43,11 @@ class Fault:
     times: int = 1
     newest: bool = False
 
+    @property
+    def engine(self) -> bool:
+        """Whether it is one in the engine's C++, which has to be built then."""
+        return "::" in self.where
+
 
 def load() -> list[Fault]:
     """All faults, in the order of the files and of their entries."""
@@ -53,11 +60,46 @@ def load() -> list[Fault]:
 
 def changed(fault: Fault, root: Path) -> tuple[Path, str]:
     """The file that a fault is in and that file's text with the fault; raises Misfit."""
-    found = [hit for path in _files(root) for hit in _scopes(path).get(fault.where, [])]
+    return _changed_engine(fault, root) if fault.engine else _changed_package(fault, root)
+
+
+def _changed_engine(fault: Fault, root: Path) -> tuple[Path, str]:
+    texts_of = {path: path.read_text() for path in sorted((root / SOURCES).rglob("*.cpp"))}
+    found = [
+        (path, scope)
+        for path, text in texts_of.items()
+        for scope in definitions(fault.where, tokens(text))
+    ]
+    path, scope = _only(fault, found, root, str(SOURCES))
+    find = texts(tokens(fault.find))
+    if find == texts(tokens(fault.put)):
+        raise Misfit("`find` and `put` are the same code")
+    hits = places(find, scope)
+    _counted(fault, len(hits))
+    text = texts_of[path]
+    for hit in reversed(hits):
+        begin, end = scope[hit].begin, scope[hit + len(find) - 1].end
+        text = text[:begin] + fault.put + text[end:]
+    return path, text
+
+
+def _only(fault: Fault, found: list[tuple[Path, Any]], root: Path, within: str) -> tuple[Path, Any]:
     if len(found) != 1:
         files = ", ".join(str(path.relative_to(root)) for path, _ in found) or "no file"
-        raise Misfit(f"{fault.where} has to be found once in {PACKAGE}; it is in {files}")
-    path, trail = found[0]
+        raise Misfit(f"{fault.where} has to be found once in {within}; it is in {files}")
+    return found[0]
+
+
+def _counted(fault: Fault, count: int) -> None:
+    if count != fault.times:
+        raise Misfit(
+            f"`{fault.find.strip()}` stands {count} times in {fault.where}, not {fault.times}"
+        )
+
+
+def _changed_package(fault: Fault, root: Path) -> tuple[Path, str]:
+    found = [hit for path in _files(root) for hit in _scopes(path).get(fault.where, [])]
+    path, trail = _only(fault, found, root, PACKAGE)
     tree = copy.deepcopy(_tree(path))
     scope: Any = tree
     for index in trail:
@@ -67,11 +109,7 @@ def changed(fault: Fault, root: Path) -> tuple[Path, str]:
         raise Misfit("`find` and `put` are the same code")
     rewriting = _Rewriting(find, put)
     rewriting.visit(scope)
-    if rewriting.count != fault.times:
-        raise Misfit(
-            f"`{fault.find.strip()}` stands {rewriting.count} times in {fault.where}, "
-            f"not {fault.times}"
-        )
+    _counted(fault, rewriting.count)
     text = ast.unparse(ast.fix_missing_locations(tree))
     compile(text, str(path), "exec")
     return path, text

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fitting import Fault, Misfit, changed, load
+from fitting_engine import SOURCES
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = load()
@@ -20,7 +21,8 @@ def test_ids_and_sentences():
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_a_fault_fits_the_code_and_its_tests_exist(fault):
     _, text = changed(fault, ROOT)
-    compile(text, fault.id, "exec")
+    if not fault.engine:
+        compile(text, fault.id, "exec")
     for test in fault.tests:
         file, *names = test.partition("[")[0].split("::")
         source = (ROOT / file).read_text()
@@ -29,7 +31,7 @@ def test_a_fault_fits_the_code_and_its_tests_exist(fault):
 
 def test_faults_name_nothing_that_is_not_there(tmp_path):
     """A fault that ends in a NameError would be caught by any test."""
-    for fault in FAULTS:
+    for fault in (fault for fault in FAULTS if not fault.engine):
         (tmp_path / f"{fault.id}.py").write_text(changed(fault, ROOT)[1])
     words = ["check", "--isolated", "--select", "F821,F823", "--quiet", str(tmp_path)]
     found = subprocess.run([sys.executable, "-m", "ruff", *words], capture_output=True, text=True)
@@ -95,3 +97,63 @@ def test_a_function_that_is_there_twice_is_refused(root):
     (root / "megatron_adaptra" / "chest.py").write_text(CODE)
     with pytest.raises(Misfit, match=r"chest.py, megatron_adaptra/deep/box.py"):
         changed(fault(), root)
+
+
+ENGINE = """
+namespace {
+double least(double a) { return std::min(a, 0.0); }  // Box::open() {
+}  // namespace
+
+Box::Box(const Device& device)
+    : keys_{1, 2}, open_(device.box != nullptr && Box::open(keys_)) {}
+Box::~Box() {
+  if (open_) close(Box::open(0));
+}
+
+bool Box::open(Keys keys) const {
+  // return keys.size() > 1e-6;
+  return keys.size() >
+         1e-6;
+}
+"""
+
+
+@pytest.fixture
+def engine(tmp_path):
+    (tmp_path / SOURCES / "gpu").mkdir(parents=True)
+    (tmp_path / SOURCES / "gpu" / "box.cpp").write_text(ENGINE)
+    return tmp_path
+
+
+def test_code_of_the_engine_is_found_however_it_is_written(engine):
+    one = fault("Box::open", "return keys.size()>1e-6;", "return true;")
+    path, text = changed(one, engine)
+    assert path.name == "box.cpp"
+    before, _, after = ENGINE.partition("  return keys.size() >\n         1e-6;")
+    assert text == before + "  return true;" + after
+
+
+@pytest.mark.parametrize(
+    ("where", "find", "put"),
+    [("Box::Box", "{1, 2}", "{1}"), ("Box::~Box", "close(Box::open(0))", "(void)open_")],
+)
+def test_constructors_and_destructors_of_the_engine(engine, where, find, put):
+    _, text = changed(fault(where, find, put), engine)
+    assert text == ENGINE.replace(find, put)
+
+
+@pytest.mark.parametrize(
+    ("where", "find", "words"),
+    [
+        ("Box::close", "1", "Box::close has to be found once in csrc/rdma_offload; it is in no"),
+        ("Box::open", "1e-7", "`1e-7` stands 0 times in Box::open, not 1"),
+        ("Box::open", "keys . size( )", "stands 2 times"),
+        ("Box::open", "None", "are the same code"),
+    ],
+)
+def test_what_does_not_fit_the_engine_is_named(engine, where, find, words):
+    box = engine / SOURCES / "gpu" / "box.cpp"
+    if "2 times" in words:
+        box.write_text(ENGINE.replace("return keys", "keys.size(); return keys"))
+    with pytest.raises(Misfit, match=words):
+        changed(fault(where, find), engine)

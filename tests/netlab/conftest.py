@@ -1,4 +1,4 @@
-"""Every test with a laboratory runs with both ways to slow links, where this machine has them."""
+"""Tests of slow links run with each way to them, and tests of rates, where a machine has them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,19 @@ def refusal(shaper: str) -> str:
     return "" if done.returncode == 0 else done.stderr.strip() or f"status {done.returncode}"
 
 
+@lru_cache
+def refused_ports() -> str:
+    """Why this machine has no laboratory with rates of hosts."""
+    done = lab("run", "--host", "0:1MB/s", "--no-measure", "--", "true")
+    return "" if done.returncode == 0 else done.stderr.strip() or f"status {done.returncode}"
+
+
+@pytest.fixture
+def ports() -> None:
+    if reason := refused_ports():
+        pytest.skip(f"no laboratory with rates of hosts here: {reason}")
+
+
 @pytest.fixture(params=["relay", "netem"])
 def shaper(request: pytest.FixtureRequest) -> str:
     if reason := refusal(request.param):
@@ -25,5 +38,5 @@ def shaper(request: pytest.FixtureRequest) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "shaper" in getattr(item, "fixturenames", ()):
+        if {"shaper", "ports"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.root)

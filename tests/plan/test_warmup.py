@@ -333,7 +333,7 @@ def test_bandwidth_counts_as_a_slow_link():
     assert "1->2 20 ms, 20 for its bytes at 1 MB/s" in plan.schedule.why
 
 
-def test_what_is_out_of_bandwidth_is_told_apart_from_what_is_slow():
+def test_a_link_out_of_bandwidth_is_distinguished_from_a_slow_one():
     pace = SLOW.microbatch_seconds
     for share, full in ((0.9, ()), (1.1, ((1, 2),))):
         links = {(1, 2): LinkState(0.0, 1e6 / (share * pace)), (2, 3): LinkState(9 * pace)}

@@ -40,12 +40,12 @@ Delays = Callable[[int], Mapping[tuple[int, int], float]]  # iteration -> link -
 class Run:
     """`ran[stage][i]` is the schedule of iteration i; `leader` is closed.
 
-    `told`: the last status that the watcher has got.
+    `statuses`: of the watcher, the last one it has received, if any.
     """
 
     leader: Leader
     ran: list[list[Schedule]] = field(default_factory=list)
-    told: list[dict[str, Any]] = field(default_factory=list)
+    statuses: list[dict[str, Any]] = field(default_factory=list)
 
 
 class WatchedLoop(ReplanLoop):

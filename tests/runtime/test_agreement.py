@@ -133,9 +133,9 @@ class State:
         self.to_leader[member] = tuple(rest)
         decided = self.ranks[0].ballot.acknowledge(NUMBER, member, digest, len(MEMBERS))
         if decided is not None:
-            self.tell(bool(decided.committed))
+            self.send_decision(bool(decided.committed))
 
-    def tell(self, commit: bool) -> None:
+    def send_decision(self, commit: bool) -> None:
         for member in set(MEMBERS) - self.cut:
             self.to_member[member] += (commit,)
         self.to_store += (commit,)
@@ -153,7 +153,7 @@ class State:
             return
         rank.waits = False
         if number == 0 and closed is not None and not closed.committed:
-            self.tell(False)
+            self.send_decision(False)
 
 
 def explore(start: State) -> list[State]:

@@ -215,7 +215,7 @@ BOTH = Bundle({SCHEDULE: START, SHARES: EVEN})
 
 
 def test_several_kinds_change_together_or_not_at_all():
-    """Whoever looks in between, on another thread, never sees one of them without the other."""
+    """A reader in between, on another thread, never sees one of them without the other."""
     deep, seen, over = NEW[SCHEDULE], set(), threading.Event()
     b = Ballot(BOTH)
 

@@ -184,12 +184,12 @@ def test_ranks_beyond_the_pipeline_run_its_order(tmp_path):
     for ran in run.ran:
         assert ran == run.ran[0]
     assert len(warmups(run.ran[0])) == 2
-    (told,) = run.told
-    assert told["replans"] == 1
-    assert told["delays"]["1>2"] == pytest.approx(0.05, rel=0.1)
+    (status,) = run.statuses
+    assert status["replans"] == 1
+    assert status["delays"]["1>2"] == pytest.approx(0.05, rel=0.1)
     row = committed(path)[0]
     # Predicted again once the plan's own iterations have been measured.
-    assert told["predicted"] * 1e3 == pytest.approx(row["refreshed_ms"])
+    assert status["predicted"] * 1e3 == pytest.approx(row["refreshed_ms"])
     assert row["refreshed_ms"] == pytest.approx(row["predicted_ms"], rel=0.2)
 
 
@@ -211,7 +211,7 @@ def test_a_plan_of_a_checkpoint_is_left_when_the_links_have_healed(tmp_path):
 
 
 def test_late_answers_abort_the_swap_and_it_is_tried_again(tmp_path):
-    """Stage 2 reads no message before iteration 20: nobody swaps before, everybody after."""
+    """Stage 2 reads no message before iteration 20: no rank swaps before, all do after."""
     path, go_on = tmp_path / "decisions.jsonl", threading.Event()
 
     class Deaf(Channel):

@@ -1,4 +1,4 @@
-"""All ranks learn what each has to say, through torch's store alone."""
+"""All ranks get the value of each, through torch's store alone."""
 
 import random
 
@@ -12,7 +12,7 @@ from megatron_adaptra.runtime.gathering import StoreGather
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])
-def test_all_have_what_each_said(ranks):
+def test_all_have_what_each_has_written(ranks):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     store = dist.HashStore()
@@ -28,7 +28,7 @@ def test_all_have_what_each_said(ranks):
     assert store.num_keys() <= 3  # nothing adds up
 
 
-def test_whoever_says_nothing_is_named(monkeypatch):
+def test_a_rank_that_writes_nothing_is_named(monkeypatch):
     monkeypatch.setattr(waits, "CONNECT", 0.5)
     store = dist.HashStore()
 

@@ -1,4 +1,4 @@
-"""What adapts a training fails, hangs, or says nonsense: whoever trains goes on."""
+"""What adapts a training fails, hangs, or returns garbage: the training goes on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def test_a_failure_is_said_once_and_ends_everything_else(printed: list[str]) -> None:
+def test_a_failure_is_logged_once_and_ends_everything_else(printed: list[str]) -> None:
     guard, ran = Guard("stage 1 (rank 3)"), list[int]()
     count = guard.method(guard.call(Probe), Probe.count)
     assert [count(), count(step=1), count(), count()] == [1, 2, None, None]

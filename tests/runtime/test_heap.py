@@ -68,7 +68,7 @@ def test_garbage_of_before_and_of_later_is_collected(heap: FrozenHeap) -> None:
     assert later() is None
 
 
-def test_whoever_plans_collections_goes_on_planning_them(heap: FrozenHeap) -> None:
+def test_a_program_that_plans_its_collections_goes_on_planning_them(heap: FrozenHeap) -> None:
     before = gc.get_freeze_count()
     gc.disable()
     two_iterations(heap)

@@ -45,21 +45,21 @@ def word(*numbers):
 
 
 def many_all_gathers(me, stages, seed):
-    """Over two exchanges by turns, told early and heard late."""
+    """Over two exchanges by turns, sent early and received late."""
     rng, mine = random.Random(seed), random.Random(seed + me.rank)
     links = links_of(me.rank, stages)
     exchanges = [links.open(300), links.open(300)]
     assert all(isinstance(e, HierarchicalAllGather) and e.me == me.rank for e in exchanges)
     for number in range(40):
-        told = []
+        sent = []
         for exchange in exchanges:
             lengths = [rng.choice((0, 1, rng.randrange(300), 300)) for _ in stages]
-            told.append([torch.full((n,), (number + i) % 251) for i, n in enumerate(lengths)])
-            exchange.start(told[-1][me.rank].byte())
+            sent.append([torch.full((n,), (number + i) % 251) for i, n in enumerate(lengths)])
+            exchange.start(sent[-1][me.rank].byte())
             threading.Event().wait(mine.choice((0, 0, 2e-3)))
-        for exchange, values in zip(exchanges, told, strict=True):
-            heard = exchange.wait()
-            assert all(torch.equal(a, b.byte()) for a, b in zip(heard, values, strict=True))
+        for exchange, values in zip(exchanges, sent, strict=True):
+            received = exchange.wait()
+            assert all(torch.equal(a, b.byte()) for a, b in zip(received, values, strict=True))
     return True
 
 
@@ -71,7 +71,7 @@ def test_all_get_what_each_has_sent(stages):
 
 
 def faster(me, stages, slow):
-    """All but one are an exchange ahead: they have heard, and told again."""
+    """All but one are an exchange ahead: they have received, and sent again."""
     exchange = links_of(me.rank, stages).open(8)
     exchange.start(word(me.rank))
     if me.rank != slow:
@@ -106,7 +106,7 @@ def one_goes(me, stages, lost):
 
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("lost", [0, 1, 2, 3])  # alone, two leaders, and a member
-def test_everybody_names_whoever_is_missing(lost, silent):
+def test_all_name_the_missing_rank(lost, silent):
     with Processes(one_goes, UNEVEN, lost, ranks=6) as processes:
         assert processes.reported(lost) == "ready"
         if not silent:
@@ -154,7 +154,7 @@ def test_only_leaders_cross_stages():
             assert len(across[0]) == 5 * 2
         else:
             assert (len(up), down, across) == (5, [], [])
-    # What was told and its length, of each member, and a head; not the room that there is.
+    # The value and its length, of each member, and a header; not the whole buffer.
     assert size == {rank: {16 + 9 * members} for rank, members in leaders.items()}
 
 

@@ -210,8 +210,8 @@ def trains(me: RankFixture, what: str) -> Any:
     shorten(setattr)
     if what == "silence":
         waits.QUIET = 1.0
-    told = os.memfd_create("stderr")
-    os.dup2(told, 2)
+    stderr = os.memfd_create("stderr")
+    os.dup2(stderr, 2)
     before = sockets()  # of the store, and of the other connections
     peer, transport = 1 - me.rank, me.open("control")
     assert isinstance(transport, GlooTransport)
@@ -240,7 +240,7 @@ def trains(me: RankFixture, what: str) -> Any:
             controller.wait_for(iteration, votes=True)
         me.meet()
     controller.close()
-    return ran, os.pread(told, 10_000, 0).decode()
+    return ran, os.pread(stderr, 10_000, 0).decode()
 
 
 class CountedChannel(Channel):
@@ -295,29 +295,29 @@ def sockets() -> set[int]:
 
 def test_a_quiet_week_ends_no_connection() -> None:
     with Processes(trains, "a quiet week") as processes:
-        (leads, told), (follows, heard) = processes.result(0), processes.result(1)
+        (leads, printed), (follows, printed_by_member) = processes.result(0), processes.result(1)
     assert leads == follows
     assert leads[0] == 2 < leads[-1]
-    assert told == heard == ""
+    assert printed == printed_by_member == ""
 
 
 def test_a_connection_that_cannot_be_made_anew_costs_new_plans_alone() -> None:
     with Processes(trains, "cut for good") as processes:
-        (leads, told), (follows, heard) = processes.result(0), processes.result(1)
+        (leads, printed), (follows, printed_by_member) = processes.result(0), processes.result(1)
     assert leads == follows == [2] * 24
-    for printed in (told, heard):
-        assert "no plan is changed any more: no message of member" in printed
-        assert printed.count("training goes on with the plan in force") == 1
+    for text in (printed, printed_by_member):
+        assert "no plan is changed any more: no message of member" in text
+        assert text.count("training goes on with the plan in force") == 1
 
 
 @pytest.mark.parametrize("what", ["cut once", "cut twice", "silence"])
 def test_a_connection_that_is_lost_is_made_anew(what: str) -> None:
     with Processes(trains, what) as processes:
-        (leads, told), (follows, heard) = processes.result(0), processes.result(1)
+        (leads, printed), (follows, printed_by_member) = processes.result(0), processes.result(1)
     assert leads == follows
     assert leads[0] == 2 < leads[-1]
-    for printed in (told, heard):
+    for text in (printed, printed_by_member):
         # Once, however often; torch has words of its own.
-        lost, whole = (line for line in printed.splitlines() if line.startswith("adaptra: "))
+        lost, whole = (line for line in text.splitlines() if line.startswith("adaptra: "))
         assert lost.startswith("adaptra: no plan is changed while no message of member ")
         assert whole.endswith(" arrive again")

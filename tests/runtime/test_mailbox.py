@@ -78,7 +78,7 @@ def test_iterations_with_changing_schedules_and_delays():
         assert all(m.sent <= m.arrived for m in timeline.messages)
 
 
-def test_records_tell_the_slow_direction():
+def test_records_show_the_slow_direction():
     network = LoopbackNetwork(False, {(0, 1): 2.0})
     _, records = train(network, [lower(schedule((5, 4, 1), COUNT))])
     network.close()

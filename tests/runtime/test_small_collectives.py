@@ -49,11 +49,11 @@ def many_all_gathers(me, ranks, seed):
     exchange = exchange_of(me, ranks)
     for number in range(60):
         lengths = [rng.randrange(0, 512) for _ in range(ranks)]
-        told = [
+        sent = [
             torch.full((n,), (number + i) % 251, dtype=torch.uint8) for i, n in enumerate(lengths)
         ]
-        heard = exchange.run(told[me.rank])
-        assert all(map(torch.equal, heard, told)), number
+        received = exchange.run(sent[me.rank])
+        assert all(map(torch.equal, received, sent)), number
     return True
 
 
@@ -77,7 +77,7 @@ def one_goes(me):
         return str(error)
 
 
-def test_whoever_is_missing_is_named():
+def test_a_missing_rank_is_named():
     words = everywhere(one_goes, ranks=3)
     assert words[2] == "gone"
     assert any("rank 2" in word for word in words[:2]), words
@@ -359,7 +359,7 @@ def patient(me):
     patched = install(served)
     for step in range(FIRST + 6):
         doubt = step == FIRST + 3 and me.rank == 1
-        told_first = me.rank == 2 and step >= FIRST
+        deferred = me.rank == 2 and step >= FIRST
         gradient = torch.full((5000,), float(me.rank + step))
         if me.rank == 0 and step >= FIRST:
             me.meet()  # the last rank has gone on by then
@@ -370,7 +370,7 @@ def patient(me):
         if step >= FIRST:
             assert flag.item() == 0
             assert served.has_pending
-        if told_first:
+        if deferred:
             assert gradient[0].item() == me.rank + step
             me.meet()
         if me.rank == 1 and step >= FIRST:

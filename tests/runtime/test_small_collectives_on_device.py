@@ -112,7 +112,7 @@ def test_what_a_backend_takes_is_watched_while_nothing_is_ours():
         names = {
             tuple(sorted(one.name for one in row if one.name != "connect")) for row in iterations
         }
-        assert len(names) == 1  # the same ones whoever does them
+        assert len(names) == 1  # the same ones on either path
         before, after = iterations[FIRST - 1], iterations[-1]
         for row in iterations[:FIRST]:
             assert len(row) == 3

@@ -174,7 +174,7 @@ def sees_who_is_missing(me):
     me.say(os.getpid())
     if me.rank:
         time.sleep(PATIENCE)
-    until(lambda: failure_log.missing() != {}, "somebody is missed")
+    until(lambda: failure_log.missing() != {}, "a peer is missing")
     watchdog = Watchdog(0, [0, 1, 2], failure_log)
     return failure_log.missing(), watchdog.describe()
 
@@ -219,7 +219,7 @@ def waits_in_a_row(me):
     return str(words)
 
 
-def test_all_name_the_end_of_the_row_of_waits_whoever_gives_up_first():
+def test_all_name_the_end_of_a_row_of_waits_in_any_order_of_timeouts():
     with Processes(waits_in_a_row, ranks=4) as processes:
         _, *words = (processes.result(rank) for rank in range(4))
     culprit = r"stage 1 \(rank 1\) waited \d\.\d s for F1 from stage 0 \(rank 0\): timed out"

@@ -53,6 +53,14 @@ CudaError::CudaError(const char* call, cuda::Result code, const std::string& wha
 Device::For::For(Use use) : before_(t_use) { t_use = use; }
 Device::For::~For() { t_use = before_; }
 
+Device::BesideCaptures::BesideCaptures(const Device& device)
+    : cuda_(device.cuda),
+      changed_(cuda_.capture_mode != nullptr && cuda_.capture_mode(&mode_) == cuda::kSuccess) {}
+
+Device::BesideCaptures::~BesideCaptures() {
+  if (changed_) cuda_.capture_mode(&mode_);
+}
+
 std::shared_ptr<Device> Device::open(int ordinal) {
   if (cuda_library() == nullptr) throw std::runtime_error(cuda_missing());
   std::lock_guard<std::mutex> lock(g_opening);

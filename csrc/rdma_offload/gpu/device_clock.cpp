@@ -9,7 +9,9 @@ namespace adaptra {
 
 namespace {
 constexpr size_t kAnchors = 32;    // that are kept: what is older than all of them cannot be read
-constexpr double kDrift = 100e-6;  // seconds per second, at most, between the clocks
+// Seconds per second, at most, between the clocks: NTP slews the host's by 500e-6, and the device's
+// own crystal and what is read of both are not exact.
+constexpr double kDrift = 600e-6;
 constexpr double kGrain = 5e-6;    // seconds that two readings may differ by
 }  // namespace
 
@@ -45,11 +47,13 @@ std::optional<DeviceClock::Moment> DeviceClock::host(Device& device, const Event
     const bool first = begun_ && &*anchor == &anchors_.front();
     if (since < 0 && !first) continue;
     const double time = anchor->time + since, latest = (seen - origin_) * kNano;
-    anchor->offset = std::min(anchor->offset, latest - time);  // it had passed then
+    // It had passed then; what the clocks may have drifted since the anchor says nothing about that.
+    const double drifted = kDrift * std::max(since, 0.0);
+    anchor->offset = std::min(anchor->offset, latest - time + drifted);
     double host = std::min(time + anchor->offset, latest);
     if (since >= 0) host = std::min(std::max(host, anchor->least), latest);
     const auto at = static_cast<int64_t>(origin_) + static_cast<int64_t>(host / kNano);
-    return Moment{at, kGrain + kDrift * std::max(since, 0.0)};
+    return Moment{at, kGrain + drifted};
   }
   return {};
 }
@@ -80,6 +84,7 @@ std::optional<double> Mark::at() {
   Device::For marks(Use::Marks);
   std::optional<DeviceClock::Moment> moment;
   try {
+    const Device::BesideCaptures asks(*device_);
     if (!removed("mark: read when passed") && !device_->passed(event_)) return {};
     if (device_->clock.anchors() == 0) return {};
     moment = device_->clock.host(*device_, event_, now());

@@ -52,8 +52,23 @@ def activate(
 ) -> Activation:  # fmt: skip
     """Patch Megatron for a job with these settings; call it after its groups have been made.
 
-    `program`, `clips`, `demo`: see Job. Raises UnsupportedMegatron or UnsupportedBackend before
-    anything is patched, RuntimeError if it is active already.
+    All ranks of the job call it. An error is raised before anything is patched.
+
+    Args:
+        config: the job's settings, the same on all ranks; the defaults if None.
+        program: it is Megatron's own training program, entered through our flags.
+        clips: gradients are clipped by their norm.
+        demo: stock Megatron takes turns with the plugin, and is watched.
+
+    Returns:
+        What has been done; its `undo` puts everything back. At most one is active in a process.
+
+    Raises:
+        UnsupportedMegatron: this release is not known, or a function that we patch is not as in it.
+        UnsupportedBackend: messages are on GPUs, and some rank cannot open its own.
+        BadInput: a rule of `--adaptra-emulate-link` cannot be used.
+        PeerLost: messages are on GPUs, and some rank has not come in `waits.CONNECT` seconds.
+        RuntimeError: it is active already.
     """
     config, row = config or AdaptraConfig(), profile()  # the version, before an import of Megatron
     if _active:

@@ -23,13 +23,19 @@ class PlanGroup:
     The ranks of a tensor-parallel group run the same op at the same time, so all these pipelines
     need one plan. Replicas have plans of their own, unless experts join them.
 
-    `members`: global ranks; the leader is the first of them, a first stage, and plans with the
-    reports of its own pipeline. `hosts[rank]`, `stages[rank]`: of every global rank, the identity
-    of its machine and its stage; `names[rank]`, its host's name. `neighbours`: the processes that
-    this one sees, by global rank. `resumed`: what the leader brought from a checkpoint, or None.
-    `limits`: what some rank's model does not allow, and why (`compatibility.limits_of`).
-    `serial`: of this group's connections, the same on all ranks. `left[rank]`: of every global
-    rank, the descriptors left to it when connections and control have taken theirs.
+    Args:
+        members: global ranks. The first of them is the leader, a first stage, which plans with the
+            reports of its own pipeline.
+        hosts: of every global rank of the job, the identity of its machine's clock.
+        stages: of every global rank, its stage.
+        neighbours: process ids, by global rank, of the processes that this one sees, itself
+            included.
+        resumed: the state that the leader has read from a checkpoint; None for none.
+        limits: what some rank's model does not allow, with the reason (`compatibility.limits_of`).
+        serial: number of this group's connections in the job; the same on all ranks.
+        left: of every global rank, the file descriptors left to it when connections and control
+            have taken theirs; negative where they are too few.
+        names: of every global rank, its host's name, for people.
     """
 
     members: tuple[int, ...]
@@ -44,9 +50,15 @@ class PlanGroup:
 
     @classmethod
     def gather(cls, resumed: Any, limits: dict[str, str]) -> PlanGroup:
-        """Learn where each rank is, and what it can do; a collective over all ranks.
+        """Collect where each rank is, and what it can do; a collective over all ranks of the job.
 
-        `resumed` and `limits` are this rank's own.
+        Args:
+            resumed: what this rank has read from a checkpoint, or None; the leader's is kept.
+            limits: of this rank's own model, the reason by feature; empty where there is none.
+
+        Raises:
+            PeerLost: without gloo, a rank has not come in `waits.CONNECT` seconds. Over gloo torch
+                raises its own error, after the timeout of the default process group.
         """
         global _serial
         key, stage = _group_key(), mpu.get_pipeline_model_parallel_rank()

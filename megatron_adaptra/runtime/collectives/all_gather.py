@@ -63,11 +63,14 @@ class AllGather(ABC):
 class FlatAllGather(AllGather):
     """Each member sends its payload to every other one.
 
-    `group`: a c10d backend on the CPU, of all members. `names`: of the members, for errors.
-    `nbytes`: of the longest payload. `timeout`: seconds that `wait` waits for each member's
-    payload, and that `start` waits for a payload of three all-gathers ago to be taken. `channel`:
-    keeps several all-gathers over one group apart. `targets`, `sources`: members to send to and to
-    receive from; None: all others.
+    Args:
+        group: a c10d backend on the CPU, of all members.
+        names: of the members, by number, for errors.
+        nbytes: of the longest payload.
+        timeout: seconds that `wait` waits for each member's payload, and that `start` waits for
+            each member to take the payload of three all-gathers ago.
+        channel: keeps several all-gathers over one group apart.
+        targets, sources: numbers of the members to send to and to receive from; None: all others.
     """
 
     def __init__(

@@ -30,10 +30,15 @@ _UP, _ACROSS = 0.5, 0.75
 class Links:
     """Connections between members, of whom number i is of stage `stages[i]`.
 
-    Where every stage has one member they are direct. Made by all members together: `connect` makes
-    a group of some of them, which are given by number, and who does not come raises there. `me`:
-    this member's number. `names`: of the members, for errors. `timeout`: seconds that an all-gather
-    waits for a member.
+    Where every stage has one member they are direct. Made by all members together.
+
+    Args:
+        connect: makes a group of some members, which are given by number, under a name; it raises
+            for one that does not come.
+        me: this member's number.
+        stages: the stage of each member, by number.
+        names: of the members, by number, for errors.
+        timeout: seconds that an all-gather waits for a member; connecting has a limit of its own.
     """
 
     def __init__(
@@ -103,8 +108,17 @@ def _parts(stages: Sequence[int]) -> dict[int, list[int]]:
 class HierarchicalAllGather(AllGather):
     """The two-level all-gather; Links opens it.
 
-    `parts`: each stage's members, the leader first. `groups`: two of the stage, and that of all
-    leaders for one of them. `me`, `names`, `nbytes`, `timeout`, `channel`: as for FlatAllGather.
+    Args:
+        me: this member's number.
+        parts: the numbers of each stage's members, the leader first.
+        groups: c10d backends on the CPU: from the members of this stage to their leader, from the
+            leader to them, and, on a leader alone, between all leaders.
+        names: of all members, by number, for errors.
+        nbytes: of one member's longest payload.
+        timeout: seconds that a member waits for the result. A leader waits half of that for each of
+            its members, and three quarters for each other leader, so that the members of a leader
+            that gives up get its error, which names the missing member, before they give up.
+        channel: keeps several all-gathers over the same groups apart.
 
     A leader's part is done by a thread from `start` on, for others may wait before it does: nobody
     waits in `start`. The timeout begins there, too.

@@ -37,7 +37,7 @@ SMALL = 1024  # bytes: the most that every member may send to every other
 PAIR = 64 << 20  # the same for two members, such as the two ends of a tied embedding
 MOST_STAGES = 64  # each sends to each
 MOST_MEMBERS = 1024  # what the leader of a stage passes on to its members is a MiB or so
-SLACK = 64  # bytes of a message for what is sent ahead; a digest fits, too
+PREFETCH_BYTES = 64  # of a message, for values that are sent ahead with it; a digest fits, too
 FUNCTIONS = ("all_reduce", "broadcast", "barrier")  # of torch.distributed
 # Asked when an operation has been started: what to do when its result is there, if the caller can
 # go on without it until the end of the next all-reduce; else None.
@@ -47,14 +47,23 @@ DeferHook = Callable[[SmallCollective, torch.Tensor], Callable[[], None] | None]
 class SmallCollectives:
     """Serves the small collectives of one rank.
 
-    `stage_of`: by global rank. `mode`: "on", "auto" for whatever is faster, measured, or "fixed",
-    which is on, with an order of sums of our own where the backend's is not found. `timeout`:
-    seconds that a call waits for each other member, and that connections take to be made; then
-    PeerLost says who was waited for. `say`: says a sentence. `job`: what keeps its connections
-    apart from those of other ones in this job, the same on all ranks. `wire`: makes them.
-    `most`: descriptors that the connections of one group may take, the same on all ranks. `within`:
-    the global ranks that are `active` at the same time; None: all. `clock`: of the device whose
-    memory values are in, which is large enough for the backend to keep what is not small.
+    Args:
+        stage_of: the stage of every global rank, by rank.
+        mode: "on"; "auto" for the faster path, measured; "fixed": on, with an order of sums of our
+            own where the backend's is not found.
+        timeout: seconds that one call waits for each other member to send its value, or to take
+            this rank's; then PeerLost names that member. The first call of a group also connects
+            it, within the time limit of `wire`.
+        watchdog: adds to a PeerLost what this rank was doing.
+        say: logs one sentence.
+        wire: makes the connections of a group, when its first call comes.
+        job: keeps them apart from those of other instances in this job; the same on all ranks.
+        most: file descriptors that the connections of one group may take; the same on all ranks. A
+            group that needs more is left to the backend.
+        within: the global ranks that are `active` at the same time; None for all. Groups with other
+            ranks are left to the backend.
+        clock: the device whose memory the values are in. On a GPU the backend keeps all calls above
+            SMALL bytes; on the host two members may exchange up to PAIR.
     """
 
     def __init__(
@@ -320,7 +329,7 @@ class SmallCollectives:
             stages = tuple(sorted({self._stage_of[rank] for rank in members}))
 
             def connect() -> AllGather:
-                return self._open(members, nbytes + COSTS.size + SLACK)
+                return self._open(members, nbytes + COSTS.size + PREFETCH_BYTES)
 
             self._collectives[key] = SmallCollective(
                 name,

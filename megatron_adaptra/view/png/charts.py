@@ -18,9 +18,16 @@ def charts_png(
     leads: Sequence[str],
     charts: Sequence[XYChart | DotChart],
 ) -> None:
-    """Write the charts, side by side under `headline` and the lines `leads`.
+    """Write charts side by side.
 
-    Raises ImportError where matplotlib is not installed.
+    Args:
+        path: of the PNG file.
+        headline: stands over all, in large type.
+        leads: lines of text beneath it.
+        charts: from left to right.
+
+    Raises:
+        ImportError: matplotlib is not installed.
     """
     rows = max((len(c.rows) for c in charts if isinstance(c, DotChart)), default=0)
     tall = max(3.3, 0.27 * rows)

@@ -30,7 +30,15 @@ NOTE, COLUMNS = 0.2, 170  # inches and characters of a line of a note
 
 
 def report_png(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write the figure: headline, timelines on one scale, iteration times, link delays."""
+    """Write the figure: headline, timelines on one scale, iteration times, link delays.
+
+    Args:
+        report: what to show; what it lacks is left out.
+        path: of the PNG file.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
     pictures = [(p, p.gantt) for p in findings.pictures(report) if p.gantt is not None]
     seconds = findings.common_seconds(report)
     charts = [

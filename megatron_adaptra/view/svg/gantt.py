@@ -32,11 +32,17 @@ def gantt_svg(
     axis: bool = True,
     alone: bool = False,
 ) -> str:
-    """Rows of `row` pixels, slow messages between them, an `axis` in ms.
+    """Rows with their bars, and slow messages between them, as an SVG element.
 
-    Times count from the first start. `seconds` is the length of the axis. `width`: pixels. `title`:
-    default is the Gantt's name. `alone`: a file of its own, with a legend, a margin, and colours
-    for light and dark.
+    Args:
+        gantt: what to draw; times count from its first start.
+        seconds: length of the time axis, so that several Gantts have one scale; None for the
+            Gantt's own length.
+        width: of the whole picture, in pixels.
+        row: height of a row, in pixels.
+        title: stands above the rows; the Gantt's name if empty.
+        axis: whether a time axis in ms is drawn.
+        alone: a file of its own, with a legend, a margin, and colours for light and dark pages.
     """
     return _Picture(gantt, seconds, width, row, title or gantt.name, axis, alone).svg()
 

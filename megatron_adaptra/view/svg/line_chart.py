@@ -22,11 +22,18 @@ def line_chart_svg(
     width: int = 640,
     height: int = 290,
 ) -> str:
-    """Lines with a legend; `phases`, name to [first, end), are named, "slow" is shaded.
+    """Lines over iterations, with a legend.
 
-    Marks are dashed verticals. The first iteration pays for start-up, so it does not stretch the
-    scale: where it lies beyond, a triangle at the upper edge stands for it. `title`: shown when
-    pointed at. `width`, `height`: pixels.
+    The first iteration pays for start-up, so it does not stretch the scale: where it lies beyond, a
+    triangle at the upper edge stands for it.
+
+    Args:
+        series: one line each, in ms.
+        phases: by name, the first iteration and the one after the last; each is named, and "slow"
+            is shaded.
+        marks: dashed verticals.
+        title: shown when pointed at.
+        width, height: of the picture, in pixels.
     """
     return _Chart(series, phases or {}, marks, title, width, height).svg()
 

@@ -39,8 +39,8 @@ class Front:
     """What stands in front of Megatron's schedules in this process, from its start to its end.
 
     Without a `config` it calls Megatron, and only listens. `calls` of a schedule: by "us" or by
-    "Megatron", why, the kinds of ops that ours ran, and the digest of what came of it; whoever
-    reads them clears them.
+    "Megatron", why, the kinds of ops that ours ran, and the digest of what came of it; the
+    reader clears them.
     """
 
     def __init__(self, config: AdaptraConfig | None) -> None:
@@ -50,7 +50,7 @@ class Front:
         self._ours = {name: self._before(function) for name, function in self._stock.items()}
         self._activation: Activation | None = None
         self._fetch: Function = schedules.get_forward_backward_func
-        self._said: list[str] = []
+        self._reasons: list[str] = []
         _put(self._ours)
         self._end_with_groups()
         self._listen()
@@ -77,13 +77,13 @@ class Front:
         function = self._fetch()
         if function.__wrapped__ is not stock:  # not the one that Megatron takes for these groups
             function = functools.partial(_through, session, stock)
-        before, self._said[:] = session.iteration, []
+        before, self._reasons[:] = session.iteration, []
         try:
             return function(**arguments)
         finally:
             call["by"] = "us" if session.iteration > before else "Megatron"
-            session.guard.flush(60.0)  # it is what says things
-            call["why"] = "; ".join(self._said)
+            session.guard.flush(60.0)  # it prints the reasons
+            call["why"] = "; ".join(self._reasons)
             ours = session.records[-1].ops if call["by"] == "us" else ()
             call["ops"] = "".join(sorted({done.op.kind.value for done in ours}))
 
@@ -121,11 +121,11 @@ class Front:
         parallel_state.destroy_model_parallel = destroy_model_parallel
 
     def _listen(self) -> None:
-        """Why the plugin leaves a call to Megatron: rank 0 says it, once; all have the reason."""
+        """Why the plugin leaves a call to Megatron: rank 0 prints it, once; all have the reason."""
         line = LogOnce.line
 
         def listened(notices: LogOnce, text: str) -> None:
-            self._said.append(text)
+            self._reasons.append(text)
             line(notices, text)
 
         LogOnce.line = listened  # type: ignore[method-assign]

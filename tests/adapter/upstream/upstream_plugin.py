@@ -2,7 +2,7 @@
 
 UPSTREAM_SETTINGS: those of the plugin, as JSON; null leaves Megatron alone.
 UPSTREAM_OUTCOMES: a file that gets one JSON line when a test begins and one when it has ended, so
-that a killed process has told how far it came.
+that the file of a killed process shows how far it came.
 """
 
 from __future__ import annotations

@@ -67,6 +67,11 @@ void start(State& all, Queue& queue) {
     return complete(s, op.number, begin);
   }
   s->running = true;
+  if (op.kind == Kind::copy && op.way != Way::within) {
+    double& until = all.devices[(size_t)s->device].copies_until[(size_t)op.way];
+    begin = until = std::max(begin, until);
+    until += op.seconds;
+  }
   s->end = begin + op.seconds;
   s->op = std::move(op);
   if (s->op.kind == Kind::network) {

@@ -33,6 +33,8 @@ struct Passing {
 
 enum class Kind { kernel, copy, wait, record, host_function, network };
 
+enum class Way { within, to_host, to_device };  // of a copy
+
 struct After {
   Stream* stream;
   uint64_t number;
@@ -50,6 +52,7 @@ struct Op {
   Stream* stream = nullptr;
   uint64_t number = 0;
   double launched = 0;
+  Way way = Way::within;
 };
 
 struct Queue {

@@ -12,6 +12,7 @@ struct Device {
   std::vector<Stream*> streams;
   Stream* legacy = nullptr;
   size_t turn = 0;
+  double copies_until[3] = {};  // by way: the device has one engine for each, which copies one after the other
 };
 
 struct Blocked {

@@ -6,6 +6,7 @@
 #include "device.hpp"
 #include "driver_types.hpp"
 #include "errors.hpp"
+#include "graphs.hpp"
 #include "memory.hpp"
 #include "trace.hpp"
 
@@ -134,6 +135,7 @@ CUresult cuCtxGetDevice(CUdevice* device) {
 CUresult cuCtxSynchronize() {
   trace("cuCtxSynchronize");
   if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (invalidates_all()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   wait_device(current_context()->device, "cuCtxSynchronize");
   return CUDA_SUCCESS;
 }

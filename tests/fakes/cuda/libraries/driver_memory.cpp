@@ -1,6 +1,6 @@
 // The driver API: memory and copies.
 #include "context.hpp"
-#include "driver_types.hpp"
+#include "driver_captures.hpp"
 #include "memory.hpp"
 #include "options.hpp"
 #include "trace.hpp"
@@ -43,6 +43,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
   if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
   if (!bytes) return CUDA_ERROR_INVALID_VALUE;
   trace("cuMemAlloc", none, (long long)bytes);
+  NOT_BESIDE_CAPTURES;
   void* found = nullptr;
   const Result result = allocate(current_context()->device, bytes, &found);
   *pointer = (CUdeviceptr)found;
@@ -51,6 +52,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
 
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
   trace("cuMemFree");
+  NOT_BESIDE_CAPTURES;
   return pointer ? answer(free_device((void*)pointer)) : CUDA_SUCCESS;
 }
 
@@ -58,22 +60,26 @@ CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
   if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
   if (!bytes) return CUDA_ERROR_INVALID_VALUE;
   trace("cuMemHostAlloc", none, (long long)bytes);
+  NOT_BESIDE_CAPTURES;
   return answer(allocate_pinned(current_context()->device, bytes, pointer));
 }
 
 CUresult cuMemFreeHost(void* pointer) {
   trace("cuMemFreeHost");
+  NOT_BESIDE_CAPTURES;
   return answer(free_pinned(pointer));
 }
 
 CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned) {
   if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
   trace("cuMemHostRegister", none, (long long)bytes);
+  NOT_BESIDE_CAPTURES;
   return answer(pin(current_context()->device, pointer, bytes));
 }
 
 CUresult cuMemHostUnregister(void* pointer) {
   trace("cuMemHostUnregister");
+  NOT_BESIDE_CAPTURES;
   return answer(unpin(pointer));
 }
 

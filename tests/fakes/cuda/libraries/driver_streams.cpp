@@ -2,9 +2,8 @@
 #include "accounts.hpp"
 #include "attributes.hpp"
 #include "context.hpp"
-#include "driver_types.hpp"
+#include "driver_captures.hpp"
 #include "events.hpp"
-#include "graphs.hpp"
 #include "trace.hpp"
 
 using namespace fake_cuda;
@@ -51,7 +50,8 @@ CUresult cuStreamQuery(CUstream handle) {
   Stream* s = find(handle);
   if (!s) return CUDA_ERROR_INVALID_HANDLE;
   trace("cuStreamQuery", s->ordinal);
-  if (capture_of(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (invalidates(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  NOT_BESIDE_CAPTURES;
   return passed(s) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -59,7 +59,8 @@ CUresult cuStreamSynchronize(CUstream handle) {
   Stream* s = find(handle);
   if (!s) return CUDA_ERROR_INVALID_HANDLE;
   trace("cuStreamSynchronize", s->ordinal);
-  if (capture_of(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (invalidates(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  NOT_BESIDE_CAPTURES;
   wait_stream(s, "cuStreamSynchronize");
   return CUDA_SUCCESS;
 }
@@ -69,7 +70,10 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned) {
   Event* e = event_of(event);
   if (!s || !e) return CUDA_ERROR_INVALID_HANDLE;
   trace("cuStreamWaitEvent", s->ordinal);
-  if (capture_of(s) && last_record(e) && !in_capture(e)) return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  if (capture_of(s) && last_record(e) && !in_capture(e)) {
+    invalidates(s);
+    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+  }
   wait_event(s, e);
   return CUDA_SUCCESS;
 }
@@ -91,8 +95,34 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
 CUresult cuStreamIsCapturing(CUstream handle, int* status) {
   Stream* s = find(handle);
   if (!s) return CUDA_ERROR_INVALID_HANDLE;
-  *status = capture_of(s) ? 1 : 0;
+  *status = capture_status(s);
   return CUDA_SUCCESS;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < global_mode || *mode > relaxed_mode) return CUDA_ERROR_INVALID_VALUE;
+  *mode = exchange_capture_mode(*mode);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamBeginCapture_v2(CUstream handle, int mode) {
+  Stream* s = (uintptr_t)handle > 1 ? find(handle) : nullptr;  // the legacy default stream cannot
+  if (!s) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  trace("cuStreamBeginCapture", s->ordinal);
+  return begin_capture(s, mode) == Captured::done ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+}
+
+CUresult cuStreamEndCapture(CUstream handle, Graph** graph) {
+  Stream* s = find(handle);
+  if (!s) return CUDA_ERROR_INVALID_HANDLE;
+  trace("cuStreamEndCapture", s->ordinal);
+  switch (end_capture(s, graph)) {
+    case Captured::done: return CUDA_SUCCESS;
+    case Captured::unjoined: return CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    case Captured::invalidated: return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    case Captured::wrong_thread: return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    default: return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+  }
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned flags) {
@@ -125,7 +155,8 @@ CUresult cuEventQuery(CUevent event) {
   Event* e = event_of(event);
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   trace("cuEventQuery");
-  if (in_capture(e)) return CUDA_ERROR_CAPTURED_EVENT;
+  if (invalidates(last_record(e))) return CUDA_ERROR_CAPTURED_EVENT;
+  NOT_BESIDE_CAPTURES;
   return passed(last_record(e)) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -133,7 +164,8 @@ CUresult cuEventSynchronize(CUevent event) {
   Event* e = event_of(event);
   if (!e) return CUDA_ERROR_INVALID_HANDLE;
   trace("cuEventSynchronize");
-  if (in_capture(e)) return CUDA_ERROR_CAPTURED_EVENT;
+  if (invalidates(last_record(e))) return CUDA_ERROR_CAPTURED_EVENT;
+  NOT_BESIDE_CAPTURES;
   wait_passing(last_record(e), "cuEventSynchronize");
   return CUDA_SUCCESS;
 }

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "accounts.hpp"
+#include "clock.hpp"
 #include "device_state.hpp"
 
 namespace fake_cuda {
@@ -73,7 +74,7 @@ Elapsed elapsed(Event* begin, Event* end, float* milliseconds) {
   if (!from || !to) return Elapsed::invalid;
   Lock lock(state().mutex);
   if (!from->done || !to->done) return Elapsed::not_ready;
-  *milliseconds = (float)(1e3 * (to->time - from->time));
+  *milliseconds = (float)(1e3 * (device_time(to->time) - device_time(from->time)));
   return Elapsed::done;
 }
 

@@ -142,8 +142,10 @@ void copy_rows(Stream* s, void* to, size_t to_pitch, const void* from, size_t fr
                const char* call) {
   if (!width || !height) return;
   const Where target = where(to), source = where(from);
-  const bool on_device = target == Where::device && source == Where::device;
-  const double seconds = on_device ? options().kernel_seconds : (double)(width * height) / options().copy_rate;
+  const Way way = target != Where::device ? Way::to_host : source != Where::device ? Way::to_device : Way::within;
+  const double rate = way == Way::to_host ? options().to_host_rate : options().to_device_rate;
+  const double seconds =
+      way == Way::within ? options().kernel_seconds : options().payload * (double)(width * height) / rate;
   auto rows = [=](const void* base, size_t pitch) {
     for (size_t i = 0; i < height; i++) memmove((char*)to + i * to_pitch, (const char*)base + i * pitch, width);
   };
@@ -152,6 +154,7 @@ void copy_rows(Stream* s, void* to, size_t to_pitch, const void* from, size_t fr
     return rows(from, from_pitch);
   }
   Op op{Kind::copy, "copy", seconds};
+  op.way = way;
   if (source == Where::pageable) {
     auto staged = std::make_shared<std::string>(width * height, '\0');
     for (size_t i = 0; i < height; i++) memcpy(&(*staged)[i * width], (const char*)from + i * from_pitch, width);

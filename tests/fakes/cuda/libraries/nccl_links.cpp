@@ -65,7 +65,7 @@ double arrival(int from, int to, double sent, size_t bytes) {
   if (found == links.end()) return sent;
   Link& link = found->second;
   if (link.bytes_per_second <= 0) return sent + link.seconds;
-  link.busy_until = std::max(link.busy_until, sent) + (double)bytes / link.bytes_per_second;
+  link.busy_until = std::max(link.busy_until, sent) + options().payload * (double)bytes / link.bytes_per_second;
   return link.busy_until + link.seconds;
 }
 

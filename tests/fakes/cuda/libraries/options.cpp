@@ -16,13 +16,13 @@ std::string text(const char* name) {
   return value ? value : "";
 }
 
-double number(const char* name, double otherwise) {
+double number(const char* name, double otherwise, double least = 0) {
   const std::string value = text(name);
   if (value.empty()) return otherwise;
   char* end = nullptr;
   const double found = strtod(value.c_str(), &end);
-  if (*end != 0 || found < 0) {
-    fprintf(stderr, "fake CUDA: %s=%s has to be a number from 0 on\n", name, value.c_str());
+  if (*end != 0 || found < least) {
+    fprintf(stderr, "fake CUDA: %s=%s has to be a number from %g on\n", name, value.c_str(), least);
     abort();
   }
   return found;
@@ -37,7 +37,11 @@ Options* read() {
   o->depth = (int)number("FAKE_CUDA_DEPTH", 1024);
   o->kernel_seconds = number("FAKE_CUDA_KERNEL_US", 0) * 1e-6;
   o->gemm_seconds = number("FAKE_CUDA_GEMM_US", o->kernel_seconds * 1e6) * 1e-6;
-  o->copy_rate = number("FAKE_CUDA_COPY_GBPS", 20) * 1e9;
+  const double both_ways = number("FAKE_CUDA_COPY_GBPS", 20);
+  o->to_host_rate = number("FAKE_CUDA_TO_HOST_GBPS", both_ways) * 1e9;
+  o->to_device_rate = number("FAKE_CUDA_TO_DEVICE_GBPS", both_ways) * 1e9;
+  o->payload = number("FAKE_CUDA_PAYLOAD", 1);
+  o->clock_ppm = number("FAKE_CUDA_CLOCK_PPM", 0, -1e5);
   o->free_waits = number("FAKE_CUDA_FREE_WAITS", 1) != 0;
   o->lazy_loading = number("FAKE_CUDA_LAZY_LOADING", 0) != 0;
   o->nccl_holds = number("FAKE_CUDA_NCCL_HOLDS", 1) != 0;

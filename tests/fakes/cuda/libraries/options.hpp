@@ -14,7 +14,10 @@ struct Options {
   int depth;              // FAKE_CUDA_DEPTH: ops that one hardware queue holds before a launch blocks the host
   double kernel_seconds;  // FAKE_CUDA_KERNEL_US
   double gemm_seconds;    // FAKE_CUDA_GEMM_US: of cuBLAS; else as other kernels
-  double copy_rate;       // FAKE_CUDA_COPY_GBPS: bytes per second between host and device
+  double to_host_rate;    // FAKE_CUDA_TO_HOST_GBPS, else FAKE_CUDA_COPY_GBPS: bytes per second, of all copies together
+  double to_device_rate;  // FAKE_CUDA_TO_DEVICE_GBPS, the same the other way
+  double payload;         // FAKE_CUDA_PAYLOAD: how many bytes one stands for in what copies and links take
+  double clock_ppm;       // FAKE_CUDA_CLOCK_PPM: how much faster the devices' clock is than the host's
   bool free_waits;        // FAKE_CUDA_FREE_WAITS: whether freeing memory waits for the device
   bool lazy_loading;      // FAKE_CUDA_LAZY_LOADING: the first launch of a kernel waits for the device
   bool nccl_holds;        // FAKE_CUDA_NCCL_HOLDS: a kernel of NCCL keeps its hardware queue until it ends

@@ -30,7 +30,7 @@ cudaError_t cudaSetDevice(int device) {
 
 cudaError_t cudaDeviceSynchronize() {
   trace("cudaDeviceSynchronize");
-  if (captures()) return noted(900);  // cudaErrorStreamCaptureUnsupported
+  if (invalidates_all()) return noted(900);  // cudaErrorStreamCaptureUnsupported
   wait_device(current_device(), "cudaDeviceSynchronize");
   return cudaSuccess;
 }

@@ -7,12 +7,15 @@ using namespace fake_cuda;
 
 namespace {
 
-constexpr cudaError_t unsupported_in_capture = 900, invalidated = 901, unmatched = 903, unjoined = 904;
+constexpr cudaError_t unsupported_in_capture = 900, invalidated = 901, unmatched = 903, unjoined = 904,
+                      wrong_thread = 908;
 
 cudaError_t answer(Captured result) {
   switch (result) {
     case Captured::done: return cudaSuccess;
-    case Captured::already: return noted(invalidated);
+    case Captured::already:
+    case Captured::invalidated: return noted(invalidated);
+    case Captured::wrong_thread: return noted(wrong_thread);
     case Captured::unjoined: return noted(unjoined);
     default: return noted(unmatched);
   }
@@ -22,11 +25,11 @@ cudaError_t answer(Captured result) {
 
 extern "C" {
 
-cudaError_t cudaStreamBeginCapture(void* stream, int) {
+cudaError_t cudaStreamBeginCapture(void* stream, int mode) {
   STREAM(stream);
   trace("cudaStreamBeginCapture", s->ordinal);
   if ((uintptr_t)stream <= 1) return noted(unsupported_in_capture);  // the legacy default stream cannot
-  return answer(begin_capture(s));
+  return answer(begin_capture(s, mode));
 }
 
 cudaError_t cudaStreamEndCapture(void* stream, Graph** graph) {
@@ -37,7 +40,7 @@ cudaError_t cudaStreamEndCapture(void* stream, Graph** graph) {
 
 cudaError_t cudaStreamIsCapturing(void* stream, int* status) {
   STREAM(stream);
-  *status = capture_of(s) ? 1 : 0;
+  *status = capture_status(s);
   return cudaSuccess;
 }
 
@@ -45,7 +48,7 @@ cudaError_t cudaStreamGetCaptureInfo(void* stream, int* status, unsigned long lo
                                      void** edges, size_t* count) {
   STREAM(stream);
   const Capture* c = capture_of(s);
-  *status = c ? 1 : 0;
+  *status = capture_status(s);
   if (id) *id = c ? c->id : 0;
   if (graph) *graph = c ? c->graph : nullptr;
   if (dependencies) *dependencies = nullptr;
@@ -54,7 +57,11 @@ cudaError_t cudaStreamGetCaptureInfo(void* stream, int* status, unsigned long lo
   return cudaSuccess;
 }
 
-cudaError_t cudaThreadExchangeStreamCaptureMode(int*) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(int* mode) {
+  if (*mode < global_mode || *mode > relaxed_mode) return noted(cudaErrorInvalidValue);
+  *mode = exchange_capture_mode(*mode);
+  return cudaSuccess;
+}
 
 cudaError_t cudaGraphGetNodes(Graph* graph, void*, size_t* count) {
   *count = graph->ops.size();

@@ -10,11 +10,13 @@ extern "C" {
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   trace("cudaMalloc", none, (long long)bytes);
+  NOT_BESIDE_CAPTURES;
   return answer(allocate(current_device(), bytes, pointer));
 }
 
 cudaError_t cudaFree(void* pointer) {
   trace("cudaFree");
+  NOT_BESIDE_CAPTURES;
   return pointer ? answer(free_device(pointer)) : cudaSuccess;
 }
 
@@ -23,21 +25,25 @@ cudaError_t cudaFreeAsync(void* pointer, void*) { return cudaFree(pointer); }
 
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   trace("cudaHostAlloc", none, (long long)bytes);
+  NOT_BESIDE_CAPTURES;
   return answer(allocate_pinned(current_device(), bytes, pointer));
 }
 
 cudaError_t cudaFreeHost(void* pointer) {
   trace("cudaFreeHost");
+  NOT_BESIDE_CAPTURES;
   return pointer ? answer(free_pinned(pointer)) : cudaSuccess;
 }
 
 cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
   trace("cudaHostRegister", none, (long long)bytes);
+  NOT_BESIDE_CAPTURES;
   return answer(pin(current_device(), pointer, bytes));
 }
 
 cudaError_t cudaHostUnregister(void* pointer) {
   trace("cudaHostUnregister");
+  NOT_BESIDE_CAPTURES;
   return answer(unpin(pointer));
 }
 
@@ -68,6 +74,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, void*
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, int) {
   STREAM(nullptr);
   trace("cudaMemcpy", s->ordinal, (long long)bytes);
+  NOT_BESIDE_CAPTURES;
   copy(s, to, from, bytes, "cudaMemcpy");
   wait_stream(s, "cudaMemcpy");
   return cudaSuccess;

@@ -2,6 +2,7 @@
 #pragma once
 #include "context.hpp"
 #include "device.hpp"
+#include "graphs.hpp"
 #include "memory.hpp"
 #include "runtime_types.hpp"
 #include "trace.hpp"
@@ -28,6 +29,10 @@ inline cudaError_t answer(Result result) {
 }
 
 }  // namespace fake_cuda
+
+// Returns the error of a call that a capture, of this thread or of another, does not stand.
+#define NOT_BESIDE_CAPTURES \
+  if (invalidates_by_mode()) return noted(900)  // cudaErrorStreamCaptureUnsupported
 
 // Finds stream `s` of a call, or returns its error.
 #define STREAM(handle)                                \

@@ -31,7 +31,8 @@ cudaError_t cudaStreamDestroy(void* stream) {
 cudaError_t cudaStreamSynchronize(void* stream) {
   STREAM(stream);
   trace("cudaStreamSynchronize", s->ordinal);
-  if (capture_of(s)) return noted(900);  // cudaErrorStreamCaptureUnsupported
+  if (invalidates(s)) return noted(900);  // cudaErrorStreamCaptureUnsupported
+  NOT_BESIDE_CAPTURES;
   wait_stream(s, "cudaStreamSynchronize");
   return cudaSuccess;
 }
@@ -39,7 +40,8 @@ cudaError_t cudaStreamSynchronize(void* stream) {
 cudaError_t cudaStreamQuery(void* stream) {
   STREAM(stream);
   trace("cudaStreamQuery", s->ordinal);
-  if (capture_of(s)) return noted(900);
+  if (invalidates(s)) return noted(900);
+  NOT_BESIDE_CAPTURES;
   return passed(s) ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -48,7 +50,10 @@ cudaError_t cudaStreamWaitEvent(void* stream, void* event, unsigned) {
   EVENT(event);
   trace("cudaStreamWaitEvent", s->ordinal);
   // What was recorded before a capture is no part of the graph.
-  if (capture_of(s) && last_record(e) && !in_capture(e)) return noted(905);  // cudaErrorStreamCaptureIsolation
+  if (capture_of(s) && last_record(e) && !in_capture(e)) {
+    invalidates(s);
+    return noted(905);  // cudaErrorStreamCaptureIsolation
+  }
   wait_event(s, e);
   return cudaSuccess;
 }
@@ -108,14 +113,16 @@ cudaError_t cudaEventRecordWithFlags(void* event, void* stream, unsigned) { retu
 cudaError_t cudaEventQuery(void* event) {
   EVENT(event);
   trace("cudaEventQuery");
-  if (in_capture(e)) return noted(907);  // cudaErrorCapturedEvent
+  if (invalidates(last_record(e))) return noted(907);  // cudaErrorCapturedEvent
+  NOT_BESIDE_CAPTURES;
   return passed(last_record(e)) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(void* event) {
   EVENT(event);
   trace("cudaEventSynchronize");
-  if (in_capture(e)) return noted(907);
+  if (invalidates(last_record(e))) return noted(907);
+  NOT_BESIDE_CAPTURES;
   wait_passing(last_record(e), "cudaEventSynchronize");
   return cudaSuccess;
 }

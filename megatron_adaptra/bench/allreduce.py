@@ -1,0 +1,130 @@
+"""All-reduces of which some ranks are late: our plans and gloo's own, on the same calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import permutations
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra.bench.algorithms import plan_of
+from megatron_adaptra.bench.allreduce_options import NATIVE, AllReduceOptions
+from megatron_adaptra.bench.clock import Clock
+from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
+from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.runtime.collectives.exchange import Exchange
+from megatron_adaptra.transport.engine.engine_wire import EngineWire
+
+_RING = "ring"
+_REPEATS = 97  # values of a buffer: whole numbers, whose sums are exact in any order
+
+
+class _Cost(NamedTuple):
+    """Seconds of a call since the last rank has come, on the last rank that ends; and of CPU."""
+
+    seconds: float
+    cpu: float
+
+
+def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
+    """What `rank` measures: a row for each size, lateness and algorithm. They take turns."""
+    clock = Clock(options)
+    machine = f"of {rank}" if options.in_lab else clock.machines[rank]
+    wire = EngineWire(open_endpoint("allreduce", rank, machine), rank)
+    everyone = range(options.ranks)
+    links = list(permutations(everyone, 2))
+    names = [f"rank {one}" for one in everyone]
+    exchange = Exchange(
+        wire.transport("allreduce", everyone, links),
+        wire.transport("allreduce-reports", everyone, links),
+        rank,
+        names,
+        TIMEOUT,
+    )
+    try:
+        found = []
+        for nbytes in options.sizes:
+            plans = {
+                name: plan_of(name, options.ranks, nbytes, options.late_ranks, max(options.rates))
+                for name in options.algorithms
+                if name != NATIVE
+            }
+            ways: dict[str, Callable[[torch.Tensor], object]] = {
+                name: partial(exchange.run, plan=plan) for name, plan in plans.items()
+            }
+            if NATIVE in options.algorithms:
+                ways[NATIVE] = dist.all_reduce
+            for late in options.lates(nbytes):
+                costs = _costs(ways, nbytes // 4, late, options, clock)
+                found += [
+                    _row(options, nbytes, late, name, plans.get(name), costs) for name in ways
+                ]
+        dist.barrier()  # nobody hangs up before all have what they wait for
+        return found
+    finally:
+        exchange.close()
+        wire.close()
+
+
+def _costs(
+    ways: dict[str, Callable[[torch.Tensor], object]],
+    count: int,
+    late: float,
+    options: AllReduceOptions,
+    clock: Clock,
+) -> dict[str, list[_Cost]]:
+    """Of each round, on all ranks the same. The first round opens connections, and is left out."""
+    rank, ranks = dist.get_rank(), options.ranks
+    mine = (torch.arange(count) % _REPEATS + rank).float()
+    right = (ranks * (torch.arange(count) % _REPEATS) + sum(range(ranks))).float()
+    found: dict[str, list[_Cost]] = {name: [] for name in ways}
+    for number in range(options.rounds + 1):
+        turns = list(ways)
+        first = number % len(turns)
+        for name in turns[first:] + turns[:first]:
+            buffer = mine.clone()
+            began, cpu = clock.start_together(), time.process_time()
+            if rank in options.late_ranks:
+                time.sleep(max(0.0, began + late - clock.now()))
+            ways[name](buffer)
+            own = torch.tensor([time.process_time() - cpu], dtype=torch.float64)
+            spent = clock.latest(clock.now()) - began - late
+            dist.all_reduce(own)
+            if not torch.equal(buffer, right):
+                raise AdaptraError(f"{name} of {4 * count} bytes gave wrong sums")
+            if number:
+                found[name].append(_Cost(spent, float(own)))
+    return found
+
+
+def _row(
+    options: AllReduceOptions,
+    nbytes: int,
+    late: float,
+    name: str,
+    plan: CollectivePlan | None,
+    costs: dict[str, list[_Cost]],
+) -> dict[str, Any]:
+    medians = {way: median(cost.seconds for cost in found) for way, found in costs.items()}
+    seconds = sorted(cost.seconds for cost in costs[name])
+    quarter = len(seconds) // 4
+    return {
+        "algorithm": name,
+        "ranks": options.ranks,
+        "bytes": nbytes,
+        "late_ms": 1e3 * late,
+        "late_ranks": list(options.late_ranks),
+        "k": plan.pieces if plan else None,
+        "ms_after_arrival": 1e3 * medians[name],
+        "spread_ms": 1e3 * (seconds[-1 - quarter] - seconds[quarter]),
+        "predicted_ms": None,
+        "ratio_to_ring": medians[_RING] / medians[name] if _RING in medians else None,
+        "ratio_to_native": medians[NATIVE] / medians[name] if NATIVE in medians else None,
+        "cpu_ms": 1e3 * median(cost.cpu for cost in costs[name]),
+    }

@@ -1,0 +1,98 @@
+"""Hosts whose port has a rate, over all their links: a token bucket at both ends of the port.
+
+The kernel's `tbf` delays packets on the way out alone, so one on the host's own device shapes what
+it sends, and one on the hub's device towards it shapes what it receives. What TCP depends on is
+set, and read back from a connection.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.netlab import netem
+from megatron_adaptra.netlab.namespace import entered
+from megatron_adaptra.netlab.netem import Netem, batch, port
+from megatron_adaptra.netlab.network import INTERFACE, QUEUE, address, subnet
+
+PORT_MTU = 9000  # bytes: larger packets would take turns at a slow port too coarsely
+CONGESTION_CONTROL = "cubic"  # bbr sends too little after a pause
+# Bytes that may leave at once. A packet is handed to the device whole, and cut up on its way
+# (segmentation offload, up to 64 KiB); a bucket that does not hold one lets nothing of it pass.
+BURST = 70_000
+_UNLIMITED = 125e9  # bytes/s
+_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+_IP_MTU = 14  # which Python's socket does not name
+_TIMEOUT = 10.0  # seconds to connect two hosts
+
+
+class Ports(Netem):
+    """A bridge that joins hosts whose ports have rates. No link of it is slow.
+
+    Args:
+        namespaces: of the hosts, a descriptor each, in use until `close`.
+        pids: of the hosts, the processes in them.
+
+    Raises:
+        AdaptraError: the kernel, ip or tc refuses something.
+    """
+
+    def __init__(self, namespaces: Sequence[int], pids: Sequence[int]) -> None:
+        super().__init__(namespaces, pids, (), PORT_MTU)
+        self._namespaces, self._rates = namespaces, [math.inf] * len(namespaces)
+        try:
+            for host, namespace in enumerate(namespaces):
+                with entered(namespace):
+                    route = f"dev {INTERFACE} proto kernel scope link src {address(host)}"
+                    batch("ip", [f"route replace {subnet()} {route} congctl {CONGESTION_CONTROL}"])
+                    _IDLE.write_text("0")
+                self._bucket("add", host, math.inf)
+        except (AdaptraError, OSError) as error:
+            self.close()
+            raise AdaptraError(f"a host's port cannot be set up: {error}") from None
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        """Let ports pass `rates` from now on, one per host, bytes per second each way; inf: all."""
+        for host, rate in enumerate(rates):
+            if rate != self._rates[host]:
+                self._bucket("change", host, rate)
+                self._rates[host] = rate
+
+    def _bucket(self, do: str, host: int, rate: float) -> None:
+        with entered(self._namespaces[host]):
+            batch("tc", [f"qdisc {do} {_bucket(INTERFACE, rate)}"])
+        with entered(self.hub):
+            batch("tc", [f"qdisc {do} {_bucket(port(host), rate)}"])
+
+    def tcp(self) -> dict[str, str | int | bool]:
+        """What holds for a TCP connection from host 0 to host 1, read from one.
+
+        `congestion_control`, `mtu` (bytes), `slow_start_after_idle`.
+        """
+        with entered(self._namespaces[1]):
+            server = socket.create_server((address(1), 0))
+        with server, entered(self._namespaces[0]):
+            with socket.create_connection(server.getsockname(), _TIMEOUT) as connection:
+                name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                mtu = connection.getsockopt(socket.IPPROTO_IP, _IP_MTU)
+            idle = _IDLE.read_text().strip()
+        return {
+            "congestion_control": name.rstrip(b"\0").decode(),
+            "mtu": mtu,
+            "slow_start_after_idle": idle != "0",
+        }
+
+
+def probe() -> None:
+    """Raise AdaptraError, which says what is missing, unless this kernel can keep rates."""
+    netem.probe(False, [f"qdisc add {_bucket(port(0), math.inf)}"])
+
+
+def _bucket(device: str, rate: float) -> str:
+    rate = min(rate, _UNLIMITED)
+    limit = min(max(rate * QUEUE, 2 * BURST), 2e9)  # bytes that wait; it has 32 bits
+    burst = max(BURST, min(rate * 1e-4, 1e8))  # of a rate that the kernel's clock is coarse for
+    return f"dev {device} root handle 2: tbf rate {rate:.0f}bps burst {burst:.0f} limit {limit:.0f}"

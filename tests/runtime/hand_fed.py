@@ -1,0 +1,150 @@
+"""A training on GPUs without threads or a clock, of which the replanner sees what stages report.
+
+Each iteration is simulated under the true conditions, and a plan comes into force two iterations
+after it was proposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from telemetry.records import stock_records
+
+from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.plan.fixed.baselines import first_schedule
+from megatron_adaptra.plan.initial import over_own_messages
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.runtime.replanner import Change, Replanner
+from megatron_adaptra.sim.clock import simulate
+from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.link_probe import NBYTES, SHARE
+from megatron_adaptra.telemetry.probe import IterationRecord, OpTime
+from megatron_adaptra.transport.base import Stamps
+
+MS = 1e-3
+STAGES, COUNT = 4, 12
+FORWARD, BACKWARD = 20 * MS, 40 * MS
+NCCL, SMALL = 2 * MS, 0.1 * MS  # what a message takes by NCCL, and a small one of ours
+MESSAGE = 64 << 20
+LINKS = [(a, b) for a in range(STAGES) for b in (a - 1, a + 1) if 0 <= b < STAGES]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What really takes how many seconds.
+
+    `wire`: a message of ours, beyond its delay. `slow`: delays of links. `pace`: a factor of all
+    ops. `hidden`: what our messages hold up each op, between two ops, where nothing measures it.
+    """
+
+    wire: float
+    slow: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    pace: float = 1.0
+    hidden: float = 0.0
+
+    def conditions(self, own: bool) -> Conditions:
+        """For ours, or for Megatron's `own` messages."""
+        forward, backward = self.pace * FORWARD, self.pace * BACKWARD
+        if own:
+            links = {link: LinkState(NCCL + self.slow.get(link, 0.0)) for link in LINKS}
+        else:
+            forward, backward = forward + self.hidden, backward + self.hidden
+            rate = MESSAGE / self.wire
+            links = {link: LinkState(SMALL + self.slow.get(link, 0.0), rate) for link in LINKS}
+        half = (backward / 2,) * STAGES
+        return Conditions(
+            COUNT, (forward,) * STAGES, half, half, links, message_bytes=MESSAGE, split=False
+        )
+
+    def run(self, schedule: Schedule) -> Timeline:
+        """An iteration of a schedule."""
+        program = lower(schedule, 0 if schedule.stock else None)
+        return simulate(program, self.conditions(schedule.stock), "eager")
+
+    def records(self, schedule: Schedule, iteration: int) -> list[IterationRecord]:
+        """What the stages measure of it."""
+        timeline = self.run(schedule)
+        if schedule.stock:
+            out = stock_records(timeline, iteration)
+        else:
+            out = [self._ours(timeline, stage, iteration) for stage in range(STAGES)]
+        for record in out:
+            for source, target in LINKS:
+                if target == record.stage:
+                    least = SMALL + self.slow.get((source, target), 0.0)
+                    record.probed.append((source, _probe(NBYTES, least)))
+                    if schedule.stock and iteration % round(1 / SHARE / COUNT) == 1:
+                        record.probed.append((source, _probe(MESSAGE, least + self.wire)))
+        return out
+
+    def _ours(self, timeline: Timeline, stage: int, iteration: int) -> IterationRecord:
+        record = IterationRecord(stage, iteration, 9.0, 9.0 + timeline.makespan)
+        for span in sorted((s for s in timeline.spans if s.stage == stage), key=lambda s: s.start):
+            if span.op.kind.computes:
+                end = 9 + span.end - self.hidden
+                record.ops.append(OpTime(span.op, 9 + span.start, end, 0.0))
+        for m in timeline.messages:
+            if m.target == stage:
+                stamps = Stamps(9 + m.sent, 8.0, 9 + m.arrived, eager=True, nbytes=MESSAGE)
+                record.messages.append((m.source, m.op, stamps))
+        return record
+
+
+def _probe(nbytes: int, seconds: float) -> Stamps:
+    return Stamps(1.0, 0.5, 1.0 + seconds, eager=True, nbytes=nbytes)
+
+
+class Job:
+    """A training, for which `truth` holds until `train` changes it.
+
+    `ran`: the schedule of every iteration; `changes`: what was proposed, by iteration;
+    `predicted`: seconds of every iteration, where that was asked.
+    """
+
+    def __init__(self, truth: Truth) -> None:
+        self.truth = truth
+        self.start = over_own_messages(first_schedule(STAGES, COUNT, (float("inf"),) * STAGES))
+        estimator = Estimator(COUNT, ["one"] * STAGES, None, MESSAGE, on_device=True)
+        self.rule = ReplanPolicy(sends="eager")
+        self.replanner = Replanner(self.start, estimator, self.rule)
+        self.ran: list[Schedule] = []
+        self.changes: dict[int, Change] = {}
+        self.predicted: dict[int, float] = {}
+        self._in_force = self.start
+        self._before: list[IterationRecord] | None = None
+        self._due: tuple[int, Change] | None = None
+
+    def train(self, iterations: int, **truth: object) -> list[Schedule]:
+        """The schedules that ran; `truth`: what is different from now on."""
+        self.truth = replace(self.truth, **truth)
+        for iteration in range(len(self.ran), len(self.ran) + iterations):
+            if self._due is not None and iteration >= self._due[0]:
+                self._in_force = self._due[1].plan.schedule
+                self.replanner.swapped(self._due[1], iteration)
+                self._due = None
+            now = self.truth.records(self._in_force, iteration)
+            before = self._before or [None] * STAGES
+            reports = [r.report(b) for r, b in zip(now, before, strict=True)]
+            changed = self.replanner.observe(iteration, reports, self.ran[-1] if self.ran else None)
+            if self.replanner.predicted is not None:
+                self.predicted[iteration] = self.replanner.predicted
+            self.ran.append(self._in_force)
+            change = self.replanner.propose(iteration, changed, self._in_force, self._due is None)
+            if change is not None:
+                self._due = iteration + 2, change
+                self.changes[iteration] = change
+            self._before = now
+        return self.ran[-iterations:]
+
+    def seconds(self, schedule: Schedule) -> float:
+        """What an iteration of it takes now."""
+        return self.truth.run(schedule).makespan
+
+    @property
+    def reasons(self) -> list[tuple[int, str]]:
+        """Of all changes, by iteration."""
+        return [(iteration, change.why) for iteration, change in self.changes.items()]
