@@ -109,7 +109,7 @@ def activate(
     if resolved.uses("gradients"):
         from megatron_adaptra.adapter.step.gradients import GradientReduction
 
-        activation.undo_with(GradientReduction(session.context).close)
+        activation.undo_with(GradientReduction(config, session.context.say).close)
     return activation
 
 

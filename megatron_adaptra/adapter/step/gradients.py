@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES, patch
-from megatron_adaptra.adapter.pipeline.wiring import RankContext
+from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import BadInput, PeerLost, reason_of
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
@@ -63,10 +63,15 @@ class _Handle:
 
 
 class GradientReduction:
-    """Patched in from its making until `close`. `context`: this rank's."""
+    """Patched in from its making until `close`.
 
-    def __init__(self, context: RankContext) -> None:
-        self._context, self._config = context, context.config
+    Args:
+        config: the job's settings.
+        say: logs a sentence, once, at rank 0.
+    """
+
+    def __init__(self, config: AdaptraConfig, say: Callable[[str], None]) -> None:
+        self._config, self._say = config, say
         self._groups: dict[Any, _Group | None] = {}  # None: its connections cannot be opened
         (target,) = PATCHES["gradients"].targets
         native = getattr(*find(target))
@@ -91,7 +96,7 @@ class GradientReduction:
     def _group_of(self, buckets: Any) -> _Group | None:
         """What reduces them; None where Megatron does. The same on all ranks of their group."""
         if reason := self._not_ours(buckets):
-            self._context.say(f"gradients are reduced by Megatron: {reason}")
+            self._say(f"gradients are reduced by Megatron: {reason}")
             return None
         group = buckets.data_parallel_group
         if group not in self._groups:
@@ -153,7 +158,7 @@ class GradientReduction:
             reasons: list[Any] = [None] * len(ranks)
             dist.all_gather_object(reasons, reason, group=group)
             if reason := next(filter(None, reasons), ""):
-                self._context.say(f"gradients are reduced by Megatron: cannot connect: {reason}")
+                self._say(f"gradients are reduced by Megatron: cannot connect: {reason}")
                 return None
             unless_open.pop_all()
         return opened
