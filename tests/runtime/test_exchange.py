@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -238,6 +239,56 @@ def test_all_others_name_the_rank_that_is_lost(kind, plan, silent):
     assert all(text and text.startswith("waited for rank 2 in an all-reduce") for text in texts), (
         texts
     )
+
+
+class Unsent:
+    """A transport whose sends arrive, but seem to end in another way."""
+
+    def __init__(self, exchange, end) -> None:
+        self._transport, self._end = exchange.transport, partial(end, exchange)
+
+    def __getattr__(self, name):
+        return getattr(self._transport, name)
+
+    def isend(self, buffer, peer, tag):
+        work = self._transport.isend(buffer, peer, tag)
+        work.wait = self._end
+        return work
+
+
+def closed(exchange, timeout):
+    raise PeerLost("rank 1 has closed its engine")
+
+
+def silent(exchange, timeout):
+    exchange.timeout = 0.0  # it is over
+    raise PeerLost(f"waited {timeout:g} s")
+
+
+def unsent(me, end):
+    exchange, tensor = exchange_of(me, 2), torch.ones(4)
+    exchange.run(torch.ones(4), ring(2, 1))
+    me.meet()
+    if me.rank == 0:
+        exchange.transport = Unsent(exchange, end)
+    try:
+        exchange.run(tensor, ring(2, 1))
+    except PeerLost as error:
+        assert me.rank == 0
+        return str(error)
+    finally:
+        me.meet()
+    return tensor.tolist()
+
+
+def test_a_rank_that_has_ended_after_its_part_is_not_lost():
+    assert run("eager", unsent, closed) == [[2.0] * 4] * 2
+
+
+def test_a_rank_that_takes_nothing_is_lost():
+    text, there = run("eager", unsent, silent)
+    assert text == "waited for rank 1 in an all-reduce: it took nothing in 0 s"
+    assert there == [2.0] * 4
 
 
 def differing(me, ranks, what):

@@ -298,11 +298,21 @@ class ExchangeWork:
         self._waits_for = None
 
     def _await_sent(self, send: Work, target: int) -> None:
+        """Wait until a message has left.
+
+        All others' parts are here by now. A target that has ended meanwhile has ended all its
+        all-reduces, too, or has died, which those find that wait for it.
+        """
+        exchange, began = self._exchange, time.monotonic()
         self._waits_for = target
         try:
-            send.wait(self._exchange.timeout)
+            send.wait(exchange.timeout)
         except PeerLost as error:
-            raise self._closed(target, str(error)) from error
+            if known := exchange.error_of_loss():
+                raise known from error
+            if time.monotonic() - began >= exchange.timeout:
+                reason = f"it took nothing in {exchange.timeout:g} s"
+                raise exchange.give_up(self._number, target, reason) from error
         self._waits_for = None
 
     def _closed(self, rank: int, reason: str) -> PeerLost:
