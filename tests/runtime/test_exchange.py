@@ -22,7 +22,7 @@ from megatron_adaptra.runtime.collectives.exchange import Exchange
 
 HALF = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, torch.float64, *HALF, torch.int32, torch.int64)
-SOON = 4.0
+SOON = 2.0
 
 
 def plans_of(ranks: int, rng: random.Random) -> list[CollectivePlan]:
@@ -100,7 +100,7 @@ def all_builders(me, ranks, seed):
     rng = random.Random(seed)
     exchange = exchange_of(me, ranks)
     flying = []
-    for number in range(4):
+    for number in range(2):
         for plan in plans_of(ranks, rng):
             size, dtype = rng.choice((1, ranks - 1, 7, 100, 3001)), rng.choice(DTYPES)
             average = dtype.is_floating_point and rng.random() < 0.5
@@ -108,7 +108,7 @@ def all_builders(me, ranks, seed):
             mine = values[me.rank].clone()
             op = ReduceOp.AVG if average else ReduceOp.SUM
             flying.append((exchange.start(mine, plan, op), mine, plan, values, average))
-            if len(flying) == 4 or number == 3:
+            if len(flying) == 4 or number == 1:
                 work, got, *rest = flying.pop(rng.randrange(len(flying)))
                 work.wait(PATIENCE)
                 assert work.done()
@@ -120,10 +120,10 @@ def all_builders(me, ranks, seed):
     return True
 
 
-CASES = [(kind, ranks) for kind in ("eager", "rendezvous") for ranks in range(2, 7)]
+CASES = [("eager", 3), ("eager", 6), ("rendezvous", 2), ("rendezvous", 5)]
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [*CASES, ("gloo", 3), ("shm", 5), ("tcp", 2)])
+@pytest.mark.parametrize(("kind", "ranks"), [*CASES, ("gloo", 4), ("shm", 3), ("tcp", 2)])
 def test_every_builder_gives_the_bits_of_its_plan(kind, ranks):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -151,11 +151,10 @@ def under_shares(me, ranks, seed):
     return found
 
 
-@pytest.mark.parametrize("kind", ["eager", "gloo"])
-def test_direct_has_the_same_bits_under_all_shares(kind):
+def test_direct_has_the_same_bits_under_all_shares():
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    found = [bits for rank in run(kind, under_shares, 4, seed, ranks=4) for bits in rank]
+    found = [bits for rank in run("eager", under_shares, 4, seed, ranks=4) for bits in rank]
     assert all(bits == found[0] for bits in found)
     total = sum(
         values_of(4, 500, torch.float32, seed)[1:], values_of(4, 500, torch.float32, seed)[0]
@@ -164,8 +163,9 @@ def test_direct_has_the_same_bits_under_all_shares(kind):
 
 
 def one_late(me, ranks, late):
-    """Others' later all-reduces without it in the way: they have started, and end with it."""
+    """The others start several, and ask who waits for whom; all end when it has come."""
     exchange, plan = exchange_of(me, ranks), direct(shares_without(ranks, [late]), 2)
+    exchange.asks_after, exchange.looks_every = 0.0, 0.005
     exchange.run(torch.ones(40), plan)
     tensors = [torch.full((40,), float(number)) for number in range(6)]
     if me.rank == late:
@@ -216,14 +216,13 @@ def a_rank_goes(me, ranks, plan, lost, timeout):
         except PeerLost as error:
             with pytest.raises(PeerLost, match="waited for"):
                 exchange.start(torch.ones(400), plan)  # nor does another one start
-            return str(error)
+            me.say(str(error))  # now: what is lost takes a while to close
+            return
 
 
 GOING = [
     ("gloo", direct((1, 1, 0, 1), 2)),
-    ("gloo", ring(4, 1)),
-    ("tcp", direct((1, 1, 1, 1), 2)),
-    ("tcp", halving_doubling(4)),
+    ("tcp", ring(4, 1)),
 ]
 
 
@@ -235,7 +234,7 @@ def test_everybody_names_the_rank_that_is_lost(kind, plan, silent):
         assert processes.reported(2) == "ready"
         if not silent:
             processes.kill(2)
-        texts = [processes.result(rank) for rank in (0, 1, 3)]
+        texts = [processes.reported(rank) for rank in (0, 1, 3)]
     assert all(text and text.startswith("waited for rank 2 in an all-reduce") for text in texts), (
         texts
     )

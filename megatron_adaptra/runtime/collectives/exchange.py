@@ -1,8 +1,9 @@
 """Runs collective plans over a transport: an all-reduce by any builder, asynchronous.
 
-The same bits come from run to run and on all ranks, whoever is late, as a plan fixes the order of
-each addition. Receives are posted when an all-reduce starts; a thread of its own runs its line. All
-ranks start the same ones in the same order, so that none depends on one that was started later.
+The same bits come from run to run and on all ranks, whichever of them is late, as a plan fixes the
+order of each addition. Receives are posted when an all-reduce starts; a thread of its own runs its
+line. All ranks start the same ones in the same order, so that none depends on one that was started
+later.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Exchange:
     def run(
         self, tensor: torch.Tensor, plan: CollectivePlan, op: ReduceOp.RedOpType = ReduceOp.SUM
     ) -> None:
-        """`start`, and wait for the result."""
+        """`start`, and wait for the result. Raises what either does."""
         self.start(tensor, plan, op).wait()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What ranks report to each other beside their data: their plan, whom they wait for, who is lost.
 
 A rank that waits for a healthy one, which waits for a dead one itself, would name the wrong rank.
-So ranks report whom they wait for when one asks, and whoever has not reported is the one to name.
+So ranks report whom they wait for when one asks, and a rank that has not reported is the lost one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Reports:
         self._sends: list[Work] = []
         self.plans: dict[tuple[int, int], str] = {}  # by number and rank
         self.waits: dict[tuple[int, int], int] = {}  # for whom, by exchange and rank
-        self.asked: set[int] = set()  # exchanges in which somebody has waited for too long
+        self.asked: set[int] = set()  # exchanges in which some rank has waited for too long
         self.closed: set[int] = set()  # who can report nothing any more
         self.loss: Loss | None = None  # the first one
         self._posted: dict[int, tuple[torch.Tensor, Work]] = {}
