@@ -37,12 +37,12 @@ def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
     clock = Clock(options)
     machine = f"of {rank}" if options.in_lab else clock.machines[rank]
     wire = EngineWire(open_endpoint("allreduce", rank, machine), rank)
-    everyone = range(options.ranks)
-    links = list(permutations(everyone, 2))
-    names = [f"rank {one}" for one in everyone]
+    all_ranks = range(options.ranks)
+    links = list(permutations(all_ranks, 2))
+    names = [f"rank {one}" for one in all_ranks]
     exchange = Exchange(
-        wire.transport("allreduce", everyone, links),
-        wire.transport("allreduce-reports", everyone, links),
+        wire.transport("allreduce", all_ranks, links),
+        wire.transport("allreduce-reports", all_ranks, links),
         rank,
         names,
         TIMEOUT,

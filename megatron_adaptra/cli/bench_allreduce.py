@@ -12,7 +12,7 @@ from megatron_adaptra.bench.allreduce_options import ALGORITHMS, AllReduceOption
 from megatron_adaptra.bench.launch import from_torchrun, measure
 from megatron_adaptra.bench.options import ALLREDUCE, SIZES
 from megatron_adaptra.bench.sizes import sizes_of
-from megatron_adaptra.cli.bench_allreduce_report import Finding, html, png, table_of
+from megatron_adaptra.cli.bench_allreduce_report import EXPLAINED, Finding, html, png, tables_of
 from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.files import results_folder
@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
     asked = list(_options(args))
     folder = results_folder(Path(args.out)) if args.out else None
     rows: list[dict[str, Any]] = []
-    with progress("measuring", lines=True) as tell:
+    with progress("measuring", lines=True) as show:
         for number, options in enumerate(asked, 1):
-            tell(f"{options.ranks} ranks, {_where(options)} ({number} of {len(asked)})")
+            show(f"{options.ranks} ranks, {_where(options)} ({number} of {len(asked)})")
             rows += _rows(options)
     finding = Finding(rows)
     if folder:
@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(finding.data())
         return 0
-    show_table(table_of(finding))
+    say(EXPLAINED)
+    for table in tables_of(finding):
+        show_table(table)
     for path in files if folder else ():
         say(str(path))
     return 0

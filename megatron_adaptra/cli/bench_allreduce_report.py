@@ -21,15 +21,16 @@ from megatron_adaptra.view.theme import ADAPTRA, OTHER, STOCK
 
 Row = Mapping[str, Any]
 _HEADLINE = "All-reduces with late ranks"
-_EXPLAINED = (
+EXPLAINED = (
     "ms after the arrival of the last rank, medians; ratio: how many times as fast; native: "
     "torch's all-reduce over gloo; CPU: of all ranks together; k: pieces of the buffer"
 )
 _COLUMNS = {
-    "ms_after_arrival": "ms after arrival", "late_ms": "late, ms", "spread_ms": "spread, ms",
-    "predicted_ms": "predicted, ms", "cpu_ms": "CPU, ms", "late_ranks": "late ranks",
-    "ratio_to_ring": "ratio to ring", "ratio_to_native": "ratio to native",
+    "late_ms": "late, ms", "ms_after_arrival": "ms after arrival", "spread_ms": "spread, ms",
+    "predicted_ms": "predicted, ms", "ratio_to_ring": "ratio to ring",
+    "ratio_to_native": "ratio to native", "cpu_ms": "CPU, ms",
 }  # fmt: skip
+_SHOWN = ("algorithm", "k", *_COLUMNS)
 _COLOURS = {"direct": ADAPTRA, NATIVE: STOCK}
 
 
@@ -44,58 +45,57 @@ class Finding:
         return {"kind": ALLREDUCE, "rows": list(self.rows)}
 
 
-def table_of(finding: Finding) -> Table:
-    """All rows."""
-    names = ["network", *(name for name in finding.rows[0] if name != "network")]
-    columns = [_COLUMNS.get(name, name) for name in names]
-    cells = [[_cell(name, row[name]) for name in names] for row in finding.rows]
-    return Table(_EXPLAINED, columns, cells)
+def tables_of(finding: Finding) -> list[Table]:
+    """One for each network, number of ranks, size, and who is late."""
+    tables = []
+    for title, rows in _cases(finding.rows):
+        columns = [_COLUMNS.get(name, name) for name in _SHOWN]
+        cells = [[_cell(name, row[name]) for name in _SHOWN] for row in rows]
+        tables.append(Table(title, columns, cells))
+    return tables
 
 
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return "-"
-    if name == "bytes":
-        return size(value)
     if name.startswith("ratio"):
         return f"{value:.2f}"
-    if isinstance(value, list):
-        return ",".join(map(str, value))
     return number(value) if isinstance(value, float) else str(value)
 
 
 def html(finding: Finding) -> str:
     """The page."""
-    cells = table_of(finding)
-    charts = [
+    sections = [
         section(
-            chart.title,
+            each.title,
             curves_legend(chart.curves),
             element("div", xy_chart_svg(chart), class_="scroll"),
+            table(each.columns, each.rows),
         )
-        for chart in _charts(finding.rows)
+        for each, chart in zip(tables_of(finding), _charts(finding.rows), strict=True)
     ]
-    return page(
-        _HEADLINE,
-        header("adaptra bench", _HEADLINE, [cells.title]),
-        element("div", *charts, class_="pair"),
-        section("All figures", table(cells.columns, cells.rows)),
-    )
+    return page(_HEADLINE, header("adaptra bench", _HEADLINE, [EXPLAINED]), *sections)
 
 
 def png(path: str | os.PathLike[str], finding: Finding) -> None:
     """The same charts at `path`; ImportError where matplotlib is not installed."""
-    charts_png(path, _HEADLINE, [_EXPLAINED], _charts(finding.rows))
+    charts_png(path, _HEADLINE, [EXPLAINED], _charts(finding.rows))
+
+
+def _cases(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """The rows that differ in algorithm and lateness alone, with what they have in common."""
+    parts: dict[str, list[Row]] = {}
+    for row in rows:
+        late = ", ".join(map(str, row["late_ranks"]))
+        late = f"late: rank {late}" if late else "none late"
+        title = f"{row['network']}, {row['ranks']} ranks, {size(row['bytes'])}, {late}"
+        parts.setdefault(title[0].upper() + title[1:], []).append(row)
+    return list(parts.items())
 
 
 def _charts(rows: Sequence[Row]) -> list[XYChart]:
-    """One for each network, number of ranks and size: time over lateness."""
-    parts: dict[str, list[Row]] = {}
-    for row in rows:
-        late = ",".join(map(str, row["late_ranks"])) or "none"
-        title = f"{row['network']}, {row['ranks']} ranks, {size(row['bytes'])}, late: {late}"
-        parts.setdefault(title, []).append(row)
-    return [_chart(title[0].upper() + title[1:], part) for title, part in parts.items()]
+    """Time over lateness, one for each of the tables."""
+    return [_chart(title, part) for title, part in _cases(rows)]
 
 
 def _chart(title: str, rows: Sequence[Row]) -> XYChart:

@@ -228,7 +228,7 @@ GOING = [
 
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize(("kind", "plan"), GOING, ids=lambda one: getattr(one, "name", one))
-def test_everybody_names_the_rank_that_is_lost(kind, plan, silent):
+def test_all_ranks_name_the_one_that_is_lost(kind, plan, silent):
     timeout = SOON if silent else PATIENCE
     with Processes(a_rank_goes, 4, plan, 2, timeout, ranks=4, kind=kind) as processes:
         assert processes.reported(2) == "ready"
