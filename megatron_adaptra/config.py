@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from megatron_adaptra.user_files import read_data
 
 POST_RECEIVES = ("ahead", "on-demand")
 SMALL_COLLECTIVES = ("auto", "on", "fixed", "off")
+ALLREDUCES = ("native", "direct")
 TRANSPORTS = ("auto", "engine", "gloo")
 ENGINES = ("native", "executor", "stock")
 POLICIES = ("adaptive", "1f1b", "zb-h1", "zb-h2", "interleaved")
@@ -115,6 +117,19 @@ class AdaptraConfig:
         "they may not (sums in the order of ranks), off never",
         choices=SMALL_COLLECTIVES,
     )
+    allreduce: str = _setting(
+        "native",
+        "how data-parallel ranks reduce their gradients (plain DDP on the CPU): native, as "
+        "Megatron does; direct, each piece at an owner, in the order of ranks, where a late rank "
+        "owns nothing",
+        choices=ALLREDUCES,
+    )
+    late_ranks: str = _setting(
+        "",
+        "data-parallel ranks that are late, such as 2 or 2,5: what an all-reduce other than native "
+        "leaves to the others",
+        metavar="RANKS",
+    )
     post_receives: str = _setting(
         "ahead",
         "when receives are posted: ahead, as early as plan and budget allow, or on-demand, as "
@@ -167,6 +182,13 @@ class AdaptraConfig:
                 raise BadInput(name, value, f"it has to be a number of at least {least:g}")
         if self.timeout > LONGEST:
             raise BadInput("timeout", self.timeout, f"it has to be at most {LONGEST:g} seconds")
+        late: Any = self.late_ranks
+        if isinstance(late, int) and not isinstance(late, bool):  # YAML's number
+            object.__setattr__(self, "late_ranks", str(late))
+        if self.late and self.allreduce == "native":
+            raise BadInput(
+                "late_ranks", late, "native waits for all; use --adaptra-allreduce direct"
+            )
         rules = self.emulate_link
         if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
             raise BadInput("emulate_link", rules, "it has to be a list such as [2-3:40ms@10..]")
@@ -186,6 +208,18 @@ class AdaptraConfig:
     def budget(self) -> Budget:
         """What `activation_budget` says; raises BadInput."""
         return parse_budget(self.activation_budget)
+
+    @property
+    def late(self) -> tuple[int, ...]:
+        """What `late_ranks` says, in order; raises BadInput."""
+        allowed = "it has to be ranks of a data-parallel group, each once, such as 2 or 2,5"
+        given = self.late_ranks
+        if not isinstance(given, str) or not re.fullmatch(r"( *[0-9]{1,6} *(,(?=.)|$))*", given):
+            raise BadInput("late_ranks", given, allowed)
+        late = sorted(int(one) for one in given.split(",") if one.strip())
+        if len(set(late)) < len(late):
+            raise BadInput("late_ranks", given, allowed)
+        return tuple(late)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str) -> AdaptraConfig:

@@ -67,16 +67,40 @@ def test_yaml_means_words_by_on_and_off(file, word):
 def test_every_setting_has_a_flag():
     flags = {f.name: f"--adaptra-{f.name.replace('_', '-')}" for f in fields(AdaptraConfig)}
     for name, flag in flags.items():
-        with_it = ["--adaptra-engine", "executor"] if name == "recompute" else []
+        needed = {
+            "recompute": ["--adaptra-engine", "executor"],
+            "late_ranks": ["--adaptra-allreduce", "direct"],
+        }
+        with_it = needed.get(name, [])
         if isinstance(getattr(AdaptraConfig(), name), bool):
             assert getattr(config(flag, *with_it), name)
             continue
         others = {
-            "engine": "executor", "emulate_link": "0-1:1ms", "log": "a",
+            "engine": "executor", "allreduce": "direct", "emulate_link": "0-1:1ms", "log": "a",
             "small_collectives": "off",
             "post_receives": "on-demand", "policy": "1f1b", "transport": "gloo",
         }  # fmt: skip
-        assert getattr(config(flag, others.get(name, "7")), name) != getattr(AdaptraConfig(), name)
+        assert getattr(config(flag, others.get(name, "7"), *with_it), name) != getattr(
+            AdaptraConfig(), name
+        )
+
+
+@pytest.mark.parametrize(("text", "late"), [("", ()), ("3", (3,)), ("2, 0,5", (0, 2, 5))])
+def test_late_ranks(text, late):
+    assert config("--adaptra-allreduce", "direct", "--adaptra-late-ranks", text).late == late
+
+
+@pytest.mark.parametrize("text", ["a", "1,", ",", "-1", "1 2", "1,1", "1;2", "1234567"])
+def test_late_ranks_that_are_none(text):
+    flags = "--adaptra-allreduce", "direct", f"--adaptra-late-ranks={text}"
+    assert f"--adaptra-late-ranks '{text}': it has to be ranks of" in refusal(config, *flags)
+
+
+def test_late_ranks_in_yaml(file):
+    read = config("--adaptra-config", file("allreduce: direct\nlate_ranks: 2\n"))
+    assert read.late == (2,)
+    text = refusal(config, "--adaptra-config", file("late_ranks: 2\n"))
+    assert "late_ranks 2: native waits for all; use --adaptra-allreduce direct" in text
 
 
 def test_gloo_cannot_encrypt():

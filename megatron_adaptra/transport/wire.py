@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -49,6 +50,10 @@ class Wire(ABC):
     @abstractmethod
     def control(self, name: str, ranks: Sequence[int]) -> Transport:
         """Between `ranks[0]` and each other one, both ways."""
+
+    @abstractmethod
+    def mesh(self, name: str, ranks: Sequence[int]) -> Transport:
+        """Between all of `ranks`, both ways."""
 
     @abstractmethod
     def group(self, name: str, ranks: Sequence[int]) -> Any:
@@ -95,6 +100,11 @@ class GlooWire(Wire):
         """As for Wire."""
         star = [(0, member) for member in range(1, len(ranks))]
         return GlooTransport(*open_links(ranks, star, name, "member", self.devices, waits.START))
+
+    def mesh(self, name: str, ranks: Sequence[int]) -> GlooTransport:
+        """As for Wire; one connection serves both ways."""
+        pairs = list(combinations(range(len(ranks)), 2))
+        return GlooTransport(*open_links(ranks, pairs, name, "member", self.devices, waits.START))
 
     def group(self, name: str, ranks: Sequence[int]) -> Any:
         """As for Wire; gloo raises RuntimeError."""

@@ -41,7 +41,7 @@ from megatron_adaptra.telemetry.probe import Probe  # noqa: E402
 SLOW = ["0-1:1ms"]
 EXECUTOR = AdaptraConfig(
     engine="executor", policy="zb-h1", recompute=True, small_collectives="on", timeout=60.0,
-    emulate_link=SLOW,
+    emulate_link=SLOW, allreduce="direct",
 )  # fmt: skip
 NATIVE = AdaptraConfig(small_collectives="on", timeout=60.0)
 STOCK = AdaptraConfig(engine="stock", emulate_link=SLOW)

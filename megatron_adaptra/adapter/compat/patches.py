@@ -25,6 +25,7 @@ _TRAINING = "megatron.training.training"
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 _RERUNS = "megatron.core.rerun_state_machine:RerunStateMachine"
 _CONFIG = "megatron.core.model_parallel_config:ModelParallelConfig"
+_BUCKETS = "megatron.core.distributed.param_and_grad_buffer:_ParamAndGradBucketGroup"
 _LINEAR = "megatron.core.tensor_parallel.layers:LinearWithGradAccumulationAndAsyncCommunication"
 
 
@@ -167,6 +168,13 @@ PATCHES: Mapping[str, Patch] = {
         "sends small collectives that cross stages directly, in one delay",
         Lasts.JOB, _COLLECTS, _collects,
         feature="small collectives sent directly",
+    ),
+    "gradients": Patch(
+        _in(_BUCKETS, "start_grad_sync"),
+        "reduces the gradients of data-parallel ranks by a collective plan",
+        Lasts.JOB, "--adaptra-allreduce other than native",
+        lambda job: job.config.allreduce != "native",
+        feature="gradients reduced by a collective plan",
     ),
     "step-result": Patch(
         (

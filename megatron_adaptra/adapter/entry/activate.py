@@ -106,6 +106,10 @@ def activate(
     activation.undo_with(
         patch("schedule", get_forward_backward_func=get_forward_backward_func).close
     )
+    if resolved.uses("gradients"):
+        from megatron_adaptra.adapter.step.gradients import GradientReduction
+
+        activation.undo_with(GradientReduction(config, session.context.say).close)
     return activation
 
 

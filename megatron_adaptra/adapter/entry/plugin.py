@@ -109,12 +109,15 @@ class Plugin:
     def _check(self, args: Any) -> None:
         """All problems that are known before processes meet."""
         from megatron_adaptra.adapter.compat.profiles import profile
+        from megatron_adaptra.plan.collectives.direct import shares_without
         from megatron_adaptra.transport.scenario import load_rules
 
         assert self.config is not None
         flags.refuse(args)
         profile()
         load_rules(self.config.emulate_link, args.pipeline_model_parallel_size)
+        if self.config.late:
+            shares_without(args.data_parallel_size, self.config.late)
         job = _job(args, self.config)
         if args.adaptra_dry_run:
             from megatron_adaptra.adapter.entry.dry_run import show

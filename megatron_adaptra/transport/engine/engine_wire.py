@@ -90,11 +90,14 @@ class EngineWire(Wire):
         peers = range(1, len(ranks)) if ranks[0] == self._me else [0]
         return EngineTransport(self._endpoint, name, self._connect(ranks, peers, "member"))
 
-    def group(self, name: str, ranks: Sequence[int]) -> EngineGroup:
+    def mesh(self, name: str, ranks: Sequence[int]) -> EngineTransport:
         """As for Wire."""
         ends = self._connect(ranks, range(len(ranks)), "member")
-        transport = EngineTransport(self._endpoint, name, ends)
-        return EngineGroup(transport, ranks.index(self._me))
+        return EngineTransport(self._endpoint, name, ends)
+
+    def group(self, name: str, ranks: Sequence[int]) -> EngineGroup:
+        """As for Wire."""
+        return EngineGroup(self.mesh(name, ranks), ranks.index(self._me))
 
     def through(self, rank: int) -> str:
         """As for Wire."""

@@ -1,0 +1,196 @@
+"""Gradients of data-parallel ranks, reduced by a collective plan in place of Megatron's all-reduce.
+
+It stands in for `start_grad_sync` of a group of buckets of plain DDP. What it does not handle, with
+the distributed optimizer among it, is left to Megatron, which is logged once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra.adapter.compat.patch_attr import find
+from megatron_adaptra.adapter.compat.patches import PATCHES, patch
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.errors import BadInput, PeerLost, reason_of
+from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.plan.collectives.direct import direct, shares_without
+from megatron_adaptra.runtime.collectives.exchange import FLOATS, Exchange, ExchangeWork
+from megatron_adaptra.runtime.machines import Place, clocks
+from megatron_adaptra.transport.address import local_address
+from megatron_adaptra.transport.engine import bindings
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.engine_wire import EngineWire, StoreRendezvous
+from megatron_adaptra.transport.wire import GlooWire, Wire
+
+_Builder = Callable[[int, tuple[int, ...]], CollectivePlan]  # of how many ranks, and the late ones
+# By `--adaptra-allreduce`: the fewest ranks, and the builder.
+_BUILDERS: Mapping[str, tuple[int, _Builder]] = {
+    "direct": (2, lambda ranks, late: direct(shares_without(ranks, late))),
+}
+_opened: Counter[str] = Counter()  # by ranks, how often this process has connected them
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A data-parallel group that reduces by `plan`, over connections of its own."""
+
+    plan: CollectivePlan
+    exchange: Exchange
+    wire: Wire
+
+    def close(self) -> None:
+        self.exchange.close()
+        self.wire.close()
+
+
+class _Handle:
+    """What Megatron waits for at the end of a reduction that overlaps with its backward."""
+
+    def __init__(self, works: list[ExchangeWork]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Raises PeerLost, which names the rank that is lost."""
+        for work in self._works:
+            work.wait()
+
+
+class GradientReduction:
+    """Patched in from its making until `close`.
+
+    Args:
+        config: the job's settings.
+        say: logs a sentence, once, at rank 0.
+    """
+
+    def __init__(self, config: AdaptraConfig, say: Callable[[str], None]) -> None:
+        self._config, self._say = config, say
+        self._groups: dict[Any, _Group | None] = {}  # None: its connections cannot be opened
+        (target,) = PATCHES["gradients"].targets
+        native = getattr(*find(target))
+
+        def start_grad_sync(buckets: Any, *args: Any, **kwargs: Any) -> None:
+            if (group := self._group_of(buckets)) is None:
+                native(buckets, *args, **kwargs)
+            else:
+                _start(buckets, group)
+
+        self._patched = patch("gradients", start_grad_sync=start_grad_sync)
+
+    def close(self) -> None:
+        """Put Megatron's function back, and end the connections."""
+        with contextlib.ExitStack() as stack:
+            for group in self._groups.values():
+                if group is not None:
+                    stack.callback(group.close)
+            self._groups = {}
+            self._patched.close()
+
+    def _group_of(self, buckets: Any) -> _Group | None:
+        """What reduces them; None where Megatron does. The same on all ranks of their group."""
+        if reason := self._not_ours(buckets):
+            self._say(f"gradients are reduced by Megatron: {reason}")
+            return None
+        group = buckets.data_parallel_group
+        if group not in self._groups:
+            self._groups[group] = self._open(group)
+        return self._groups[group]
+
+    def _not_ours(self, buckets: Any) -> str:
+        """Why Megatron has to reduce them; empty if it need not."""
+        config, name = buckets.ddp_config, self._config.allreduce
+        if config.use_distributed_optimizer or config.num_distributed_optimizer_instances > 1:
+            return "the distributed optimizer has its own way"
+        for bucket in buckets.buckets:
+            data = bucket.grad_data
+            if data.layout != torch.strided or data.device.type != "cpu":
+                return f"they are {data.layout} on {data.device.type}, not dense on the CPU"
+            if data.dtype not in FLOATS or not data.is_contiguous():
+                return f"they are {data.dtype} with strides {data.stride()}"
+        ranks, late = buckets.data_parallel_group.size(), self._config.late
+        if ranks < (fewest := _BUILDERS[name][0]):
+            return f"{name} needs {fewest} ranks, here is {ranks}"
+        if late and (late[-1] >= ranks or len(late) == ranks):
+            return f"late are {self._config.late_ranks}, of ranks 0 to {ranks - 1}"
+        return ""
+
+    def _open(self, group: Any) -> _Group | None:
+        """Connect the ranks of a data-parallel group: a collective of it."""
+        ranks = dist.get_process_group_ranks(group)
+        config, key = self._config, "-".join(map(str, ranks))
+        name = f"gradients/{key}/{_opened[key]}"
+        _opened[key] += 1
+        missing = bindings.missing() if config.transport != "gloo" else "gloo was asked for"
+        missing = missing or (bindings.missing_tls() if config.encrypt else "")
+        gathered: list[Any] = [None] * len(ranks)
+        dist.all_gather_object(gathered, (Place.here(), missing), group=group)
+        places, lacks = zip(*gathered, strict=True)
+        missing = next(filter(None, lacks), "")
+        if missing and (config.encrypt or config.transport == "engine"):
+            field, value = ("encrypt", "on") if config.encrypt else ("transport", "engine")
+            raise BadInput(f"--adaptra-{field}", value, f"not here: {missing}")
+        opened: _Group | None = None
+        reason = ""
+        with contextlib.ExitStack() as unless_open:
+            try:
+                wire: Wire = GlooWire()
+                if not missing:
+                    machine = tuple(clocks(places))[ranks.index(dist.get_rank())]
+                    wire = self._engine(f"adaptra/{name}/engine", machine)
+                unless_open.callback(wire.close)
+                data = wire.mesh(f"{name}/data", ranks)
+                unless_open.callback(data.close)
+                reports = wire.mesh(f"{name}/reports", ranks)
+                unless_open.callback(reports.close)
+                names = [f"rank {rank}" for rank in ranks]
+                exchange = Exchange(data, reports, group.rank(), names, config.timeout)
+                plan = _BUILDERS[config.allreduce][1](len(ranks), config.late)
+                opened = _Group(plan, exchange, wire)
+            except (PeerLost, OSError, RuntimeError) as error:
+                reason = reason_of(error)
+            reasons: list[Any] = [None] * len(ranks)
+            dist.all_gather_object(reasons, reason, group=group)
+            if reason := next(filter(None, reasons), ""):
+                self._say(f"gradients are reduced by Megatron: cannot connect: {reason}")
+                return None
+            unless_open.pop_all()
+        return opened
+
+    def _engine(self, key: str, machine: str) -> EngineWire:
+        config, me = self._config, dist.get_rank()
+        endpoint = Endpoint(
+            me, local_address(), machine, StoreRendezvous(key), config.timeout,
+            encrypted=config.encrypt,
+        )  # fmt: skip
+        return EngineWire(endpoint, me)
+
+
+def _start(buckets: Any, group: _Group) -> None:
+    """What Megatron's start_grad_sync does for plain DDP, but for the all-reduce."""
+    if buckets.is_first_batch and buckets.grad_reduce_handle is not None:
+        return  # it has begun already
+    assert buckets.grad_reduce_handle is None, "an all-reduce of these buckets is under way"
+    config = buckets.ddp_config
+    if config.check_for_nan_in_grad or config.check_for_large_grads:
+        buckets.check_grads(
+            check_for_nan_or_inf=config.check_for_nan_in_grad,
+            check_for_large=config.check_for_large_grads,
+        )
+    for bucket in buckets.buckets:
+        if bucket.gradient_scaling_factor != 1.0:
+            bucket.grad_data *= bucket.gradient_scaling_factor
+    op = dist.ReduceOp.AVG if config.average_in_collective else dist.ReduceOp.SUM
+    handle = _Handle(
+        [group.exchange.start(bucket.grad_data, group.plan, op) for bucket in buckets.buckets]
+    )
+    if config.overlap_grad_reduce:
+        buckets.grad_reduce_handle = handle
+    else:
+        handle.wait()

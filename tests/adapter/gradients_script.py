@@ -1,0 +1,95 @@
+"""One rank of test_gradients.py: small models whose gradients Megatron or a plan reduces.
+
+Prints one JSON line per case, from rank 0: of all ranks. Argument: a folder for the dataset.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.adapter.baseline import cpu
+
+cpu.install()
+
+import torch.distributed as dist  # noqa: E402
+from megatron.core import parallel_state as mpu  # noqa: E402
+
+from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
+from megatron_adaptra.adapter.compat.patch_attr import find  # noqa: E402
+from megatron_adaptra.adapter.compat.patches import PATCHES  # noqa: E402
+from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
+from megatron_adaptra.adapter.step import gradients  # noqa: E402
+from megatron_adaptra.config import AdaptraConfig  # noqa: E402
+
+SMALL: dict[str, Any] = {"microbatches": 2, "hidden": 32, "seq_length": 32, "layers": 2}
+CASES: dict[str, dict[str, Any]] = {
+    "replicas": {"stages": 1},
+    "overlap": {"stages": 1, "overlap_reduce": True},
+    "bf16": {"stages": 1, "precision": "bf16", "overlap_reduce": True},
+    "pipelines": {"stages": 2},
+    "optimizer": {"stages": 1, "distributed_optimizer": True},
+}
+LATE = {"direct": "", "late": "1", "gloo": "1"}
+
+
+def train(shape: gpt.GPTShape, dataset: Any) -> dict[str, Any]:
+    arm, losses, norms = gpt.Arm.build(shape, dataset), [], []
+    for _ in range(3):
+        arm.begin()
+        losses += [loss.item() for loss in arm.forward_backward(gpt.forward_backward_function())]
+        norms.append(float(arm.optimizer.step()[1]))
+        arm.end()
+    return {"losses": losses, "norms": norms, "parameters": arm.digest()}
+
+
+def counted() -> list[int]:
+    """Grows with each all-reduce by plan."""
+    calls: list[int] = []
+    start = gradients._start
+
+    def count(buckets: Any, group: Any) -> None:
+        calls.append(len(buckets.buckets))
+        start(buckets, group)
+
+    gradients._start = count
+    return calls
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    prefix = Path(sys.argv[1]) / "data" / "text"
+    if dist.get_rank() == 0:
+        gpt.write_dataset(None, prefix.parent, limit=100_000)
+    dist.barrier()
+    calls = counted()
+    (target,) = PATCHES["gradients"].targets
+    owner, name = find(target)
+    native = vars(owner)[name]
+    for case, settings in CASES.items():
+        shape = gpt.GPTShape(**SMALL, **settings)
+        gpt.initialize(shape, timeout=60)
+        dataset = gpt.build_dataset(prefix, shape, 32)
+        row: dict[str, Any] = {"case": case, "native": train(shape, dataset)}
+        for way, late in LATE.items():
+            calls.clear()
+            transport = "gloo" if way == "gloo" else "auto"
+            config = AdaptraConfig(
+                allreduce="direct", late_ranks=late, transport=transport, timeout=60.0
+            )
+            activation = activate(config)
+            row[way] = {**train(shape, dataset), "calls": len(calls)}
+            activation.undo()
+            assert vars(owner)[name] is native
+        rows: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(rows, row)
+        if dist.get_rank() == 0:
+            print(f"CASE {json.dumps(rows)}", flush=True)
+        mpu.destroy_model_parallel()
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

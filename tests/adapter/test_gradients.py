@@ -1,0 +1,53 @@
+"""Gradients reduced by a plan train as Megatron's all-reduce does, up to the order of summation."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import zygote
+
+RANKS = 4
+
+
+@functools.cache
+def trained() -> tuple[dict[str, list[dict[str, Any]]], str]:
+    """By case, what each rank has found; and all that was printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [str(Path(__file__).with_name("gradients_script.py")), folder]
+        done = zygote(False).run(Path(folder), words, ranks=RANKS, timeout=400)
+    assert done.status == 0, done.text[-4000:]
+    found = [json.loads(line[5:]) for line in done.texts[0].splitlines() if line[:5] == "CASE "]
+    return {rows[0]["case"]: rows for rows in found}, done.text
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("case", ["replicas", "overlap", "bf16", "pipelines"])
+def test_losses_are_those_of_megatron(case: str) -> None:
+    rows = trained()[0][case]
+    for row in rows:
+        native, ours = row["native"], row["direct"]
+        assert ours["calls"] > 0
+        close = 1e-2 if case == "bf16" else 1e-5
+        assert ours["losses"] == pytest.approx(native["losses"], rel=close)
+        assert ours["norms"] == pytest.approx(native["norms"], rel=close)
+        for way in ("late", "gloo"):  # the order of summation is that of the ranks
+            assert row[way] == ours
+        if case == "pipelines":  # of two replicas: one order
+            assert ours["parameters"] == native["parameters"]
+    replicas = [{0, 1, 2, 3}] if case != "pipelines" else [{0, 1}, {2, 3}]
+    for some in replicas:
+        assert len({rows[rank]["direct"]["parameters"] for rank in some}) == 1
+
+
+@pytest.mark.timeout(500)
+def test_what_a_plan_does_not_reduce_is_left_to_megatron() -> None:
+    found, text = trained()
+    for row in found["optimizer"]:
+        assert all(row[way] == {**row["native"], "calls": 0} for way in ("direct", "late", "gloo"))
+    line = "gradients are reduced by Megatron: the distributed optimizer has its own way"
+    assert text.count(line) == 3  # once for each activation, at rank 0
