@@ -83,7 +83,7 @@ def test_a_way_back_that_is_refused_is_proposed_again() -> None:
 
 
 @pytest.mark.parametrize("since", [0, 1, 2])
-def test_no_verdict_where_a_link_has_changed_meanwhile(since: int) -> None:
+def test_nothing_is_decided_where_a_link_has_changed_meanwhile(since: int) -> None:
     """It got slower right after the swap, and that is why iterations are."""
     job = Job(Truth(1 * MS))
     job.train(20)
@@ -92,7 +92,7 @@ def test_no_verdict_where_a_link_has_changed_meanwhile(since: int) -> None:
     assert not [why for _, why in job.reasons if why.startswith("iterations")], job.reasons
 
 
-def test_no_verdict_where_the_stages_have_become_slower() -> None:
+def test_nothing_is_decided_where_the_stages_have_become_slower() -> None:
     job = Job(Truth(1 * MS))
     job.train(20)
     job.train(3, slow=SLOW)
