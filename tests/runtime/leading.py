@@ -122,6 +122,7 @@ def drive(
     rule: ReplanPolicy = ReplanPolicy(),  # noqa: B008  # frozen
     memory: Memory | None = None,
     theirs: Delays | None = None,
+    longer: float = 1.0,
     record_at: Path | None = None,
     **estimate: Any,
 ) -> Run:
@@ -135,7 +136,8 @@ def drive(
     where none is given. `memory`: what every stage
     measures from its second iteration on; `estimate`: more arguments of the Estimator. `theirs`:
     the links for Megatron's own messages, with which the training begins then; `delays` are for
-    ours and for probes. `record_at`: of the run's record.
+    ours and for probes, and our iterations take `longer` than their ops and messages would, by this
+    factor. `record_at`: of the run's record.
     """
     members = stages + followers
     network = control or LoopbackNetwork()
@@ -183,7 +185,8 @@ def drive(
                 done = record(stage, iteration, sources, **costs)
                 if theirs is not None and not ran[-1].stock:  # as long as it would really take
                     truth = job(now, stages, **costs)
-                    done.end = done.begin + simulate(lower(ran[-1]), truth, "eager").makespan
+                    seconds = simulate(lower(ran[-1]), truth, "eager").makespan
+                    done.end = done.begin + longer * seconds
                 elif theirs is not None:
                     timeline = stock(job(theirs(iteration), stages, **costs))
                     probed = {(s, stage): seconds for s, seconds in sources.items()}
