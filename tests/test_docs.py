@@ -63,6 +63,8 @@ PAGES = {
         ("docs/a.md", WORD.upper(), f"docs/a.md:4: '{WORD.upper()}': write {INSTEAD}"),
         ("patches/a.py", f"_the_{WORD} = 1", f"patches/a.py:1: '{WORD}': write {INSTEAD}"),
         ("configs/a.yaml", f"is{WORD.title()}: 1", f"'{WORD.title()}': write {INSTEAD}"),
+        ("csrc/a.hpp", f"// {WORD}", f"csrc/a.hpp:1: '{WORD}': write {INSTEAD}"),
+        ("run", f"# {WORD}", f"run:1: '{WORD}': write {INSTEAD}"),
         ("CHANGELOG.md", WORD, None),
     ],
 )

@@ -19,6 +19,7 @@ from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.runtime.collectives.exchange import Exchange
+from megatron_adaptra.sim.ports import run_on_ports
 from megatron_adaptra.transport.engine.engine_wire import EngineWire
 
 _RING = "ring"
@@ -37,12 +38,12 @@ def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
     clock = Clock(options)
     machine = f"of {rank}" if options.in_lab else clock.machines[rank]
     wire = EngineWire(open_endpoint("allreduce", rank, machine), rank)
-    everyone = range(options.ranks)
-    links = list(permutations(everyone, 2))
-    names = [f"rank {one}" for one in everyone]
+    all_ranks = range(options.ranks)
+    links = list(permutations(all_ranks, 2))
+    names = [f"rank {one}" for one in all_ranks]
     exchange = Exchange(
-        wire.transport("allreduce", everyone, links),
-        wire.transport("allreduce-reports", everyone, links),
+        wire.transport("allreduce", all_ranks, links),
+        wire.transport("allreduce-reports", all_ranks, links),
         rank,
         names,
         TIMEOUT,
@@ -123,8 +124,19 @@ def _row(
         "k": plan.pieces if plan else None,
         "ms_after_arrival": 1e3 * medians[name],
         "spread_ms": 1e3 * (seconds[-1 - quarter] - seconds[quarter]),
-        "predicted_ms": None,
+        "predicted_ms": _predicted(options, nbytes, late, plan),
         "ratio_to_ring": medians[_RING] / medians[name] if _RING in medians else None,
         "ratio_to_native": medians[NATIVE] / medians[name] if NATIVE in medians else None,
         "cpu_ms": 1e3 * median(cost.cpu for cost in costs[name]),
     }
+
+
+def _predicted(
+    options: AllReduceOptions, nbytes: int, late: float, plan: CollectivePlan | None
+) -> float | None:
+    """Milliseconds by the clock of ports; None where there is no plan, or no rate is known."""
+    ports = options.clock()
+    if plan is None or ports is None:
+        return None
+    arrivals = [late if rank in options.late_ranks else 0.0 for rank in range(options.ranks)]
+    return 1e3 * run_on_ports(plan, nbytes, ports, arrivals).after_arrival

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.netlab.ports import payload
+from megatron_adaptra.sim.ports import Ports
 from megatron_adaptra.transport.rules import PortRule, parse_port_rules
 
 NATIVE = "native"  # gloo's own
 ALGORITHMS = ("ring", "halving-doubling", "sorted-chain", "direct", NATIVE)
 MOST_LATE = 60.0  # seconds
+_DELAY = 0.3e-3  # seconds from a host to another one: two devices, and two processes that wake up
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class AllReduceOptions(Options):
 
     @property
     def ports(self) -> list[PortRule]:
-        """Rates of the laboratory's hosts, always in force."""
+        """Rates of the laboratory's hosts, always in force. Raises BadInput."""
         rules = [r for text in self.hosts for r in parse_port_rules(text, self.ranks, "--host")]
         for rule in rules:
             if rule.first or math.isfinite(rule.end):
@@ -66,6 +69,12 @@ class AllReduceOptions(Options):
         for rule in self.ports:
             found.setdefault(rule.host, rule.rate)
         return [found.get(rank, math.inf) for rank in range(self.ranks)]
+
+    def clock(self) -> Ports | None:
+        """The ranks' ports as the simulator takes them; None where none has a rate."""
+        if not self.hosts:
+            return None
+        return Ports.equal([payload(rate) for rate in self.rates], _DELAY)
 
     def lates(self, nbytes: int) -> tuple[float, ...]:
         """Seconds of lateness to measure a buffer of `nbytes` with."""

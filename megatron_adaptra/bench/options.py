@@ -98,5 +98,6 @@ class Options:
     @classmethod
     def load(cls, text: str) -> Options:
         """From the `text` that `dump` gave."""
-        data: dict[str, Any] = json.loads(text)
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        read = json.loads(text)
+        data: dict[str, Any] = {k: tuple(v) if type(v) is list else v for k, v in read.items()}
+        return cls(**data)

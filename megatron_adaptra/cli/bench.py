@@ -19,6 +19,7 @@ from megatron_adaptra.bench.options import (
     check_sizes,
 )
 from megatron_adaptra.bench.sizes import sizes_between, sizes_of
+from megatron_adaptra.cli import bench_allreduce
 from megatron_adaptra.cli.bench_report import Finding, html, png, table_of
 from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
 from megatron_adaptra.errors import BadInput
@@ -68,11 +69,12 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="measure messages, small collectives, and what a slow transfer costs",
-        description="Measure on this machine; p2p and collective also between hosts, under "
-        "torchrun. All take --json and --out.",
+        description="Measure on this machine, or between hosts of a laboratory; p2p and collective "
+        "also between real hosts, under torchrun. All take --json and --out.",
         allow_abbrev=False,
     )
     kinds = parser.add_subparsers(title="what to measure", metavar="WHAT", required=True)
+    bench_allreduce.add_parser(kinds)
     for kind, (brief, description) in _ABOUT.items():
         each = kinds.add_parser(
             kind,

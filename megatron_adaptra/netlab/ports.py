@@ -23,6 +23,8 @@ CONGESTION_CONTROL = "cubic"  # bbr sends too little after a pause
 # Bytes that may leave at once. A packet is handed to the device whole, and cut up on its way
 # (segmentation offload, up to 64 KiB); a bucket that does not hold one lets nothing of it pass.
 BURST = 70_000
+_TCP = 52  # bytes of heads in a packet: IP, and TCP with its clock
+_ETHERNET = 14  # which a packet does not count itself
 _UNLIMITED = 125e9  # bytes/s
 _IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _IP_MTU = 14  # which Python's socket does not name
@@ -84,6 +86,11 @@ class Ports(Netem):
             "mtu": mtu,
             "slow_start_after_idle": idle != "0",
         }
+
+
+def payload(rate: float) -> float:
+    """Bytes per second of TCP's payload through a port of `rate`, in full packets."""
+    return rate * (PORT_MTU - _TCP) / (PORT_MTU + _ETHERNET)
 
 
 def probe() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple
 
 from megatron_adaptra.telemetry.report import StageReport
@@ -53,7 +53,8 @@ class History:
             return None
         if median(m.microbatch for m in new) > (1 + STEADY) * median(m.microbatch for m in old):
             return None
-        return Outcome(median(m.seconds for m in old), median(m.seconds for m in new))
+        # The second of four: one or two that something else has held up do not decide.
+        return Outcome(median(m.seconds for m in old), median_low(m.seconds for m in new))
 
 
 def _microbatch_seconds(reports: Sequence[StageReport]) -> float:

@@ -49,7 +49,7 @@ def late_stream(driver: Driver, offset: float, rate: float) -> None:
     assert driver.left() == {"pinned": 0, "streams": 0, "events": 0, "contexts": 0}
 
 
-@pytest.mark.parametrize(("offset", "rate"), [(0.0, 1.0), (-1e6, 1.00005), (1e9, 0.99995)])
+@pytest.mark.parametrize(("offset", "rate"), [(0.0, 1.0), (-1e6, 1.0005), (1e9, 0.9995)])
 def test_a_mark_is_read_late_and_says_when(offset: float, rate: float) -> None:
     run(late_stream, offset, rate)
 
@@ -86,9 +86,9 @@ def test_moments_keep_the_order_of_their_stream() -> None:
 
 def drifting(driver: Driver) -> None:
     """A GPU's clock that is slow makes moments long after the anchor seem earlier than they are."""
-    driver.clock(1e6, 0.99992)
+    driver.clock(1e6, 0.9995)  # as where NTP slews the host's
     device, stream = opened(driver)
-    time.sleep(1.5)  # 120 us, more than a mark on an idle stream takes
+    time.sleep(0.5)  # 250 us, more than a mark on an idle stream takes
     for _ in range(20):
         called = time.monotonic()
         mark = device.mark()

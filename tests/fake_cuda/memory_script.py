@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from calls import NON_BLOCKING, NOT_READY, CallFailed, Library, driver, runtime
+from calls import NON_BLOCKING, NOT_READY, CallFailed, Library, driver, elapsed, runtime
 from fakes.cuda import accounts
 
 MIB = 1 << 20
@@ -120,6 +120,37 @@ def long_copy(cuda: Library) -> Any:
     busy = cuda.cuStreamQuery(s, allowed=(NOT_READY,))
     cuda.cuStreamSynchronize(s)
     return {"returned": returned, "busy": busy, "took": time.monotonic() - before}
+
+
+def rates(cuda: Library) -> Any:
+    """Seconds that 4 MiB take: each way, both ways at once, and twice one way, by two streams."""
+    device, pinned = cuda.made("cuMemAlloc_v2", 8 * MIB), cuda.made("cuMemHostAlloc", 8 * MIB, 0)
+    a, b = (cuda.made("cuStreamCreateWithPriority", NON_BLOCKING, 0) for _ in range(2))
+    begin, end, other = (cuda.made("cuEventCreate", 0) for _ in range(3))
+
+    def out(on: int) -> None:
+        cuda.cuMemcpyDtoHAsync_v2(pinned, device, 4 * MIB, on)
+
+    def back(on: int) -> None:
+        cuda.cuMemcpyHtoDAsync_v2(device + 4 * MIB, pinned + 4 * MIB, 4 * MIB, on)
+
+    def seconds(first: Any, second: Any) -> float:
+        cuda.cuEventRecord(begin, a)
+        cuda.cuStreamWaitEvent(b, begin, 0)
+        first(a)
+        second(b)
+        cuda.cuEventRecord(end, a)
+        cuda.cuEventRecord(other, b)
+        cuda.cuEventSynchronize(end)
+        cuda.cuEventSynchronize(other)
+        return max(elapsed(cuda, begin, end), elapsed(cuda, begin, other))
+
+    def nothing(_: int) -> None: ...
+
+    return {
+        "out": seconds(out, nothing), "back": seconds(back, nothing),
+        "both ways": seconds(out, back), "twice": seconds(out, out),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from fake_runs import run_script
 
+from megatron_adaptra.transport.engine import bindings
+
+pytestmark = pytest.mark.skipif(bool(bindings.missing()), reason=bindings.missing())
 MODES = range(3)  # global, thread-local, relaxed
 SLEW = 500  # millionths: as fast as NTP slews a clock
 LATE = 10e-3  # seconds that a busy machine may see an anchor late

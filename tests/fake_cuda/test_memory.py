@@ -54,3 +54,19 @@ def test_a_copy_takes_time_that_the_host_does_not_wait_for() -> None:
     assert found["returned"] < 0.3
     assert found["busy"] == 600
     assert found["took"] > 0.6
+
+
+@pytest.mark.parametrize("payload", [1, 16])
+def test_copies_share_what_the_way_carries(payload: int) -> None:
+    """And a byte takes what `payload` bytes do."""
+    out, back = (payload * 4 * MIB / rate for rate in (0.4e9, 0.2e9))
+    found = scenario("rates", to_host_gbps=0.4, to_device_gbps=0.2, payload=payload)
+    expected = {"out": out, "back": back, "both ways": back, "twice": 2 * out}
+    # The host launches the second copy a little later than the first.
+    assert all(0 <= found[name] - expected[name] < 0.5 * out for name in expected), found
+
+
+@pytest.mark.parametrize("ppm", [-500, 500])
+def test_events_show_the_devices_own_clock(ppm: int) -> None:
+    found = scenario("rates", to_host_gbps=0.004, clock_ppm=ppm)  # 1 s
+    assert found["out"] == pytest.approx(4 * MIB / 0.004e9 * (1 + 1e-6 * ppm), rel=1e-4)

@@ -102,7 +102,8 @@ class Job:
     """A training, for which `truth` holds until `train` changes it.
 
     `ran`: the schedule of every iteration; `changes`: what was proposed, by iteration;
-    `predicted`: seconds of every iteration, where that was asked.
+    `predicted`: seconds of every iteration, where that was asked; `refused`: so many proposals do
+    not come into force.
     """
 
     def __init__(self, truth: Truth) -> None:
@@ -114,6 +115,7 @@ class Job:
         self.ran: list[Schedule] = []
         self.changes: dict[int, Change] = {}
         self.predicted: dict[int, float] = {}
+        self.refused = 0
         self._in_force = self.start
         self._before: list[IterationRecord] | None = None
         self._due: tuple[int, Change] | None = None
@@ -123,9 +125,7 @@ class Job:
         self.truth = replace(self.truth, **truth)
         for iteration in range(len(self.ran), len(self.ran) + iterations):
             if self._due is not None and iteration >= self._due[0]:
-                self._in_force = self._due[1].plan.schedule
-                self.replanner.swapped(self._due[1], iteration)
-                self._due = None
+                self._close(iteration, self._due[1])
             now = self.truth.records(self._in_force, iteration)
             before = self._before or [None] * STAGES
             reports = [r.report(b) for r, b in zip(now, before, strict=True)]
@@ -139,6 +139,15 @@ class Job:
                 self.changes[iteration] = change
             self._before = now
         return self.ran[-iterations:]
+
+    def _close(self, iteration: int, change: Change) -> None:
+        self._due = None
+        if self.refused:
+            self.refused -= 1
+            self.replanner.failed(change)
+        else:
+            self._in_force = change.plan.schedule
+            self.replanner.swapped(change, iteration)
 
     def seconds(self, schedule: Schedule) -> float:
         """What an iteration of it takes now."""

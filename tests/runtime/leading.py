@@ -16,6 +16,7 @@ from runtime.pipeline import on_threads, schedule
 from telemetry.records import job, record, stock, stock_records
 from transport.loopback import LoopbackNetwork
 
+from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
 from megatron_adaptra.plan.initial import over_own_messages
@@ -29,6 +30,7 @@ from megatron_adaptra.runtime.record import RunRecord
 from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
+from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.report import Memory, StageReport
 
@@ -120,6 +122,7 @@ def drive(
     rule: ReplanPolicy = ReplanPolicy(),  # noqa: B008  # frozen
     memory: Memory | None = None,
     theirs: Delays | None = None,
+    longer: float = 1.0,
     record_at: Path | None = None,
     **estimate: Any,
 ) -> Run:
@@ -133,7 +136,8 @@ def drive(
     where none is given. `memory`: what every stage
     measures from its second iteration on; `estimate`: more arguments of the Estimator. `theirs`:
     the links for Megatron's own messages, with which the training begins then; `delays` are for
-    ours and for probes. `record_at`: of the run's record.
+    ours and for probes, and our iterations take `longer` than their ops and messages would, by this
+    factor. `record_at`: of the run's record.
     """
     members = stages + followers
     network = control or LoopbackNetwork()
@@ -179,7 +183,11 @@ def drive(
                 sources = {s: d for s, d in sources.items() if 0 <= s < stages}
                 costs = {"forward": FORWARD, "backward": BACKWARD, "count": count}
                 done = record(stage, iteration, sources, **costs)
-                if theirs is not None and ran[-1].stock:
+                if theirs is not None and not ran[-1].stock:  # as long as it would really take
+                    truth = job(now, stages, **costs)
+                    seconds = simulate(lower(ran[-1]), truth, "eager").makespan
+                    done.end = done.begin + longer * seconds
+                elif theirs is not None:
                     timeline = stock(job(theirs(iteration), stages, **costs))
                     probed = {(s, stage): seconds for s, seconds in sources.items()}
                     done = stock_records(timeline, iteration, probed=probed)[stage]

@@ -47,6 +47,20 @@ def test_slow_links_and_healed_ones_three_times(tmp_path):
     assert into["predicted_without_ms"] > 1.5 * into["predicted_ms"]
 
 
+def test_what_has_made_iterations_slower_is_taken_back_by_all_stages(tmp_path):
+    path, delays = tmp_path / "log", lambda i: SLOW if i >= 10 else {}
+    run = drive(path, delays, 40, theirs=delays, longer=2.5, paced=True)
+    for ran in run.ran:
+        assert ran == run.ran[0]
+    assert [stock for stock, _ in modes(run.ran[0])] == [True, False, True]
+    into, out = committed(path)
+    assert out["iteration"] - into["iteration"] <= 8
+    assert out["links"] == []
+    assert out["why"].startswith("iterations take ")
+    assert out["predicted_ms"] < out["predicted_without_ms"] == pytest.approx(into["measured_ms"])
+    assert out["measured_ms"] == pytest.approx(out["predicted_ms"], rel=0.01)
+
+
 def test_a_link_that_is_slow_for_our_messages_alone_changes_nothing(tmp_path):
     run = drive(tmp_path / "log", lambda i: SLOW, 40, theirs=lambda i: {}, paced=True)
     assert modes(run.ran[0]) == [(True, STOCK)]

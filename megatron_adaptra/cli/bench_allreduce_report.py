@@ -1,0 +1,111 @@
+"""What a measurement of all-reduces has shown: a table, a page, a PNG."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_adaptra.bench.allreduce_options import NATIVE
+from megatron_adaptra.bench.options import ALLREDUCE
+from megatron_adaptra.cli.output import Table
+from megatron_adaptra.view.axis import number, size
+from megatron_adaptra.view.charts import Curve, XYChart
+from megatron_adaptra.view.html.legend import curves_legend
+from megatron_adaptra.view.html.page import header, page, section, table
+from megatron_adaptra.view.markup import element
+from megatron_adaptra.view.png.charts import charts_png
+from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
+from megatron_adaptra.view.theme import ADAPTRA, OTHER, STOCK
+
+Row = Mapping[str, Any]
+_HEADLINE = "All-reduces with late ranks"
+EXPLAINED = (
+    "ms after the arrival of the last rank, medians; ratio: how many times as fast; native: "
+    "torch's all-reduce over gloo; CPU: of all ranks together; k: pieces of the buffer"
+)
+_COLUMNS = {
+    "late_ms": "late, ms", "ms_after_arrival": "ms after arrival", "spread_ms": "spread, ms",
+    "predicted_ms": "predicted, ms", "ratio_to_ring": "ratio to ring",
+    "ratio_to_native": "ratio to native", "cpu_ms": "CPU, ms",
+}  # fmt: skip
+_SHOWN = ("algorithm", "k", *_COLUMNS)
+_COLOURS = {"direct": ADAPTRA, NATIVE: STOCK}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`rows`: as `bench.allreduce.rows` gives them, with the `network` of each."""
+
+    rows: Sequence[Row]
+
+    def data(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"kind": ALLREDUCE, "rows": list(self.rows)}
+
+
+def tables_of(finding: Finding) -> list[Table]:
+    """One for each network, number of ranks, size, and who is late."""
+    tables = []
+    for title, rows in _cases(finding.rows):
+        columns = [_COLUMNS.get(name, name) for name in _SHOWN]
+        cells = [[_cell(name, row[name]) for name in _SHOWN] for row in rows]
+        tables.append(Table(title, columns, cells))
+    return tables
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name.startswith("ratio"):
+        return f"{value:.2f}"
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def html(finding: Finding) -> str:
+    """The page."""
+    sections = [
+        section(
+            each.title,
+            curves_legend(chart.curves),
+            element("div", xy_chart_svg(chart), class_="scroll"),
+            table(each.columns, each.rows),
+        )
+        for each, chart in zip(tables_of(finding), _charts(finding.rows), strict=True)
+    ]
+    return page(_HEADLINE, header("adaptra bench", _HEADLINE, [EXPLAINED]), *sections)
+
+
+def png(path: str | os.PathLike[str], finding: Finding) -> None:
+    """The same charts at `path`; ImportError where matplotlib is not installed."""
+    charts_png(path, _HEADLINE, [EXPLAINED], _charts(finding.rows))
+
+
+def _cases(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """The rows that differ in algorithm and lateness alone, with what they have in common."""
+    parts: dict[str, list[Row]] = {}
+    for row in rows:
+        late = ", ".join(map(str, row["late_ranks"]))
+        late = f"late: rank {late}" if late else "none late"
+        title = f"{row['network']}, {row['ranks']} ranks, {size(row['bytes'])}, {late}"
+        parts.setdefault(title[0].upper() + title[1:], []).append(row)
+    return list(parts.items())
+
+
+def _charts(rows: Sequence[Row]) -> list[XYChart]:
+    """Time over lateness, one for each of the tables."""
+    return [_chart(title, part) for title, part in _cases(rows)]
+
+
+def _chart(title: str, rows: Sequence[Row]) -> XYChart:
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        at = (row["late_ms"], row["ms_after_arrival"])
+        points.setdefault(row["algorithm"], []).append(at)
+    others = iter(OTHER)
+    curves = [
+        Curve(name, _COLOURS.get(name) or next(others), sorted(line))
+        for name, line in points.items()
+    ]
+    return XYChart(title, "ms late", "ms after arrival", curves)

@@ -1,0 +1,81 @@
+"""`adaptra bench allreduce`: its rows, its page, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from commands import process, strict
+from pages import page, png_size, words
+
+from megatron_adaptra.bench.algorithms import plan_of
+from megatron_adaptra.bench.allreduce_options import ALGORITHMS, NATIVE, AllReduceOptions
+from megatron_adaptra.bench.options import ALLREDUCE
+from megatron_adaptra.transport.engine.bindings import missing
+from megatron_adaptra.view.axis import size
+
+KEYS = [
+    "algorithm", "ranks", "bytes", "late_ms", "late_ranks", "k", "ms_after_arrival", "spread_ms",
+    "predicted_ms", "ratio_to_ring", "ratio_to_native", "cpu_ms", "network",
+]  # fmt: skip
+built = pytest.mark.skipif(bool(missing()), reason=missing())
+
+
+@pytest.mark.long
+@built
+def test_each_algorithm_is_measured_with_each_lateness(tmp_path):
+    out = tmp_path / "out"
+    words_of = ["--ranks", "3", "--sizes", "400kB", "--late", "0,30ms", "--late-ranks", "1"]
+    command = ["bench", ALLREDUCE, *words_of, "--rounds", "3", "--out", out, "--json"]
+    data = strict(process(*command).stdout)
+    assert data == strict((out / "allreduce.json").read_text())
+    here = [row for row in data["rows"] if row["network"] == "this machine"]
+    assert all(list(row) == KEYS for row in data["rows"])
+    found = {(row["algorithm"], row["late_ms"]): row for row in here}
+    assert found.keys() == {(name, late) for name in ALGORITHMS for late in (0, 30)}
+    for (name, late), row in found.items():
+        assert (row["ranks"], row["bytes"], row["late_ranks"]) == (3, 400_000, [1])
+        assert (row["k"] is None) == (name == NATIVE)
+        for other in ("ring", NATIVE):
+            ratio = found[other, late]["ms_after_arrival"] / row["ms_after_arrival"]
+            assert row[f"ratio_to_{other}"] == pytest.approx(ratio)
+    printed = words(page(out / "allreduce.html"))
+    assert f"This machine, 3 ranks, {size(400_000)}, late: rank 1" in printed
+    if (out / "allreduce.png").exists():  # where matplotlib is installed
+        assert png_size(out / "allreduce.png")[0] > 100
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--late-ranks", "8"], "--late-ranks 8: the ranks are 0 to 7"),
+        (["--late-ranks", "0,1", "--ranks", "2"], "one rank has to be in time"),
+        (["--late", "-3ms"], "--late"),
+        (["--late", "100s"], "--late 100.0: it has to be 0 to 60 seconds"),
+        (["--host", "8:1MB/s"], "--host '8:1MB/s': no such host; the hosts are 0 to 7"),
+        (["--host", "all:1MB/s@3.."], "the rate has to stay"),
+        (["--host", "all:1MB/s", "--link", "1ms"], "it has no place beside --link"),
+        (["--algorithms", "ring,star"], "--algorithms 'star': it has to be of ring"),
+        (["--sizes", "6"], "a multiple of 4"),
+        (["--ranks", "two"], "--ranks 'two': it has to be whole numbers"),
+        (["--ranks", "17"], "--ranks 17: it has to be 2 to 16"),
+    ],
+)
+def test_bad_input_is_one_line(flags, message):
+    done = process("bench", ALLREDUCE, *flags, "--json", expect=2)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_late_rank_owns_nothing_and_pieces_take_the_same_time_of_a_port():
+    plan = plan_of("direct", 8, 3_200_000, [2], 20e6)
+    assert "nothing is owned by 2" in plan.why
+    seconds = [weight / sum(plan.weights) * 3.2e6 / 20e6 for weight in plan.weights]
+    assert all(1e-3 < each < 2e-3 for each in seconds)
+    slower = plan_of("direct", 8, 3_200_000, [2], 10e6)
+    assert slower.pieces == pytest.approx(2 * plan.pieces, rel=0.1)
+
+
+def test_the_default_lateness_is_one_buffer_through_a_port():
+    options = AllReduceOptions(ALLREDUCE, (4_000_000,), 4, hosts=("1:5MB/s", "all:20MB/s"))
+    assert options.rates == [20e6, 5e6, 20e6, 20e6]
+    assert options.lates(4_000_000) == (0.0, 0.2)
+    assert AllReduceOptions.load(options.dump()) == options

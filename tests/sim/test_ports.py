@@ -1,0 +1,125 @@
+"""The clock of ports: worked examples, no plan faster than the bound, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import groupby, pairwise
+
+import pytest
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.model.all_reduce import all_reduce_bound
+from megatron_adaptra.plan.collectives.chain import sorted_chain
+from megatron_adaptra.plan.collectives.direct import direct, shares_without
+from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
+from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.sim.ports import Ports, run_on_ports
+
+MB = 1_000_000
+
+
+def test_two_ranks_by_hand():
+    """0.1 s of a port each way at once, twice, with 0.01 s of delay and 0.001 s per message."""
+    ports = Ports.equal([10e6, 10e6], 0.01, 0.001)
+    done = run_on_ports(ring(2, 1), 2 * MB, ports)
+    assert done.ends == pytest.approx([2 * (0.1 + 0.01 + 0.001)] * 2)
+    late = run_on_ports(ring(2, 1), 2 * MB, ports, [0.0, 5.0])
+    assert late.after_arrival == pytest.approx(0.1 + 0.01 + 0.001 + 0.1 + 0.01 + 0.001)
+    assert len(late.transfers) == 4
+
+
+def test_a_slow_receiver_holds_up_nobody_else():
+    """Rank 0 sends 1 MB to each: rank 2 has it at once, rank 1's port takes 1 s."""
+    text = (
+        'collective {"name": "", "weights": [1], "why": ""}\n0: A0=0+1+2 S0>1,2\n1: P0>0 R0<0\n'
+        "2: P0>0 R0<0\n"
+    )
+    ports = Ports((10e6,) * 3, (10e6, 1e6, 10e6))
+    done = run_on_ports(CollectivePlan.parse(text), MB, ports)
+    # Both parts share the port of rank 0, then one sum after the other leaves it.
+    assert done.ends == pytest.approx([0.4, 1.2, 0.4])
+
+
+# Of 8 hosts with 20 MB/s, or 4, and 3.2 MB: ratios to the ring of the published model.
+@pytest.mark.parametrize(
+    ("ranks", "late", "late_ranks", "ratio"),
+    [
+        (8, 0.16, [7], 1.63),
+        (4, 0.16, [3], 1.40),
+        (8, 0.08, [7], 1.24),
+        (8, 0.32, [6, 7], 1.40),
+        (8, 0.0, [7], 0.94),
+    ],
+)
+def test_owners_against_a_ring(ranks, late, late_ranks, ratio):
+    ports = Ports.equal([20e6] * ranks, 0.3e-3)
+    arrivals = [late * (rank in late_ranks) for rank in range(ranks)]
+    plan = direct(shares_without(ranks, late_ranks), 16 if ranks == 8 else 32)
+    of = [run_on_ports(each, 3_200_000, ports, arrivals) for each in (ring(ranks), plan)]
+    assert of[0].after_arrival / of[1].after_arrival == pytest.approx(ratio, rel=0.06)
+
+
+def test_a_port_at_half_its_rate():
+    ports = Ports.equal([*[20e6] * 7, 10e6], 0.3e-3)
+    plan = direct(shares_without(8, [7]), 16)
+    of = [run_on_ports(each, 3_200_000, ports).after_arrival for each in (ring(8), plan)]
+    assert of[0] / of[1] == pytest.approx(1.64, rel=0.03)
+
+
+def test_no_plan_beats_the_bound_and_no_port_does_two_things_at_once():
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(60):
+        ranks = rng.randint(2, 12)
+        late = rng.sample(range(ranks), rng.randrange(ranks))
+        plan = rng.choice(
+            [
+                ring(ranks, rng.randint(1, 4)),
+                halving_doubling(ranks),
+                sorted_chain(rng.sample(range(ranks), ranks), rng.randint(1, 20)),
+                direct(shares_without(ranks, late), rng.randint(1, 8)),
+            ]
+        )
+        out = tuple(rng.choice([1e6, 3e6, 1e7]) for _ in range(ranks))
+        into = tuple(rng.choice([1e6, 3e6, 1e7]) for _ in range(ranks))
+        ports = Ports(out, into, rng.choice([0.0, 0.01]), rng.choice([0.0, 0.001]))
+        arrivals = [rng.random() * (rank in late) for rank in range(ranks)]
+        nbytes = rng.choice([1, 7, 10_000, MB])
+        done = run_on_ports(plan, nbytes, ports, arrivals)
+        bound = all_reduce_bound(nbytes, out, into, arrivals, ports.delay)
+        slack = ranks * plan.pieces / min(*out, *into)  # pieces are whole bytes
+        assert done.after_arrival >= bound - slack
+        for side in ("source", "target"):
+            spans = ("sent", "left") if side == "source" else ("began", "arrived")
+            by_port = sorted(done.transfers, key=lambda t: (getattr(t, side), getattr(t, spans[0])))
+            for _, group in groupby(by_port, key=lambda t: getattr(t, side)):
+                times = [(getattr(t, spans[0]), getattr(t, spans[1])) for t in group]
+                assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(times))
+        for each in done.transfers:
+            assert each.sent >= arrivals[each.source]
+            assert each.arrived >= each.left + ports.delay - 1e-9
+            assert each.arrived <= done.ends[each.target] + 1e-9
+
+
+def test_no_limit_at_all():
+    done = run_on_ports(ring(4), MB, Ports.equal([math.inf] * 4), [0, 1, 2, 3])
+    assert done.ends == (3, 3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Ports((1.0,), (1.0, 2.0)), "rates of ports"),
+        (lambda: Ports.equal([0.0, 1.0]), "rate of a port"),
+        (lambda: Ports.equal([math.nan, 1.0]), "rate of a port"),
+        (lambda: Ports.equal([1.0, 1.0], -1.0), "delay of ports"),
+        (lambda: run_on_ports(ring(3), 8, Ports.equal([1.0, 1.0])), "number of ports"),
+        (lambda: run_on_ports(ring(2), 8, Ports.equal([1.0, 1.0]), [1.0]), "number of arrivals"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(BadInput, match=message):
+        make()
