@@ -17,7 +17,7 @@ from megatron_adaptra.adapter.compat.patches import PATCHES, Job, is_there, patc
 from megatron_adaptra.adapter.compat.profiles import misfit
 from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import AdaptraError, UnsupportedBackend, UnsupportedMegatron
+from megatron_adaptra.errors import AdaptraError, BadInput, UnsupportedBackend, UnsupportedMegatron
 from megatron_adaptra.log import GOES_ON, log_line
 
 _NOT_READ = "the script has not called Megatron's training program, which reads it"
@@ -109,15 +109,16 @@ class Plugin:
     def _check(self, args: Any) -> None:
         """All problems that are known before processes meet."""
         from megatron_adaptra.adapter.compat.profiles import profile
-        from megatron_adaptra.plan.collectives.direct import shares_without
         from megatron_adaptra.transport.scenario import load_rules
 
         assert self.config is not None
         flags.refuse(args)
         profile()
         load_rules(self.config.emulate_link, args.pipeline_model_parallel_size)
-        if self.config.late:
-            shares_without(args.data_parallel_size, self.config.late)
+        late, ranks = self.config.late, args.data_parallel_size
+        if late and (late[-1] >= ranks or len(late) == ranks):
+            allowed = f"data-parallel ranks are 0 to {ranks - 1}, of whom one has to be left"
+            raise BadInput("--adaptra-late-ranks", self.config.late_ranks, allowed)
         job = _job(args, self.config)
         if args.adaptra_dry_run:
             from megatron_adaptra.adapter.entry.dry_run import show
