@@ -5,11 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 from running import zygote
+
+from megatron_adaptra.adapter.entry import flags
+from megatron_adaptra.adapter.entry.plugin import Plugin
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.errors import BadInput
 
 RANKS = 4
 
@@ -51,3 +57,16 @@ def test_what_a_plan_does_not_reduce_is_left_to_megatron() -> None:
         assert all(row[way] == {**row["native"], "calls": 0} for way in ("direct", "late", "gloo"))
     line = "gradients are reduced by Megatron: the distributed optimizer has its own way"
     assert text.count(line) == 3  # once for each activation, at rank 0
+
+
+@pytest.mark.parametrize("late", ["4", "0,1,2,3"])
+def test_late_ranks_out_of_range(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "refuse", lambda args: None)
+    plugin = Plugin()
+    plugin.config = AdaptraConfig(allreduce="direct", late_ranks=late)
+    args = types.SimpleNamespace(data_parallel_size=4, pipeline_model_parallel_size=1)
+    with pytest.raises(BadInput) as caught:
+        plugin._check(args)
+    assert str(caught.value) == (
+        f"--adaptra-late-ranks '{late}': data-parallel ranks are 0 to 3, of whom one has to be left"
+    )
