@@ -36,7 +36,7 @@ class History:
         self._last: tuple[int, float] | None = None  # observed: its number, and its `microbatch`
 
     def add(self, iteration: int, reports: Sequence[StageReport]) -> None:
-        """Take all stages' `reports` of an iteration, which have the seconds of the one before."""
+        """Take all stages' `reports` of `iteration`, which have the seconds of the one before."""
         seconds, last = reports[0].seconds, self._last
         if seconds is not None and last is not None and last[0] == iteration - 1:
             self._measured.append((iteration - 1, Measured(seconds, last[1])))
