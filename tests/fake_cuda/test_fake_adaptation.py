@@ -31,6 +31,8 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
     "pp2 x dp2": (DISTRIBUTED, {"ranks": 4}, "0-2;1-3"),
     "chunks": (CHUNKS, {}, "0-1"),
     "in between": (IN_BETWEEN, {}, "0-1"),
+    # Ours take milliseconds to leave the device and to come in, on a healed link, too.
+    "large messages": ((), {"payload": 500, "to-host-gbps": 1, "to-device-gbps": 2}, "0-1"),
 }
 BY_DEFAULT = {
     ("pp2", "executor", 1), ("pp4", "native", 32), ("pp2 x dp2", "native", 32),

@@ -80,8 +80,9 @@ class Device : public std::enable_shared_from_this<Device> {
   using Then = std::function<void(const std::string& error)>;
   void watch(CopyStream on, EventRef event, const char* wait, Then then);  // `wait`: see wait_site.h
 
-  // While one of these lives, its thread may ask for events though another thread captures a graph:
-  // in the driver's default mode that fails, and ends the capture. The mode before comes back.
+  // While one of these lives, its thread may ask for events and pin memory though another thread
+  // captures a graph: in the driver's default mode that fails, and ends the capture. The mode before
+  // comes back.
   class BesideCaptures {
    public:
     explicit BesideCaptures(const Device& device);

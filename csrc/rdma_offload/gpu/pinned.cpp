@@ -80,6 +80,7 @@ void Pinned::give_back(Block block) {
 
 Pinned::Block Pinned::pin(uint64_t bytes) {
   device_->enter();
+  const Device::BesideCaptures pins(*device_);  // also on the thread that sends
   Block block;
   block.bytes = bytes;
   if (arena_ && copied().empty()) {
@@ -101,6 +102,7 @@ Pinned::Block Pinned::pin(uint64_t bytes) {
 
 void Pinned::unpin(Block block) {
   device_->enter();
+  const Device::BesideCaptures unpins(*device_);
   if (!block.memory) {
     device_->check(device_->cuda.host_free(block.at), "cuMemFreeHost");
     return;

@@ -1,4 +1,4 @@
-"""The engine's marks over the fake driver: beside captures of graphs, and with slewed clocks."""
+"""The engine over the fake driver: marks and messages beside captures, and slewed clocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LATE = 10e-3  # seconds that a busy machine may see an anchor late
 
 def test_a_mark_is_read_beside_a_capture_and_leaves_the_threads_mode() -> None:
     """Whatever reading it comes to: the mode comes back, and the capture goes on."""
-    (found,) = run_script("marks_script.py", "captured", kernel_us=20e6)
+    (found,) = run_script("engine_script.py", "captured", kernel_us=20e6)
     words = {"passed": "read", "not yet": "not yet", "closed": "a call failed: this side has"}
     assert len(found) == len(words) * len(MODES) * 2
     for key, (word, restored, end) in found.items():
@@ -24,8 +24,12 @@ def test_a_mark_is_read_beside_a_capture_and_leaves_the_threads_mode() -> None:
         assert end == 0, f"{key}: reading the mark ended the capture with error {end}"
 
 
+def test_a_message_is_sent_beside_a_capture() -> None:
+    assert run_script("engine_script.py", "sent") == [{"pinned": 1 << 20, "end": 0}]
+
+
 def test_moments_hold_while_ntp_slews_a_clock() -> None:
-    found = run_script("marks_script.py", "slewed", *map(str, (SLEW, -SLEW, 0, -SLEW, SLEW)))[0]
+    found = run_script("engine_script.py", "slewed", *map(str, (SLEW, -SLEW, 0, -SLEW, SLEW)))[0]
     for one in found:
         assert one["faults"] == [], found
         assert one["early"] < 1e-6, found

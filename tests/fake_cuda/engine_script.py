@@ -1,4 +1,4 @@
-"""Scenarios of the engine's marks over the fake driver: one is named on the line."""
+"""Scenarios of the engine over the fake driver: one is named on the line."""
 
 from __future__ import annotations
 
@@ -95,6 +95,26 @@ def captured(cuda: Library) -> Any:
     device.close(PATIENCE)
     case("closed", of_closed.pop)
     return found
+
+
+def sent(cuda: Library) -> Any:
+    """A message pins memory on the thread that sends it, while another thread captures."""
+    device, s, capturing = opened(), stream(cuda), stream(cuda)
+    memory, engine = int(cuda.made("cuMemAlloc_v2", 1 << 20)), _native.Engine()
+    engine.add_peer(1, "rank 1")
+    pinned = _native.Pinned(device, engine, 1 << 30)
+    messages = _native.DeviceMessages(engine, device, pinned, 0, [1], "messages")
+    cuda.cuStreamBeginCapture_v2(capturing, GLOBAL)
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(messages.send, 1, 7, memory, 1 << 20, s, None).result(PATIENCE)
+    held = pinned.bytes()[0]
+    error = error_of_end(cuda, capturing)
+    messages.abort(work, PATIENCE)
+    messages.close(PATIENCE)
+    del work, messages
+    pinned.close(device)
+    device.close(PATIENCE)
+    return {"pinned": held, "end": error}
 
 
 def slewed(cuda: Library) -> Any:
