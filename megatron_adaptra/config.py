@@ -17,7 +17,7 @@ from megatron_adaptra.user_files import read_data
 
 POST_RECEIVES = ("ahead", "on-demand")
 SMALL_COLLECTIVES = ("auto", "on", "fixed", "off")
-ALLREDUCES = ("native", "direct")
+ALLREDUCES = ("native", "direct", "stragglar")
 TRANSPORTS = ("auto", "engine", "gloo")
 ENGINES = ("native", "executor", "stock")
 POLICIES = ("adaptive", "1f1b", "zb-h1", "zb-h2", "interleaved")
@@ -121,7 +121,7 @@ class AdaptraConfig:
         "native",
         "how data-parallel ranks reduce their gradients (plain DDP on the CPU): native, as "
         "Megatron does; direct, each piece at an owner, in the order of ranks, where a late rank "
-        "owns nothing",
+        "owns nothing; stragglar, for one late rank of at least 4, in rounds after it arrives",
         choices=ALLREDUCES,
     )
     late_ranks: str = _setting(
@@ -189,6 +189,8 @@ class AdaptraConfig:
             raise BadInput(
                 "late_ranks", late, "native waits for all; use --adaptra-allreduce direct"
             )
+        if self.allreduce == "stragglar" and len(self.late) != 1:
+            raise BadInput("late_ranks", late, "stragglar needs the one rank that is late: 3, say")
         rules = self.emulate_link
         if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
             raise BadInput("emulate_link", rules, "it has to be a list such as [2-3:40ms@10..]")

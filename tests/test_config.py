@@ -85,6 +85,12 @@ def test_every_setting_has_a_flag():
         )
 
 
+@pytest.mark.parametrize("text", ["", "1,2"])
+def test_stragglar_has_one_late_rank(text):
+    flags = "--adaptra-allreduce", "stragglar", f"--adaptra-late-ranks={text}"
+    assert "stragglar needs the one rank that is late" in refusal(config, *flags)
+
+
 @pytest.mark.parametrize(("text", "late"), [("", ()), ("3", (3,)), ("2, 0,5", (0, 2, 5))])
 def test_late_ranks(text, late):
     assert config("--adaptra-allreduce", "direct", "--adaptra-late-ranks", text).late == late

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.bench.algorithms import plan_of
+from megatron_adaptra.bench.algorithms import plan_of, possible
 from megatron_adaptra.bench.allreduce_options import NATIVE, AllReduceOptions
 from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
@@ -54,7 +54,7 @@ def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
             plans = {
                 name: plan_of(name, options.ranks, nbytes, options.late_ranks, max(options.rates))
                 for name in options.algorithms
-                if name != NATIVE
+                if name != NATIVE and possible(name, options.ranks, options.late_ranks)
             }
             ways: dict[str, Callable[[torch.Tensor], object]] = {
                 name: partial(exchange.run, plan=plan) for name, plan in plans.items()

@@ -12,7 +12,7 @@ from megatron_adaptra.sim.ports import Ports
 from megatron_adaptra.transport.rules import PortRule, parse_port_rules
 
 NATIVE = "native"  # gloo's own
-ALGORITHMS = ("ring", "halving-doubling", "sorted-chain", "direct", NATIVE)
+ALGORITHMS = ("ring", "halving-doubling", "sorted-chain", "direct", "stragglar", NATIVE)
 MOST_LATE = 60.0  # seconds
 _DELAY = 0.3e-3  # seconds from a host to another one: two devices, and two processes that wake up
 

@@ -32,7 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
     "pipelines": {"stages": 2},
     "optimizer": {"stages": 1, "distributed_optimizer": True},
 }
-LATE = {"direct": "", "late": "1", "gloo": "1"}
+WAYS = {
+    "direct": ("direct", ""), "late": ("direct", "1"), "gloo": ("direct", "1"),
+    "stragglar": ("stragglar", "1"),
+}  # fmt: skip
 
 
 def train(shape: gpt.GPTShape, dataset: Any) -> dict[str, Any]:
@@ -73,11 +76,11 @@ def main() -> None:
         gpt.initialize(shape, timeout=60)
         dataset = gpt.build_dataset(prefix, shape, 32)
         row: dict[str, Any] = {"case": case, "native": train(shape, dataset)}
-        for way, late in LATE.items():
+        for way, (algorithm, late) in WAYS.items():
             calls.clear()
             transport = "gloo" if way == "gloo" else "auto"
             config = AdaptraConfig(
-                allreduce="direct", late_ranks=late, transport=transport, timeout=60.0
+                allreduce=algorithm, late_ranks=late, transport=transport, timeout=60.0
             )
             activation = activate(config)
             row[way] = {**train(shape, dataset), "calls": len(calls)}

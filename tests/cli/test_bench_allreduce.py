@@ -23,7 +23,7 @@ built = pytest.mark.skipif(bool(missing()), reason=missing())
 @built
 def test_each_algorithm_is_measured_with_each_lateness(tmp_path):
     out = tmp_path / "out"
-    words_of = ["--ranks", "3", "--sizes", "400kB", "--late", "0,30ms", "--late-ranks", "1"]
+    words_of = ["--ranks", "4", "--sizes", "400kB", "--late", "0,30ms", "--late-ranks", "1"]
     command = ["bench", ALLREDUCE, *words_of, "--rounds", "3", "--out", out, "--json"]
     data = strict(process(*command).stdout)
     assert data == strict((out / "allreduce.json").read_text())
@@ -32,13 +32,13 @@ def test_each_algorithm_is_measured_with_each_lateness(tmp_path):
     found = {(row["algorithm"], row["late_ms"]): row for row in here}
     assert found.keys() == {(name, late) for name in ALGORITHMS for late in (0, 30)}
     for (name, late), row in found.items():
-        assert (row["ranks"], row["bytes"], row["late_ranks"]) == (3, 400_000, [1])
+        assert (row["ranks"], row["bytes"], row["late_ranks"]) == (4, 400_000, [1])
         assert (row["k"] is None) == (name == NATIVE)
         for other in ("ring", NATIVE):
             ratio = found[other, late]["ms_after_arrival"] / row["ms_after_arrival"]
             assert row[f"ratio_to_{other}"] == pytest.approx(ratio)
     printed = words(page(out / "allreduce.html"))
-    assert f"This machine, 3 ranks, {size(400_000)}, late: rank 1" in printed
+    assert f"This machine, 4 ranks, {size(400_000)}, late: rank 1" in printed
     if (out / "allreduce.png").exists():  # where matplotlib is installed
         assert png_size(out / "allreduce.png")[0] > 100
 

@@ -7,7 +7,6 @@ the distributed optimizer among it, is left to Megatron, which is logged once.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,23 +17,20 @@ import torch.distributed as dist
 from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES, patch
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.errors import BadInput, PeerLost, reason_of
+from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
-from megatron_adaptra.runtime.collectives.exchange import FLOATS, Exchange, ExchangeWork
-from megatron_adaptra.runtime.machines import Place, clocks
-from megatron_adaptra.transport.address import local_address
-from megatron_adaptra.transport.engine import bindings
-from megatron_adaptra.transport.engine.endpoint import Endpoint
-from megatron_adaptra.transport.engine.engine_wire import EngineWire, StoreRendezvous
-from megatron_adaptra.transport.wire import GlooWire, Wire
+from megatron_adaptra.plan.collectives.stragglar import stragglar
+from megatron_adaptra.runtime.collectives.connected import Connected
+from megatron_adaptra.runtime.collectives.exchange import FLOATS, ExchangeWork
 
 _Builder = Callable[[int, tuple[int, ...]], CollectivePlan]  # of how many ranks, and the late ones
+_CHUNKS = 4  # per owner, of StragglAR: fewer rounds' worth of doubling at its end, longer messages
 # By `--adaptra-allreduce`: the fewest ranks, and the builder.
 _BUILDERS: Mapping[str, tuple[int, _Builder]] = {
     "direct": (2, lambda ranks, late: direct(shares_without(ranks, late))),
+    "stragglar": (4, lambda ranks, late: stragglar(ranks, late[0], _CHUNKS)),
 }
-_opened: Counter[str] = Counter()  # by ranks, how often this process has connected them
 
 
 @dataclass(frozen=True)
@@ -42,12 +38,10 @@ class _Group:
     """A data-parallel group that reduces by `plan`, over connections of its own."""
 
     plan: CollectivePlan
-    exchange: Exchange
-    wire: Wire
+    connected: Connected
 
     def close(self) -> None:
-        self.exchange.close()
-        self.wire.close()
+        self.connected.close()
 
 
 class _Handle:
@@ -123,53 +117,15 @@ class GradientReduction:
 
     def _open(self, group: Any) -> _Group | None:
         """Connect the ranks of a data-parallel group: a collective of it."""
-        ranks = dist.get_process_group_ranks(group)
-        config, key = self._config, "-".join(map(str, ranks))
-        name = f"gradients/{key}/{_opened[key]}"
-        _opened[key] += 1
-        missing = bindings.missing() if config.transport != "gloo" else "gloo was asked for"
-        missing = missing or (bindings.missing_tls() if config.encrypt else "")
-        gathered: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(gathered, (Place.here(), missing), group=group)
-        places, lacks = zip(*gathered, strict=True)
-        missing = next(filter(None, lacks), "")
-        if missing and (config.encrypt or config.transport == "engine"):
-            field, value = ("encrypt", "on") if config.encrypt else ("transport", "engine")
-            raise BadInput(f"--adaptra-{field}", value, f"not here: {missing}")
-        opened: _Group | None = None
-        reason = ""
-        with contextlib.ExitStack() as unless_open:
-            try:
-                wire: Wire = GlooWire()
-                if not missing:
-                    machine = tuple(clocks(places))[ranks.index(dist.get_rank())]
-                    wire = self._engine(f"adaptra/{name}/engine", machine)
-                unless_open.callback(wire.close)
-                data = wire.mesh(f"{name}/data", ranks)
-                unless_open.callback(data.close)
-                reports = wire.mesh(f"{name}/reports", ranks)
-                unless_open.callback(reports.close)
-                names = [f"rank {rank}" for rank in ranks]
-                exchange = Exchange(data, reports, group.rank(), names, config.timeout)
-                plan = _BUILDERS[config.allreduce][1](len(ranks), config.late)
-                opened = _Group(plan, exchange, wire)
-            except (PeerLost, OSError, RuntimeError) as error:
-                reason = reason_of(error)
-            reasons: list[Any] = [None] * len(ranks)
-            dist.all_gather_object(reasons, reason, group=group)
-            if reason := next(filter(None, reasons), ""):
-                self._say(f"gradients are reduced by Megatron: cannot connect: {reason}")
-                return None
-            unless_open.pop_all()
-        return opened
-
-    def _engine(self, key: str, machine: str) -> EngineWire:
-        config, me = self._config, dist.get_rank()
-        endpoint = Endpoint(
-            me, local_address(), machine, StoreRendezvous(key), config.timeout,
-            encrypted=config.encrypt,
-        )  # fmt: skip
-        return EngineWire(endpoint, me)
+        config = self._config
+        try:
+            connected = Connected.between(
+                group, "gradients", config.timeout, config.transport, config.encrypt
+            )
+        except NoConnections as error:
+            self._say(f"gradients are reduced by Megatron: cannot connect: {error}")
+            return None
+        return _Group(_BUILDERS[config.allreduce][1](group.size(), config.late), connected)
 
 
 def _start(buckets: Any, group: _Group) -> None:
@@ -187,9 +143,8 @@ def _start(buckets: Any, group: _Group) -> None:
         if bucket.gradient_scaling_factor != 1.0:
             bucket.grad_data *= bucket.gradient_scaling_factor
     op = dist.ReduceOp.AVG if config.average_in_collective else dist.ReduceOp.SUM
-    handle = _Handle(
-        [group.exchange.start(bucket.grad_data, group.plan, op) for bucket in buckets.buckets]
-    )
+    exchange = group.connected.exchange
+    handle = _Handle([exchange.start(one.grad_data, group.plan, op) for one in buckets.buckets])
     if config.overlap_grad_reduce:
         buckets.grad_reduce_handle = handle
     else:

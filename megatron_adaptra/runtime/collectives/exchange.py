@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 
@@ -110,7 +110,10 @@ class Exchange:
         return PeerLost(text)
 
     def give_up(self, number: int, rank: int, reason: str) -> PeerLost:
-        """`rank` is lost in exchange `number`; the error to raise, after all others know it."""
+        """The error to raise where `rank` is lost, for a `reason`, in exchange `number`.
+
+        All others know it by then.
+        """
         self.reports.lost(number, rank, reason)
         error = self.error_of_loss()
         assert error is not None
@@ -203,6 +206,13 @@ class ExchangeWork:
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""
         return self._result.done()
+
+    def when_done(self, call: Callable[[BaseException | None], object]) -> None:
+        """Have `call` called once, with the error that `wait` would raise, or None.
+
+        On the thread of the all-reduce, or on this one where it has ended.
+        """
+        self._result.add_done_callback(lambda result: call(result.exception()))
 
     def wait(self, timeout: float | None = None) -> None:
         """Block until the tensor holds the result.

@@ -67,20 +67,23 @@ class Reports:
             self._post(rank)
 
     def plan(self, number: int, text: str) -> None:
-        """Report what this rank runs as plan `number`."""
+        """Report the `text` of what this rank runs as plan `number`."""
         with self._lock:
             self.plans[number, self._me] = text
             self._send(Kind.PLAN, number, 0, text)
 
     def waiting(self, number: int, rank: int) -> None:
-        """Report for whom this rank waits in exchange `number`, unless it has."""
+        """Report that this rank waits for `rank` in exchange `number`, unless it has."""
         with self._lock:
             if self.waits.get((number, self._me)) != rank:
                 self.waits[number, self._me] = rank
                 self._send(Kind.WAITS, number, rank)
 
     def lost(self, number: int, rank: int, reason: str) -> Loss:
-        """Report that `rank` is lost, unless some loss is known; the one that is known then."""
+        """Report that `rank` is lost in exchange `number`, for a `reason`.
+
+        Unless some loss is known. Returns the one that is known then.
+        """
         with self._lock:
             if self.loss is None:
                 self.loss = Loss(rank, self._me, reason)
@@ -90,7 +93,10 @@ class Reports:
             return self.loss
 
     def culprit(self, number: int, rank: int) -> int:
-        """Who has to be named where `rank` is waited for: the last one, who has not reported."""
+        """Who has to be named where `rank` is waited for in exchange `number`.
+
+        The last one of the chain, who has not reported.
+        """
         with self._lock:
             seen = {self._me}
             while rank not in seen and (number, rank) in self.waits:
@@ -106,7 +112,7 @@ class Reports:
                     self._take(rank)
 
     def await_one(self, rank: int, seconds: float) -> None:
-        """Read, after waiting for a report of `rank`, or until it can send none any more."""
+        """Read, after waiting some `seconds` for a report of `rank`, or until it can send none."""
         if rank not in self.closed:
             with contextlib.suppress(PeerLost):
                 self._posted[rank][1].wait(seconds)

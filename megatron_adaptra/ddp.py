@@ -1,0 +1,102 @@
+"""PyTorch's DistributedDataParallel without Megatron: gradients by plan, in two lines.
+
+from megatron_adaptra.ddp import all_reduce_hook
+model.register_comm_hook(*all_reduce_hook("direct", late_ranks=[3]))
+"""
+
+# torch looks at the annotations of a hook, which have to be classes: none of __future__ here.
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.futures import Future
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.exits import at_exit
+from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.log import log_line
+from megatron_adaptra.plan.collectives.direct import direct, shares_without
+from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.runtime.collectives.connected import Connected
+from megatron_adaptra.runtime.collectives.exchange import FLOATS
+
+ALGORITHMS = ("direct", "ring")
+
+_Hook = Callable[[Any, dist.GradBucket], Future[torch.Tensor]]
+
+
+class _State:
+    def __init__(
+        self, connected: Connected, plan: CollectivePlan, group: dist.ProcessGroup
+    ) -> None:
+        self.connected, self.plan, self.group = connected, plan, group
+        self.native = False  # it has been logged
+
+    def close(self) -> None:
+        self.connected.close()
+
+
+def all_reduce_hook(
+    algorithm: str = "direct",
+    late_ranks: Sequence[int] = (),
+    *,
+    pieces: int = 16,
+    group: dist.ProcessGroup | None = None,
+    timeout: float = 600.0,
+    transport: str = "auto",
+) -> tuple[Any, _Hook]:
+    """The state and the hook for `DistributedDataParallel.register_comm_hook`.
+
+    A collective of the group: it connects all ranks. Gradients are averaged: added in the order of
+    ranks, and divided once. Those that are not dense floats on the CPU go the way that torch
+    has for them, which is logged once.
+
+    Args:
+        algorithm: of ALGORITHMS; `direct` has an owner for each piece of a bucket.
+        late_ranks: ranks of the group that own nothing, so that the others need not wait for them
+            before they have added what they own.
+        pieces: into which the largest share is cut.
+        group: the model's; the default group if None.
+        timeout: seconds that a message of another rank is waited for.
+        transport: auto, engine or gloo.
+
+    Raises:
+        BadInput: an algorithm or ranks that there are not, or an engine that is missing.
+        NoConnections: the ranks cannot be connected.
+    """
+    group = group or dist.group.WORLD
+    if group is None:
+        raise BadInput("group", None, "call torch.distributed.init_process_group first")
+    if algorithm not in ALGORITHMS:
+        raise BadInput("algorithm", algorithm, f"it has to be one of {', '.join(ALGORITHMS)}")
+    shares = shares_without(group.size(), late_ranks)
+    plan = direct(shares, pieces) if algorithm == "direct" else ring(group.size())
+    state = _State(Connected.between(group, "ddp", timeout, transport), plan, group)
+    at_exit(state, _State.close)
+    return state, _reduce
+
+
+def _reduce(state: _State, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    """The hook: a future of the averaged buffer of `bucket`."""
+    buffer = bucket.buffer()
+    if buffer.device.type != "cpu" or buffer.dtype not in FLOATS:
+        if not state.native and state.group.rank() == 0:
+            what = f"{buffer.dtype} on {buffer.device.type}"
+            log_line(f"gradients are {what}: torch reduces them; plans are for floats on the CPU")
+        state.native = True
+        return allreduce_hook(state.group, bucket)
+    future: Future[torch.Tensor] = Future()
+    work = state.connected.exchange.start(buffer, state.plan, dist.ReduceOp.AVG)
+    work.when_done(lambda error: _finish(future, buffer, error))
+    return future
+
+
+def _finish(
+    future: Future[torch.Tensor], buffer: torch.Tensor, error: BaseException | None
+) -> None:
+    if error is None:
+        future.set_result(buffer)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,95 @@
+"""Gradients of torch's DistributedDataParallel by plan: the example, its losses, and fallbacks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from patience import PATIENCE
+from torch.nn.parallel import DistributedDataParallel
+from transport.ranks import run
+
+from megatron_adaptra.ddp import all_reduce_hook
+from megatron_adaptra.errors import BadInput
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "configs/examples/ddp_hook.py"
+
+
+def losses(*flags: str, ranks: int = 4) -> list[str]:
+    """Of the example, as a user starts it."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", str(ranks), EXAMPLE, *flags],
+        capture_output=True, text=True, timeout=PATIENCE, check=True,
+    )  # fmt: skip
+    return re.findall(r"loss ([0-9.]+)", done.stdout)
+
+
+@pytest.mark.long
+def test_the_example_trains_as_torch_does_up_to_the_order_of_summation():
+    by_plan, native = losses("--late-ms", "5"), losses("--native", "--late-ms", "5")
+    assert len(by_plan) == 10
+    assert [*map(float, by_plan)] == pytest.approx([*map(float, native)], rel=1e-5)
+    assert float(by_plan[-1]) < float(by_plan[0])
+
+
+def gradients(me, dtype, transport, late):
+    """Of a model after one backward, this rank's own and the reduced ones, by parameter."""
+    torch.manual_seed(7)
+    plain = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 3)).to(dtype)
+    model = DistributedDataParallel(plain, bucket_cap_mb=0.002)  # several buckets
+    hook = all_reduce_hook("direct", late_ranks=late, transport=transport)
+    model.register_comm_hook(*hook)
+    torch.manual_seed(me.rank)
+    batch = torch.randn(8, 40).to(dtype)
+    own = torch.autograd.grad(plain(batch).abs().sum(), list(plain.parameters()))
+    model(batch).abs().sum().backward()
+    me.meet()
+    reduced = [parameter.grad for parameter in plain.parameters()]
+    return [*([one.tolist() for one in each] for each in (own, reduced)), hook[0].native]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "transport"),
+    [(torch.float32, "engine"), (torch.float32, "gloo"), (torch.bfloat16, "auto")],
+)
+def test_gradients_are_averages_in_the_order_of_ranks_under_all_shares(dtype, transport):
+    found = [run("gloo", gradients, dtype, transport, late, ranks=3) for late in ([], [0], [1, 2])]
+    for ranks in found:
+        own = [[torch.tensor(grad, dtype=dtype).float() for grad in rank[0]] for rank in ranks]
+        for number, reduced in enumerate(ranks[0][1]):
+            mean = ((own[0][number] + own[1][number] + own[2][number]) / 3).to(dtype)
+            assert reduced == mean.tolist()
+            assert all(rank[1] == ranks[0][1] for rank in ranks)
+        assert ranks == found[0]
+
+
+def test_complex_gradients_come_as_real_numbers():
+    ranks = run("gloo", gradients, torch.complex64, "gloo", [], ranks=2)
+    for number, reduced in enumerate(ranks[0][1]):
+        own = [torch.tensor(rank[0][number]) for rank in ranks]
+        assert torch.allclose(torch.tensor(reduced), (own[0] + own[1]) / 2, rtol=1e-5)
+    assert not any(rank[2] for rank in ranks)  # by plan
+
+
+def refused(me):
+    for words, message in (
+        ({"algorithm": "star"}, "it has to be one of direct, ring"),
+        ({"late_ranks": [2]}, "ranks are 0 to 1"),
+        ({"late_ranks": [0, 1]}, "at least one rank has to own"),
+        ({"pieces": 0}, "pieces"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            all_reduce_hook(**words)
+    return True
+
+
+def test_bad_input():
+    with pytest.raises(BadInput, match="init_process_group"):
+        all_reduce_hook()
+    assert all(run("gloo", refused, ranks=2))
