@@ -7,7 +7,8 @@ from functools import lru_cache
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import CollectiveLine, CollectiveOp, CollectivePlan
 from megatron_adaptra.plan.collectives.arguments import add, part, take, total, whole
-from megatron_adaptra.plan.collectives.stragglar_rounds import Copy, rounds_of
+from megatron_adaptra.plan.collectives.stragglar_rounds import Copy, power_of_two_rounds
+from megatron_adaptra.plan.collectives.stragglar_search import searched_rounds
 
 
 def stragglar(ranks: int, late: int, k: int = 1) -> CollectivePlan:
@@ -42,7 +43,8 @@ def _of_last(ranks: int, k: int) -> CollectivePlan:
     """The plan of which the last rank is late."""
     owners = ranks - 1
     pieces = k * owners
-    rounds = rounds_of(ranks, k)
+    simple = k == 1 and ranks & owners == 0
+    rounds = power_of_two_rounds(ranks) if simple else searched_rounds(ranks, k)
     lines = [_reduce_scatter(rank, owners, pieces) for rank in range(owners)] + [[]]
     for now, copies in enumerate(rounds):
         _round(lines, now, copies, owners, pieces)

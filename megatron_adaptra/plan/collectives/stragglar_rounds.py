@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["Copy", "power_of_two_rounds"]
+__all__ = ["Copy", "Rounds", "power_of_two_rounds"]
 
 Copy = tuple[int, int, int]  # source, target, piece
 Rounds = list[list[Copy]]
@@ -65,8 +65,3 @@ def _exchanged(now: int, oldest: int, depth: int, last: int, active: dict[int, i
         copies.append((last, others[-1], last - 1))
         active[others[-1]] = last - 1
     return copies
-
-
-def rounds_of(ranks: int, k: int) -> Rounds:
-    """The copies of each round for so many `ranks` of at least 4, and `k` pieces per owner."""
-    return power_of_two_rounds(ranks)
