@@ -15,6 +15,7 @@ from megatron_adaptra.plan.collectives.chain import sorted_chain
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
 from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
 from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.plan.collectives.stragglar import stragglar
 
 sizes = st.integers(0, 60)
 seeds = st.integers(0, 2**32 - 1)
@@ -23,7 +24,12 @@ seeds = st.integers(0, 2**32 - 1)
 @st.composite
 def plans(draw: st.DrawFn) -> CollectivePlan:
     ranks = draw(st.integers(1, 17))
-    name = draw(st.sampled_from(["ring", "halving-doubling", "sorted-chain", "direct"]))
+    name = draw(
+        st.sampled_from(["ring", "halving-doubling", "sorted-chain", "direct", "stragglar"])
+    )
+    if name == "stragglar":
+        ranks = max(ranks, 4)
+        return stragglar(ranks, draw(st.integers(0, ranks - 1)), draw(st.integers(1, 4)))
     if name == "ring":
         return ring(ranks, draw(st.integers(1, 4)))
     if name == "halving-doubling":
@@ -96,6 +102,10 @@ def test_a_late_rank_sends_its_buffer_once_and_adds_nothing():
         (lambda: sorted_chain([0, 0, 1]), r"^ranks by arrival \[0, 0, 1\]: each rank"),
         (lambda: sorted_chain([]), "^ranks by arrival"),
         (lambda: sorted_chain([0, 1], 0), "^pieces 0: "),
+        (lambda: stragglar(3, 0), "^ranks 3: .* at least 4"),
+        (lambda: stragglar(4, 4), "^late rank 4: ranks are 0 to 3"),
+        (lambda: stragglar(4, True), "^late rank True: "),
+        (lambda: stragglar(4, 0, 0), "^k 0: "),
         (lambda: direct([0, 0]), r"^shares \[0, 0\]: at least one above 0"),
         (lambda: direct([]), "^shares"),
         (lambda: direct([1, -1]), "^share -1: a? ?.*whole number of at least 0"),
