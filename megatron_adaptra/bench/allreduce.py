@@ -61,7 +61,7 @@ def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
             }
             if NATIVE in options.algorithms:
                 ways[NATIVE] = dist.all_reduce
-            for late in options.lates(nbytes):
+            for late in options.lateness(nbytes):
                 costs = _costs(ways, nbytes // 4, late, options, clock)
                 found += [
                     _row(options, nbytes, late, name, plans.get(name), costs) for name in ways

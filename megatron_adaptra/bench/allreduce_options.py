@@ -76,7 +76,7 @@ class AllReduceOptions(Options):
             return None
         return Ports.equal([payload(rate) for rate in self.rates], _DELAY)
 
-    def lates(self, nbytes: int) -> tuple[float, ...]:
+    def lateness(self, nbytes: int) -> tuple[float, ...]:
         """Seconds of lateness to measure a buffer of `nbytes` with."""
         rate = max(self.rates)
         return self.late or (0.0, nbytes / rate if math.isfinite(rate) else 0.02)

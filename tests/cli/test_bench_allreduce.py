@@ -77,5 +77,5 @@ def test_a_late_rank_owns_nothing_and_pieces_take_the_same_time_of_a_port():
 def test_the_default_lateness_is_one_buffer_through_a_port():
     options = AllReduceOptions(ALLREDUCE, (4_000_000,), 4, hosts=("1:5MB/s", "all:20MB/s"))
     assert options.rates == [20e6, 5e6, 20e6, 20e6]
-    assert options.lates(4_000_000) == (0.0, 0.2)
+    assert options.lateness(4_000_000) == (0.0, 0.2)
     assert AllReduceOptions.load(options.dump()) == options
