@@ -18,6 +18,7 @@ from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.runtime.collectives.connected import IN_ORDER
 from megatron_adaptra.runtime.collectives.exchange import Exchange
 from megatron_adaptra.sim.ports import run_on_ports
 from megatron_adaptra.transport.engine.engine_wire import EngineWire
@@ -37,7 +38,7 @@ def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
     """What `rank` measures: a row for each size, lateness and algorithm. They take turns."""
     clock = Clock(options)
     machine = f"of {rank}" if options.in_lab else clock.machines[rank]
-    wire = EngineWire(open_endpoint("allreduce", rank, machine), rank)
+    wire = EngineWire(open_endpoint("allreduce", rank, machine, connections=IN_ORDER), rank)
     all_ranks = range(options.ranks)
     links = list(permutations(all_ranks, 2))
     names = [f"rank {one}" for one in all_ranks]

@@ -111,6 +111,8 @@ class Endpoint:
         ports: RDMA ports to use, else those of rails().
         gpu: address on the bus of the GPU whose messages these are, to prefer near ports.
         silence: seconds without a frame after which a path has failed.
+        connections: to a peer on another machine, the same on all ranks. Messages overtake each
+            other on several, and share a port; on one they arrive in the order of their sends.
 
     Raises:
         AdaptraError: encryption is not possible here.
@@ -135,10 +137,12 @@ class Endpoint:
         ports: Sequence[Rail] | None = None,
         gpu: str = "",
         silence: float = SILENCE,
+        connections: int = CONNECTIONS,
     ) -> None:
         if encrypted and (why := missing_tls()):
             raise AdaptraError(f"messages between hosts cannot be encrypted here: {why}")
         self._rendezvous, self._timeout, self._fallback = rendezvous, timeout, fallback
+        self._connections = connections
         self._closed = threading.Event()
         self.engine = new_engine(WINDOW, PIECE, silence)
         self._me = Identity(me, self._secret(), WINDOW, PIECE, encrypted)
@@ -299,7 +303,7 @@ class Endpoint:
         if both and not self._fallback:
             return 0
         self._add(peer, dial_tcp(*call, order), order)
-        return CONNECTIONS
+        return self._connections
 
     def _order(self, peer: _Peer, line: int) -> int:
         """Of a new path."""
