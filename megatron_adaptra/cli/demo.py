@@ -21,7 +21,7 @@ from megatron_adaptra.demo.options import DEMO_ENGINES, ENVIRONMENT, PRECISIONS,
 from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.run import check_rank
 from megatron_adaptra.transport.engine.bindings import missing
-from megatron_adaptra.units import number, parse_seconds, whole
+from megatron_adaptra.units import number, parse_rate, parse_seconds, whole
 from megatron_adaptra.view.findings import memory_table, peak_bytes
 from megatron_adaptra.view.ranges import ranges
 
@@ -98,7 +98,16 @@ def _add_links(group: Any) -> None:
         "several by commas (default: the last link)",
     )
     group.add_argument(
-        "--delay", default=None, metavar="TIME", help="how much slower (default: 40ms)"
+        "--delay",
+        default=None,
+        metavar="TIME",
+        help="how much slower (default: 40ms, or 0ms beside --bandwidth)",
+    )
+    group.add_argument(
+        "--bandwidth",
+        default=None,
+        metavar="RATE",
+        help="what the slow links carry, such as 20MB/s (default: no limit)",
     )
     group.add_argument(
         "--from-iteration",
@@ -119,7 +128,7 @@ def _add_links(group: Any) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="instead of the four above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
+        help="instead of the five above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
         "YAML; may be repeated",
     )
     group.add_argument(
@@ -201,10 +210,19 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
     """The checked options; raises BadInput."""
     _refuse_contradictions(args)
     given = vars(args)
-    same = {f.name for f in fields(DemoOptions) if given.get(f.name) is not None} - {"delay"}
+    same = {f.name for f in fields(DemoOptions) if given.get(f.name) is not None} - {
+        "delay",
+        "bandwidth",
+    }
     if args.delay is not None:
         given = {**given, "delay": parse_seconds(args.delay, "--delay")}
         same.add("delay")
+    if args.bandwidth is not None:
+        rate = parse_rate(args.bandwidth, "--bandwidth")
+        given = {**given, "bandwidth": rate}
+        if args.delay is None:  # a thin link, and nothing else
+            given["delay"] = 0.0
+        same |= {"delay", "bandwidth"}
     return DemoOptions(
         **{name: given[name] for name in same},
         slow_links=[part for text in args.slow_link for part in text.split(",")],
@@ -214,7 +232,7 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise BadInput for the first flag that another one leaves without effect."""
-    slow = ("--slow-link", "--delay", "--from-iteration", "--to-iteration")
+    slow = ("--slow-link", "--delay", "--bandwidth", "--from-iteration", "--to-iteration")
     for flag, others, why in (
         ("--emulate-link", slow, "whose rules say which link gets slow, how much and when"),
         ("--no-emulation", (*slow, "--emulate-link"), "with which no link is made slow"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -48,10 +49,13 @@ ENVIRONMENT = {
 class DemoOptions:
     """`num_layers` 0: one per chunk; `slow_links` empty: the last link; times are seconds.
 
+    `bandwidth`: of the slow links, in bytes per second; None: as without emulation.
+
     `engine` empty: native, or the executor where policy, chunks or recompute need it. `chunks` 0:
     2 per stage under policy interleaved, else 1.
 
-    `emulate_link`: rules or scenario files instead of `slow_links`, `delay` and the two iterations.
+    `emulate_link`: rules or scenario files instead of `slow_links`, `delay`, `bandwidth` and the
+    two iterations.
     `netlab`: one host per rank, joined by links that are really slow, instead of emulated ones.
     `data`: a new folder for the text as the dataset has it; empty: rank 0 makes, and removes, one
     in `out`. `config`: a YAML file of AdaptraConfig. `from_iteration` and `to_iteration` -1: a
@@ -67,6 +71,7 @@ class DemoOptions:
     iterations: int = 60
     slow_links: list[str] = field(default_factory=list)
     delay: float = 0.040
+    bandwidth: float | None = None
     emulate_link: list[str] = field(default_factory=list)
     config: str = ""
     from_iteration: int = -1
@@ -145,6 +150,10 @@ class DemoOptions:
                 (self.from_iteration, self.to_iteration),
                 f"it has to be 0 < from < to <= {self.iterations} iterations",
             )
+        if self.bandwidth is not None and not 1 <= self.bandwidth < math.inf:
+            raise BadInput(
+                "--bandwidth", self.bandwidth, "it has to be a rate above 0, of at least 1B/s"
+            )
         self.slow_links = self.slow_links or [f"{self.stages - 2}-{self.stages - 1}"]
         slow: list[tuple[int, int]] = []
         for link in self.slow_links:
@@ -205,6 +214,11 @@ class DemoOptions:
         return self.stages * self.data_parallel
 
     @property
+    def message_bytes(self) -> int:
+        """Of one message of the pipeline: a sequence's hidden states."""
+        return self.seq_length * self.hidden_size * (2 if self.precision == "bf16" else 4)
+
+    @property
     def rules(self) -> list[str]:
         """The emulated links, in the syntax of `--adaptra-emulate-link`."""
         return [] if self.netlab else self._slow
@@ -216,7 +230,8 @@ class DemoOptions:
         if self.emulate_link:
             return self.emulate_link
         span = f"@{self.from_iteration}..{self.to_iteration}"
-        return [f"{link}:{1e6 * self.delay:.0f}us{span}" for link in self.slow_links]
+        rate = "" if self.bandwidth is None else f",bandwidth={self.bandwidth:.0f}B/s"
+        return [f"{link}:{1e6 * self.delay:.0f}us{rate}{span}" for link in self.slow_links]
 
     @property
     def host_rules(self) -> list[LinkRule]:

@@ -30,6 +30,7 @@ from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.telemetry.probe import IterationRecord, merge
 from megatron_adaptra.telemetry.report import Memory
+from megatron_adaptra.units import size
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.pipeline import pipeline_gantt
@@ -252,6 +253,13 @@ def _of_the_run(options: DemoOptions, run: Run, ran: int, machine: Mapping[str, 
             f"Interrupted by {run.interrupted} after {ran} of {options.iterations} iterations: "
             f"all figures are of these."
         )
+    if options.emulate and options.bandwidth is not None:
+        wire = 1e3 * options.message_bytes / options.bandwidth
+        notes.append(
+            f"At {size(options.bandwidth)}/s a message of {size(options.message_bytes)} keeps the "
+            f"slow link busy for {wire:.3g} ms. A deeper warmup hides delay; it does not help "
+            f"where messages take longer than a microbatch does."
+        )
     others = {name: load["others"] for name, load in machine["cpu_share"].items()}
     others.pop("compared", None)
     busy = {name: share for name, share in others.items() if share > BUSY}
@@ -334,6 +342,8 @@ def _summary(
             "delay_ms": 1e3 * options.delay
             if options.emulate and not options.emulate_link
             else None,
+            "bandwidth": options.bandwidth if options.emulate else None,
+            "message_bytes": options.message_bytes,
             "from_iteration": options.from_iteration if options.emulate else None,
             "to_iteration": options.to_iteration if options.emulate else None,
             "engine": options.engine,

@@ -127,7 +127,10 @@ def setting(report: Report) -> str:
         when = f"iterations {first} to {end - 1}" if end - first > 1 else f"iteration {first}"
         what = f"slow links {rules}"
         if not rules and delay is not None:
-            what = f"every message over {slow_links(report)} takes {number(delay)} ms longer"
+            rate = value(c.get("bandwidth"))
+            more = [f"takes {number(delay)} ms longer"] if delay or not rate else []
+            more += [f"crosses at {number(rate / 1e6)} MB/s"] if rate else []
+            what = f"every message over {slow_links(report)} {' and '.join(more)}"
         text += ("; " if text else "") + f"in {when} {what}"
     return text
 

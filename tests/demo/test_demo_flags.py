@@ -13,11 +13,13 @@ RULE = ("--emulate-link", "2-3:40ms@3..6")
 CONTRADICTIONS = [
     ((*RULE, "--slow-link", "1-2"), "--slow-link", "--emulate-link"),
     ((*RULE, "--delay", "10ms"), "--delay", "--emulate-link"),
+    ((*RULE, "--bandwidth", "20MB/s"), "--bandwidth", "--emulate-link"),
     ((*RULE, "--from-iteration", "3"), "--from-iteration", "--emulate-link"),
     ((*RULE, "--to-iteration", "8"), "--to-iteration", "--emulate-link"),
     (("--no-emulation", *RULE), "--emulate-link", "--no-emulation"),
     (("--no-emulation", "--slow-link", "1-2"), "--slow-link", "--no-emulation"),
     (("--no-emulation", "--delay", "10ms"), "--delay", "--no-emulation"),
+    (("--no-emulation", "--bandwidth", "20MB/s"), "--bandwidth", "--no-emulation"),
     (("--no-emulation", "--netlab"), "--netlab", "--no-emulation"),
     (("--rank-from-env", "--netlab"), "--netlab", "--rank-from-env"),
 ]
