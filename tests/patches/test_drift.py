@@ -78,6 +78,10 @@ class ModelParallelConfig:
     overlap_p2p_comm_warmup_flush: bool = False
     deallocate_pipeline_outputs: bool = False
 """
+BUCKETS = """
+class _ParamAndGradBucketGroup:
+    def start_grad_sync(self): pass
+"""
 LINEAR = """
 class LinearWithGradAccumulationAndAsyncCommunication:
     @staticmethod
@@ -98,6 +102,7 @@ FILES = {
     "core/optimizer/optimizer": "class MegatronOptimizer:\n    def step(self): pass\n",
     "core/rerun_state_machine": RERUNS,
     "core/model_parallel_config": CONFIG,
+    "core/distributed/param_and_grad_buffer": BUCKETS,
     "core/tensor_parallel/layers": LINEAR,
     "core/tensor_parallel/random": RANDOM,
 }

@@ -20,7 +20,10 @@ class _Weights(NamedTuple):
 
 
 def least_rounds(ranks: int, k: int) -> int:
-    """No plan has fewer rounds: the last piece is then on two ranks, and at best doubles."""
+    """No plan of so many `ranks`, with `k` pieces per owner, has fewer rounds.
+
+    The late rank sends k(N - 1) pieces; the last one is then on two ranks, and at best doubles.
+    """
     return k * (ranks - 1) + (ranks - 1).bit_length() - 1
 
 
