@@ -93,6 +93,7 @@ def test_rates_need_the_kernels_bridge(words, message):
     assert message in done.stderr
 
 
+@pytest.mark.quiet
 @pytest.mark.usefixtures("ports")
 def test_ports_keep_their_rates_each_way_and_the_settings_of_tcp_are_recorded():
     done = lab("measure", "--hosts", "3", "--host", "1:2MB/s", "--host", "2:4MB/s", "--json")
@@ -107,6 +108,7 @@ def test_ports_keep_their_rates_each_way_and_the_settings_of_tcp_are_recorded():
         assert links[link] == pytest.approx(rate, rel=0.1), found
 
 
+@pytest.mark.quiet
 @pytest.mark.usefixtures("ports")
 @pytest.mark.parametrize("way", ["in", "out"])
 @pytest.mark.parametrize("shared", [True, False])
@@ -151,6 +153,7 @@ else:
 """
 
 
+@pytest.mark.quiet
 @pytest.mark.usefixtures("ports")
 def test_a_rate_holds_for_some_iterations():
     """The rate changes while the network is in use, and connections survive that."""
