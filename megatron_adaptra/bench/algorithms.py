@@ -10,12 +10,11 @@ from megatron_adaptra.plan.collectives.chain import sorted_chain
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
 from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
 from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.plan.collectives.stragglar import stragglar
+from megatron_adaptra.plan.collectives.stragglar import CHUNKS, stragglar
 
 _PIECE = 1.5e-3  # seconds of a port that a piece takes: shorter ones cost more than they overlap
 _LOCAL_PIECE = 256 << 10  # bytes of a piece where no port is slow
 _MOST_PIECES = 64
-_CHUNKS = 4  # per owner, of StragglAR
 
 
 def plan_of(name: str, ranks: int, nbytes: int, late: Sequence[int], rate: float) -> CollectivePlan:
@@ -37,7 +36,7 @@ def plan_of(name: str, ranks: int, nbytes: int, late: Sequence[int], rate: float
         in_time = [rank for rank in range(ranks) if rank not in late]
         return sorted_chain([*in_time, *late], _count(nbytes / piece))
     if name == "stragglar":
-        return stragglar(ranks, late[0], _CHUNKS)
+        return stragglar(ranks, late[0], CHUNKS)
     return direct(shares_without(ranks, late), _count(nbytes / (ranks - len(late)) / piece))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import permutations
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -15,13 +14,11 @@ import torch.distributed as dist
 from megatron_adaptra.bench.algorithms import plan_of, possible
 from megatron_adaptra.bench.allreduce_options import NATIVE, AllReduceOptions
 from megatron_adaptra.bench.clock import Clock
-from megatron_adaptra.bench.paths import TIMEOUT, open_endpoint
+from megatron_adaptra.bench.paths import TIMEOUT
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.runtime.collectives.connected import IN_ORDER
-from megatron_adaptra.runtime.collectives.exchange import Exchange
+from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.sim.ports import run_on_ports
-from megatron_adaptra.transport.engine.engine_wire import EngineWire
 
 _RING = "ring"
 _REPEATS = 97  # values of a buffer: whole numbers, whose sums are exact in any order
@@ -35,20 +32,11 @@ class _Cost(NamedTuple):
 
 
 def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
-    """What `rank` measures: a row for each size, lateness and algorithm. They take turns."""
+    """A row for each size, lateness and algorithm, on `rank` 0; none on others. They take turns."""
     clock = Clock(options)
-    machine = f"of {rank}" if options.in_lab else clock.machines[rank]
-    wire = EngineWire(open_endpoint("allreduce", rank, machine, connections=IN_ORDER), rank)
-    all_ranks = range(options.ranks)
-    links = list(permutations(all_ranks, 2))
-    names = [f"rank {one}" for one in all_ranks]
-    exchange = Exchange(
-        wire.transport("allreduce", all_ranks, links),
-        wire.transport("allreduce-reports", all_ranks, links),
-        rank,
-        names,
-        TIMEOUT,
-    )
+    group = dist.group.WORLD
+    assert group is not None
+    connected = Connected.between(group, "bench", TIMEOUT, "engine")
     try:
         found = []
         for nbytes in options.sizes:
@@ -58,20 +46,20 @@ def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
                 if name != NATIVE and possible(name, options.ranks, options.late_ranks)
             }
             ways: dict[str, Callable[[torch.Tensor], object]] = {
-                name: partial(exchange.run, plan=plan) for name, plan in plans.items()
+                name: partial(connected.exchange.run, plan=plan) for name, plan in plans.items()
             }
             if NATIVE in options.algorithms:
                 ways[NATIVE] = dist.all_reduce
             for late in options.lateness(nbytes):
                 costs = _costs(ways, nbytes // 4, late, options, clock)
-                found += [
-                    _row(options, nbytes, late, name, plans.get(name), costs) for name in ways
-                ]
+                if rank == 0:  # the others' would be the same
+                    found += [
+                        _row(options, nbytes, late, name, plans.get(name), costs) for name in ways
+                    ]
         dist.barrier()  # nobody hangs up before all have what they wait for
         return found
     finally:
-        exchange.close()
-        wire.close()
+        connected.close()
 
 
 def _costs(

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.transport.address import local_address
-from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
+from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.engine_wire import StoreRendezvous
 from megatron_adaptra.transport.engine.rails import Rail
 from megatron_adaptra.transport.engine.transport import End, EngineTransport
@@ -105,20 +105,11 @@ class EnginePath:
         self._endpoint.close()
 
 
-def open_endpoint(
-    name: str,
-    rank: int,
-    machine: str,
-    ports: Sequence[Rail] = (),
-    connections: int = CONNECTIONS,
-) -> Endpoint:
+def open_endpoint(name: str, rank: int, machine: str, ports: Sequence[Rail] = ()) -> Endpoint:
     """That of `rank`, among those of this `name`.
 
     Memory is shared between ranks of the same `machine`. `ports`: of RDMA, which alone are used
-    then. `connections`: to each rank of another machine.
+    then.
     """
     rendezvous, host = StoreRendezvous(f"adaptra/bench/{name}"), local_address()
-    return Endpoint(
-        rank, host, machine, rendezvous, TIMEOUT,
-        fallback=not ports, ports=ports, connections=connections,
-    )  # fmt: skip
+    return Endpoint(rank, host, machine, rendezvous, TIMEOUT, fallback=not ports, ports=ports)

@@ -25,8 +25,20 @@ _PORT_RULE = re.compile(rf"(all|\d{{1,9}}):([^@]+){_PERIOD}", re.ASCII)
 _LONGEST_RULE = 200  # characters; the pattern takes their square to fail
 
 
+class _Rule:
+    """In force from `first` up to, not including, `end`: iterations, or seconds if `timed`."""
+
+    first: float
+    end: float
+    timed: bool
+
+    def active(self, iteration: int, seconds: float = 0.0) -> bool:
+        """Whether it is in force at `iteration`, or `seconds` after the start if `timed`."""
+        return self.first <= (seconds if self.timed else iteration) < self.end
+
+
 @dataclass(frozen=True)
-class LinkRule:
+class LinkRule(_Rule):
     """One directed link, slow from `first` up to, not including, `end`.
 
     These count iterations, or seconds if `timed`. `delay`, `jitter` (standard deviation): seconds;
@@ -43,13 +55,9 @@ class LinkRule:
     loss: float = 0.0
     timed: bool = False
 
-    def active(self, iteration: int, seconds: float = 0.0) -> bool:
-        """Whether the link is slow at `iteration`, or `seconds` after the start if `timed`."""
-        return self.first <= (seconds if self.timed else iteration) < self.end
-
 
 @dataclass(frozen=True)
-class PortRule:
+class PortRule(_Rule):
     """What `host` can send, and can receive, over all its links: `rate` bytes per second each.
 
     From `first` up to, not including, `end`: iterations, or seconds if `timed`.
@@ -60,10 +68,6 @@ class PortRule:
     first: float = 0
     end: float = math.inf
     timed: bool = False
-
-    def active(self, iteration: int, seconds: float = 0.0) -> bool:
-        """Whether it is in force at `iteration`, or `seconds` after the start if `timed`."""
-        return self.first <= (seconds if self.timed else iteration) < self.end
 
 
 def parse_link(

@@ -11,24 +11,31 @@ from labs import lab
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.rules import PortRule, parse_port_rules
 
+# Before a script: a connection to host 0, which may listen later.
+CONNECTED = """
+import os, socket, threading, time
+def connected():
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return socket.create_connection((os.environ["MASTER_ADDR"], 5000), timeout=120)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+"""
+
 # Host 0 sends 2 MB to each other host, or gets them: first one after the other, then at once.
 # Prints how much longer it took them one after the other.
-SHARE = """
-import os, socket, threading, time
+SHARE = (
+    CONNECTED
+    + """
 index, inwards = int(os.environ["HOST_INDEX"]), os.environ["WAY"] == "in"
 others, data = range(1, int(os.environ["WORLD_SIZE"])), bytes(2_000_000)
 if index == 0:
     with socket.create_server((os.environ["HOST_IP"], 5000), backlog=8) as server:
         links = [server.accept()[0] for _ in others]
 else:
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            link = socket.create_connection((os.environ["MASTER_ADDR"], 5000), timeout=120)
-            break
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    link = connected()
 def receive(link):
     left = len(data)
     while left:
@@ -62,6 +69,7 @@ else:
             receive(link)
             link.sendall(b"d")
 """
+)
 
 
 def test_rules_of_ports():
@@ -124,8 +132,9 @@ def test_a_port_is_shared_by_all_its_links(way, shared, monkeypatch):
 
 
 # Host 0 sends 1 MB to host 1 in each iteration; prints the seconds of each.
-REPEAT = """
-import os, socket, time
+REPEAT = (
+    CONNECTED
+    + """
 if os.environ["HOST_INDEX"] == "0":
     with socket.create_server((os.environ["HOST_IP"], 5000)) as server:
         link, _ = server.accept()
@@ -136,14 +145,7 @@ if os.environ["HOST_INDEX"] == "0":
         print(f"iteration {number}: {time.monotonic() - began}", flush=True)
         time.sleep(0.3)  # the laboratory reads the line, and the bucket fills
 else:
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            link = socket.create_connection((os.environ["MASTER_ADDR"], 5000), timeout=120)
-            break
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    link = connected()
     left = 1_000_000
     while data := link.recv(1 << 16):
         left -= len(data)
@@ -151,6 +153,7 @@ else:
             left = 1_000_000
             link.sendall(b"d")
 """
+)
 
 
 @pytest.mark.quiet

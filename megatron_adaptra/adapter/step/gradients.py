@@ -20,16 +20,15 @@ from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
-from megatron_adaptra.plan.collectives.stragglar import stragglar
+from megatron_adaptra.plan.collectives.stragglar import CHUNKS, stragglar
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import FLOATS, ExchangeWork
 
 _Builder = Callable[[int, tuple[int, ...]], CollectivePlan]  # of how many ranks, and the late ones
-_CHUNKS = 4  # per owner, of StragglAR: fewer rounds' worth of doubling at its end, longer messages
 # By `--adaptra-allreduce`: the fewest ranks, and the builder.
 _BUILDERS: Mapping[str, tuple[int, _Builder]] = {
     "direct": (2, lambda ranks, late: direct(shares_without(ranks, late))),
-    "stragglar": (4, lambda ranks, late: stragglar(ranks, late[0], _CHUNKS)),
+    "stragglar": (4, lambda ranks, late: stragglar(ranks, late[0], CHUNKS)),
 }
 
 

@@ -18,9 +18,6 @@ from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.engine_wire import EngineWire, StoreRendezvous
 from megatron_adaptra.transport.wire import GlooWire, Wire
 
-# A plan counts on it that what is sent first arrives first: on several connections a whole queue of
-# pieces arrives at its end.
-IN_ORDER = 1
 _opened: Counter[str] = Counter()  # by name and ranks, how often this process has connected them
 
 
@@ -78,11 +75,13 @@ class Connected:
                 me = dist.get_rank()
                 wire: Wire = GlooWire()
                 if not missing:
+                    # A plan counts on it that what is sent first arrives first: on several
+                    # connections a whole queue of pieces arrives at its end.
                     machine = clocks(places)[ranks.index(me)]
                     rendezvous = StoreRendezvous(f"adaptra/{key}/engine")
                     endpoint = Endpoint(
                         me, local_address(), machine, rendezvous, timeout,
-                        encrypted=encrypt, connections=IN_ORDER,
+                        encrypted=encrypt, connections=1,
                     )  # fmt: skip
                     wire = EngineWire(endpoint, me)
                 unless_open.callback(wire.close)
