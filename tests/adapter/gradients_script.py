@@ -23,6 +23,7 @@ from megatron_adaptra.adapter.compat.patches import PATCHES  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.step import gradients  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
+from megatron_adaptra.plan.collectives.direct import direct  # noqa: E402
 
 SMALL: dict[str, Any] = {"microbatches": 2, "hidden": 32, "seq_length": 32, "layers": 2}
 CASES: dict[str, dict[str, Any]] = {
@@ -34,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 WAYS = {
     "direct": ("direct", ""), "late": ("direct", "1"), "gloo": ("direct", "1"),
-    "stragglar": ("stragglar", "1"),
+    "stragglar": ("stragglar", "1"), "file": ("plan.txt", ""),
 }  # fmt: skip
 
 
@@ -66,6 +67,7 @@ def main() -> None:
     prefix = Path(sys.argv[1]) / "data" / "text"
     if dist.get_rank() == 0:
         gpt.write_dataset(None, prefix.parent, limit=100_000)
+        (Path(sys.argv[1]) / "plan.txt").write_text(direct([3, 1, 1, 0], 5).text())
     dist.barrier()
     calls = counted()
     (target,) = PATCHES["gradients"].targets
@@ -79,6 +81,8 @@ def main() -> None:
         for way, (algorithm, late) in WAYS.items():
             calls.clear()
             transport = "gloo" if way == "gloo" else "auto"
+            if way == "file":
+                algorithm = str(Path(sys.argv[1]) / algorithm)
             config = AdaptraConfig(
                 allreduce=algorithm, late_ranks=late, transport=transport, timeout=60.0
             )

@@ -11,7 +11,7 @@ from megatron_adaptra.plan.collectives.arguments import add, part, take, total, 
 from megatron_adaptra.plan.collectives.stragglar_rounds import Copy, Rounds, power_of_two_rounds
 from megatron_adaptra.plan.collectives.stragglar_search import searched_rounds
 
-CHUNKS = 4  # pieces per owner: more of them double sooner at the end, and cost more messages
+CHUNKS = 4  # pieces per owner
 
 
 def stragglar(ranks: int, late: int, k: int = 1) -> CollectivePlan:
