@@ -111,8 +111,9 @@ class GradientReduction:
                 return f"they are {data.dtype} with strides {data.stride()}"
         ranks, late = buckets.data_parallel_group.size(), self._config.late
         if self._given is not None:
-            wanted = self._given.ranks
-            return f"the plan of {name} is for {wanted} ranks, here is {ranks}" * (ranks != wanted)
+            if ranks != (wanted := self._given.ranks):
+                return f"the plan of {name} is for {wanted} ranks, here is {ranks}"
+            return ""
         if ranks < (fewest := FEWEST_RANKS.get(name, 2)):
             return f"{name} needs {fewest} ranks, here is {ranks}"
         if late and (late[-1] >= ranks or len(late) == ranks):
