@@ -81,7 +81,10 @@ class _Messages:
                 else:
                     first, step, book = rank * self.tags, self.ranks * self.tags, received
                 first += 2 * piece + (action is _SUM or action is _TAKE)
-                numbers = tuple([first + step * one for one in ranks if one != rank])
+                if len(ranks) == 1:  # most have one, and no more time than need be
+                    numbers: tuple[int, ...] = (first + step * ranks[0],)
+                else:
+                    numbers = tuple([first + step * one for one in ranks if one != rank])
                 for number in numbers:
                     book[number] = length
                 count += len(numbers)

@@ -140,8 +140,8 @@ def _bar(group: Sequence[_Span]) -> Bar:
     inside = (label, category.code) if category.code else (label,)
     if count > 1:
         each = Counter(span.category for span in group)
-        title = ", ".join(f"{each[one]} × {one.name}" for one in sorted(each))
-        label, inside = f"{category.code}×{count}", (f"{category.name} {count}×", f"{count}×")
+        title = ", ".join(f"{one.name} {number}×" for one, number in each.most_common())
+        label, inside = f"{category.code}×{count}", (title, f"{count}×")
     return Bar(
         first.row,
         label,

@@ -18,9 +18,17 @@ from megatron_adaptra.plan.collectives.stragglar import stragglar
 # `direct` between 8 hosts of 20 MB/s, as they were on two cores (docs/evidence/allreduce.md).
 MESSAGE = 0.1e-3
 FEWEST_RANKS = {"stragglar": 4}  # of the others: 2
-# A larger group needs no more pieces of StragglAR than one per owner: the doubling at the end takes
-# log2 N rounds of more than N. To search rounds for it would take minutes.
-_SEARCHED = 64  # ranks
+# To search rounds of StragglAR takes seconds for so many pieces, and minutes for larger groups.
+# These need no more than one per owner: the doubling at the end takes log2 N rounds of more than N.
+_SEARCHED_PIECES, _SEARCHED_RANKS = 256, 64
+
+
+def pieces_for(algorithm: str, job: AllReduce) -> int:
+    """Into how many pieces `sized` cuts for the `algorithm` and the `job`; BadInput as there."""
+    most = math.inf
+    if algorithm == "stragglar":
+        most = _SEARCHED_PIECES // (job.ranks - 1) if job.ranks <= _SEARCHED_RANKS else 1
+    return best_pieces(algorithm, job, most)
 
 
 def sized(
@@ -44,7 +52,7 @@ def sized(
     shares = shares_without(ranks, late)  # which refuses ranks that there are not
     if algorithm == "halving-doubling":
         return halving_doubling(ranks)
-    count = pieces or best_pieces(algorithm, job, _most(algorithm, ranks))
+    count = pieces or pieces_for(algorithm, job)
     if algorithm == "ring":
         return ring(ranks, count)
     if algorithm == "sorted-chain":
@@ -54,7 +62,3 @@ def sized(
     if len(set(late)) != 1:
         raise BadInput("late ranks", list(late), "stragglar needs the one rank that is late")
     return stragglar(ranks, late[0], count)
-
-
-def _most(algorithm: str, ranks: int) -> float:
-    return 1 if algorithm == "stragglar" and ranks > _SEARCHED else math.inf

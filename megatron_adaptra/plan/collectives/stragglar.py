@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from megatron_adaptra.errors import BadInput
@@ -37,7 +37,7 @@ def _stragglar(ranks: int, late: int, k: int) -> CollectivePlan:
     rounds = _rounds(ranks, k)
     others = [rank for rank in range(ranks) if rank != late]
     pieces = k * len(others)
-    lines = {rank: _reduce_scatter(i, others, pieces) for i, rank in enumerate(others)}
+    lines = dict(zip(others, _reduce_scatter(others, pieces), strict=True))
     lines[late] = []
     for now, copies in enumerate(rounds):
         _round(lines, now, copies, [*others, late], pieces)
@@ -53,16 +53,14 @@ def _rounds(ranks: int, k: int) -> Rounds:
     return power_of_two_rounds(ranks) if simple else searched_rounds(ranks, k)
 
 
-def _reduce_scatter(number: int, others: Sequence[int], pieces: int) -> list[CollectiveOp]:
+def _reduce_scatter(others: Sequence[int], pieces: int) -> Iterator[list[CollectiveOp]]:
     """Each owner has its pieces' sums over all owners; all start with another one."""
     owners = len(others)
-    line = [
-        part(piece, others[piece % owners])
-        for base in range(0, pieces, owners)
-        for step in range(1, owners)
-        for piece in [base + (number + step) % owners]
-    ]
-    return line + [add(piece, *others) for piece in range(number, pieces, owners)]
+    sends = [part(piece, others[piece % owners]) for piece in range(pieces)]
+    for number in range(owners):
+        turn = [*range(number + 1, owners), *range(number)]
+        line = [sends[base + i] for base in range(0, pieces, owners) for i in turn]
+        yield line + [add(piece, *others) for piece in range(number, pieces, owners)]
 
 
 def _round(
