@@ -8,7 +8,6 @@ from statistics import median
 
 from megatron_adaptra.telemetry.link_fit import LinkFit, Sample
 
-CONFIRMED = 2  # iterations after which a chart confirms that a link has changed
 WELL = 5  # iterations whose medians are what a link takes while it is well
 
 
@@ -33,10 +32,6 @@ class LinkModel:
             busy: seconds beyond that for which larger ones kept the link busy.
         """
         self._fit.add([Sample(0.0, small), *(Sample(n, small + s) for n, s in busy)])
-
-    def changed(self) -> None:
-        """The link is another one since CONFIRMED iterations: those before say nothing of it."""
-        self._fit.restart(CONFIRMED)
 
     def wire(self, nbytes: float) -> float:
         """Seconds that a message of ours of `nbytes` keeps the link busy; 0 if not known."""
