@@ -26,6 +26,7 @@ WINDOW = 10  # iterations with messages of several sizes that are fitted
 TRIMMED = 7  # slopes from which on the least and the greatest one count for less
 GROUPS = 4  # sizes of messages that one iteration contributes
 CHANCE = 1e-5  # of a healthy link to be taken for a thin one, per iteration
+STILL = 0.01  # the same, of one that was known to be thin until then
 
 
 class Sample(NamedTuple):
@@ -51,7 +52,15 @@ class Fit(NamedTuple):
     @property
     def sure(self) -> bool:
         """Whether the link is known to take longer for more bytes."""
-        return self.freedom > 0 and self.mean > exceeded(CHANCE, self.freedom) * self.error
+        return self._beyond(CHANCE)
+
+    @property
+    def likely(self) -> bool:
+        """Whether a link that was known to do so still seems to."""
+        return self._beyond(STILL)
+
+    def _beyond(self, chance: float) -> bool:
+        return self.freedom > 0 and self.mean > exceeded(chance, self.freedom) * self.error
 
     @property
     def bandwidth(self) -> float:
@@ -86,13 +95,16 @@ class LinkFit:
         return self._fit
 
     def _forget(self) -> None:
-        """Leave out what was before a change: the last two slopes agree, and differ by half."""
+        """Leave out what was before a change: the last two slopes agree, and differ by half.
+
+        What they differ by from each other is little, compared with the change.
+        """
         if len(self._recent) < 3:
             return
         *before, one, two = (slope for _, slope in self._recent)
         old, new = median(before), (one + two) / 2
         change = abs(new - old)
-        if change > max(abs(new), abs(old)) / 2 and abs(one - two) < change:
+        if change > max(abs(new), abs(old)) / 2 and abs(one - two) < change / 4:
             while len(self._recent) > 2:
                 self._recent.popleft()
 
@@ -136,12 +148,13 @@ def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
 class Transfer(NamedTuple):
     """A message by itself: its `stamps`, and the `seconds` that it would take on an idle link.
 
-    `waited`: for its receive, for an unknown time.
+    `waited`: for its receive, for an unknown time. `queued`: behind the message before.
     """
 
     stamps: Stamps
     seconds: float
     waited: bool
+    queued: bool
 
 
 def by_themselves(messages: Iterable[Stamps], transit: float) -> list[Transfer]:
@@ -161,7 +174,7 @@ def by_themselves(messages: Iterable[Stamps], transit: float) -> list[Transfer]:
         leaves, posted = t.completed - transit, t.posted - transit
         waited = not t.eager and posted > t.sent
         ready = max(t.sent, posted) if waited else t.sent
-        found.append(Transfer(t, transit + leaves - max(ready, left), waited))
+        found.append(Transfer(t, transit + leaves - max(ready, left), waited, left > ready))
         left = leaves
     return found
 

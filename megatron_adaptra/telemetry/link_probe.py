@@ -20,8 +20,8 @@ from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.base import Stamps, Transport, Work
 
 NBYTES = 8
-AHEAD = 4  # receives that stand posted: of a very slow link several probes are under way
-KEPT = 64  # sends whose works are kept, and iterations after which a probe is lost
+AHEAD = 8  # receives that stand posted: of a very slow link several probes are under way
+KEPT = 64  # sends whose works are kept, and calls after which a probe is lost
 TAGS = 1 << 30  # of the small ones; those of the large ones follow
 SHARE = 0.01  # of a link's bytes that large ones may take, ...
 FIRST = 5  # ... but for so many at the beginning, which fewer make up for afterwards
@@ -59,8 +59,8 @@ class LinkProbes:
     def exchange(self, messages: float = 0.0) -> None:
         """Send a small one to each neighbour, and a large one where that is due.
 
-        `messages`: of the pipeline that an iteration sends over each of these links, by other ways
-        than ours; 0: those of the pipeline are ours, and large enough.
+        `messages`: of the pipeline that go over each of these links between two calls, by other
+        ways than ours; 0: those of the pipeline are ours, and large enough.
         """
         tag = self._number % TAGS
         self._number += 1
@@ -107,7 +107,7 @@ class LinkProbes:
             found.append((stage, _stamps(neighbour.large, self._nbytes)))
             neighbour.large = None
         if self._number - (neighbour.posted - len(neighbour.expected)) > KEPT:
-            raise PeerLost(f"none has come in {KEPT} iterations")
+            raise PeerLost(f"none of the last {KEPT} has come")
         self._post(stage)
 
     def _post(self, stage: int) -> None:

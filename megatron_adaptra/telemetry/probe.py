@@ -19,6 +19,7 @@ from megatron_adaptra.telemetry.report import Collective, Memory, StageReport, S
 from megatron_adaptra.transport.base import Stamps
 
 SMALL = 64  # bytes of a message that shows a link's delay alone
+FREE = 0.25  # share of messages that have not queued from which on they alone show the delay
 UNREAD = 32  # halves of iterations whose times may be unknown
 # An op, its start and its end, and what is known of it at once: CPU seconds, asked, lag.
 _Marks = tuple[Op, Mark, Mark, float, float, float]
@@ -202,12 +203,19 @@ class IterationRecord:
         return min(delays[len(delays) // 4] for delays in quartiles)
 
     def _delays(self, source: int, some: Sequence[Stamps]) -> list[float]:
-        """Seconds that each of `some` messages was on its way, less what it has queued."""
+        """Seconds that `some` messages were on their way.
+
+        Of those that have queued behind others nothing is known but what the link is busy with each
+        of them: they count, without the queue, where few have not.
+        """
         if (transit := self._probed.get(source)) is None:
             return [t.delay for t in some]
         each = by_themselves((t for s, _, t in self.messages if s == source), transit)
-        alone = {id(one.stamps): one.seconds for one in each}
-        return [min(t.delay, alone[id(t)]) for t in some]
+        alone = {id(one.stamps): one for one in each}
+        free = [t.delay for t in some if not alone[id(t)].queued]
+        if len(free) >= FREE * len(some):
+            return free
+        return [min(t.delay, alone[id(t)].seconds) for t in some]
 
     def transit(self, source: int) -> float:
         """Least seconds from sent, on the clock of `source`, to there, on this one.

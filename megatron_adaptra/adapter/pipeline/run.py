@@ -22,6 +22,8 @@ from megatron_adaptra.telemetry.estimate import SPARE
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.transport.base import Stamps
 
+PROBED = 2  # times in an iteration that links are probed: as it begins, and as its pipeline ends
+
 
 class Run:
     """From its start on, the iteration to come has begun: all ranks know its `program`.
@@ -83,7 +85,7 @@ class Run:
         staging.trim(self.stock)
 
     def probe_links(self) -> None:
-        """Send what measures the links; on the guard's thread, after the iteration has begun."""
+        """Send what measures the links; on the guard's thread, as often on all stages."""
         if (probes := self.wiring.probes) is None:
             return
         for source in probes.faults.keys() - self._unknown:
@@ -92,7 +94,7 @@ class Run:
                 f"stage {self._context.stage}: the bandwidth of the link from stage {source} is "
                 f"not measured any more, its probes have failed: {probes.faults[source]}"
             )
-        probes.exchange(self.microbatches * self.stock)
+        probes.exchange(self.microbatches * self.stock / PROBED)
 
     def take_probes(self) -> list[tuple[int, Stamps]]:
         """What has come of that."""
