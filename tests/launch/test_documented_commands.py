@@ -33,13 +33,15 @@ STARTS = re.compile(r"^\s*(?:\$ )?(?:\.venv/bin/|scripts/|adaptra |torchrun |pip
 
 def cases(trains: bool) -> list[object]:
     marks = {COLD: pytest.mark.cold, ELSEWHERE: pytest.mark.large}
+
+    def marks_of(command: str) -> list[pytest.MarkDecorator]:
+        return [mark for kind, mark in marks.items() if kind.search(command)]
+
     return [
-        pytest.param(
-            command, id=command, marks=[mark for kind, mark in marks.items() if kind.search(command)]
-        )
+        pytest.param(command, id=command, marks=marks_of(command))
         for command in COMMANDS
         if command not in NOT_RUN and bool(TRAINS.search(command)) is trains
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture(scope="module")
