@@ -143,5 +143,5 @@ class Gantt:
         return f"{self.noun} {self.short_name(row)}"
 
     def short_name(self, row: int) -> str:
-        """The same without the noun."""
+        """The same of `row`, without the noun."""
         return self.names[row] if self.names else str(row)
