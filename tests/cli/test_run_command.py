@@ -115,9 +115,10 @@ def test_flags_that_had_no_effect_are_named_at_the_end_once(ends, script, tmp_pa
     assert done.stderr == says
     assert run("megatron_adaptra.run", script, "--adaptra", RANK="1").stderr == ""
     assert run("megatron_adaptra.run", script, RANK="0").stderr == ""
-    options = ("--standalone", "--nproc-per-node", "2", "--log-dir", tmp_path)
-    done = run("megatron_adaptra", "run", *options, script, "--adaptra")
-    assert done.stderr.count("had no effect") == 1
+    if ends == "exits":
+        options = ("--standalone", "--nproc-per-node", "2", "--log-dir", tmp_path)
+        done = run("megatron_adaptra", "run", *options, script, "--adaptra")
+        assert done.stderr.count("had no effect") == 1
 
 
 def test_a_script_that_switches_the_plugin_on_itself_is_not_contradicted(tmp_path):

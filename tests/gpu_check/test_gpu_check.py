@@ -5,13 +5,14 @@ Where torch is its build for CUDA it is rehearsed over the fake machine, else on
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from gpu_check import page, result
+from gpu_check.staged_calls import compared
 from launch.launching import ROOT, refused, run
 from processes import outliving
+from transport.ranks import run as run_ranks
 
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"
 PAGE = ROOT / "docs" / "evidence" / "gpu.md"
@@ -110,18 +111,7 @@ def test_the_page_has_a_place_for_it() -> None:
 
 
 def test_staged_calls_fill_what_the_calls_themselves_do() -> None:
-    script = Path(__file__).with_name("host_staged_script.py")
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    result = run(
-        *launcher,
-        "--nproc-per-node",
-        2,
-        script,
-        PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}",
-        OMP_NUM_THREADS="1",
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
-    assert result.stdout.count("good") == 2
+    assert all(run_ranks("gloo", compared, ranks=2))
 
 
 @pytest.mark.cold

@@ -87,6 +87,7 @@ def test_why_is_the_first_error_of_a_log(log: str, line: str) -> None:
     assert why(log) == line
 
 
+@pytest.mark.cold
 def test_a_terminated_run_leaves_no_folder_and_no_process(checkout: Path, tmp_path: Path) -> None:
     started = tmp_path / "started"
     os.mkfifo(started)

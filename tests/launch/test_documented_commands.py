@@ -74,7 +74,7 @@ def test_it_runs(command: str, clone: Clone) -> None:
     run(clone, command)
 
 
-@pytest.mark.parametrize("command", filter(ELSEWHERE.search, COMMANDS))
+@pytest.mark.parametrize("command", [one for one in COMMANDS if ELSEWHERE.search(one)])
 def test_its_options_are_those_of_the_demo(command: str) -> None:
     words = shlex.split(command)
     parser = argparse.ArgumentParser()

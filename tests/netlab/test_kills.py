@@ -115,6 +115,7 @@ def test_a_rank_while_another_waits_for_it(shaper, mark):
     remains.assert_none()
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_hosts_torchrun(shaper, host, mark, tmp_path):
     remains = Remains(mark)

@@ -104,8 +104,9 @@ def one_goes(me, stages, lost):
         return str(error)
 
 
-@pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("lost", [0, 1, 2, 3])  # alone, two leaders, and a member
+@pytest.mark.parametrize(  # alone, two leaders, and a member
+    ("lost", "silent"), [(0, True), (1, False), (2, True), (3, False)]
+)
 def test_all_name_the_missing_rank(lost, silent):
     with Processes(one_goes, UNEVEN, lost, ranks=6) as processes:
         assert processes.reported(lost) == "ready"

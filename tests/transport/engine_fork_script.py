@@ -1,4 +1,4 @@
-"""An engine between two ranks of one process, which forks. Arguments: shm or tcp, a folder.
+"""An engine between two ranks of one process, which forks. Argument: a folder.
 
 The child is refused, ends as an interpreter does, and messages go on.
 """
@@ -25,22 +25,30 @@ def exchange(transports: list[EngineTransport], tag: int) -> None:
     assert bool((got == tag).all())
 
 
-rendezvous = FolderRendezvous(Path(sys.argv[2]))
-machines = ("here", "here") if sys.argv[1] == "shm" else ("here", "there")
-endpoints = [Endpoint(r, "127.0.0.1", machines[r], rendezvous, TIMEOUT) for r in (0, 1)]
-endpoints[1].connect([0])
-endpoints[0].connect([1])
-transports = [EngineTransport(e, "job", {1 - r: End(1 - r, "x")}) for r, e in enumerate(endpoints)]
-exchange(transports, 1)
-child = os.fork()
-if child == 0:
-    with pytest.raises(RuntimeError, match=f"is of process {os.getppid()}"):
-        transports[0].isend(torch.zeros(4), 1, 2)
-    del transports, endpoints
-    sys.exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-exchange(transports, 3)
-for endpoint in endpoints:
-    assert not endpoint.records.last
-    endpoint.close()
-print("done")
+def forks(kind: str, folder: Path) -> None:
+    folder.mkdir()
+    rendezvous = FolderRendezvous(folder)
+    machines = ("here", "here") if kind == "shm" else ("here", "there")
+    endpoints = [Endpoint(r, "127.0.0.1", machines[r], rendezvous, TIMEOUT) for r in (0, 1)]
+    endpoints[1].connect([0])
+    endpoints[0].connect([1])
+    transports = [
+        EngineTransport(end, "job", {1 - r: End(1 - r, "x")}) for r, end in enumerate(endpoints)
+    ]
+    exchange(transports, 1)
+    child = os.fork()
+    if child == 0:
+        with pytest.raises(RuntimeError, match=f"is of process {os.getppid()}"):
+            transports[0].isend(torch.zeros(4), 1, 2)
+        del transports, endpoints
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    exchange(transports, 3)
+    for endpoint in endpoints:
+        assert not endpoint.records.last
+        endpoint.close()
+    print(f"done with {kind}")
+
+
+for kind in ("shm", "tcp"):
+    forks(kind, Path(sys.argv[1]) / kind)

@@ -1,4 +1,4 @@
-"""One rank of two: what torch.distributed fills, as it is and staged through the host."""
+"""Bodies of two ranks: what torch.distributed fills, as it is and staged through the host."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from gpu_check.host_staged import host_staged
+from transport.ranks import RankFixture
 
 Results = list[torch.Tensor]
 
@@ -68,15 +69,14 @@ def everything() -> Results:
     return [tensor for call in calls for tensor in call()]
 
 
-dist.init_process_group("gloo")
-original = dist.all_reduce
-plain = everything()
-with host_staged(everything=True):
-    assert dist.all_reduce is not original
-    staged = everything()
-assert dist.all_reduce is original
-assert len(plain) == len(staged)
-for number, (one, two) in enumerate(zip(plain, staged, strict=True)):
-    assert torch.equal(one, two), (number, one, two)
-print("good", flush=True)
-dist.destroy_process_group()
+def compared(me: RankFixture) -> bool:
+    original = dist.all_reduce
+    plain = everything()
+    with host_staged(everything=True):
+        assert dist.all_reduce is not original
+        staged = everything()
+    assert dist.all_reduce is original
+    assert len(plain) == len(staged)
+    for number, (one, two) in enumerate(zip(plain, staged, strict=True)):
+        assert torch.equal(one, two), (number, one, two)
+    return True
