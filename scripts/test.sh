@@ -71,7 +71,8 @@ if [ -n "$newest" ]; then
   # What does not depend on Megatron's release, or on torch's build, has been tested.
   again=(tests/adapter tests/launch/test_models.py tests/fake_cuda/test_fake_*.py
     tests/launch/test_documented_commands.py::test_it_trains
-    --ignore tests/adapter/test_failures.py --ignore tests/adapter/test_flags.py)
+    --ignore tests/adapter/test_failures.py --ignore tests/adapter/test_flags.py
+    --ignore tests/adapter/test_demo_report.py --ignore tests/adapter/test_life_cycles.py)
   run_tests "the newest line" "$venv-newest/bin/python" -n "$jobs" -m "not quiet" "${again[@]}"
   run_tests "the newest line, alone" "$venv-newest/bin/python" -m quiet "${again[@]}"
 fi

@@ -106,7 +106,7 @@ def test_nothing_that_the_training_thread_calls_can_wait() -> None:
 def test_a_training_ends_with_stocks_bits_whatever_fails(pytestconfig: pytest.Config) -> None:
     chosen = list(cases(pytestconfig.getoption("--full")))
     if pytestconfig.getoption("--quick"):
-        chosen = chosen[::5]
+        chosen = chosen[::9]
     lines = run(chosen, JOBS)
     wrong = [text for j in range(JOBS) for text in faults(lines[STAGES * j : STAGES * (j + 1)])]
     ended = [json.loads(one[4:]) for text in lines for one in text if one[:4] == "END "]

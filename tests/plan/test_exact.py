@@ -132,6 +132,7 @@ TRIED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", TRIED)
 @pytest.mark.parametrize("seed", range(3))
 def test_as_fast_as_the_best_of_all(shape, seed):
@@ -231,6 +232,7 @@ def test_no_policy_is_faster(seed):
         assert best.bound <= best.seconds <= make_plan(c, policy).predicted * (1 + TIGHT)
 
 
+@pytest.mark.long
 def test_more_freedom_is_never_slower():
     for seed in range(12):
         c = replace(small_case(seed), split=False, recompute=False, activation_budget=())
@@ -254,6 +256,7 @@ def test_interleaved_is_a_start_not_the_end(seed):
 # --- the stored optima ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_stored_optima_are_those_of_the_cases():
     """A few are solved anew; the others have to be possible, by the simulator's own bound."""
     stored = json.loads(OPTIMA.read_text())
@@ -299,6 +302,7 @@ def test_a_hint_that_is_not_looked_for_is_no_start():
     assert verified(c, hint=remade) == verified(c)
 
 
+@pytest.mark.long
 def test_same_conditions_same_bytes():
     script = (
         "from small_cases import small_case; from exact import solve;"

@@ -69,9 +69,9 @@ def test_a_published_profile_in_little_memory():
     assert gain(replace(c, activation_budget=(4.0,) * 4)) >= -1e-9
 
 
-@pytest.mark.parametrize("sends", SENDS)
 @pytest.mark.parametrize("seed", range(12))
-def test_random_jobs(seed, sends):
+def test_random_jobs(seed):
+    sends = SENDS[seed % 2]
     rng = random.Random(seed)
     stages = rng.randint(2, 3)
     more = rng.choice(({}, {"split": False}, {"chunks": 2}))
@@ -92,7 +92,7 @@ def test_any_job_has_a_plan_within_its_budget(c, sigma, sends):
     assert plan.schedule.policy == "adaptive"
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(jobs(stages=3, most=4).map(lambda c: replace(c, recompute=False)))
 def test_links_that_do_not_vary_have_the_plan_of_their_delays(c):
     """A delay of zero does not vary, whatever its jitter."""
