@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from commands import SMALL, process, strict
+from commands import SMALL, over, process, strict
 from pages import page, png_size, titles, words
 
 from megatron_adaptra.cli.tradeoff import default_budgets, delay_tolerance, slower
@@ -187,7 +187,8 @@ def test_a_healthy_job_has_no_delay_to_hide(here, tmp_path):
 
 
 def test_without_matplotlib_the_page_is_written(tmp_path):
-    argv = ["compare", *SMALL, "--budgets", "3", "--out", str(tmp_path)]
+    small = over(*SMALL, "--stages", 2, "--microbatches", 4, "--link-delay-ms", 20)
+    argv = ["compare", *small, "--budgets", "3", "--out", str(tmp_path)]
     code = f"""
 import sys
 sys.modules["matplotlib"] = None
