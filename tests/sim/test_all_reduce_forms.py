@@ -97,6 +97,7 @@ def test_a_plan_by_name() -> None:
         assert (plan.name, plan.ranks) == (algorithm, 6)
         assert sized(algorithm, job, [2]).text() == plan.text()
     assert "rank 2 adds last" in sized("sorted-chain", job, [2]).why
+    assert "nothing is owned by 2" in sized("direct", job, [2]).why
 
 
 @pytest.mark.parametrize(
