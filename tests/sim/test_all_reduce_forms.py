@@ -90,6 +90,13 @@ def test_large_groups_have_one_piece_per_owner_in_stragglar() -> None:
     assert sized("stragglar", job, [5]).pieces == 127
 
 
+def test_one_rank_has_the_sum() -> None:
+    job = AllReduce(1, 1e6, RATE, cost=1e-4)
+    for algorithm in ("ring", "halving-doubling", "sorted-chain", "direct"):
+        assert seconds_after_arrival(algorithm, job, 1) == 0
+        assert not any(sized(algorithm, job).order)
+
+
 def test_a_plan_by_name() -> None:
     job = AllReduce(6, 1e7, RATE, cost=1e-4, late=math.inf)
     for algorithm in ALGORITHMS:
@@ -103,7 +110,7 @@ def test_a_plan_by_name() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AllReduce(1, 1e6, RATE), "^ranks 1: at least 2"),
+        (lambda: AllReduce(0, 1e6, RATE), "^ranks 0: at least 1"),
         (lambda: AllReduce(4, -1, RATE), "^nbytes -1: at least 0"),
         (lambda: AllReduce(4, 1, 0.0), "^rate 0.0: "),
         (lambda: AllReduce(4, 1, RATE, late=math.nan), "^late nan: "),
