@@ -19,16 +19,16 @@ from megatron_adaptra.plan.collectives.stragglar import stragglar
 MESSAGE = 0.1e-3
 _PORT = 1.25e9  # bytes per second: the port that gradients are cut for, as none is measured
 FEWEST_RANKS = {"stragglar": 4}  # of the others: 2
-# To search rounds of StragglAR takes seconds for so many pieces, and minutes for larger groups.
-# These need no more than one per owner: the doubling at the end takes log2 N rounds of more than N.
-_SEARCHED_PIECES, _SEARCHED_RANKS = 256, 64
+# Of StragglAR, whose rounds are searched, which takes seconds for so many pieces. Large groups
+# need no more than one per owner: the doubling at the end takes log2 N rounds of more than N.
+_SEARCHED = 256  # pieces
 
 
 def pieces_for(algorithm: str, job: AllReduce) -> int:
     """Into how many pieces `sized` cuts for the `algorithm` and the `job`; BadInput as there."""
     most = math.inf
     if algorithm == "stragglar":
-        most = _SEARCHED_PIECES // (job.ranks - 1) if 1 < job.ranks <= _SEARCHED_RANKS else 1
+        most = max(1, _SEARCHED // max(1, job.ranks - 1))
     return best_pieces(algorithm, job, most)
 
 
