@@ -6,6 +6,7 @@ model.register_comm_hook(*all_reduce_hook("direct", late_ranks=[3]))
 
 # torch looks at the annotations of a hook, which have to be classes: none of __future__ here.
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,21 +18,21 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.exits import at_exit
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.log import log_line
-from megatron_adaptra.plan.collectives.direct import direct, shares_without
-from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.plan.collectives.sized import for_gradients
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import FLOATS
-
-ALGORITHMS = ("direct", "ring")
 
 _Hook = Callable[[Any, dist.GradBucket], Future[torch.Tensor]]
 
 
 class _State:
     def __init__(
-        self, connected: Connected, plan: CollectivePlan, group: dist.ProcessGroup
+        self,
+        connected: Connected,
+        plan_of: Callable[[int], CollectivePlan],  # of how many bytes
+        group: dist.ProcessGroup,
     ) -> None:
-        self.connected, self.plan, self.group = connected, plan, group
+        self.connected, self.plan_of, self.group = connected, plan_of, group
         self.native = False  # it has been logged
 
     def close(self) -> None:
@@ -42,7 +43,7 @@ def all_reduce_hook(
     algorithm: str = "direct",
     late_ranks: Sequence[int] = (),
     *,
-    pieces: int = 16,
+    pieces: int = 0,
     group: dist.ProcessGroup | None = None,
     timeout: float = 600.0,
     transport: str = "auto",
@@ -54,10 +55,11 @@ def all_reduce_hook(
     has for them, which is logged once.
 
     Args:
-        algorithm: of ALGORITHMS; `direct` has an owner for each piece of a bucket.
+        algorithm: direct, which has an owner for each piece of a bucket; stragglar, ring,
+            halving-doubling or sorted-chain (docs/allreduce.md).
         late_ranks: ranks of the group that own nothing, so that the others need not wait for them
             before they have added what they own.
-        pieces: into which the largest share is cut.
+        pieces: into which the largest share is cut; 0 for what a model finds best for each bucket.
         group: the model's; the default group if None.
         timeout: seconds that a message of another rank is waited for.
         transport: auto, engine or gloo.
@@ -69,11 +71,11 @@ def all_reduce_hook(
     group = group or dist.group.WORLD
     if group is None:
         raise BadInput("group", None, "call torch.distributed.init_process_group first")
-    if algorithm not in ALGORITHMS:
-        raise BadInput("algorithm", algorithm, f"it has to be one of {', '.join(ALGORITHMS)}")
-    shares = shares_without(group.size(), late_ranks)
-    plan = direct(shares, pieces) if algorithm == "direct" else ring(group.size())
-    state = _State(Connected.between(group, "ddp", timeout, transport), plan, group)
+    plan_of = cache(
+        lambda nbytes: for_gradients(algorithm, group.size(), nbytes, late_ranks, pieces)
+    )
+    plan_of(1)  # which refuses what cannot be
+    state = _State(Connected.between(group, "ddp", timeout, transport), plan_of, group)
     at_exit(state, _State.close)
     return state, _reduce
 
@@ -88,7 +90,7 @@ def _reduce(state: _State, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         state.native = True
         return allreduce_hook(state.group, bucket)
     future: Future[torch.Tensor] = Future()
-    work = state.connected.exchange.start(buffer, state.plan, dist.ReduceOp.AVG)
+    work = state.connected.exchange.start(buffer, state.plan_of(buffer.nbytes), dist.ReduceOp.AVG)
     work.when_done(lambda error: _finish(future, buffer, error))
     return future
 

@@ -21,7 +21,7 @@ class AllReduce:
     """An all-reduce of `nbytes` between so many `ranks`, of which one is late.
 
     Args:
-        ranks: at least 2.
+        ranks: at least 1.
         nbytes: of the buffer.
         rate: bytes per second through each port, in and out.
         delay: seconds from a port to another one.
@@ -41,8 +41,8 @@ class AllReduce:
     late: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.ranks < 2:
-            raise BadInput("ranks", self.ranks, "at least 2")
+        if self.ranks < 1:
+            raise BadInput("ranks", self.ranks, "at least 1")
         for name in ("nbytes", "delay", "cost", "late"):
             if not getattr(self, name) >= 0:
                 raise BadInput(name, getattr(self, name), "at least 0")
@@ -142,7 +142,7 @@ def seconds_after_arrival(algorithm: str, job: AllReduce, pieces: int) -> float:
     """
     if algorithm not in _FORMS:
         raise BadInput("algorithm", algorithm, f"it has to be one of {', '.join(ALGORITHMS)}")
-    return _FORMS[algorithm](job, pieces)
+    return _FORMS[algorithm](job, pieces) if job.ranks > 1 else 0.0
 
 
 def best_pieces(algorithm: str, job: AllReduce, most: float = math.inf) -> int:
@@ -151,7 +151,5 @@ def best_pieces(algorithm: str, job: AllReduce, most: float = math.inf) -> int:
     More pieces overlap better, and cost more messages. `most`: no more than so many. The other
     arguments, and BadInput: as of `seconds_after_arrival`.
     """
-    if algorithm not in _FORMS:
-        raise BadInput("algorithm", algorithm, f"it has to be one of {', '.join(ALGORITHMS)}")
-    cuts = [cut for cut in _CUTS[algorithm] if cut <= most] or [1]
-    return min(cuts, key=lambda cut: (_FORMS[algorithm](job, cut), cut))
+    cuts = [cut for cut in _CUTS.get(algorithm, ()) if cut <= most] or [1]
+    return min(cuts, key=lambda cut: (seconds_after_arrival(algorithm, job, cut), cut))

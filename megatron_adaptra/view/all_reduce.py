@@ -82,10 +82,13 @@ def all_reduce_gantt(plan: CollectivePlan, run: CollectiveRun) -> Gantt:
     ]
     arrows = []
     for t in run.transfers:
-        label = str(t.op)
-        spans.append(_Span(2 * t.source, _SENT[t.op.action], label, t.sent, t.left))
-        received = _RECEIVED[t.op.action]
-        spans.append(_Span(2 * t.target + 1, received, label, t.began, t.arrived))
+        last = t.op.piece + t.op.length - 1
+        piece = str(t.op.piece) + f"-{last}" * (last > t.op.piece)
+        sent, received = _SENT[t.op.action], _RECEIVED[t.op.action]
+        label = f"{sent.code}{piece}>{t.target}"
+        into = f"{received.code}{piece}<{t.source}"
+        spans.append(_Span(2 * t.source, sent, label, t.sent, t.left))
+        spans.append(_Span(2 * t.target + 1, received, into, t.began, t.arrived))
         arrows.append(Arrow(2 * t.source, 2 * t.target + 1, label, t.left, t.arrived))
     return Gantt(
         noun="rank",
@@ -150,6 +153,6 @@ def _bar(group: Sequence[_Span]) -> Bar:
         category,
         title,
         inside,
-        (category.code or category.filling,),
+        (label, category.code or category.filling),
         details={"messages": count},
     )

@@ -12,6 +12,7 @@ from pages import page, png_size, titles, words
 
 from megatron_adaptra.cli.main import main
 from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
 from megatron_adaptra.plan.collectives.ring import ring
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 from megatron_adaptra.view.all_reduce import all_reduce_gantt
@@ -31,7 +32,7 @@ def test_the_terminal_shows_what_all_ports_do(here, how):
         ["rank", str(rank), side] for rank in range(8) for side in ("out", "in")
     ]
     assert max(map(len, rows)) == 100
-    assert rows[14].split("|")[1].startswith("~~~")  # it is not there yet
+    assert rows[14].split("|")[1].startswith("late~~~")
     assert "sends parts" in legend
     assert "receives sums" in legend
 
@@ -72,6 +73,17 @@ def test_a_folder_gets_every_picture(here, tmp_path):
         assert text in words(root)
     assert "late: not there yet" in " ".join(titles(ET.fromstring(svg.read_text())))
     assert png_size(folder / "direct.png")[0] > 1000
+
+
+def test_a_bar_names_the_piece_and_the_other_rank():
+    run = run_on_ports(halving_doubling(4), 100_000, Ports.equal([1e6] * 4), [0, 0, 0, 0.1])
+    bars = all_reduce_gantt(halving_doubling(4), run).bars
+    assert [b.label for b in sorted(bars, key=lambda b: b.start) if b.row == 6] == [
+        "late", "P0-1>1", "P2>2", "S3>2", "S2-3>1"
+    ]  # fmt: skip
+    assert [b.label for b in sorted(bars, key=lambda b: b.start) if b.row == 7] == [
+        "A2-3<1", "A3<2", "R2<2", "R0-1<1"
+    ]  # fmt: skip
 
 
 def test_bars_are_the_messages_whole_and_in_their_time():

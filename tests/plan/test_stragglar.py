@@ -40,6 +40,13 @@ def test_rounds_of_other_numbers(ranks):
         assert 0 <= rounds - least_rounds(ranks, k) <= allowed, k
 
 
+@pytest.mark.parametrize(("ranks", "k"), [(33, 3), (64, 2), (100, 1)])
+def test_rounds_of_large_groups_are_nearly_the_fewest(ranks, k):
+    """Kuhn's matching and tries of many orders find them within one in ten."""
+    rounds = checked(searched_rounds(ranks, k), ranks, k)
+    assert least_rounds(ranks, k) <= rounds <= 1.1 * least_rounds(ranks, k)
+
+
 def test_the_search_finds_the_same_again(monkeypatch):
     assert searched_rounds(13, 2) == searched_rounds(13, 2)
     monkeypatch.setattr(stragglar_search, "_WORK", 1)  # the fewest tries

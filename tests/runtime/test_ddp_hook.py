@@ -44,12 +44,12 @@ def gradients(me, cases):
     return [gradient(me, *case) for case in cases]
 
 
-def gradient(me, dtype, transport, late):
+def gradient(me, dtype, transport, late, algorithm="direct"):
     """Of a model after one backward, this rank's own and the reduced ones, by parameter."""
     torch.manual_seed(7)
     plain = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 3)).to(dtype)
     model = DistributedDataParallel(plain, bucket_cap_mb=0.002)  # several buckets
-    hook = all_reduce_hook("direct", late_ranks=late, transport=transport)
+    hook = all_reduce_hook(algorithm, late_ranks=late, transport=transport)
     model.register_comm_hook(*hook)
     torch.manual_seed(me.rank)
     batch = torch.randn(8, 40).to(dtype)
@@ -65,7 +65,7 @@ LATE = ([], [0], [1, 2])
 
 
 CASES = [(dtype, transport, late) for dtype, transport in DTYPES for late in LATE]
-COMPLEX = (torch.complex64, "gloo", [])
+COMPLEX = (torch.complex64, "gloo", [], "halving-doubling")
 
 
 @functools.cache
@@ -97,10 +97,11 @@ def test_complex_gradients_come_as_real_numbers():
 
 def refused(me):
     for words, message in (
-        ({"algorithm": "star"}, "it has to be one of direct, ring"),
+        ({"algorithm": "star"}, "it has to be one of ring, halving-doubling, sorted-chain, direct"),
+        ({"algorithm": "stragglar"}, "stragglar needs the one rank that is late"),
         ({"late_ranks": [2]}, "ranks are 0 to 1"),
         ({"late_ranks": [0, 1]}, "at least one rank has to own"),
-        ({"pieces": 0}, "pieces"),
+        ({"pieces": -1}, "pieces"),
     ):
         with pytest.raises(BadInput, match=message):
             all_reduce_hook(**words)

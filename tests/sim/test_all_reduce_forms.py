@@ -16,7 +16,7 @@ from megatron_adaptra.model.all_reduce_forms import (
     best_pieces,
     seconds_after_arrival,
 )
-from megatron_adaptra.plan.collectives.sized import sized
+from megatron_adaptra.plan.collectives.sized import pieces_for, sized
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 RATE = 1e8
@@ -83,11 +83,17 @@ def test_more_pieces_where_messages_are_cheap_and_fewer_where_they_are_not() -> 
         assert best_pieces(algorithm, AllReduce(8, 1e8, RATE, late=math.inf), 3) <= 3
 
 
-def test_large_groups_have_one_piece_per_owner_in_stragglar() -> None:
-    """Rounds of 128 ranks and more are not searched, which takes minutes."""
-    job = AllReduce(128, 1e12, RATE, cost=1e-6, late=math.inf)
-    assert best_pieces("stragglar", job) > 1
-    assert sized("stragglar", job, [5]).pieces == 127
+def test_stragglar_has_no_more_pieces_than_are_searched_in_seconds() -> None:
+    for ranks, pieces in ((8, 32), (64, 4), (128, 2), (512, 1)):
+        job = AllReduce(ranks, 1e14, RATE, cost=1e-6, late=math.inf)
+        assert pieces_for("stragglar", job) == pieces
+
+
+def test_one_rank_has_the_sum() -> None:
+    job = AllReduce(1, 1e6, RATE, cost=1e-4)
+    for algorithm in ("ring", "halving-doubling", "sorted-chain", "direct"):
+        assert seconds_after_arrival(algorithm, job, 1) == 0
+        assert not any(sized(algorithm, job).order)
 
 
 def test_a_plan_by_name() -> None:
@@ -97,12 +103,13 @@ def test_a_plan_by_name() -> None:
         assert (plan.name, plan.ranks) == (algorithm, 6)
         assert sized(algorithm, job, [2]).text() == plan.text()
     assert "rank 2 adds last" in sized("sorted-chain", job, [2]).why
+    assert "nothing is owned by 2" in sized("direct", job, [2]).why
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: AllReduce(1, 1e6, RATE), "^ranks 1: at least 2"),
+        (lambda: AllReduce(0, 1e6, RATE), "^ranks 0: at least 1"),
         (lambda: AllReduce(4, -1, RATE), "^nbytes -1: at least 0"),
         (lambda: AllReduce(4, 1, 0.0), "^rate 0.0: "),
         (lambda: AllReduce(4, 1, RATE, late=math.nan), "^late nan: "),

@@ -7,7 +7,6 @@ the distributed optimizer among it, is left to Megatron, which is logged once.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,13 +20,10 @@ from megatron_adaptra.adapter.compat.patches import PATCHES, patch
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.model.all_reduce_forms import AllReduce
 from megatron_adaptra.plan.collectives.read import plan_in_file
-from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, MESSAGE, sized
+from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import FLOATS, ExchangeWork
-
-_RATE = 1.25e9  # bytes per second: the port that buckets are cut for, as none is measured
 
 
 @dataclass(frozen=True)
@@ -133,12 +129,10 @@ class GradientReduction:
         return _Group(cache(partial(self._plan, group.size())), connected)
 
     def _plan(self, ranks: int, nbytes: int) -> CollectivePlan:
-        """For a bucket of so many bytes; a late rank is taken for very late."""
+        """For a bucket of so many bytes."""
         if self._given is not None:
             return self._given
-        late = self._config.late
-        job = AllReduce(ranks, nbytes, _RATE, cost=MESSAGE, late=math.inf if late else 0.0)
-        return sized(self._config.allreduce, job, late)
+        return for_gradients(self._config.allreduce, ranks, nbytes, self._config.late)
 
 
 def _start(buckets: Any, group: _Group) -> None:

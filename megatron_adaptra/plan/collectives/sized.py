@@ -17,17 +17,18 @@ from megatron_adaptra.plan.collectives.stragglar import stragglar
 # Seconds that a message costs on a busy CPU: at this cost the model finds pieces of 1.5 ms best for
 # `direct` between 8 hosts of 20 MB/s, as they were on two cores (docs/evidence/allreduce.md).
 MESSAGE = 0.1e-3
+_PORT = 1.25e9  # bytes per second: the port that gradients are cut for, as none is measured
 FEWEST_RANKS = {"stragglar": 4}  # of the others: 2
-# To search rounds of StragglAR takes seconds for so many pieces, and minutes for larger groups.
-# These need no more than one per owner: the doubling at the end takes log2 N rounds of more than N.
-_SEARCHED_PIECES, _SEARCHED_RANKS = 256, 64
+# Of StragglAR, whose rounds are searched, which takes seconds for so many pieces. Large groups
+# need no more than one per owner: the doubling at the end takes log2 N rounds of more than N.
+_SEARCHED = 256  # pieces
 
 
 def pieces_for(algorithm: str, job: AllReduce) -> int:
     """Into how many pieces `sized` cuts for the `algorithm` and the `job`; BadInput as there."""
     most = math.inf
     if algorithm == "stragglar":
-        most = _SEARCHED_PIECES // (job.ranks - 1) if job.ranks <= _SEARCHED_RANKS else 1
+        most = max(1, _SEARCHED // max(1, job.ranks - 1))
     return best_pieces(algorithm, job, most)
 
 
@@ -62,3 +63,20 @@ def sized(
     if len(set(late)) != 1:
         raise BadInput("late ranks", list(late), "stragglar needs the one rank that is late")
     return stragglar(ranks, late[0], count)
+
+
+def for_gradients(
+    algorithm: str, ranks: int, nbytes: int, late: Sequence[int] = (), pieces: int = 0
+) -> CollectivePlan:
+    """The plan of `algorithm` for a bucket of gradients, where nothing is known of the network.
+
+    Args:
+        algorithm, late, pieces: as of `sized`; a late rank is taken for very late.
+        ranks: how many.
+        nbytes: of the bucket.
+
+    Raises:
+        BadInput: as `sized`.
+    """
+    job = AllReduce(ranks, nbytes, _PORT, cost=MESSAGE, late=math.inf if late else 0.0)
+    return sized(algorithm, job, late, pieces)
