@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.bench.algorithms import plan_of, possible
-from megatron_adaptra.bench.allreduce_options import NATIVE, AllReduceOptions
+from megatron_adaptra.bench.allreduce_options import NATIVE, RING, AllReduceOptions
 from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.paths import TIMEOUT
 from megatron_adaptra.errors import AdaptraError
@@ -20,7 +20,6 @@ from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.sim.ports import run_on_ports
 
-_RING = "ring"
 _REPEATS = 97  # values of a buffer: whole numbers, whose sums are exact in any order
 
 
@@ -114,7 +113,7 @@ def _row(
         "ms_after_arrival": 1e3 * medians[name],
         "spread_ms": 1e3 * (seconds[-1 - quarter] - seconds[quarter]),
         "predicted_ms": _predicted(options, nbytes, late, plan),
-        "ratio_to_ring": medians[_RING] / medians[name] if _RING in medians else None,
+        "ratio_to_ring": medians[RING] / medians[name] if RING in medians else None,
         "ratio_to_native": medians[NATIVE] / medians[name] if NATIVE in medians else None,
         "cpu_ms": 1e3 * median(cost.cpu for cost in costs[name]),
     }
