@@ -13,6 +13,9 @@ from megatron_adaptra.plan.collectives.ring import ring
 from megatron_adaptra.plan.collectives.stragglar import CHUNKS, stragglar
 
 _PIECE = 1.9e-3  # seconds of a port that a piece takes: shorter ones cost more than they overlap
+# Pieces of StragglAR's, which wait for each other round by round: smaller ones than a connection
+# sends in its turn, or a round's pieces share the port, and all of them arrive at its end.
+_CHUNK = 1.5  # pieces of other plans
 _LOCAL_PIECE = 256 << 10  # bytes of a piece where no port is slow
 _MOST_PIECES = 64
 
@@ -36,7 +39,8 @@ def plan_of(name: str, ranks: int, nbytes: int, late: Sequence[int], rate: float
         in_time = [rank for rank in range(ranks) if rank not in late]
         return sorted_chain([*in_time, *late], _count(nbytes / piece))
     if name == "stragglar":
-        return stragglar(ranks, late[0], CHUNKS)
+        own = nbytes / (ranks - 1)
+        return stragglar(ranks, late[0], max(CHUNKS, _count(own / (_CHUNK * piece))))
     return direct(shares_without(ranks, late), _count(nbytes / (ranks - len(late)) / piece))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,15 +13,15 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.bench.algorithms import plan_of, possible
-from megatron_adaptra.bench.allreduce_options import NATIVE, AllReduceOptions
+from megatron_adaptra.bench.allreduce_options import NATIVE, RING, AllReduceOptions
 from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.paths import TIMEOUT
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.runtime.collectives.connected import Connected
+from megatron_adaptra.runtime.collectives.exchange import Exchange
 from megatron_adaptra.sim.ports import run_on_ports
 
-_RING = "ring"
 _REPEATS = 97  # values of a buffer: whole numbers, whose sums are exact in any order
 
 
@@ -36,17 +37,23 @@ def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
     clock = Clock(options)
     group = dist.group.WORLD
     assert group is not None
-    connected = Connected.between(group, "bench", TIMEOUT, "engine")
-    try:
+    with contextlib.ExitStack() as opened:
+        exchanges: dict[str, Exchange] = {}
+        for name in options.algorithms:
+            if name != NATIVE and possible(name, options.ranks, options.late_ranks):
+                # Its own, as in a training: how much TCP sends at once depends on what a
+                # connection has carried before.
+                connected = Connected.between(group, f"bench {name}", TIMEOUT, "engine")
+                opened.callback(connected.close)
+                exchanges[name] = connected.exchange
         found = []
         for nbytes in options.sizes:
             plans = {
                 name: plan_of(name, options.ranks, nbytes, options.late_ranks, max(options.rates))
-                for name in options.algorithms
-                if name != NATIVE and possible(name, options.ranks, options.late_ranks)
+                for name in exchanges
             }
             ways: dict[str, Callable[[torch.Tensor], object]] = {
-                name: partial(connected.exchange.run, plan=plan) for name, plan in plans.items()
+                name: partial(exchanges[name].run, plan=plan) for name, plan in plans.items()
             }
             if NATIVE in options.algorithms:
                 ways[NATIVE] = dist.all_reduce
@@ -58,8 +65,6 @@ def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
                     ]
         dist.barrier()  # nobody hangs up before all have what they wait for
         return found
-    finally:
-        connected.close()
 
 
 def _costs(
@@ -114,7 +119,7 @@ def _row(
         "ms_after_arrival": 1e3 * medians[name],
         "spread_ms": 1e3 * (seconds[-1 - quarter] - seconds[quarter]),
         "predicted_ms": _predicted(options, nbytes, late, plan),
-        "ratio_to_ring": medians[_RING] / medians[name] if _RING in medians else None,
+        "ratio_to_ring": medians[RING] / medians[name] if RING in medians else None,
         "ratio_to_native": medians[NATIVE] / medians[name] if NATIVE in medians else None,
         "cpu_ms": 1e3 * median(cost.cpu for cost in costs[name]),
     }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_adaptra.bench.options import Options
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.netlab.ports import payload
 from megatron_adaptra.sim.ports import Ports
 from megatron_adaptra.transport.rules import PortRule, parse_port_rules
+from megatron_adaptra.units import parse_rate
 
 NATIVE = "native"  # gloo's own
-ALGORITHMS = ("ring", "halving-doubling", "sorted-chain", "direct", "stragglar", NATIVE)
+RING = "ring"  # of ours, pipelined
+ALGORITHMS = (RING, "halving-doubling", "sorted-chain", "direct", "stragglar", NATIVE)
 MOST_LATE = 60.0  # seconds
 _DELAY = 0.3e-3  # seconds from a host to another one: two devices, and two processes that wake up
 
@@ -69,6 +71,21 @@ class AllReduceOptions(Options):
         for rule in self.ports:
             found.setdefault(rule.host, rule.rate)
         return [found.get(rank, math.inf) for rank in range(self.ranks)]
+
+    @property
+    def where(self) -> str:
+        """The network that it is measured on."""
+        if self.link:
+            return f"links of {self.link}"
+        return f"hosts {' '.join(self.hosts)}" if self.hosts else "this machine"
+
+    def at_half_rate(self) -> AllReduceOptions:
+        """The same with half the rate of each host."""
+        halved = []
+        for text in self.hosts:
+            host, _, rate = text.partition(":")
+            halved.append(f"{host}:{parse_rate(rate, '--host') / 2e6:.6g}MB/s")
+        return replace(self, hosts=tuple(halved))
 
     def clock(self) -> Ports | None:
         """The ranks' ports as the simulator takes them; None where none has a rate."""

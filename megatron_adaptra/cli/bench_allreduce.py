@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from megatron_adaptra.bench.allreduce_options import ALGORITHMS, AllReduceOptions
+from megatron_adaptra.bench.allreduce_rate import Rate, at_kept_rate
 from megatron_adaptra.bench.launch import from_torchrun, measure
 from megatron_adaptra.bench.options import ALLREDUCE, SIZES
 from megatron_adaptra.bench.sizes import sizes_of
-from megatron_adaptra.cli.bench_allreduce_report import EXPLAINED, Finding, html, png, tables_of
+from megatron_adaptra.cli.bench_allreduce_report import (
+    EXPLAINED,
+    Finding,
+    html,
+    off_text,
+    png,
+    rate_lines,
+    tables_of,
+)
 from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.files import results_folder
@@ -29,6 +38,7 @@ _EXAMPLE = """example: eight hosts of 20 MB/s, host 7 late by 80 and by 160 ms
 A ring and the other plans go over the plugin's engine, native is torch's all-reduce over gloo; they
 take turns on the same calls. Times count from the arrival of the last rank. In `direct` each piece
 has an owner, and late ranks own nothing, also where they are late by 0 ms.
+Rates are halved, twice at most, until the ring takes what its own model predicts, up to 5 %.
 Hosts with rates need root and the kernel's bridge and tbf; see `adaptra netlab --help`."""
 
 
@@ -72,11 +82,21 @@ def run(args: argparse.Namespace) -> int:
     asked = list(_options(args))
     folder = results_folder(Path(args.out)) if args.out else None
     rows: list[dict[str, Any]] = []
+    rates: list[Rate] = []
     with progress("measuring", lines=True) as show:
         for number, options in enumerate(asked, 1):
-            show(f"{options.ranks} ranks, {_where(options)} ({number} of {len(asked)})")
-            rows += _rows(options)
-    finding = Finding(rows)
+
+            def far(now: AllReduceOptions, before: Rate | None = None) -> None:
+                part = f"({number} of {len(asked)})"  # noqa: B023
+                show(f"{now.ranks} ranks, {now.where} {part}")
+                if before:
+                    note(f"{off_text(before)}: measured again with {now.where}")
+
+            far(options)
+            found, rate = at_kept_rate(options, _rows, far)
+            rows += found
+            rates += [rate] if options.hosts else []
+    finding = Finding(rows, rates)
     if folder:
         files = write_report(
             folder, ALLREDUCE, finding.data(), html(finding), lambda path: png(path, finding)
@@ -84,7 +104,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(finding.data())
         return 0
-    say(EXPLAINED)
+    for line in (EXPLAINED, *rate_lines(finding)):
+        say(line)
     for table in tables_of(finding):
         show_table(table)
     for path in files if folder else ():
@@ -132,10 +153,4 @@ def _whole_numbers(text: str, flag: str) -> list[int]:
 
 
 def _rows(options: AllReduceOptions) -> list[dict[str, Any]]:
-    return [{**row, "network": _where(options)} for row in measure(options, note) or []]
-
-
-def _where(options: AllReduceOptions) -> str:
-    if options.link:
-        return f"links of {options.link}"
-    return f"hosts {' '.join(options.hosts)}" if options.hosts else "this machine"
+    return [{**row, "network": options.where} for row in measure(options, note) or []]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from megatron_adaptra.bench.allreduce_options import NATIVE
+from megatron_adaptra.bench.allreduce_rate import Rate
 from megatron_adaptra.bench.options import ALLREDUCE
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.view.axis import number, size
@@ -36,13 +37,41 @@ _COLOURS = {"direct": ADAPTRA, NATIVE: STOCK}
 
 @dataclass(frozen=True)
 class Finding:
-    """`rows`: as `bench.allreduce.rows` gives them, with the `network` of each."""
+    """`rows`: as `bench.allreduce.rows` gives them, with the `network` of each.
+
+    `rates`: of hosts, in the order of their rows.
+    """
 
     rows: Sequence[Row]
+    rates: Sequence[Rate] = ()
 
     def data(self) -> dict[str, Any]:
         """As JSON."""
-        return {"kind": ALLREDUCE, "rows": list(self.rows)}
+        rates = [{**asdict(rate), "kept": rate.kept} for rate in self.rates]
+        return {"kind": ALLREDUCE, "rates": rates, "rows": list(self.rows)}
+
+
+def off_text(rate: Rate) -> str:
+    """How far the ring was from its model at this `rate`, in words."""
+    if rate.ring_off is None:
+        return f"no ring was measured with {rate.used}"
+    more = "more" if rate.ring_off > 0 else "less"
+    return (
+        f"with {rate.used} the ring took up to {abs(rate.ring_off):.0%} {more} than its model says"
+    )
+
+
+def rate_lines(finding: Finding) -> list[str]:
+    """A line for each measurement with rates: those that were used, and whether they were kept."""
+    lines = []
+    for rate in finding.rates:
+        line = off_text(rate)
+        if rate.used != rate.asked:
+            line += f"; asked for were {rate.asked}"
+        if not rate.kept:
+            line += ": this machine keeps no such rate, and the figures count for less"
+        lines.append(line[0].upper() + line[1:])
+    return lines
 
 
 def tables_of(finding: Finding) -> list[Table]:
@@ -74,12 +103,14 @@ def html(finding: Finding) -> str:
         )
         for each, chart in zip(tables_of(finding), _charts(finding.rows), strict=True)
     ]
-    return page(_HEADLINE, header("adaptra bench", _HEADLINE, [EXPLAINED]), *sections)
+    return page(
+        _HEADLINE, header("adaptra bench", _HEADLINE, [EXPLAINED, *rate_lines(finding)]), *sections
+    )
 
 
 def png(path: str | os.PathLike[str], finding: Finding) -> None:
     """The same charts at `path`; ImportError where matplotlib is not installed."""
-    charts_png(path, _HEADLINE, [EXPLAINED], _charts(finding.rows))
+    charts_png(path, _HEADLINE, [EXPLAINED, *rate_lines(finding)], _charts(finding.rows))
 
 
 def _cases(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:

@@ -8,7 +8,10 @@ from pages import page, png_size, words
 
 from megatron_adaptra.bench.algorithms import plan_of
 from megatron_adaptra.bench.allreduce_options import ALGORITHMS, NATIVE, AllReduceOptions
+from megatron_adaptra.bench.allreduce_rate import KEPT, TRIES, Rate, at_kept_rate
 from megatron_adaptra.bench.options import ALLREDUCE
+from megatron_adaptra.cli.bench_allreduce_report import Finding, html
+from megatron_adaptra.netlab.ports import SEGMENTS
 from megatron_adaptra.transport.engine.bindings import missing
 from megatron_adaptra.view.axis import size
 
@@ -70,6 +73,74 @@ def test_a_late_rank_owns_nothing_and_pieces_take_the_same_time_of_a_port():
     assert all(1e-3 < each < 2e-3 for each in seconds)
     slower = plan_of("direct", 8, 3_200_000, [2], 10e6)
     assert slower.pieces == pytest.approx(2 * plan.pieces, rel=0.1)
+
+
+def test_pieces_of_stragglar_are_smaller_than_what_a_connection_sends_in_its_turn():
+    """Or those of a round share the port, and all arrive at its end."""
+    for ranks in (4, 8):
+        plan = plan_of("stragglar", ranks, 3_200_000, [ranks - 1], 20e6)
+        assert 3_200_000 / plan.pieces <= 2 * SEGMENTS
+    assert plan_of("stragglar", 8, 100_000, [7], 20e6).pieces == 4 * 7
+
+
+ASKED = AllReduceOptions(ALLREDUCE, (3_200_000,), 4, hosts=("3:10MB/s", "all:20MB/s"))
+
+
+def kept_from(number):
+    """Rows of rings that keep to their model from the measurement `number` on; what was asked."""
+    asked = []
+
+    def measure(options):
+        asked.append(options)
+        off = KEPT / 2 if len(asked) >= number else 2 * KEPT
+        ring = {"predicted_ms": 100.0, "ms_after_arrival": 100 * (1 + off)}
+        early = {"predicted_ms": 100.0, "ms_after_arrival": 99.0}
+        other = {"predicted_ms": 100.0, "ms_after_arrival": 300.0}
+        native = {"predicted_ms": None, "ms_after_arrival": 300.0}
+        return [
+            {**row, "algorithm": name, "number": len(asked)}
+            for name, row in (("ring", early), ("ring", ring), ("direct", other), (NATIVE, native))
+        ]
+
+    return measure, asked
+
+
+@pytest.mark.parametrize("number", range(1, TRIES + 2))
+def test_rates_are_halved_until_the_ring_keeps_to_its_model(number):
+    measure, asked = kept_from(number)
+    shown = []
+    rows, rate = at_kept_rate(ASKED, measure, lambda *args: shown.append(args))
+    tries = min(number, TRIES)
+    assert [options.rates for options in asked] == [
+        [20e6 / 2**n] * 3 + [10e6 / 2**n] for n in range(tries)
+    ]
+    assert {row["number"] for row in rows} == {tries}
+    assert rate.asked == "hosts 3:10MB/s all:20MB/s"
+    assert rate.used == asked[-1].where
+    assert rate.kept == (number <= TRIES)
+    assert [options for options, _ in shown] == asked[1:]
+    assert all(before.ring_off == pytest.approx(2 * KEPT) for _, before in shown)
+
+
+def test_without_a_ring_no_rate_is_lowered():
+    row = {"algorithm": "direct", "predicted_ms": 1.0, "ms_after_arrival": 9.0}
+    rows, rate = at_kept_rate(
+        ASKED, lambda _: [row], lambda *_: pytest.fail("it is measured again")
+    )
+    assert rows == [row]
+    assert (rate.ring_off, rate.kept, rate.used) == (None, True, rate.asked)
+
+
+def test_the_page_and_the_json_name_the_rate():
+    lower = Rate("hosts all:20MB/s", "hosts all:10MB/s", 0.02)
+    finding = Finding([], [lower, Rate("hosts all:9MB/s", "hosts all:9MB/s", 0.3)])
+    shown = html(finding)
+    assert "With hosts all:10MB/s the ring took up to 2% more than its model says" in shown
+    assert "asked for were hosts all:20MB/s" in shown
+    assert "up to 30% more than its model says: this machine keeps no such rate" in shown
+    assert finding.data()["rates"][0] == {
+        "asked": "hosts all:20MB/s", "used": "hosts all:10MB/s", "ring_off": 0.02, "kept": True
+    }  # fmt: skip
 
 
 def test_the_default_lateness_is_one_buffer_through_a_port():

@@ -7,14 +7,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from patience import PATIENCE
+from torch._C._distributed_c10d import _create_work_from_future
+from torch._subclasses import FakeTensorMode
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from transport.ranks import run
 
-from megatron_adaptra.ddp import all_reduce_hook
+from megatron_adaptra.ddp import _reduce, _State, all_reduce_hook
 from megatron_adaptra.errors import BadInput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,3 +117,34 @@ def test_bad_input():
     with pytest.raises(BadInput, match="init_process_group"):
         all_reduce_hook()
     assert all(run("gloo", refused, ranks=2))
+
+
+class OfDevices(dist.ProcessGroup):
+    """One of two ranks, on devices that are not here: both have the same gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+        self.seen: list[str] = []
+
+    def allreduce(self, tensors, options):
+        self.seen += [str(one.device) for one in tensors]
+        future: Future[list[torch.Tensor]] = Future()
+        future.set_result([one.mul_(2) for one in tensors])
+        return _create_work_from_future(future)
+
+
+def test_gradients_of_a_gpu_go_the_way_of_torch_which_is_logged_once(capfd):
+    """On a device without memory: no plan touches it, and torch's own reduction gets it."""
+    group = OfDevices()
+    state = _State(None, None, group)  # nothing is connected: no plan can run
+    with FakeTensorMode():
+        bucket = SimpleNamespace(buffer=lambda: gradients)
+        for _ in range(3):
+            gradients = torch.ones(6, device="cuda")
+            reduced = _reduce(state, bucket).wait()
+            assert (reduced.shape, reduced.device.type) == ((6,), "cuda")
+    assert group.seen == ["cuda:0"] * 3
+    assert capfd.readouterr().err == (
+        "adaptra: gradients are torch.float32 on cuda: torch reduces them; plans are for floats "
+        "on the CPU\n"
+    )
