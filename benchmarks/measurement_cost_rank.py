@@ -16,7 +16,6 @@ from typing import Any
 import torch.distributed as dist
 from megatron.training import training
 
-from megatron_adaptra.adapter.pipeline.run import PROBED
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.telemetry.link_probe import LinkProbes
@@ -46,7 +45,7 @@ def is_measured() -> bool:
 def probed(probes: LinkProbes, messages: float = 0.0) -> None:
     """By calls, of which all ranks have equally many, and not by `count`: on another thread."""
     global calls
-    if not PROBES or calls // PROBED // BLOCK % 2 == 1:
+    if not PROBES or calls // (2 * BLOCK) % 2 == 1:  # two per iteration
         exchange(probes, messages)
     calls += 1
 
