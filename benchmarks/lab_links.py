@@ -32,7 +32,10 @@ AFTER = 10  # iterations
 
 
 def train(folder: Path, flags: list[str], options: argparse.Namespace) -> Recorded:
-    """Run the demo, and read its record."""
+    """Run the demo, unless it has run, and read its record."""
+    path = folder / "replica-0.jsonl"
+    if path.exists():
+        return read_record(path)[-1]
     begin, end = options.healthy, options.healthy + options.slow
     command = [
         sys.executable, "-m", "megatron_adaptra", "demo", "--netlab", "--out", str(folder),
@@ -45,7 +48,7 @@ def train(folder: Path, flags: list[str], options: argparse.Namespace) -> Record
     )
     if done.returncode:
         sys.exit(f"{done.stdout[-2000:]}{done.stderr[-2000:]}\nexit status {done.returncode}")
-    return read_record(folder / "replica-0.jsonl")[-1]
+    return read_record(path)[-1]
 
 
 def in_force(record: Recorded, iteration: int) -> Schedule:
@@ -83,7 +86,9 @@ def row(name: str, record: Recorded, options: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="a folder for the runs")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="a folder for the runs; those there count"
+    )
     parser.add_argument("--only", choices=ROWS, help="one row")
     parser.add_argument("--stages", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=8)

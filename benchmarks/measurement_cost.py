@@ -1,14 +1,18 @@
 """What measurement costs a healthy training over the fake machine of tests/fakes/cuda.
 
 One training; in every second block of iterations Megatron's function and torch's collectives run
-without the plugin. Each measured block is compared with those around it, median by median.
+without the plugin. Each measured block is compared with those around it, median by median. With
+`--of probes` a training on the CPU, whose links are not probed in every second block.
 
     python benchmarks/measurement_cost.py --iterations 600 --kernel-us 100
+    python benchmarks/measurement_cost.py --of probes
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -34,14 +38,16 @@ OPS = 2 * 12  # of a stage
 def run(options: argparse.Namespace) -> list[tuple[int, float, float, int]]:
     """Of each iteration: whether it was measured, seconds, those of the CPU, calls for marks."""
     given = {"queues": str(options.queues), "kernel-us": str(options.kernel_us)}
+    on_gpus = options.of == "all"
     environment = {
-        **machine.environment(given), "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore",
-        "MEASUREMENT_BLOCK": str(options.block),
+        **(machine.environment(given) if on_gpus else os.environ), "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore", "MEASUREMENT_BLOCK": str(options.block),
+        "MEASUREMENT_OF": options.of, "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         "-m", "megatron_adaptra.run", str(ROOT / "benchmarks" / "measurement_cost_rank.py"),
-        *FLAGS, *ON_GPUS, "--num-layers", "4", "--global-batch-size", "12",
+        *FLAGS, *(ON_GPUS if on_gpus else ()), "--num-layers", "4", "--global-batch-size", "12",
         "--pipeline-model-parallel-size", "2", "--train-iters", str(options.iterations),
         "--rerun-mode", "disabled", "--adaptra",
     ]  # fmt: skip
@@ -56,8 +62,18 @@ def run(options: argparse.Namespace) -> list[tuple[int, float, float, int]]:
     return [(int(on), float(s), float(cpu), int(calls)) for on, s, cpu, calls in rows]
 
 
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """95 % of the median, by order statistics: as many heads of a coin lie within."""
+    ordered, count = sorted(ratios), len(ratios)
+    outside, k = 0.0, 0
+    while k < count // 2 and (outside := outside + math.comb(count, k) / 2**count) < 0.025:
+        k += 1
+    return ordered[max(0, k - 1)], ordered[min(count - 1, count - k)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--of", choices=("all", "probes"), default="all")
     parser.add_argument("--iterations", type=int, default=600)
     parser.add_argument("--block", type=int, default=10, help="iterations of each kind in turn")
     parser.add_argument("--kernel-us", type=int, default=100)
@@ -73,6 +89,8 @@ def main() -> None:
             for ratios, what in ((wall, 1), (cpu, 2)):
                 around = median(row[what] for row in one + three)
                 ratios.append(median(row[what] for row in two) / around)
+    low, high = interval(wall)
+    print(f"95 % interval of the median ratio, wall clock: {low:.4f} to {high:.4f}\n")
     calls = median(row[3] for row in rows if row[0])
     plain = [row for row in rows[2 * options.block :] if not row[0]]
     cells = []
@@ -81,11 +99,12 @@ def main() -> None:
         ms = 1e3 * median(row[what] for row in plain)
         cells.append([name, f"{ms:.1f}", f"{median(ratios):.4f}", f"{low:.4f} to {high:.4f}"])
     columns = ("of an iteration", "without, ms", "measured to not", "half of the ratios")
-    title = (
-        f"{options.iterations} iterations, {len(wall)} measured blocks of {options.block}, kernels "
-        f"of {options.kernel_us} us, {options.queues} hardware queue; {calls:g} calls into the "
-        f"driver per iteration, {calls / OPS:.1f} per op"
-    )
+    title = f"{options.iterations} iterations, {len(wall)} measured blocks of {options.block}"
+    if options.of == "all":
+        title += (
+            f", kernels of {options.kernel_us} us, {options.queues} hardware queue; {calls:g} "
+            f"calls into the driver per iteration, {calls / OPS:.1f} per op"
+        )
     print(markdown(Table(title, columns, cells)))
 
 

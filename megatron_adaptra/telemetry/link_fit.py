@@ -23,6 +23,7 @@ from megatron_adaptra.telemetry.students_t import exceeded
 from megatron_adaptra.transport.base import Stamps
 
 WINDOW = 10  # iterations with messages of several sizes that are fitted
+LEAST = 5  # slopes that show anything: the first two after a change were chosen for agreeing
 TRIMMED = 7  # slopes from which on the least and the greatest one count for less
 GROUPS = 4  # sizes of messages that one iteration contributes
 CHANCE = 1e-5  # of a healthy link to be taken for a thin one, per iteration
@@ -39,14 +40,15 @@ class Sample(NamedTuple):
 class Fit(NamedTuple):
     """What a link takes: `delay` seconds, and `per_byte` seconds for each byte.
 
-    `mean`, `error`: of the slopes, trimmed, and its standard error, which has so many degrees of
-    `freedom`.
+    `mean`, `error`: of so many `slopes`, trimmed, and its standard error, which has so many
+    degrees of `freedom`.
     """
 
     delay: float
     per_byte: float
     mean: float
     error: float
+    slopes: int
     freedom: int
 
     @property
@@ -60,7 +62,7 @@ class Fit(NamedTuple):
         return self._beyond(STILL)
 
     def _beyond(self, chance: float) -> bool:
-        return self.freedom > 0 and self.mean > exceeded(chance, self.freedom) * self.error
+        return self.slopes >= LEAST and self.mean > exceeded(chance, self.freedom) * self.error
 
     @property
     def bandwidth(self) -> float:
@@ -131,7 +133,7 @@ def fit_rows(rows: Sequence[tuple[Sequence[Sample], float]]) -> Fit:
     within = [min(max(x, inside[0]), inside[-1]) for x in slopes]
     deviation = stdev(within) if count > 1 else 0.0
     error = deviation / ((1 - 2 * cut / count) * math.sqrt(count))
-    return Fit(delay, per_byte, mean(inside), error, count - 2 * cut - 1)
+    return Fit(delay, per_byte, mean(inside), error, count, count - 2 * cut - 1)
 
 
 def _weighted_median(values: Sequence[tuple[float, float]]) -> float:

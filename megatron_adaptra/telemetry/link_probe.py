@@ -59,8 +59,9 @@ class LinkProbes:
     def exchange(self, messages: float = 0.0) -> None:
         """Send a small one to each neighbour, and a large one where that is due.
 
-        `messages`: of the pipeline that go over each of these links between two calls, by other
-        ways than ours; 0: those of the pipeline are ours, and large enough.
+        `messages`: of the pipeline that an iteration sends over each of these links, by other ways
+        than ours; 0: those of the pipeline are ours, and large enough, or it is not the first call
+        in this iteration.
         """
         tag = self._number % TAGS
         self._number += 1

@@ -19,7 +19,7 @@ from megatron_adaptra.telemetry.report import Collective, Memory, StageReport, S
 from megatron_adaptra.transport.base import Stamps
 
 SMALL = 64  # bytes of a message that shows a link's delay alone
-FREE = 0.25  # share of messages that have not queued from which on they alone show the delay
+FREE = 0.5  # share of messages that have not queued from which on they alone show the delay
 UNREAD = 32  # halves of iterations whose times may be unknown
 # An op, its start and its end, and what is known of it at once: CPU seconds, asked, lag.
 _Marks = tuple[Op, Mark, Mark, float, float, float]

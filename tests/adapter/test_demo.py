@@ -13,6 +13,8 @@ from running import cold_summary, summary, summary_and_text
 
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.runtime.decision_reader import read_log
+from megatron_adaptra.runtime.record import read_record
+from megatron_adaptra.telemetry.estimate import Estimator
 
 SPAN = {"iterations": 18, "from_iteration": 7, "to_iteration": 13}
 TWO = {"stages": 2, "microbatches": 6}  # where more would show nothing else
@@ -86,6 +88,28 @@ def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) ->
     # Under the plan; how long planning took is another matter.
     slow = done["arms"]["stock"]["phases"]["slow"]["iteration_ms"]
     in_time("an adapted iteration", 1.5 * first["measured_ms"], slow)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("transport", ["engine", "gloo"])
+def test_a_thin_link_is_distinguished_from_a_late_one(transport: str, tmp_path: Path) -> None:
+    """By the emulated link's own messages, and the probes that share it with them."""
+    (tmp_path / "config.yaml").write_text(f"transport: {transport}\n")
+    done = summary(
+        tmp_path / "out", stages=2, microbatches=4, hidden_size=128, seq_length=64, iterations=20,
+        from_iteration=7, to_iteration=20, slow_links=["0>1"], delay=0.0, bandwidth=1e6,
+        config=str(tmp_path / "config.yaml"),
+    )  # fmt: skip
+    assert done["losses_identical"]
+    assert done["parameters_identical"]
+    record = read_record(tmp_path / "out" / "replica-0.jsonl")[-1]
+    estimator = Estimator.from_settings(record.about["estimator"])
+    for row in record.iterations.values():
+        if estimator.update(row.reports):
+            estimator.accept()
+    thin, well = (estimator.conditions().link(*link) for link in ((0, 1), (1, 0)))
+    assert thin.bandwidth == pytest.approx(1e6, rel=0.1)
+    assert well.bandwidth > 10 * thin.bandwidth
 
 
 @pytest.mark.timing

@@ -21,7 +21,7 @@ from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replanner import Change, Replanner
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.link_probe import NBYTES, SHARE
+from megatron_adaptra.telemetry.link_probe import FIRST, NBYTES, SHARE
 from megatron_adaptra.telemetry.probe import IterationRecord, OpTime
 from megatron_adaptra.transport.base import Stamps
 
@@ -77,7 +77,8 @@ class Truth:
                 if target == record.stage:
                     least = SMALL + self.slow.get((source, target), 0.0)
                     record.probed.append((source, _probe(NBYTES, least)))
-                    if schedule.stock and iteration % round(1 / SHARE / COUNT) == 1:
+                    due = iteration < FIRST or iteration % round(1 / SHARE / COUNT) == 1
+                    if schedule.stock and due:
                         record.probed.append((source, _probe(MESSAGE, least + self.wire)))
         return out
 

@@ -22,8 +22,6 @@ from megatron_adaptra.telemetry.estimate import SPARE
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.transport.base import Stamps
 
-PROBED = 2  # times in an iteration that links are probed: as it begins, and as its pipeline ends
-
 
 class Run:
     """From its start on, the iteration to come has begun: all ranks know its `program`.
@@ -84,8 +82,11 @@ class Run:
             staging.prepare(new_message().nbytes, SPARE + sum(max(1, n) for n in own))
         staging.trim(self.stock)
 
-    def probe_links(self) -> None:
-        """Send what measures the links; on the guard's thread, as often on all stages."""
+    def probe_links(self, first: bool) -> None:
+        """Send what measures the links; on the guard's thread, as often on all stages.
+
+        `first`: for the first time in this iteration.
+        """
         if (probes := self.wiring.probes) is None:
             return
         for source in probes.faults.keys() - self._unknown:
@@ -94,7 +95,7 @@ class Run:
                 f"stage {self._context.stage}: the bandwidth of the link from stage {source} is "
                 f"not measured any more, its probes have failed: {probes.faults[source]}"
             )
-        probes.exchange(self.microbatches * self.stock / PROBED)
+        probes.exchange(self.microbatches if first and self.stock else 0)
 
     def take_probes(self) -> list[tuple[int, Stamps]]:
         """What has come of that."""

@@ -122,7 +122,7 @@ class Session:
             run.wiring.small_collectives.active = not run.stock
         probe.begin(self.iteration, run.stock)
         if run.wiring.probes is not None:
-            self.guard.later(run.probe_links)
+            self.guard.later(run.probe_links, True)
         if not run.stock and self._executor.runs(arguments):
             result = self._executor.run(run, arguments)
         else:
@@ -131,7 +131,7 @@ class Session:
                 result = by_megatron(self.context, run, function, arguments)
         run.wiring.mailbox.finish()
         if run.wiring.probes is not None:  # once more: one of them may wait for a core
-            self.guard.later(run.probe_links)
+            self.guard.later(run.probe_links, False)
         record = probe.pipeline_ends()
         self._steps = True
         if record is not None:
