@@ -8,18 +8,29 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from megatron_adaptra.ir.deps import Token, consumer, makes, needs, recomputed_of, remote_need
+from megatron_adaptra.ir.deps import (
+    Token,
+    consumer,
+    maker,
+    makes,
+    needs,
+    recomputed_of,
+    remote_need,
+)
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import Line, Schedule
 
 Link = tuple[int, int]
-Flow = tuple[int, int, str]  # source, target, kind of token: two stages may exchange both kinds
+Flow = tuple[int, int, str]  # source, target, kind of token: two workers may exchange both kinds
+# Of each op: the flow and token it receives, the flow and token it sends; None for neither.
+Traffic = list[tuple[Flow | None, Token | None, Flow | None, Token | None]]
 
 
 def posted_ahead(schedule: Schedule) -> dict[Link, int]:
     """Per directed link, the receives to keep posted: nothing hangs, and slow links stay full.
 
     Receives are posted in the order of their use, so a message that is sent long before it is used
-    asks for many. Two stages know of each other by what they receive. While a sender has received
+    asks for many. Two workers know of each other by what they receive. While a sender has received
     k messages of the receiver, it may send what stands before its use of the next one; the receiver
     has used, or will use without receiving more, what stands before its own next message. One more
     than the difference keeps a slow link full once the pipeline is (in the warmup of stages of
@@ -27,13 +38,12 @@ def posted_ahead(schedule: Schedule) -> dict[Link, int]:
     difference of the warmup depths of the two stages.
 
     What one run in unit time needs is posted too: that run, then, proves that no send can hang.
+
+    Of several replicas only the workers that exchange messages have links.
     """
-    lines, stages, chunks = schedule.order, schedule.stages, schedule.chunks
-    ahead = {(i, j): 1 for a, b in pairwise(range(stages)) for i, j in ((a, b), (b, a))}
-    if chunks > 1 and stages > 1:
-        ahead.setdefault((stages - 1, 0), 1)
-        ahead.setdefault((0, stages - 1), 1)
-    traffic = [_traffic(line, stage, stages, chunks) for stage, line in enumerate(lines)]
+    routes = schedule.routes
+    traffic = [_traffic(line, worker, routes) for worker, line in enumerate(schedule.order)]
+    ahead = _links(routes, traffic)
     place: dict[Token, int] = {}  # of each message, how many of its flow are used before it
     for rows in traffic:
         counts: dict[Flow, int] = {}
@@ -48,17 +58,26 @@ def posted_ahead(schedule: Schedule) -> dict[Link, int]:
     return ahead
 
 
-# Of each op: the flow and token it receives, the flow and token it sends; None for neither.
-Traffic = list[tuple[Flow | None, Token | None, Flow | None, Token | None]]
+def _links(routes: Routes, traffic: list[Traffic]) -> dict[Link, int]:
+    """One receive on every link of a pipeline, or on every link between replicas that is used."""
+    stages = routes.stages
+    if routes.replicas > 1:
+        used = {flow[:2] for rows in traffic for _, _, flow, _ in rows if flow is not None}
+        return dict.fromkeys(sorted(used), 1)
+    ahead = {(i, j): 1 for a, b in pairwise(range(stages)) for i, j in ((a, b), (b, a))}
+    if routes.chunks > 1 and stages > 1:
+        ahead.setdefault((stages - 1, 0), 1)
+        ahead.setdefault((0, stages - 1), 1)
+    return ahead
 
 
-def _traffic(line: Line, stage: int, stages: int, chunks: int) -> Traffic:
+def _traffic(line: Line, worker: int, routes: Routes) -> Traffic:
     out: Traffic = []
     for op in line:
-        came, made = remote_need(op, stage, stages, chunks), makes(op, stage, stages)
-        used = None if came is None else (came.position % stages, stage, came.kind)
-        to = None if made is None else consumer(made, stages, chunks)
-        sent = None if to is None or made is None else (stage, to, made.kind)
+        came, made = remote_need(op, worker, routes), makes(op, worker, routes)
+        used = None if came is None else (maker(came, routes), worker, came.kind)
+        to = None if made is None else consumer(made, routes)
+        sent = None if to is None or made is None else (worker, to, made.kind)
         out.append((used, came, sent, made))
     return out
 
@@ -97,9 +116,9 @@ def _run(schedule: Schedule, place: dict[Token, int]) -> dict[Flow, int]:
 
     A schedule that cannot end leaves off where it hangs; `check` says so.
     """
-    stages, chunks = schedule.stages, schedule.chunks
+    routes = schedule.routes
     recomputed = [recomputed_of(line) for line in schedule.order]
-    at = [0] * stages
+    at = [0] * routes.workers
     made: set[Token] = set()
     used: dict[Flow, int] = {}
     most: dict[Flow, int] = {}
@@ -107,21 +126,21 @@ def _run(schedule: Schedule, place: dict[Token, int]) -> dict[Flow, int]:
     while moving:
         ran: list[tuple[Token, Flow | None]] = []
         moving = False
-        for stage, line in enumerate(schedule.order):
-            if at[stage] == len(line):
+        for worker, line in enumerate(schedule.order):
+            if at[worker] == len(line):
                 continue
-            op = line[at[stage]]
-            if not made.issuperset(needs(op, stage, stages, chunks, op[1:3] in recomputed[stage])):
+            op = line[at[worker]]
+            if not made.issuperset(needs(op, worker, routes, op[1:] in recomputed[worker])):
                 continue
             moving = True
-            at[stage] += 1
-            came, out = remote_need(op, stage, stages, chunks), makes(op, stage, stages)
+            at[worker] += 1
+            came, out = remote_need(op, worker, routes), makes(op, worker, routes)
             if came is not None:
-                flow = came.position % stages, stage, came.kind
+                flow = maker(came, routes), worker, came.kind
                 used[flow] = used.get(flow, 0) + 1
             if out is not None:
-                to = consumer(out, stages, chunks)
-                ran.append((out, None if to is None else (stage, to, out.kind)))
+                to = consumer(out, routes)
+                ran.append((out, None if to is None else (worker, to, out.kind)))
         for token, sent in ran:  # what is made in a unit of time can be used in the next
             made.add(token)
             if sent is not None and token in place:

@@ -4,39 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.deps import ACTIVATION, consumer, makes, remote_need
+from megatron_adaptra.ir.deps import ACTIVATION, consumer, maker, makes, remote_need
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.posting import Link, posted_ahead
+from megatron_adaptra.ir.routes import Routes, routes_of
 from megatron_adaptra.ir.schedule import Line, Schedule
 
 
 @dataclass(frozen=True)
 class Program:
-    """Compute ops plus sends and posted receives, per stage; made only by `lower`.
+    """Compute ops plus sends and posted receives, per worker; made only by `lower`.
 
-    A send never holds the stage. A post hands the transport a buffer; the compute op that uses the
+    A send never holds the worker. A post hands the transport a buffer; the compute op that uses the
     message waits for it.
 
     Args:
-        order: per stage, its ops in the order in which it runs them.
-        microbatches: of an iteration.
+        order: per worker, its ops in the order in which it runs them.
+        microbatches: of an iteration, per replica.
         chunks: per stage.
-        ahead: by directed link (source stage, target stage), how many receives stand posted on it
+        ahead: by directed link (source worker, target worker), how many receives stand posted on it
             from the start; at least 0.
+        replicas: whose workers these are.
     """
 
     order: tuple[Line, ...]
     microbatches: int
     chunks: int = 1
     ahead: Mapping[Link, int] = field(default_factory=dict)
+    replicas: int = 1
 
     @property
     def stages(self) -> int:
-        """How many devices the pipeline has."""
-        return len(self.order)
+        """How many stages each replica has."""
+        return len(self.order) // self.replicas
+
+    @cached_property
+    def routes(self) -> Routes:
+        """Who runs what."""
+        return routes_of(self.order, self.chunks, self.replicas)
 
 
 def links_ahead(warmup: Sequence[int]) -> dict[Link, int]:
@@ -73,52 +82,48 @@ def lower(schedule: Schedule, ahead: Mapping[Link, int] | int | None = None) -> 
     if any(depth < 0 for depth in depths.values()):
         raise BadInput("ahead", depths, "a number of receives is at least 0")
     order = tuple(
-        lower_line(line, stage, schedule.stages, schedule.chunks, depths)
-        for stage, line in enumerate(schedule.order)
+        lower_line(line, worker, schedule.routes, depths)
+        for worker, line in enumerate(schedule.order)
     )
-    return Program(order, schedule.microbatches, schedule.chunks, depths)
+    return Program(order, schedule.microbatches, schedule.chunks, depths, schedule.replicas)
 
 
-def lower_line(
-    line: Line, stage: int, stages: int, chunks: int, depths: Mapping[Link, int]
-) -> Line:
-    """`lower` for `stage`, of so many `stages` with so many `chunks` each.
+def lower_line(line: Line, worker: int, routes: Routes, depths: Mapping[Link, int]) -> Line:
+    """`lower` for the `line` of one `worker`.
 
     `depths` is how many receives of each link to post ahead.
     """
     posts: dict[int, list[Op]] = {}  # receives of one link in the order of their use
     for op in line:
-        token = remote_need(op, stage, stages, chunks)
+        token = remote_need(op, worker, routes)
         if token is not None:
             kind = Kind.POST_F if token.kind == ACTIVATION else Kind.POST_B
-            source = token.position % stages
-            posts.setdefault(_flow(source, kind), []).append(
-                Op(kind, op.microbatch, op.chunk, op.replica)
-            )
-    ahead = {flow: depths.get((_source(flow), stage), 1) for flow in posts}
+            flow = _flow(maker(token, routes), kind)
+            posts.setdefault(flow, []).append(op._replace(kind=kind))
+    ahead = {flow: depths.get((_source(flow), worker), 1) for flow in posts}
     out: list[Op] = []
     for flow, queue in posts.items():
         out += queue[: ahead[flow]]
     used = dict.fromkeys(posts, 0)
     for op in line:
-        token = remote_need(op, stage, stages, chunks)
+        token = remote_need(op, worker, routes)
         if token is not None:
             kind = Kind.POST_F if token.kind == ACTIVATION else Kind.POST_B
-            flow = _flow(token.position % stages, kind)
+            flow = _flow(maker(token, routes), kind)
             following = used[flow] + ahead[flow]
             if following < len(posts[flow]):
                 out.append(posts[flow][following])
             used[flow] += 1
         out.append(op)
-        made = makes(op, stage, stages)
-        if made is not None and consumer(made, stages, chunks) is not None:
+        made = makes(op, worker, routes)
+        if made is not None and consumer(made, routes) is not None:
             kind = Kind.SEND_F if made.kind == ACTIVATION else Kind.SEND_B
-            out.append(Op(kind, op.microbatch, op.chunk, op.replica))
+            out.append(op._replace(kind=kind))
     return tuple(out)
 
 
 def _flow(source: int, kind: Kind) -> int:
-    """Two stages can exchange activations and gradients over one link (2 stages, chunks)."""
+    """Two workers can exchange activations and gradients over one link (2 stages, chunks)."""
     return 2 * source + (kind is Kind.POST_B)
 
 

@@ -101,7 +101,7 @@ class Gantt:
     """Bars and arrows on rows, over time.
 
     Args:
-        noun: what a row is; with its number it names the row: `stage 0`.
+        noun: what a row is; with its number, or its name, it names the row: `stage 0`.
         rows: how many there are.
         categories: all that bars may have, in the order of the legend.
         bars: in any order; times count from the first start.
@@ -110,6 +110,7 @@ class Gantt:
         finish: where the mark with the length stands, in seconds from the first start; None for the
             last end.
         shading: what shades of bars mean; None where there are none.
+        names: of the rows, where these are no numbers.
     """
 
     noun: str
@@ -120,6 +121,7 @@ class Gantt:
     name: str = ""
     finish: float | None = None
     shading: Shading | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def begin(self) -> float:
@@ -138,4 +140,4 @@ class Gantt:
 
     def row_name(self, row: int) -> str:
         """What stands beside that `row`."""
-        return f"{self.noun} {row}"
+        return f"{self.noun} {self.names[row] if self.names else row}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megatron_adaptra.ir.deps import position_of
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.routes import Routes, worker_name
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.view.bars import Arrow, Bar, Category, Gantt, Shading
 from megatron_adaptra.view.theme import BLUE, GREY, ORANGE, PURPLE, ROSE, TEAL, YELLOW
@@ -23,17 +24,17 @@ _BACKWARD = frozenset({Kind.B, Kind.I})
 
 
 def pipeline_gantt(timeline: Timeline, finish: float | None = None) -> Gantt:
-    """All spans and messages, one row per stage.
+    """All spans and messages, one row per stage; of several replicas, per worker.
 
     Args:
         timeline: predicted or measured.
         finish: where the mark with the length stands, in seconds from the first start; None for the
             end of the first stage.
     """
-    find = _Ops(timeline)
+    find, several = _Ops(timeline), timeline.replicas > 1
     return Gantt(
-        noun="stage",
-        rows=timeline.stages,
+        noun="worker" if several else "stage",
+        rows=timeline.workers,
         categories=tuple(CATEGORY.values()),
         bars=tuple(_bar(span) for span in timeline.spans),
         arrows=tuple(
@@ -43,6 +44,7 @@ def pipeline_gantt(timeline: Timeline, finish: float | None = None) -> Gantt:
         name=timeline.name,
         finish=timeline.iteration if finish is None else finish,
         shading=_CHUNKS,
+        names=tuple(worker_name(w, timeline.stages) for w in range(timeline.workers * several)),
     )
 
 
@@ -77,19 +79,19 @@ class _Ops:
     """Finds the spans at the two ends of a message."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self.stages = timeline.stages
-        self.spans: dict[tuple[bool, int, int], int] = {}
+        self.routes = Routes(max(1, timeline.stages), replicas=timeline.replicas)
+        self.spans: dict[tuple[bool, int, int, int | None], int] = {}
         for i, (stage, op, _, _) in enumerate(timeline.spans):
             forward = op.kind is Kind.F
             if forward or op.kind in _BACKWARD:
-                self.spans[forward, position_of(op, stage, self.stages), op.microbatch] = i
+                self.spans[forward, position_of(op, stage, self.routes), op.microbatch, op.home] = i
 
     def ends(self, message: Message) -> tuple[int, int] | None:
         """The indices of the two, if both are there."""
         op = message.op
         forward = op.kind in _FORWARD
-        here = position_of(op, message.source, self.stages)
+        here = position_of(op, message.source, self.routes)
         there = here + 1 if forward else here - 1
-        made = self.spans.get((forward, here, op.microbatch))
-        used = self.spans.get((forward, there, op.microbatch))
+        made = self.spans.get((forward, here, op.microbatch, op.home))
+        used = self.spans.get((forward, there, op.microbatch, op.home))
         return None if made is None or used is None else (made, used)
