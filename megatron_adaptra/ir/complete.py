@@ -52,10 +52,7 @@ def check_complete(program: Program) -> None:
 
 
 def grid(program: Program, marks: dict[int, int], what: str) -> str:
-    """One row per worker; what is wrong is said of one op in some of them.
-
-    `marks[worker]` is the index of the op to point at, and to say `what` of.
-    """
+    """One row per worker; `marks[worker]` is the index of the op to point at, `what` its fault."""
     rows = []
     for worker, line in enumerate(program.order):
         mark = marks.get(worker)

@@ -40,7 +40,7 @@ _TEXT = re.compile(r"([A-Z]{1,2})([0-9]+)(?:\.([0-9]+))?(?:@([0-9]+))?")
 class Op(NamedTuple):
     """`F3` forward of microbatch 3; `B3.1` chunk 1; `F3@2` of home 2, the replica whose data it is.
 
-    An op of one replica has no home; of several, each op names its own, whoever runs it.
+    An op of one replica has no home; of several, each op names its own, whichever worker runs it.
     """
 
     kind: Kind

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.op import Kind, Op
 
 Place = tuple[int, int, int]  # stage, home, microbatch
@@ -62,6 +63,15 @@ def worker_name(worker: int, stages: int) -> str:
     """`1.2`: replica and stage of a `worker`, of replicas with so many `stages` each."""
     replica, stage = divmod(worker, stages)
     return f"{replica}.{stage}"
+
+
+def parse_worker(text: str, stages: int) -> int:
+    """The worker that `text` names, `1.2`: see `worker_name`. Raises BadInput."""
+    replica, dot, stage = text.partition(".")
+    if not (dot and replica.isdecimal() and stage.isdecimal() and int(stage) < stages):
+        allowed = f"replica and stage, such as 1.2; stages are 0 to {stages - 1}"
+        raise BadInput("worker", text, allowed)
+    return int(replica) * stages + int(stage)
 
 
 def routes_of(order: Sequence[Sequence[Op]], chunks: int = 1, replicas: int = 1) -> Routes:
