@@ -14,6 +14,7 @@ from megatron_adaptra.cli.once import Once, OnceSwitch
 from megatron_adaptra.cli.output import note
 from megatron_adaptra.cli.profile import activation_bytes_of, conditions_of, load_profile
 from megatron_adaptra.cli.replica_job import add_replicas, given_of_replicas, replicas_of
+from megatron_adaptra.cli.replica_words import replicas_in_words
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
@@ -43,6 +44,7 @@ _NUMBERS = {
     "memory is then shown in bytes, too",
     "optimizer_ms": "from the last backward to the end of the optimizer step (default: 0)",
 }
+_HEALTHY = ", all links healthy"
 _SINGLE = ("message_bytes", "optimizer_ms")
 # Which may have a unit, and how that ends.
 _UNITS = {
@@ -88,7 +90,7 @@ class Job:
     replicas: ReplicaConditions | None = None
 
     def nbytes(self, held: Sequence[float]) -> list[float] | None:
-        """Per stage, or worker, the bytes that `held`, in microbatches, takes, if they are known."""
+        """Per stage, or worker, the bytes of `held`, in microbatches, if they are known."""
         if self.activation_bytes is None:
             return None
         each = self.activation_bytes * (self.replicas.replicas if self.replicas else 1)
@@ -133,10 +135,12 @@ def title_of(args: argparse.Namespace) -> str:
     return args.name or (Path(args.profile).stem if args.profile else "")
 
 
-def in_words(conditions: Conditions) -> str:
-    """The job in a line, for titles."""
+def in_words(conditions: Conditions, replicas: ReplicaConditions | None = None) -> str:
+    """The job in a line, for titles; with `replicas`, each of which has these `conditions`."""
     c = conditions
     text = f"{c.stages} stages × {c.microbatches} microbatches"
+    if replicas is not None:
+        text = f"{replicas.replicas} replicas × {text}"
     if c.chunks > 1:
         text += f" × {c.chunks} chunks"
     slow = {pair: 1e3 * link.delay for pair, link in c.links.items() if link.delay}
@@ -145,7 +149,8 @@ def in_words(conditions: Conditions) -> str:
         text += f", {_which(slow)} slower by {_span(slow)} ms"
     if thin:
         text += f", {_which(thin)} busy for {_span(thin)} ms with each message"
-    return text if slow or thin else text + ", all links healthy"
+    unusual = replicas_in_words(replicas) if replicas is not None else ""
+    return ", ".join([text, *filter(None, [unusual])]) + _HEALTHY * (not (slow or thin or unusual))
 
 
 def _which(links: Iterable[tuple[int, int]]) -> str:
