@@ -66,7 +66,7 @@ def worker_name(worker: int, stages: int) -> str:
 
 
 def parse_worker(text: str, stages: int) -> int:
-    """The worker that `text` names, `1.2`: see `worker_name`. Raises BadInput."""
+    """The worker that `text` names, `1.2`, of replicas with so many `stages`. Raises BadInput."""
     replica, dot, stage = text.partition(".")
     if not (dot and replica.isdecimal() and stage.isdecimal() and int(stage) < stages):
         allowed = f"replica and stage, such as 1.2; stages are 0 to {stages - 1}"

@@ -79,15 +79,11 @@ class Workers:
         paths = any(c.wire(*way) > 0 for way in c.paths)
         self.narrow = wires or paths or any(self.port)
         # Units in the order in which stages prefer them: microbatch by microbatch.
-        self.rank = [
-            unit % self.count * self.replicas + unit // self.count for unit in range(self.units)
-        ]
-        self.unit_of = [0] * self.units
-        for unit, rank in enumerate(self.rank):
-            self.unit_of[rank] = unit
+        count, replicas = self.count, self.replicas
+        self.turns = [k % replicas * count + k // replicas for k in range(self.units)]
 
     def link(self, source: int, target: int) -> tuple[float, float]:
-        """Of a message from one worker to another: seconds on the wire, and on the way."""
+        """Of a message from `source` to `target`: seconds on the wire, and on the way."""
         known = self.links.get((source, target))
         if known is None:
             c = self.conditions
@@ -95,18 +91,22 @@ class Workers:
             known = self.links[source, target] = wire, c.link(source, target).delay
         return known
 
-    def schedule(self, made: Made, **head: str) -> Schedule:
-        """As planners return it; `head` as for Schedule."""
+    def schedule(self, made: Made, policy: str) -> Schedule:
+        """As planners return it, of this `policy`."""
         count = self.count
         order = tuple(
             tuple(Op(kind, unit % count, 0, unit // count) for kind, unit in line)
             for line in made.order
         )
-        return Schedule(order, count, replicas=self.replicas, **head)
+        return Schedule(order, count, policy=policy, replicas=self.replicas)
 
 
 def list_schedule(
-    workers: Workers, runs: Runs, rules: Sequence[Rule], limit: float = math.inf
+    workers: Workers,
+    runs: Runs,
+    rules: Sequence[Rule],
+    turns: Sequence[int],
+    limit: float = math.inf,
 ) -> Made | None:
     """The order that these `rules`, one per worker, lead to.
 
@@ -114,14 +114,20 @@ def list_schedule(
         workers: the job.
         runs: who runs what.
         rules: per worker.
+        turns: all units; of those that are ready, a worker takes the one that comes first here.
         limit: seconds; None is returned as soon as it is clear to take longer.
     """
-    return _Run(workers, runs, rules).run(limit)
+    return _Run(workers, runs, rules, turns).run(limit)
 
 
 class _Run:
-    def __init__(self, workers: Workers, runs: Runs, rules: Sequence[Rule]) -> None:
-        self.jobs, self.runs = workers, runs
+    def __init__(
+        self, workers: Workers, runs: Runs, rules: Sequence[Rule], turns: Sequence[int]
+    ) -> None:
+        self.jobs, self.runs, self.turns = workers, runs, turns
+        self.rank = [0] * workers.units
+        for rank, unit in enumerate(turns):
+            self.rank[unit] = rank
         each = range(workers.workers)
         self.budget = [
             min(budget, max(1.0, rule.in_flight) + SAME)
@@ -144,13 +150,13 @@ class _Run:
                 total = workers.forward[worker] + workers.backward[worker] + workers.weight[worker]
                 self.left[worker] += total
                 if stage == 0:
-                    self.forwards[worker].append(workers.rank[unit])
+                    self.forwards[worker].append(self.rank[unit])
         for ready in self.forwards:
             heapify(ready)
 
     def run(self, limit: float) -> Made | None:
         jobs, events, free = self.jobs, self.events, self.free
-        rank, eps = jobs.rank, jobs.eps
+        rank, eps = self.rank, jobs.eps
         for worker in range(jobs.workers):
             if not self.choose(worker, 0.0, limit):
                 return None
@@ -172,21 +178,20 @@ class _Run:
         return Made(self.order, max(free), free)
 
     def choose(self, worker: int, now: float, limit: float) -> bool:
-        """Start what the worker should run next, if anything; False once `limit` is out of reach."""
+        """Start what the worker should run next, if anything; False once `limit` is lost."""
         jobs = self.jobs
-        forwards, backwards, halves = (
-            self.forwards[worker], self.backwards[worker], self.halves[worker],
-        )  # fmt: skip
+        forwards, backwards = self.forwards[worker], self.backwards[worker]
+        halves = self.halves[worker]
         fits = bool(forwards) and self.held[worker] + 1.0 <= self.budget[worker]
         if backwards and not (fits and self.forward_first[worker]):
-            unit = jobs.unit_of[heappop(backwards)]
+            unit = self.turns[heappop(backwards)]
             return self.start(worker, _BACKWARD, unit, jobs.backward[worker], now, limit)
         coming = self.coming[worker]
         while coming and coming[0] <= now:
             heappop(coming)
         gradient = coming[0] - now if coming else math.inf
         if fits and gradient >= self.forward_gap[worker]:
-            unit = jobs.unit_of[heappop(forwards)]
+            unit = self.turns[heappop(forwards)]
             return self.start(worker, _FORWARD, unit, jobs.forward[worker], now, limit)
         if halves and not fits and gradient >= self.weight_gap[worker]:
             self.held[worker] -= 1.0 - INPUT_HALF
