@@ -15,9 +15,13 @@ from typing import Any
 from megatron_adaptra.cli.job import add_job, in_words, title_of
 from megatron_adaptra.cli.output import console, print_json, progress, say, write, writing
 from megatron_adaptra.cli.planning import add_planning
-from megatron_adaptra.cli.source import add_source, planned_or_read
+from megatron_adaptra.cli.replica_source import replica_plan_from
+from megatron_adaptra.cli.replica_words import loads_in_words
+from megatron_adaptra.cli.source import add_source, plan_from, sourced
 from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.files import results_folder
+from megatron_adaptra.plan import Plan
+from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.units import whole
 from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_gantt, ascii_legend
 from megatron_adaptra.view.chrome import chrome_trace
@@ -81,20 +85,28 @@ def run(args: argparse.Namespace) -> int:
         allowed = f"it has to be from {least} to {_WIDEST}"
         raise BadInput("--width", args.width, allowed)
     equal = _no_times(args)
+    described, schedule = sourced(args, _EQUAL if equal else None)
+    conditions, several = described.conditions, described.replicas
     with progress("planning", lines=True):
-        plan, planned = planned_or_read(args, _EQUAL if equal else None)
-    name = plan.schedule.policy or "schedule"
-    job = ": ".join(filter(None, (title_of(args), in_words(planned.conditions))))
+        plan: Plan | ReplicaPlan
+        if several is None:
+            plan = plan_from(args, described, schedule)
+        else:
+            plan = replica_plan_from(args, described, schedule)
+    name, why = plan.schedule.policy or "schedule", plan.schedule.why
+    if several is not None:
+        why = loads_in_words(plan.schedule) or why
+    job = ": ".join(filter(None, (title_of(args), in_words(conditions, several))))
     job += ", all ops equally long" * equal
     timeline = replace(plan.timeline, name=name)
-    drawing = schedule_drawing(name, job, plan.schedule.why, timeline, plan.lower_bound)
+    drawing = schedule_drawing(name, job, why, timeline, plan.lower_bound, several)
     files = _files(args, formats, in_folder, name) if out is not None else {}
     missing = [kind for kind, path in files.items() if not _write(drawing, kind, path, args.width)]
     if args.json:
         print_json(
             {
                 "policy": plan.schedule.policy,
-                "why": plan.schedule.why,
+                "why": why,
                 "predicted_ms": 1e3 * plan.predicted,
                 "lower_bound_ms": 1e3 * plan.lower_bound,
                 "timeline": plan.timeline.to_json(),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.output import Table, ms
+from megatron_adaptra.cli.replica_source import Baselines
 from megatron_adaptra.cli.replica_words import (
     between_replicas,
     decision,
@@ -26,18 +27,6 @@ EXPLAINED = (
     "one replica to another; more in flight: the most microbatches that a worker holds beyond "
     "1F1B's; a dearer move may make use of the cheaper ones"
 )
-
-
-class Baselines(NamedTuple):
-    """Seconds of an iteration that a plan is compared with; None where there is none.
-
-    Args:
-        healthy: of 1F1B while all workers and links are well.
-        untreated: of 1F1B in every replica as things are; nothing where a worker is dead.
-    """
-
-    healthy: float | None
-    untreated: float | None
 
 
 def headline(plan: ReplicaPlan, base: Baselines) -> str:

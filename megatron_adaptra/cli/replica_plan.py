@@ -9,7 +9,6 @@ from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.output import print_json, progress, say, show_table
 from megatron_adaptra.cli.replica_figures import (
     EXPLAINED,
-    Baselines,
     headline,
     hidden,
     move_table,
@@ -17,13 +16,11 @@ from megatron_adaptra.cli.replica_figures import (
     worker_table,
 )
 from megatron_adaptra.cli.replica_source import (
+    baselines,
     chosen_move,
-    healthy_seconds,
     replica_plan,
-    untreated,
 )
 from megatron_adaptra.cli.replica_words import decision
-from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.link_words import out_of_bandwidth
 
 NOT_RUN = "plans of several replicas are drawn and simulated; no training runs them yet"
@@ -54,9 +51,3 @@ def run_replicas(args: argparse.Namespace, job: Job) -> int:
             say(line)
     say(f"planned in {planning_ms:.0f} ms")
     return 0
-
-
-def baselines(conditions: ReplicaConditions, sends: str) -> Baselines:
-    """What a plan for `conditions` is compared with; `sends`: "eager" or "rendezvous"."""
-    stock = untreated(conditions, sends)
-    return Baselines(healthy_seconds(conditions, sends), None if stock is None else stock.predicted)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import NamedTuple
 
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.planning import stock_of, time_limit_of
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.errors import BadFile, BadInput, ScheduleError
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
@@ -25,6 +26,18 @@ from megatron_adaptra.sim.clock import simulate
 
 BEST = "adaptive"  # of --policy: the best move
 MOVES = (NONE, SWAP, SHIFT, REROUTE)
+
+
+class Baselines(NamedTuple):
+    """Seconds of an iteration that a plan is compared with; None where there is none.
+
+    Args:
+        healthy: of 1F1B while all workers and links are well.
+        untreated: of 1F1B in every replica as things are; nothing where a worker is dead.
+    """
+
+    healthy: float | None
+    untreated: float | None
 
 
 def replica_plan(args: argparse.Namespace, job: Job) -> ReplicaPlan:
@@ -46,6 +59,25 @@ def replica_plan(args: argparse.Namespace, job: Job) -> ReplicaPlan:
         plan = replica_plan_of(known[policy].schedule, conditions, args.sends, plan.moves)
     check(plan.program, conditions.activation_budget)
     return plan
+
+
+def replica_plan_from(args: argparse.Namespace, job: Job, schedule: Schedule | None) -> ReplicaPlan:
+    """The plan for a `job` of several replicas, proven to run within its budgets.
+
+    `schedule`: that was read; None to plan one. Raises BadFile for one that cannot run.
+    """
+    conditions = job.replicas
+    if schedule is None or conditions is None:
+        return replica_plan(args, job)
+    for worker in sorted(conditions.failed):
+        if schedule.order[worker]:
+            fault = f"it cannot run: worker {conditions.name(worker)} is dead, and has work there"
+            raise BadFile("--schedule", args.schedule, fault)
+    try:
+        check(lower(schedule), conditions.activation_budget)
+    except ScheduleError as error:
+        raise BadFile("--schedule", args.schedule, f"it cannot run: {error}") from None
+    return replica_plan_of(schedule, conditions, args.sends)
 
 
 def replica_plan_of(
@@ -97,3 +129,9 @@ def chosen_move(plan: ReplicaPlan) -> str:
     """The name of the move that `plan` makes; empty for a schedule that was read."""
     same = (move.name for move in plan.moves if move.schedule.same_as(plan.schedule))
     return next(same, "")
+
+
+def baselines(conditions: ReplicaConditions, sends: str) -> Baselines:
+    """What a plan for `conditions` is compared with; `sends`: "eager" or "rendezvous"."""
+    stock = untreated(conditions, sends)
+    return Baselines(healthy_seconds(conditions, sends), None if stock is None else stock.predicted)

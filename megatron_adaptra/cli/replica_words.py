@@ -71,23 +71,21 @@ def loads_in_words(schedule: Schedule) -> str:
 def _taken(some: list[Load], schedule: Schedule) -> str:
     """Who takes how many of one replica's microbatches, at the same stages."""
     home, _, first, last, _ = some[0]
-    counts = [len(one.microbatches) for one in some]
-    where, whose = "", _name(home, some[0], schedule)
-    if first != last and (first, last) != (0, schedule.stages - 1):
-        where, whose = f"at stages {first} to {last} ", f"replica {home}"
-    if sum(counts) == schedule.microbatches:
-        count = f"all microbatches of {whose} are run elsewhere: "
-    else:
-        count = f"of the {schedule.microbatches} microbatches of {whose} "
+    counts, one_stage = [len(one.microbatches) for one in some], first == last
+    total, whose = schedule.microbatches, _name(home, some[0], schedule)
+    noun = "worker" if one_stage else "replica"
+    names = [f"{one.replica}.{first}" if one_stage else f"{one.replica}" for one in some]
+    if counts == [total]:
+        return f"all {total} microbatches of {whose} run on {noun} {names[0]}"
     if len(some) > MOST_TAKERS:
         least, most = min(counts), max(counts)
         each = f"{least}" if least == most else f"{least} to {most}"
-        return f"{where}{count}{len(some)} peers run {sum(counts)}, {each} each"
-    noun = "worker" if first == last else "replica"
-    names = [f"{one.replica}.{first}" if first == last else f"{one.replica}" for one in some]
-    taken = [f"{name} {n}" for name, n in zip(names, counts, strict=True)]
-    taken[0] = f"{noun} {names[0]} runs {counts[0]}"
-    return where + count + ", ".join(taken)
+        taken = f"{sum(counts)} run on {len(some)} peers, {each} on each"
+    else:
+        pairs = zip(counts[1:], names[1:], strict=True)
+        first_one = f"{counts[0]} run on {noun} {names[0]}"
+        taken = ", ".join([first_one, *(f"{count} on {name}" for count, name in pairs)])
+    return f"of the {total} microbatches of {whose}, {taken}"
 
 
 def _name(replica: int, load: Load, schedule: Schedule) -> str:
