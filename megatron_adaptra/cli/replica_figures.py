@@ -12,6 +12,7 @@ from megatron_adaptra.cli.replica_source import Baselines
 from megatron_adaptra.cli.replica_words import (
     between_replicas,
     decision,
+    in_table,
     loads,
     one_f_one_b_peaks,
     runs_for_others,
@@ -106,7 +107,7 @@ def move_table(plan: ReplicaPlan, job: Job, base: Baselines) -> Table:
         if crossing and c.pipeline.message_bytes:
             text += f" ({size(crossing * c.pipeline.message_bytes)})"
         cells = (f"{move.moved}", text, _more(move, job))
-        rows.append((move.name, *_gains(move.seconds, first, base), *cells))
+        rows.append((in_table(move.name), *_gains(move.seconds, first, base), *cells))
     if base.healthy:
         rows.append(("1F1B, all healthy", *_gains(base.healthy, first, base), "", "", ""))
     rows.append(("lower bound", *_gains(plan.lower_bound, first, base), "", "", ""))

@@ -103,6 +103,11 @@ def decision(move: str, schedule: Schedule) -> str:
     return f"{move}: {words or _HEADS.get(move, 'nothing is moved')}"
 
 
+def in_table(move: str) -> str:
+    """The name of a `move`, for tables and pictures."""
+    return "none, best order" if move == "none" else move
+
+
 def between_replicas(schedule: Schedule) -> int:
     """Messages of an iteration that go from one replica to another: two where a route crosses."""
     routes, crossing = schedule.routes, 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from megatron_adaptra.view.axis import ms, number, ticks
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, SOFT, GOOD, BAD = "#1b2530", "#5b6875", "#0e7c7b", "#b3372f"
-NAMED = 24  # rows whose names have room
+NAMED = 24  # rows whose names have room, in a picture of any height
+NAME, ABOVE = 0.16, 0.14  # inches that a name takes, and between a legend and what is under it
 BOX = 0.62  # height of a row's boxes; the rest of the row is for messages
 STRIPE = 0.14  # of that the height of another group's stripe
 INCHES = 13.0  # width of every figure
+LONGEST = 170  # characters of a line beneath the headline; what is longer is cut
 STYLE = {
     "font.size": 9.5,
     "text.color": INK,
@@ -57,7 +60,8 @@ def write_header(figure: Any, height: float, headline: str, *lines: str) -> None
     figure.text(0.025, 1 - 0.22 / height, headline, va="top", fontsize=21, fontweight="bold")
     for i, words in enumerate(lines):
         y = 1 - (0.68 + 0.25 * i) / height
-        figure.text(0.025, y, words, va="top", fontsize=10.5, color=SOFT)
+        short = shorten(words, LONGEST, placeholder=" ...")
+        figure.text(0.025, y, short, va="top", fontsize=10.5, color=SOFT)
 
 
 def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
@@ -108,7 +112,8 @@ def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
     axes.set_ylim(max(gantt.rows, 1) - 0.45, -0.55)
     marks = ticks(1e3 * seconds, 10)
     axes.set_xticks(marks, [number(tick) if tick else "0 ms" for tick in marks])
-    named = range(0, gantt.rows, 1 + max(0, gantt.rows - 1) // NAMED)
+    room = max(NAMED, int(axes.bbox.height / axes.figure.dpi / NAME))
+    named = range(0, gantt.rows, 1 + max(0, gantt.rows - 1) // room)
     axes.set_yticks(named, [_name(gantt, row) for row in named])
     groups = gantt.groups
     for group, colour in enumerate(groups.colours if groups else ()):
@@ -167,7 +172,7 @@ def draw_legend(figure: Any, gantts: Sequence[Gantt], seconds: float, y: float) 
         names,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0.2)},
         loc="lower right",
-        bbox_to_anchor=(0.97, y + 0.022),
+        bbox_to_anchor=(0.97, y + ABOVE / figure.get_figheight()),
         ncols=len(handles),
         frameon=False,
         fontsize=8.5,
