@@ -50,22 +50,25 @@ def loads(schedule: Schedule) -> list[Load]:
 
 
 def loads_in_words(schedule: Schedule) -> str:
-    """The loads of a `schedule` in a sentence; empty where all run at home."""
-    found, parts = loads(schedule), list[str]()
+    """The loads of a `schedule` in a sentence, the greatest first; empty where all run at home."""
+    found, parts = loads(schedule), list[tuple[int, str]]()
     while found:
         first = found.pop(0)
         back = first._replace(home=first.replica, replica=first.home)
         if back in found and len(first.microbatches) == schedule.microbatches:
             found.remove(back)
             names = (_name(one, first, schedule) for one in (first.home, first.replica))
-            parts.append(f"{' and '.join(names)} run each other's microbatches")
+            text = f"{' and '.join(names)} run each other's microbatches"
+            parts.append((2 * len(first.microbatches), text))
             continue
         alike = [one for one in found if (one.home, *one[2:4]) == (first.home, *first[2:4])]
         found = [one for one in found if one not in alike]
-        parts.append(_taken([first, *alike], schedule))
-    if len(parts) > MOST:
-        parts = [*parts[:MOST], f"and {len(parts) - MOST} more such moves"]
-    return "; ".join(parts)
+        some = [first, *alike]
+        parts.append((sum(len(one.microbatches) for one in some), _taken(some, schedule)))
+    parts.sort(key=lambda part: -part[0])
+    words = [text for _, text in parts[:MOST]]
+    words += [f"and {len(parts) - MOST} more such moves"] * (len(parts) > MOST)
+    return "; ".join(words)
 
 
 def _taken(some: list[Load], schedule: Schedule) -> str:
