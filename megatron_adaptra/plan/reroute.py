@@ -99,7 +99,10 @@ class ReplicaPlan:
 
 
 def plan_replicas(
-    conditions: ReplicaConditions, sends: str = "eager", time_limit: float | None = None
+    conditions: ReplicaConditions,
+    sends: str = "eager",
+    time_limit: float | None = None,
+    ops: int = OPS,
 ) -> ReplicaPlan:
     """The fastest schedule that is found; of equals, that of the cheapest move.
 
@@ -109,10 +112,11 @@ def plan_replicas(
         conditions: of all workers.
         sends: "eager" or "rendezvous".
         time_limit: seconds that the search may take; None for its own measure, counted in ops.
+        ops: how many ops it may schedule.
     """
     c = conditions
     workers, bound = Workers(c), replica_bound(c) - c.pipeline.step_seconds
-    found = _moves(c, workers, RouteSearch(workers, OPS, end_of(time_limit)), bound)
+    found = _moves(c, workers, RouteSearch(workers, ops, end_of(time_limit)), bound)
     exact = sends == "eager" and not workers.narrow  # a list schedule's times are the simulator's
     moves = []
     for name, one in found.items():
