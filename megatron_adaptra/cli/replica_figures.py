@@ -58,7 +58,9 @@ def worker_table(plan: ReplicaPlan, job: Job) -> Table:
     shares, sizes = busy_shares(plan), job.nbytes(plan.peak_in_flight)
     shown = list(range(c.workers))
     if c.workers > MOST_ROWS:
-        shown = [w for w in shown if others[w] or given[w] or w in c.failed][:MOST_ROWS]
+        known = [w for w in shown if _state(c, w)]
+        moved = [w for w in shown if (others[w] or given[w]) and w not in known]
+        shown = sorted([*known, *moved][:MOST_ROWS])
     rows = []
     for worker in shown:
         held = f"{plan.peak_in_flight[worker]:g}" + (f" ({size(sizes[worker])})" if sizes else "")

@@ -4,9 +4,10 @@ import json
 import xml.etree.ElementTree as ET
 
 import pytest
-from commands import strict
 from pages import page, png_size, titles, words
 
+from megatron_adaptra.cli.job import job_of
+from megatron_adaptra.cli.main import _parser
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
@@ -80,7 +81,17 @@ def test_plan_as_json_holds_everything(here):
     assert conditions.replicas == 3
 
 
-def test_flags_json_and_yaml_say_the_same(here, profile):
+def jobs_of(*commands):
+    """The conditions that all of the `commands` describe."""
+    found = [
+        job_of(_parser(["plan"]).parse_args(["plan", *map(str, words)])).replicas
+        for words in commands
+    ]
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+def test_flags_json_and_yaml_say_the_same(profile):
     job = {
         "stages": 3, "microbatches": 4, "forward_ms": 9, "backward_ms": 18, "replicas": 3,
         "message_bytes": "60kB", "failed": ["1.2"], "slow": {"0.1": "2x", "2.0": 1.5},
@@ -106,15 +117,7 @@ worker_budget: {0.2: 6, 2.2: 800MB}
         "--slow-path", "1.0-1.1:1MB/s,0.0>0.1:40ms", "--slow-port", "2.1:4MB/s",
         "--activation-bytes", "100MB", "--worker-budget", "0.2:6,2.2:800MB",
     )  # fmt: skip
-    plans = [
-        here.json("plan", *flags),
-        here.json("plan", "--profile", profile(job)),
-        here.json("plan", "--profile", profile(yaml, "job.yaml")),
-    ]
-    for plan in plans:
-        del plan["planning_ms"]
-    assert plans[0] == plans[1] == plans[2]
-    conditions = ReplicaConditions.from_json(plans[0]["conditions"])
+    conditions = jobs_of(flags, ("--profile", profile(job)), ("--profile", profile(yaml, "y.yaml")))
     assert conditions.slow == {1: 2.0, 6: 1.5}
     assert {way: tuple(link[:2]) for way, link in conditions.paths.items()} == {
         (3, 4): (0.0, 1e6), (4, 3): (0.0, 1e6), (0, 1): (0.04, float("inf")),
@@ -123,19 +126,16 @@ worker_budget: {0.2: 6, 2.2: 800MB}
     assert (conditions.activation_budget[2], conditions.activation_budget[8]) == (6, 8)
 
 
-def test_a_flag_may_come_again(here, capsys):
-    from megatron_adaptra.cli.main import main
-
-    words = ["plan", *map(str, JOB), "--slow", "0.1:2x", "--slow", "1.1:3x", "--json"]
-    assert main(words) == 0
-    data = strict(capsys.readouterr().out)
-    assert data["conditions"]["slow"] == {"0.1": 2.0, "1.1": 3.0}
+def test_a_flag_may_come_again():
+    several = (*JOB, "--slow", "0.1:2x", "--slow", "1.1:3x")
+    assert jobs_of(several, (*JOB, "--slow", "0.1:2x,1.1:3x")).slow == {1: 2.0, 4: 3.0}
 
 
-def test_both_parts_of_a_path(here):
-    data = here.json("plan", *JOB, "--message-bytes", 1, "--slow-path", "0.0-1.1:2MB/s+30ms")
-    assert data["conditions"]["paths"] == {
-        "0.0>1.1": [0.03, 2e6], "1.1>0.0": [0.03, 2e6]
+def test_both_parts_of_a_path():
+    path = ("--slow-path", "0.0-1.1:2MB/s+30ms")
+    found = jobs_of((*JOB, "--message-bytes", 1, *path)).paths
+    assert {way: tuple(link[:2]) for way, link in found.items()} == {
+        (0, 4): (0.03, 2e6), (4, 0): (0.03, 2e6)
     }  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def test_memory_that_a_move_costs_is_in_microbatches_and_bytes(here):
     more = {name: row[-1] for name, row in rows(here("plan", *words)[0]).items()}
     sizes = rows(here("plan", *words, "--activation-bytes", "100MB")[0])
     count, _, worker = more["re-route"].partition(" on ")
-    assert worker.endswith(".2")
+    assert float(count) > 0
     assert sizes["re-route"][-1] == f"{count}, {float(count) * 100:g}MB on {worker}"
 
 
@@ -221,7 +221,8 @@ def test_a_move_by_name(here):
 
 
 def test_compare_has_each_move_beside_the_others(here, tmp_path):
-    out, _ = here("compare", *PATH, "--budgets", "3,5", "--out", tmp_path / "new")
+    job = (*JOB, "--slow-path", "1.0-1.1:40ms")
+    out, _ = here("compare", *job, "--budgets", "3,5", "--out", tmp_path / "new")
     found = rows(out)  # of two tables, whose moves have the same names
     assert {"1F1B, untreated", "none, best order", "swap", "re-route"} <= set(found)
     assert len(found["swap"]) == 3
@@ -237,7 +238,6 @@ def test_compare_has_each_move_beside_the_others(here, tmp_path):
     png = tmp_path / "new" / "compare.png"
     if png.exists():
         assert png_size(png)[1] > 900
-    assert here.json("compare", *PATH)["budgets"] == []
 
 
 def test_draw_shows_rows_of_workers_and_homes(here, tmp_path):
@@ -258,10 +258,16 @@ def test_draw_shows_rows_of_workers_and_homes(here, tmp_path):
     assert "worker 1.2, dead |" in out
 
 
-def test_many_workers_are_shown_where_something_moves(here):
-    words = ("--stages", 12, "--microbatches", 3, *TIMES, "--replicas", 4, "--slow", "2.11:2x")
-    out, _ = here("plan", *words)
-    found = rows(out)
-    assert "2.11, 2x slow" in found
-    assert len(found) < 48
-    assert f"{48 - len(found)} more workers" in out
+def test_many_workers_are_shown_where_something_moves(here, tmp_path):
+    lines = [f"{replica}.{stage}: " for replica in range(4) for stage in range(12)]
+    homes = [i // 12 for i in range(48)]
+    homes[11], homes[47] = homes[47], homes[11]  # at the last stage
+    head = {"replicas": 4, "microbatches": 1, "chunks": 1, "policy": "by hand", "why": ""}
+    rest = [f"{name}F0@{home} B0@{home}" for name, home in zip(lines, homes, strict=True)]
+    path = tmp_path / "plan.txt"
+    path.write_text("\n".join([f"schedule {json.dumps(head)}", *rest, ""]))
+    words = ("simulate", "--schedule", path, "--forward-ms", 1, "--backward-ms", 2)
+    out, _ = here(*words, "--slow", "2.5:2x")
+    assert list(rows(out)) == ["0.11", "2.5, 2x slow", "3.11"]
+    assert "45 more workers run what is their own" in out
+    assert "worker 0.11 and worker 3.11 run each other's microbatches" in out
