@@ -33,20 +33,20 @@ class Load(NamedTuple):
 
 
 def loads(schedule: Schedule) -> list[Load]:
-    """Who runs what for whom in `schedule`, the first stage first."""
-    away: dict[tuple[int, int, int], list[int]] = {}
+    """Who runs what for whom in `schedule`; stages at which all of a home is alike are one load."""
+    away: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
     for (stage, home, microbatch), replica in sorted(schedule.routes.moved.items()):
-        away.setdefault((stage, home, replica), []).append(microbatch)
+        one = away.setdefault((home, stage), {})
+        one[replica] = (*one.get(replica, ()), microbatch)
     out: list[Load] = []
-    for (stage, home, replica), microbatches in away.items():
-        same = tuple(microbatches)
-        for i, one in enumerate(out):
-            if one == (home, replica, one.first, stage - 1, same):
-                out[i] = one._replace(last=stage)
-                break
-        else:
-            out.append(Load(home, replica, stage, stage, same))
-    return sorted(out, key=lambda one: (one.first, one.home, one.replica))
+    for (home, first), one in sorted(away.items()):
+        if away.get((home, first - 1)) == one:
+            continue
+        last = first
+        while away.get((home, last + 1)) == one:
+            last += 1
+        out += [Load(home, replica, first, last, which) for replica, which in sorted(one.items())]
+    return out
 
 
 def loads_in_words(schedule: Schedule) -> str:
@@ -80,15 +80,18 @@ def _taken(some: list[Load], schedule: Schedule) -> str:
     names = [f"{one.replica}.{first}" if one_stage else f"{one.replica}" for one in some]
     if counts == [total]:
         return f"all {total} microbatches of {whose} run on {noun} {names[0]}"
+    count = f"of the {total} microbatches of {whose}, {sum(counts)} run"
+    if sum(counts) == total:
+        count = f"all {total} microbatches of {whose} run"
     if len(some) > MOST_TAKERS:
         least, most = min(counts), max(counts)
         each = f"{least}" if least == most else f"{least} to {most}"
-        taken = f"{sum(counts)} run on {len(some)} peers, {each} on each"
-    else:
-        pairs = zip(counts[1:], names[1:], strict=True)
-        first_one = f"{counts[0]} run on {noun} {names[0]}"
-        taken = ", ".join([first_one, *(f"{count} on {name}" for count, name in pairs)])
-    return f"of the {total} microbatches of {whose}, {taken}"
+        return f"{count} on {len(some)} peers, {each} on each"
+    if len(some) == 1:
+        return f"{count} on {noun} {names[0]}"
+    pairs = zip(counts[1:], names[1:], strict=True)
+    taken = [f"{counts[0]} on {noun} {names[0]}", *(f"{n} on {name}" for n, name in pairs)]
+    return f"{count} elsewhere, {', '.join(taken)}"
 
 
 def _name(replica: int, load: Load, schedule: Schedule) -> str:

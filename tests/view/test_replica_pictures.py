@@ -176,7 +176,7 @@ def test_many_replicas_have_colours_of_their_own() -> None:
     assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)
 
 
-def test_kinds_keep_their_fills_whoever_runs_them() -> None:
+def test_kinds_keep_their_fills_on_every_worker() -> None:
     fills = {(bar.label[0], bar.fill) for bar in gantt().bars if bar.label[0] in "FB"}
     assert len(fills) == 2
     assert {kind for kind, _ in fills} == {Kind.F.value, Kind.B.value}
