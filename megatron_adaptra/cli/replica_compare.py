@@ -19,20 +19,20 @@ from megatron_adaptra.cli.output import (
     show_table,
     write_report,
 )
-from megatron_adaptra.cli.planning import time_limit_of
 from megatron_adaptra.cli.replica_figures import EXPLAINED, headline, move_table, plan_json
 from megatron_adaptra.cli.replica_source import (
     MOVES,
     Baselines,
     baselines,
     chosen_move,
+    plan_within,
     replica_plan_of,
     untreated,
 )
 from megatron_adaptra.cli.replica_words import decision, in_table
 from megatron_adaptra.files import results_folder
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.reroute import ReplicaPlan, plan_replicas
+from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.view import drawing
 from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.pipeline import pipeline_gantt
@@ -60,13 +60,12 @@ def compare_replicas(args: argparse.Namespace, job: Job, budgets: Sequence[float
     conditions = job.replicas
     assert conditions is not None  # the caller has looked
     folder = results_folder(Path(args.out)) if args.out else None
-    limit = time_limit_of(args)
     found = []
     with progress("planning", lines=True) as at:
         for i, budget in enumerate((None, *budgets), start=1):
             at(f"{i} of {1 + len(budgets)} budgets")
             one = conditions if budget is None else within(conditions, budget)
-            found.append(Within(budget, plan_replicas(one, args.sends, limit)))
+            found.append(Within(budget, plan_within(args, one)))
         at("1F1B to compare with")
         base = baselines(conditions, args.sends)
     own = found[0].plan

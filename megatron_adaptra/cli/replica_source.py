@@ -25,6 +25,7 @@ from megatron_adaptra.plan.reroute import (
 from megatron_adaptra.sim.clock import simulate
 
 BEST = "adaptive"  # of --policy: the best move
+SOON = 100_000  # replicas x stages x microbatches that take a minute at the most
 MOVES = (NONE, SWAP, SHIFT, REROUTE)
 
 
@@ -50,7 +51,7 @@ def replica_plan(args: argparse.Namespace, job: Job) -> ReplicaPlan:
     if policy not in (BEST, *MOVES):
         allowed = f"across replicas it has to be one of {', '.join((BEST, *MOVES))}"
         raise BadInput("--policy", policy, allowed)
-    plan = plan_replicas(conditions, args.sends, time_limit_of(args))
+    plan = plan_within(args, conditions)
     if policy != BEST:
         known = {move.name: move for move in plan.moves}
         if policy not in known:
@@ -59,6 +60,21 @@ def replica_plan(args: argparse.Namespace, job: Job) -> ReplicaPlan:
         plan = replica_plan_of(known[policy].schedule, conditions, args.sends, plan.moves)
     check(plan.program, conditions.activation_budget)
     return plan
+
+
+def plan_within(args: argparse.Namespace, conditions: ReplicaConditions) -> ReplicaPlan:
+    """The best plan for `conditions`, as --sends and --time-limit say.
+
+    Raises BadInput for one that takes minutes, if no time limit is given.
+    """
+    limit = time_limit_of(args)
+    if limit is None and conditions.workers * conditions.microbatches > SOON:
+        allowed = (
+            f"more than {SOON} replicas x stages x microbatches take minutes; give the seconds "
+            "that a search for better plans may take, or plan a smaller job"
+        )
+        raise BadInput("--time-limit", None, allowed)
+    return plan_replicas(conditions, args.sends, limit)
 
 
 def replica_plan_from(args: argparse.Namespace, job: Job, schedule: Schedule | None) -> ReplicaPlan:

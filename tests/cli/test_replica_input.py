@@ -114,6 +114,13 @@ def test_a_rate_without_a_size_of_messages_is_noted(here):
     assert "--slow-path changes" in here("plan", *JOB, "--slow-path", "0.0-0.1:1MB/s")[1]
 
 
+@pytest.mark.parametrize("command", ["plan", "compare"])
+def test_a_plan_that_takes_minutes_is_refused_unless_asked_for(here, command):
+    words = (*JOB, "--microbatches", 30_000)
+    line = here.refused(command, *words)
+    assert line.startswith("--time-limit is missing: more than 100000 replicas x stages x micro")
+
+
 def test_nothing_is_sampled(here):
     line = here.refused("simulate", *JOB, "--samples", 5)
     assert line.startswith("--samples 5: there is nothing to sample, as no path of several")
