@@ -170,7 +170,11 @@ class Gantt:
 
     def row_name(self, row: int) -> str:
         """What stands beside that `row`."""
-        return f"{self.noun} {self.names[row] if self.names else row}"
+        return f"{self.noun} {self.number(row)}"
+
+    def number(self, row: int) -> str:
+        """That of the `row`, or its name, without the noun."""
+        return self.names[row] if self.names else str(row)
 
     def row_title(self, row: int) -> str:
         """The same, and what is unusual about it."""

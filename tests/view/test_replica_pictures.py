@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
@@ -130,6 +131,14 @@ def test_text_names_the_home_of_what_is_not_a_workers_own() -> None:
     assert "F0@1 or @1 or f of another replica" in ascii_legend(picture)
 
 
+def test_a_slow_message_names_its_workers() -> None:
+    slow = replace(CONDITIONS, paths={(2, 1): LinkState(0.05)})
+    timeline = simulate(lower(Schedule.parse(TEXT)), slow)
+    svg = drawing_svg(schedule_drawing("by hand", "", "", timeline, None, slow))
+    titles = [e.text or "" for e in ET.fromstring(svg).iter(f"{SVG}title")]
+    assert any("from worker 1.0 to 0.1" in title for title in titles)
+
+
 def test_in_a_terminal_the_text_has_the_homes_colour() -> None:
     red, green, blue = (int(group_colour(1)[i : i + 2], 16) for i in (1, 3, 5))
     painted = ascii_gantt(gantt(), 200, colour=True)
@@ -145,6 +154,12 @@ def test_page_and_trace_hold_the_same() -> None:
     events = chrome_trace({"a": gantt()})["traceEvents"]
     names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
     assert names[DEAD] == "worker 1.1, dead"
+    links = {e["name"] for e in events if e["ph"] == "b"}
+    assert links == {
+        f"link {one} to {other}"
+        for a, b in (("0.0", "0.1"), ("1.0", "0.1"), ("1.0", "2.1"), ("2.0", "2.1"))
+        for one, other in ((a, b), (b, a))
+    }
     homes = [e["args"]["home"] for e in events if e["ph"] == "X" and e["name"] == "F1@1"]
     assert homes == [1, 1]
 

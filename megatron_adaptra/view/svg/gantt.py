@@ -200,7 +200,8 @@ class _Picture:
         down = arrow.target > arrow.source
         sent, arrived = arrow.sent - self.begin, arrow.arrived - self.begin
         what = (
-            f"{arrow.label} from {self.gantt.row_name(arrow.source)} to {arrow.target}\n"
+            f"{arrow.label} from {self.gantt.row_name(arrow.source)} to "
+            f"{self.gantt.number(arrow.target)}\n"
             f"sent {ms(sent)}\nunder way {ms(arrived - sent)}"
         )
         return element(
