@@ -67,7 +67,7 @@ def given_of_replicas(args: argparse.Namespace) -> dict[str, Any]:
     for key in _LISTS:
         given = getattr(args, key)
         if given is not None:
-            out[key] = [word.strip() for text in given for word in text.split(",")]
+            out[key] = [word.strip(" ") for text in given for word in text.split(",")]
     return out
 
 
@@ -145,7 +145,7 @@ class _Taker:
             yield from given.items()
             return
         if isinstance(given, str):
-            given = [word.strip() for word in given.split(",")]
+            given = [word.strip(" ") for word in given.split(",")]
         for one in given if isinstance(given, (list, tuple)) else [given]:
             about, colon, value = one.partition(":") if isinstance(one, str) else (one, "", "")
             yield about, value if colon else None
@@ -173,9 +173,9 @@ class _Taker:
             text = repr(about)
         ends = f"replicas are 0 to {self.replicas - 1}, stages 0 to {stages - 1}"
         try:
-            if not isinstance(text, str) or len(text) > 20:
+            if not isinstance(text, str) or len(text) > 20 or not text.isascii():
                 raise BadInput(key, about, "")
-            worker = parse_worker(text.strip(), stages)
+            worker = parse_worker(text.strip(" "), stages)
             if worker >= stages * self.replicas:
                 raise BadInput(key, about, "")
         except (BadInput, ValueError):
@@ -186,7 +186,7 @@ class _Taker:
         times = value
         if isinstance(value, str):
             try:
-                times = number(value.strip().removesuffix("x"))
+                times = number(value.strip(" ").removesuffix("x"))
             except ValueError:
                 times = None
         if isinstance(times, bool) or not isinstance(times, (int, float)):
@@ -223,7 +223,7 @@ class _Taker:
 
     def path(self, known: LinkState, value: str) -> LinkState:
         """What is `known` of the link, with the rate, the delay or both that `value` names."""
-        key, parts = "slow_path", [part.strip() for part in value.split("+")]
+        key, parts = "slow_path", [part.strip(" ") for part in value.split("+")]
         rates = [part for part in parts if part.endswith("/s")]
         delays = [part for part in parts if not part.endswith("/s")]
         if len(rates) > 1 or len(delays) > 1:

@@ -45,11 +45,11 @@ def flag_cases():
                       "\udcff", "a\0b", ".", "/dev/stdin", "/proc/self/pagemap"],
         "--name": ["x", "", "\0"],
         "--replicas": ["", "-1", "1e9", LONG, "2.0", "٢"],
-        "--failed": ["1.2", "x", LONG, "1." + LONG, "1.2\n", "\udcff", "-1.0", "0x1.0"],
-        "--slow": ["1.2:2x", ":", "::", "1.2:", "0.1:1e400x", f"0.1:{LONG}x", f"{LONG}:2x"],
+        "--failed": ["x", LONG, "1." + LONG, "1.2\n", "\udcff", "-1.0", "0x1.0"],
+        "--slow": [":", "::", "1.2:", "0.1:1e400x", f"0.1:{LONG}x", f"{LONG}:2x"],
         "--slow-path": ["-", "1.1-0.2", "1.1--0.2:1ms", f"1.1-0.2:{LONG}", "1.1-0.2:1ms+", ">:"],
         "--slow-port": ["0.1:inf", "0.1:nanB/s", f"0.1:{LONG}B/s", "0.1:1e400B/s"],
-        "--worker-budget": ["0.1:inf", "0.1:-inf", f"0.1:{LONG}", "0.1:1e400B", "0.1:1\r"],
+        "--worker-budget": ["0.1:-inf", f"0.1:{LONG}", "0.1:1e400B", "0.1:1\r"],
         "--schedule": ["", "/nowhere", "/dev/zero", "/dev/null", ".", "a" * 5000],
     }.items():  # fmt: skip
         for word in words:
