@@ -16,7 +16,7 @@ AT_LEAST = "it has to be a whole number of at least 2"
         ("--failed 3.0", f"--failed '3.0': {WORKER}"),
         ("--failed 0.3", f"--failed '0.3': {WORKER}"),
         ("--failed 1", f"--failed '1': {WORKER}"),
-        ("--failed ١.1", f"--failed '٣.1': {WORKER}"),
+        ("--failed ١.1", f"--failed '١.1': {WORKER}"),
         ("--failed 1.2,1.2", "--failed '1.2': it is given twice"),
         ("--failed 1.2,01.2", "--failed '01.2': it is given twice"),
         ("--failed 1.2:2x", "--failed '1.2:2x': it has to be of the form W, where W is replica"),
