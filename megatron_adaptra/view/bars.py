@@ -110,7 +110,7 @@ class Gantt:
         finish: where the mark with the length stands, in seconds from the first start; None for the
             last end.
         shading: what shades of bars mean; None where there are none.
-        names: of the rows, where these are no numbers.
+        names: of the rows, after the noun; empty for their numbers.
     """
 
     noun: str
@@ -140,4 +140,8 @@ class Gantt:
 
     def row_name(self, row: int) -> str:
         """What stands beside that `row`."""
-        return f"{self.noun} {self.names[row] if self.names else row}"
+        return f"{self.noun} {self.short_name(row)}"
+
+    def short_name(self, row: int) -> str:
+        """The same of `row`, without the noun."""
+        return self.names[row] if self.names else str(row)

@@ -28,7 +28,7 @@ def chrome_trace(gantts: Mapping[str, Gantt]) -> dict[str, Any]:
         events += [_complete(pid, bar) for bar in gantt.bars]
         for i, arrow in enumerate(gantt.arrows):
             identity = f"{pid}.{i}"
-            events += _flight(pid, identity, arrow)
+            events += _flight(pid, identity, arrow, gantt)
             if arrow.joins is not None:
                 made, used = (gantt.bars[at] for at in arrow.joins)
                 events += _arrow(pid, identity, made, used)
@@ -59,9 +59,10 @@ def _complete(pid: int, bar: Bar) -> Event:
     }
 
 
-def _flight(pid: int, identity: str, arrow: Arrow) -> list[Event]:
+def _flight(pid: int, identity: str, arrow: Arrow, gantt: Gantt) -> list[Event]:
+    way = f"{gantt.short_name(arrow.source)} to {gantt.short_name(arrow.target)}"
     link = {
-        "name": f"link {arrow.source} to {arrow.target}",
+        "name": f"link {way}",
         "cat": "link",
         "id": identity,
         "pid": pid,
@@ -69,8 +70,7 @@ def _flight(pid: int, identity: str, arrow: Arrow) -> list[Event]:
     }
     bars = [(link, arrow.sent)]
     if arrow.posted is not None:
-        name = f"receives posted, {arrow.source} to {arrow.target}"
-        bars.append(({**link, "name": name, "cat": "posted"}, arrow.posted))
+        bars.append(({**link, "name": f"receives posted, {way}", "cat": "posted"}, arrow.posted))
     return [
         event
         for bar, begin in bars

@@ -15,7 +15,8 @@ from megatron_adaptra.view.svg.legend import legend_svg
 from megatron_adaptra.view.svg.parts import label, rule
 from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE
 
-LEFT, RIGHT = 62, 14  # room for the rows' names, and for the last tick's label
+LEFT, RIGHT = 62, 14  # least room for the rows' names, and for the last tick's label
+_LETTER = 6.6  # pixels of a letter of such a name
 _ALONE = (
     "svg{color:#1b2530;background:#fff}"
     "@media(prefers-color-scheme:dark){svg{color:#e3e9ef;background:#1a212a}}"
@@ -61,6 +62,8 @@ class _Picture:
         self.gantt, self.title, self.axis = gantt, title, axis
         self.begin, self.finish = gantt.begin, gantt.length
         self.width, self.row, self.alone = width, row, alone
+        longest = max((len(gantt.row_name(row)) for row in range(gantt.rows)), default=0)
+        self.left = max(LEFT, 10 + round(_LETTER * longest))
         self.seconds = seconds or gantt.makespan or 1.0
         self.gap = max(9, row * 2 // 3)
         self.top = 26 if self.title else 8
@@ -70,7 +73,7 @@ class _Picture:
 
     def x(self, seconds: float) -> float:
         """Where a time of the axis stands."""
-        return LEFT + seconds / self.seconds * (self.width - LEFT - RIGHT)
+        return self.left + seconds / self.seconds * (self.width - self.left - RIGHT)
 
     def y(self, row: int) -> int:
         return self.top + row * (self.row + self.gap)
@@ -83,7 +86,7 @@ class _Picture:
         parts += self.end()
         if self.alone:
             parts.insert(0, element("style", _ALONE))
-            parts += legend_svg(self.gantt, self.seconds, LEFT, self.height - 6)
+            parts += legend_svg(self.gantt, self.seconds, self.left, self.height - 6)
         return picture(parts, self.width, self.height, "gantt", margin=14 * self.alone)
 
     def grid(self) -> list[str]:
@@ -105,9 +108,9 @@ class _Picture:
         size = 12 if self.row >= 18 else 10
         for row in range(self.gantt.rows):
             middle = self.y(row) + self.row / 2 + size * 0.35
-            parts.append(label(self.gantt.row_name(row), LEFT - 10, middle, "end", size))
+            parts.append(label(self.gantt.row_name(row), self.left - 10, middle, "end", size))
         if not self.gantt.bars:
-            parts.append(label("nothing ran", LEFT, self.top + self.row / 2, "start", 12))
+            parts.append(label("nothing ran", self.left, self.top + self.row / 2, "start", 12))
         return parts
 
     def box(self, bar: Bar) -> str:
@@ -149,8 +152,9 @@ class _Picture:
         """From the sender's row to the receiver's, slanted by the time under way."""
         down = arrow.target > arrow.source
         sent, arrived = arrow.sent - self.begin, arrow.arrived - self.begin
+        target = self.gantt.short_name(arrow.target)
         what = (
-            f"{arrow.label} from {self.gantt.row_name(arrow.source)} to {arrow.target}\n"
+            f"{arrow.label} from {self.gantt.row_name(arrow.source)} to {target}\n"
             f"sent {ms(sent)}\nunder way {ms(arrived - sent)}"
         )
         return element(
