@@ -14,6 +14,7 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.routes import Routes
 
 ACTIVATION, GRADIENT, RECOMPUTED = "a", "g", "r"
+_MAKES = {Kind.F: ACTIVATION, Kind.B: GRADIENT, Kind.I: GRADIENT, Kind.R: RECOMPUTED}
 
 
 class Token(NamedTuple):
@@ -37,12 +38,7 @@ def maker(token: Token, routes: Routes) -> int:
 
 def makes(op: Op, worker: int, routes: Routes) -> Token | None:
     """The token that running `op` on `worker` produces."""
-    kind = {
-        Kind.F: ACTIVATION,
-        Kind.B: GRADIENT,
-        Kind.I: GRADIENT,
-        Kind.R: RECOMPUTED,
-    }.get(op.kind)
+    kind = _MAKES.get(op.kind)
     if kind is None:
         return None
     return Token(kind, position_of(op, worker, routes), op.microbatch, op.home)
@@ -54,18 +50,27 @@ def needs(op: Op, worker: int, routes: Routes, recomputed: bool = False) -> list
     `recomputed`: its microbatch has an R op on this worker.
     """
     here = position_of(op, worker, routes)
-    last = routes.positions - 1
-    microbatch, home = op.microbatch, op.home
-    if op.kind is Kind.F:
-        return [] if here == 0 else [Token(ACTIVATION, here - 1, microbatch, home)]
+    tokens = []
     if op.kind in (Kind.B, Kind.I):
-        own = Token(RECOMPUTED if recomputed else ACTIVATION, here, microbatch, home)
-        return [own] if here == last else [own, Token(GRADIENT, here + 1, microbatch, home)]
-    if op.kind is Kind.W:
-        return [Token(GRADIENT, here, microbatch, home)]
-    if op.kind is Kind.R:
-        return [Token(ACTIVATION, here, microbatch, home)]
-    return []
+        own = RECOMPUTED if recomputed else ACTIVATION
+        tokens.append(Token(own, here, op.microbatch, op.home))
+    elif op.kind is Kind.W:
+        tokens.append(Token(GRADIENT, here, op.microbatch, op.home))
+    elif op.kind is Kind.R:
+        tokens.append(Token(ACTIVATION, here, op.microbatch, op.home))
+    came = _next_to(op, here, routes)
+    if came is not None:
+        tokens.append(came)
+    return tokens
+
+
+def _next_to(op: Op, here: int, routes: Routes) -> Token | None:
+    """What `op` needs of the position before its own, `here`, or after it."""
+    if op.kind is Kind.F and here > 0:
+        return Token(ACTIVATION, here - 1, op.microbatch, op.home)
+    if op.kind in (Kind.B, Kind.I) and here < routes.positions - 1:
+        return Token(GRADIENT, here + 1, op.microbatch, op.home)
+    return None
 
 
 def recomputed_of(line: Iterable[Op]) -> set[tuple[int, int, int | None]]:
@@ -75,11 +80,8 @@ def recomputed_of(line: Iterable[Op]) -> set[tuple[int, int, int | None]]:
 
 def remote_need(op: Op, worker: int, routes: Routes) -> Token | None:
     """The one token that `op` gets from another worker, if any, when `worker` runs it."""
-    here = position_of(op, worker, routes)
-    for token in needs(op, worker, routes):
-        if token.position != here and maker(token, routes) != worker:
-            return token
-    return None
+    token = _next_to(op, position_of(op, worker, routes), routes)
+    return None if token is None or maker(token, routes) == worker else token
 
 
 def carried(op: Op, worker: int, routes: Routes) -> Token | None:
