@@ -7,8 +7,9 @@ a transport can be). A program that passes both cannot hang for its order, whate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import count
 
 from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.complete import check_complete, grid
@@ -22,14 +23,8 @@ _SENDS = (Kind.SEND_F, Kind.SEND_B)
 _FACTS = 3  # of each token: it is made, it is sent, its receive is posted
 _MADE, _SENT, _POSTED = range(_FACTS)
 _NOTHING = -_FACTS  # the fact that a W brings about, of no token: nobody waits for it
-
-
-class _Rule(NamedTuple):
-    """An op: facts `needed`, those by which a send is `held` as well, and the one that it makes."""
-
-    needed: list[int]
-    held: list[int]
-    fact: int
+# Of an op: what it needs, what holds it as well where it is a send, what it brings about.
+_Rule = tuple[list[int], list[int], int]
 
 
 def check(program: Program, budget: Sequence[float] = ()) -> None:
@@ -43,7 +38,7 @@ def check(program: Program, budget: Sequence[float] = ()) -> None:
         allowed = f"it has to be one value per {what}, {len(program.order)} in all"
         raise BadInput("budget", list(budget), allowed)
     check_complete(program)
-    numbers: dict[Token, int] = {}
+    numbers = defaultdict[Token, int](count(step=_FACTS).__next__)
     rules = [_rules(program, worker, numbers) for worker in range(len(program.order))]
     _check_messages(program, rules)
     for sends in SENDS:
@@ -62,10 +57,10 @@ def check(program: Program, budget: Sequence[float] = ()) -> None:
 def _check_messages(program: Program, rules: list[list[_Rule]]) -> None:
     """Sends and posts pair up; their order is for `_check_progress`, as tags match messages."""
     stands = {
-        rule.fact: (worker, i)
+        fact: (worker, i)
         for worker, line in enumerate(rules)
-        for i, rule in enumerate(line)
-        if rule.fact % _FACTS != _MADE
+        for i, (_, _, fact) in enumerate(line)
+        if fact % _FACTS != _MADE
     }
     for fact, other, what in (
         (_SENT, _POSTED, "has no posted receive"),
@@ -104,15 +99,11 @@ def _check_progress(program: Program, sends: str, rules: list[list[_Rule]]) -> N
         )
 
 
-def _rules(program: Program, worker: int, numbers: dict[Token, int]) -> list[_Rule]:
+def _rules(program: Program, worker: int, numbers: Mapping[Token, int]) -> list[_Rule]:
     """The ops of one worker as the facts that they wait for and bring about.
 
-    Each token gets its number in `numbers` when it comes up first.
+    `numbers`: the first fact of each token, given when it comes up first.
     """
-
-    def fact(what: int, token: Token) -> int:
-        return _FACTS * numbers.setdefault(token, len(numbers)) + what
-
     routes, line = program.routes, program.order[worker]
     recomputed = recomputed_of(line)
     rules: list[_Rule] = []
@@ -121,15 +112,16 @@ def _rules(program: Program, worker: int, numbers: dict[Token, int]) -> list[_Ru
         if token is None:
             needed = []
             for need in needs(op, worker, routes, op[1:] in recomputed):
+                first = numbers[need]
                 if maker(need, routes) == worker:
-                    needed.append(fact(_MADE, need))
+                    needed.append(first + _MADE)
                 else:
-                    needed += [fact(_SENT, need), fact(_POSTED, need)]
+                    needed += first + _SENT, first + _POSTED
             out = makes(op, worker, routes)
-            rules.append(_Rule(needed, [], _NOTHING if out is None else fact(_MADE, out)))
+            rules.append((needed, [], _NOTHING if out is None else numbers[out] + _MADE))
         elif op.kind in _SENDS:
-            posted = [fact(_POSTED, token)]
-            rules.append(_Rule([fact(_MADE, token)], posted, fact(_SENT, token)))
+            first = numbers[token]
+            rules.append(([first + _MADE], [first + _POSTED], first + _SENT))
         else:
-            rules.append(_Rule([], [], fact(_POSTED, token)))
+            rules.append(([], [], numbers[token] + _POSTED))
     return rules

@@ -69,27 +69,25 @@ def grid(program: Program, marks: dict[int, int], what: str) -> str:
 def _check_ops(program: Program, worker: int) -> None:
     """No op stands twice on a worker, and each is of a microbatch that there is."""
     line, where = program.order[worker], program.routes.name(worker)
+    microbatches, chunks = range(program.microbatches), range(program.chunks)
+    homes = (None,) if program.replicas == 1 else range(program.replicas)
     for i, (op, count) in enumerate(Counter(line).items()):
         if count > 1:
             raise ScheduleError(
                 f"{op} stands {count} times on {where}\n"
                 + grid(program, {worker: len(line) - 1 - line[::-1].index(op)}, "is repeated")
             )
-        if not (0 <= op.microbatch < program.microbatches and 0 <= op.chunk < program.chunks):
+        if op.microbatch not in microbatches or op.chunk not in chunks:
             raise ScheduleError(
                 f"{op} on {where}: microbatches are 0 to {program.microbatches - 1}, "
                 f"chunks 0 to {program.chunks - 1}\n" + grid(program, {worker: i}, "does not exist")
             )
-        if not _has_home(op, program.replicas):
-            homes = f"ops of {program.replicas} replicas have a home, 0 to {program.replicas - 1}"
-            homes = homes if program.replicas > 1 else "ops of one replica have no home"
+        if op.home not in homes:
+            allowed = f"ops of {program.replicas} replicas have a home, 0 to {program.replicas - 1}"
+            allowed = allowed if program.replicas > 1 else "ops of one replica have no home"
             raise ScheduleError(
-                f"{op} on {where}: {homes}\n" + grid(program, {worker: i}, "has a wrong home")
+                f"{op} on {where}: {allowed}\n" + grid(program, {worker: i}, "has a wrong home")
             )
-
-
-def _has_home(op: Op, replicas: int) -> bool:
-    return op.home is None if replicas == 1 else op.home is not None and op.home < replicas
 
 
 def _name(mine: _Mine, program: Program) -> str:

@@ -16,6 +16,7 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.traffic import Flow, Work, traffic_of
 
 Link = tuple[int, int]
+_NEVER = -1
 Traffic = Sequence[Sequence[Work]]  # per worker
 
 
@@ -117,12 +118,13 @@ def _run(traffic: Traffic, place: dict[Token, int]) -> dict[Flow, int]:
     while ready:
         worker = ready.pop()
         for work in traffic[worker][at[worker] :]:
-            missing = next((token for token in work.needs if token not in made), None)
-            if missing is not None:
+            start = [made.get(token, _NEVER) for token in work.needs]
+            if _NEVER in start:
+                missing = work.needs[start.index(_NEVER)]
                 waiting.setdefault(missing, []).append(worker)
                 break
             # What is made in a unit of time can be used in the next.
-            end = now[worker] = 1 + max([now[worker], *(made[token] for token in work.needs)])
+            end = now[worker] = 1 + max(now[worker], *start, 0)
             at[worker] += 1
             if work.used is not None:
                 used.setdefault(work.used, []).append(end)
