@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import product
 
 from megatron_adaptra.errors import ScheduleError
-from megatron_adaptra.ir.op import COMPUTE, Kind, Op
+from megatron_adaptra.ir.op import COMPUTE, Kind
 from megatron_adaptra.ir.program import Program
 
 _WHOLE = {Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}

@@ -15,6 +15,13 @@ from megatron_adaptra.ir.routes import Routes
 
 ACTIVATION, GRADIENT, RECOMPUTED = "a", "g", "r"
 _MAKES = {Kind.F: ACTIVATION, Kind.B: GRADIENT, Kind.I: GRADIENT, Kind.R: RECOMPUTED}
+# What a send or a post moves, and how far from its own position that is made.
+_CARRIES = {
+    Kind.SEND_F: (ACTIVATION, 0),
+    Kind.SEND_B: (GRADIENT, 0),
+    Kind.POST_F: (ACTIVATION, -1),
+    Kind.POST_B: (GRADIENT, 1),
+}
 
 
 class Token(NamedTuple):
@@ -86,25 +93,23 @@ def remote_need(op: Op, worker: int, routes: Routes) -> Token | None:
 
 def carried(op: Op, worker: int, routes: Routes) -> Token | None:
     """The token that a send or a post of `worker` moves."""
-    here = position_of(op, worker, routes)
-    if op.kind is Kind.SEND_F:
-        return Token(ACTIVATION, here, op.microbatch, op.home)
-    if op.kind is Kind.SEND_B:
-        return Token(GRADIENT, here, op.microbatch, op.home)
-    if op.kind is Kind.POST_F:
-        return Token(ACTIVATION, here - 1, op.microbatch, op.home)
-    if op.kind is Kind.POST_B:
-        return Token(GRADIENT, here + 1, op.microbatch, op.home)
+    carries = _CARRIES.get(op.kind)
+    if carries is None:
+        return None
+    kind, apart = carries
+    return Token(kind, position_of(op, worker, routes) + apart, op.microbatch, op.home)
+
+
+def user(token: Token, routes: Routes) -> int | None:
+    """The worker that runs the next op of the microbatch with a token, if there is one."""
+    if token.kind == ACTIVATION and token.position < routes.positions - 1:
+        return routes.worker(token.position + 1, token.microbatch, token.home)
+    if token.kind == GRADIENT and token.position > 0:
+        return routes.worker(token.position - 1, token.microbatch, token.home)
     return None
 
 
 def consumer(token: Token, routes: Routes) -> int | None:
     """The other worker that a token is sent to, if any."""
-    if token.kind == ACTIVATION and token.position < routes.positions - 1:
-        position = token.position + 1
-    elif token.kind == GRADIENT and token.position > 0:
-        position = token.position - 1
-    else:
-        return None
-    user = routes.worker(position, token.microbatch, token.home)
-    return None if user == maker(token, routes) else user
+    to = user(token, routes)
+    return None if to == maker(token, routes) else to
