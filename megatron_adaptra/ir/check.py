@@ -13,7 +13,7 @@ from itertools import count
 
 from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.complete import check_complete, grid
-from megatron_adaptra.ir.deps import Token, carried, maker, makes, needs, recomputed_of
+from megatron_adaptra.ir.deps import Token, carried, maker, makes, needs, recomputed_of, user
 from megatron_adaptra.ir.in_flight import in_flight
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program
@@ -102,12 +102,13 @@ def _check_progress(program: Program, sends: str, rules: list[list[_Rule]]) -> N
 def _rules(program: Program, worker: int, numbers: Mapping[Token, int]) -> list[_Rule]:
     """The ops of one worker as the facts that they wait for and bring about.
 
-    `numbers`: the first fact of each token, given when it comes up first.
+    `numbers`: the first fact of each token, given when it comes up first. Raises ScheduleError for
+    a send or a post of another worker's.
     """
     routes, line = program.routes, program.order[worker]
     recomputed = recomputed_of(line)
     rules: list[_Rule] = []
-    for op in line:
+    for i, op in enumerate(line):
         token = carried(op, worker, routes)
         if token is None:
             needed = []
@@ -119,7 +120,15 @@ def _rules(program: Program, worker: int, numbers: Mapping[Token, int]) -> list[
                     needed += first + _SENT, first + _POSTED
             out = makes(op, worker, routes)
             rules.append((needed, [], _NOTHING if out is None else numbers[out] + _MADE))
-        elif op.kind in _SENDS:
+            continue
+        end, what = maker(token, routes), "sends what another worker makes"
+        if op.kind not in _SENDS:
+            end, what = user(token, routes), "awaits what another worker uses"
+        if end != worker:
+            raise ScheduleError(
+                f"{op} of {routes.name(worker)} {what}\n" + grid(program, {worker: i}, what)
+            )
+        if op.kind in _SENDS:
             first = numbers[token]
             rules.append(([first + _MADE], [first + _POSTED], first + _SENT))
         else:

@@ -267,10 +267,25 @@ def test_a_cycle_between_replicas_under_any_sends():
     assert text.count("cannot run") == 4
 
 
-def test_a_message_to_a_worker_that_does_not_expect_it():
-    """What runs it has moved, but its receive is posted where it was before."""
+@pytest.mark.parametrize(
+    ("op", "words"),
+    [
+        ("PB1@1", "PB1@1 of worker 1.0 awaits what another worker uses"),
+        ("SF1@1", "SF1@1 of worker 1.0 sends what another worker makes"),
+    ],
+)
+def test_a_message_of_a_worker_that_does_not_run_its_op(op, words):
+    """Its microbatch has moved from 1.0 to 0.0, the send or the receive has not."""
     good = lower(two(*GOOD, count=2))
     lines = [list(line) for line in good.order]
-    lines[0].remove(Op(Kind.POST_B, 1, 0, 1))
-    with pytest.raises(ScheduleError, match=r"SB1@1 of worker 1\.1 has no posted receive"):
-        check(Program(tuple(map(tuple, lines)), 2, 1, good.ahead, 2))
+    lines[0].remove(Op.parse(op))
+
+    def refused() -> str:
+        with pytest.raises(ScheduleError) as caught:
+            check(Program(tuple(map(tuple, lines)), 2, 1, good.ahead, 2))
+        return str(caught.value)
+
+    assert "has no posted receive" in refused() or "awaits what nobody sends" in refused()
+    lines[2].append(Op.parse(op))
+    assert refused().startswith(words)
+    assert f"[{op}]" in refused()
