@@ -121,14 +121,13 @@ def _rules(program: Program, worker: int, numbers: Mapping[Token, int]) -> list[
             out = makes(op, worker, routes)
             rules.append((needed, [], _NOTHING if out is None else numbers[out] + _MADE))
             continue
-        end, what = maker(token, routes), "sends what another worker makes"
-        if op.kind not in _SENDS:
-            end, what = user(token, routes), "awaits what another worker uses"
-        if end != worker:
+        sends = op.kind in _SENDS
+        if (maker if sends else user)(token, routes) != worker:
+            what = f"{'sends' if sends else 'awaits'} what another worker runs"
             raise ScheduleError(
                 f"{op} of {routes.name(worker)} {what}\n" + grid(program, {worker: i}, what)
             )
-        if op.kind in _SENDS:
+        if sends:
             first = numbers[token]
             rules.append(([first + _MADE], [first + _POSTED], first + _SENT))
         else:

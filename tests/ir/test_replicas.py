@@ -270,8 +270,8 @@ def test_a_cycle_between_replicas_under_any_sends():
 @pytest.mark.parametrize(
     ("op", "words"),
     [
-        ("PB1@1", "PB1@1 of worker 1.0 awaits what another worker uses"),
-        ("SF1@1", "SF1@1 of worker 1.0 sends what another worker makes"),
+        ("PB1@1", "PB1@1 of worker 1.0 awaits what another worker runs"),
+        ("SF1@1", "SF1@1 of worker 1.0 sends what another worker runs"),
     ],
 )
 def test_a_message_of_a_worker_that_does_not_run_its_op(op, words):
