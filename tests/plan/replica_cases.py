@@ -2,7 +2,7 @@
 
 Figures of docs/evidence/planner.md are made by
 
-    python tests/plan/replica_cases.py [FIRST SEED] [CASES] [SECONDS PER CASE]
+    python tests/plan/replica_cases.py [FIRST SEED] [CASES] [OPS PER PLAN]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from replica_exact import ReplicaOptimum, solve_replicas
 
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.reroute import ReplicaPlan, plan_replicas
+from megatron_adaptra.plan.reroute import OPS, ReplicaPlan, plan_replicas
 
 
 def small_job(seed: int) -> ReplicaConditions:
@@ -68,25 +68,26 @@ class Case(NamedTuple):
     optimum: ReplicaOptimum
 
 
-def cases(first: int, count: int, seconds: float = 20.0) -> Iterator[Case]:
+def cases(first: int, count: int, ops: int = OPS, seconds: float = 20.0) -> Iterator[Case]:
     """The jobs with so many seeds from the `first` on.
 
     Args:
         first: seed.
         count: of them.
+        ops: that the planner may schedule for each.
         seconds: that the solver may take for each, by its own count.
     """
     for seed in range(first, first + count):
         c = small_job(seed)
-        plan = plan_replicas(c)
+        plan = plan_replicas(c, ops=ops)
         yield Case(seed, plan, solve_replicas(c, plan.schedule, seconds))
 
 
-def main(first: int = 0, count: int = 200, seconds: float = 20.0) -> None:
+def main(first: int = 0, count: int = 200, ops: int = OPS) -> None:
     """Print one line per job, and what they come to."""
     solved, optimal, tight, gaps = 0, 0, 0, []
     began = time.perf_counter()
-    for seed, plan, best in cases(first, count, seconds):
+    for seed, plan, best in cases(first, count, ops):
         took, began = time.perf_counter() - began, time.perf_counter()
         gap = plan.predicted / best.bound - 1
         note = "" if best.proven else "  not proven"
@@ -109,4 +110,4 @@ def main(first: int = 0, count: int = 200, seconds: float = 20.0) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:3]), *map(float, sys.argv[3:4]))
+    main(*map(int, sys.argv[1:4]))
