@@ -203,7 +203,7 @@ class _Run:
             unit = self.turns[heappop(backwards)]
             return self.start(worker, _BACKWARD, unit, jobs.backward[worker], now, limit)
         coming = self.coming[worker]
-        while coming and coming[0] <= now:
+        while coming and coming[0] <= now + jobs.eps:  # as `run` takes it for arrived
             heappop(coming)
         gradient = coming[0] - now if coming else math.inf
         if fits and gradient >= self.forward_gap[worker]:
