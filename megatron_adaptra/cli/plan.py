@@ -18,6 +18,7 @@ from megatron_adaptra.cli.plugin import (
     flags_of_plan,
     kept_in_words,
 )
+from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import unlimited_bound
 from megatron_adaptra.plan import Plan
@@ -35,6 +36,11 @@ def add_parser(subparsers: Any) -> None:
     )
     add_policy(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="with --replicas: what each move gains, and what it costs in memory and messages",
+    )
     add_job(parser)
     add_planning(parser)
     parser.set_defaults(run=run)
@@ -43,6 +49,12 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan, prove that the plan can run, and print it; the exit status."""
     job = job_of(args)
+    if job.replicas is not None:
+        from megatron_adaptra.cli.replica_plan import run_replicas
+
+        return run_replicas(args, job)
+    if args.explain:
+        raise BadInput("--explain", True, "it compares moves between replicas; give --replicas")
     conditions = job.conditions
     with progress("planning", lines=True) as at:
         at(f"1 of 3, policy {args.policy}")
