@@ -121,8 +121,9 @@ class AdaptraConfig:
         "native",
         "how data-parallel ranks reduce their gradients (plain DDP on the CPU): native, as "
         "Megatron does; direct, each piece at an owner, in the order of ranks, where a late rank "
-        "owns nothing; stragglar, for one late rank of at least 4, in rounds after it arrives",
-        choices=ALLREDUCES,
+        "owns nothing; stragglar, for one late rank of at least 4, in rounds after it arrives; or "
+        "a file with a collective plan, as adaptra draw --allreduce writes it",
+        metavar="HOW",
     )
     late_ranks: str = _setting(
         "",
@@ -185,6 +186,11 @@ class AdaptraConfig:
         late: Any = self.late_ranks
         if isinstance(late, int) and not isinstance(late, bool):  # YAML's number
             object.__setattr__(self, "late_ranks", str(late))
+        if not isinstance(self.allreduce, str) or not self.allreduce:
+            allowed = f"it has to be one of {', '.join(ALLREDUCES)}, or a file with a plan"
+            raise BadInput("allreduce", self.allreduce, allowed)
+        if self.late and self.allreduce not in ALLREDUCES:
+            raise BadInput("late_ranks", late, f"the plan in {self.allreduce} says who does what")
         if self.late and self.allreduce == "native":
             raise BadInput(
                 "late_ranks", late, "native waits for all; use --adaptra-allreduce direct"

@@ -26,12 +26,14 @@ settings.register_profile(
 settings.register_profile("the same", settings.get_profile("adaptra"), derandomize=True)
 
 # Tests of one of these files share trainings, or a machine; in test_schedules.py those of a layout.
+# With --quick all that train are of one process, and so forks of one zygote.
 # They are started in this order: those that take longest first.
 SHARING = (
     "soft_roce/test_verbs.py", "adapter/test_executor_training.py",
     "fake_cuda/test_fake_adaptation.py", "fake_cuda/test_fake_trainings.py",
     "adapter/test_iteration_end.py", "adapter/test_pretrain.py", "adapter/test_law.py",
     "adapter/test_schedules.py", "launch/test_documented_commands.py",
+    "adapter/test_gradients.py", "test_zygote.py", "runtime/test_ddp_hook.py",
 )  # fmt: skip
 
 
@@ -85,6 +87,17 @@ def started(nodeid: str) -> int:
     return next((turn for turn, file in enumerate(SHARING) if path.endswith(file)), len(SHARING))
 
 
+def scope(nodeid: str, quick: bool) -> str:
+    """What goes to one process together."""
+    path, _, name = nodeid.partition("::")
+    if quick and ("adapter/" in path or path.endswith("test_zygote.py")):
+        return "trainings"
+    if not path.endswith(SHARING):
+        return nodeid
+    layout = name.partition("[")[2].partition(" ")[0]
+    return f"{path} {layout}" if path.endswith("test_schedules.py") else path
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Tests that share trainings go to one process; all others wherever there is time.
@@ -95,11 +108,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            path, _, name = nodeid.partition("::")
-            if not path.endswith(SHARING):
-                return nodeid
-            layout = name.partition("[")[2].partition(" ")[0]
-            return f"{path} {layout}" if path.endswith("test_schedules.py") else path
+            return scope(nodeid, config.getoption("--quick"))
 
     config.option.loadscopereorder = False  # not by how many they are
     return Scheduling(config, log)

@@ -102,6 +102,14 @@ def test_late_ranks_that_are_none(text):
     assert f"--adaptra-late-ranks '{text}': it has to be ranks of" in refusal(config, *flags)
 
 
+def test_a_plan_in_a_file_says_who_is_late(file):
+    text = refusal(config, "--adaptra-allreduce", "plan.txt", "--adaptra-late-ranks", "1")
+    assert text == "--adaptra-late-ranks '1': the plan in plan.txt says who does what"
+    text = refusal(config, "--adaptra-allreduce", "")
+    assert text.startswith("--adaptra-allreduce '': it has to be one of native, direct, stragglar,")
+    assert "allreduce 5: it has to" in refusal(config, "--adaptra-config", file("allreduce: 5"))
+
+
 def test_late_ranks_in_yaml(file):
     read = config("--adaptra-config", file("allreduce: direct\nlate_ranks: 2\n"))
     assert read.late == (2,)

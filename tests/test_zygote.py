@@ -64,10 +64,11 @@ def test_a_rank_that_does_not_end_is_named_and_ended(zygote: Zygote, tmp_path: P
     assert done.texts == ("well\n",)
 
 
-def test_nothing_outlives_a_zygote(tmp_path: Path) -> None:
-    with Zygote() as mortal:
-        mortal.run(tmp_path, [script(tmp_path, "print('well')")])
-        process = mortal._process
-        assert process is not None
-        assert process.pid in living("zygote.py")
+def test_nothing_outlives_a_zygote(zygote: Zygote, tmp_path: Path) -> None:
+    """The last test here: one that comes after it starts the zygote anew."""
+    zygote.run(tmp_path, [script(tmp_path, "print('well')")])
+    process = zygote._process
+    assert process is not None
+    assert process.pid in living("zygote.py")
+    zygote.end()
     assert process.pid not in living("zygote.py")

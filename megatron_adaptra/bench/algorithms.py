@@ -12,7 +12,7 @@ from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
 from megatron_adaptra.plan.collectives.ring import ring
 from megatron_adaptra.plan.collectives.stragglar import CHUNKS, stragglar
 
-_PIECE = 1.5e-3  # seconds of a port that a piece takes: shorter ones cost more than they overlap
+_PIECE = 1.9e-3  # seconds of a port that a piece takes: shorter ones cost more than they overlap
 _LOCAL_PIECE = 256 << 10  # bytes of a piece where no port is slow
 _MOST_PIECES = 64
 

@@ -1,4 +1,4 @@
-"""`adaptra draw`: a schedule as text, SVG, PNG, page or Chrome trace."""
+"""`adaptra draw`: a schedule, or an all-reduce, as text, SVG, PNG, page or Chrome trace."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from megatron_adaptra.cli.draw_allreduce import add_allreduce, allreduce_drawing, refuse_others
 from megatron_adaptra.cli.job import add_job, in_words, title_of
 from megatron_adaptra.cli.output import console, print_json, progress, say, write, writing
 from megatron_adaptra.cli.planning import add_planning
@@ -35,8 +36,9 @@ from megatron_adaptra.view.drawing import (
 from megatron_adaptra.view.png import no_matplotlib
 from megatron_adaptra.view.schedule_drawing import schedule_drawing
 
-SUFFIX = {"ascii": ".txt", "svg": ".svg", "png": ".png", "html": ".html", "trace": ".trace.json"}
-_OF_SUFFIX = {".txt": "ascii", ".svg": "svg", ".png": "png", ".html": "html", ".json": "trace"}
+PICTURES = {"ascii": ".txt", "svg": ".svg", "png": ".png", "html": ".html", "trace": ".trace.json"}
+SUFFIX = {**PICTURES, "plan": ".plan"}  # the text form of what is drawn
+_OF_SUFFIX = {"." + suffix.rpartition(".")[2]: kind for kind, suffix in SUFFIX.items()}
 _EQUAL = {"forward_ms": 1.0, "backward_input_ms": 1.0, "backward_weight_ms": 1.0}
 _NARROWEST, _WIDEST = 300, 20_000  # pixels
 _TEXT_WIDTH = 120  # characters, where there is no terminal
@@ -47,17 +49,18 @@ def add_parser(subparsers: Any) -> None:
     formats = ",".join(SUFFIX)
     parser = subparsers.add_parser(
         "draw",
-        help="a picture of a schedule: text, SVG, PNG, HTML or Chrome trace",
-        description="Draw one iteration of a schedule, as the simulator predicts it. Without "
-        "--out, to the terminal. A trace opens in ui.perfetto.dev. A --schedule that comes with "
-        "no times is drawn with all ops equally long.",
+        help="a picture of a schedule or an all-reduce: text, SVG, PNG, HTML or Chrome trace",
+        description="Draw one iteration of a schedule, or an all-reduce, as the simulator predicts "
+        "it. Without --out, to the terminal. A trace opens in ui.perfetto.dev; a plan is the text "
+        "form of what is drawn, for --schedule or --allreduce. A --schedule that comes with no "
+        "times is drawn with all ops equally long.",
         allow_abbrev=False,
     )
     add_source(parser)
     parser.add_argument(
         "--format",
         metavar="F,...",
-        help=f"some of {formats} (default: as the name of --out ends; else ascii, or all of them "
+        help=f"some of {formats} (default: as the name of --out ends; else ascii, or all pictures "
         "for a folder)",
     )
     parser.add_argument("--out", metavar="PATH", help="a file, or a folder for several formats")
@@ -70,6 +73,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print times and messages as JSON")
     add_job(parser)
     add_planning(parser)
+    add_allreduce(parser)
     parser.set_defaults(run=run)
 
 
@@ -84,37 +88,17 @@ def run(args: argparse.Namespace) -> int:
     if args.width is not None and not least <= args.width <= _WIDEST:
         allowed = f"it has to be from {least} to {_WIDEST}"
         raise BadInput("--width", args.width, allowed)
-    equal = _no_times(args)
-    described, schedule = sourced(args, _EQUAL if equal else None)
-    conditions, several = described.conditions, described.replicas
+    refuse_others(args)
     with progress("planning", lines=True):
-        plan: Plan | ReplicaPlan
-        if several is None:
-            plan = plan_from(args, described, schedule)
-        else:
-            plan = replica_plan_from(args, described, schedule)
-    name, why = plan.schedule.policy or "schedule", plan.schedule.why
-    if several is not None:
-        why = loads_in_words(plan.schedule) or why
-    job = ": ".join(filter(None, (title_of(args), in_words(conditions, several))))
-    job += ", all ops equally long" * equal
-    timeline = replace(plan.timeline, name=name)
-    drawing = schedule_drawing(name, job, why, timeline, plan.lower_bound, several)
-    files = _files(args, formats, in_folder, name) if out is not None else {}
-    missing = [kind for kind, path in files.items() if not _write(drawing, kind, path, args.width)]
+        drawn = _allreduce(args) if args.allreduce is not None else _schedule(args)
+    drawing = drawn.drawing
+    files = _files(args, formats, in_folder, drawing.name) if out is not None else {}
+    missing = [kind for kind, path in files.items() if not _write(drawn, kind, path, args.width)]
     if args.json:
-        print_json(
-            {
-                "policy": plan.schedule.policy,
-                "why": why,
-                "predicted_ms": 1e3 * plan.predicted,
-                "lower_bound_ms": 1e3 * plan.lower_bound,
-                "timeline": plan.timeline.to_json(),
-                "files": {k: str(path) for k, path in files.items() if k not in missing},
-            }
-        )
+        written = {kind: str(path) for kind, path in files.items() if kind not in missing}
+        print_json({**drawn.data, "files": written})
     elif out is None:
-        _print(drawing, formats[0], args.width)
+        _print(drawn, formats[0], args.width)
     else:
         for kind, path in files.items():
             if kind not in missing:
@@ -122,6 +106,45 @@ def run(args: argparse.Namespace) -> int:
     if missing:
         raise no_matplotlib()
     return 0
+
+
+class _Drawn(NamedTuple):
+    """A picture, the text form of what it shows, and what --json prints of it."""
+
+    drawing: Drawing
+    text: str
+    data: Mapping[str, Any]
+
+
+def _schedule(args: argparse.Namespace) -> _Drawn:
+    equal = _no_times(args)
+    described, schedule = sourced(args, _EQUAL if equal else None)
+    conditions, several = described.conditions, described.replicas
+    plan: Plan | ReplicaPlan
+    if several is None:
+        plan = plan_from(args, described, schedule)
+    else:
+        plan = replica_plan_from(args, described, schedule)
+    name, why = plan.schedule.policy or "schedule", plan.schedule.why
+    if several is not None:
+        why = loads_in_words(plan.schedule) or why
+    job = ": ".join(filter(None, (title_of(args), in_words(conditions, several))))
+    job += ", all ops equally long" * equal
+    timeline = replace(plan.timeline, name=name)
+    drawing = schedule_drawing(name, job, why, timeline, plan.lower_bound, several)
+    data = {
+        "policy": plan.schedule.policy,
+        "why": why,
+        "predicted_ms": 1e3 * plan.predicted,
+        "lower_bound_ms": 1e3 * plan.lower_bound,
+        "timeline": plan.timeline.to_json(),
+    }
+    return _Drawn(drawing, plan.schedule.text(), data)
+
+
+def _allreduce(args: argparse.Namespace) -> _Drawn:
+    drawing, plan, data = allreduce_drawing(args)
+    return _Drawn(drawing, plan.text(), data)
 
 
 def targets(formats: Sequence[str], out: str | None) -> tuple[list[str], bool]:
@@ -141,7 +164,7 @@ def targets(formats: Sequence[str], out: str | None) -> tuple[list[str], bool]:
         return chosen or ["ascii"], False
     suffix = Path(out).suffix
     if Path(out).is_dir() or out.endswith(os.sep) or not suffix:
-        return chosen or list(SUFFIX), True
+        return chosen or list(PICTURES), True
     if len(chosen) > 1:
         raise BadInput("--out", out, "it has to be a folder, for several formats")
     if not chosen and suffix not in _OF_SUFFIX:
@@ -162,9 +185,9 @@ def _files(
         name = re.sub(r"[^A-Za-z0-9_.]+", "-", policy).strip("-.")[:64] or "schedule"
         return {kind: folder / (name + SUFFIX[kind]) for kind in formats}
     out = Path(args.out)
-    for flag in ("schedule", "profile"):
+    for flag in ("schedule", "profile", "allreduce"):
         given = getattr(args, flag)
-        if given and out.exists() and out.samefile(given):
+        if given and out.exists() and Path(given).exists() and out.samefile(given):
             raise BadFile("--out", out, f"it is the file of --{flag}; name another one")
     return dict.fromkeys(formats, out)
 
@@ -175,7 +198,10 @@ def _no_times(args: argparse.Namespace) -> bool:
     return bool(args.schedule and not args.profile) and all(vars(args)[k] is None for k in times)
 
 
-def _text(drawing: Drawing, kind: str, width: int | None) -> str:
+def _text(drawn: _Drawn, kind: str, width: int | None) -> str:
+    drawing = drawn.drawing
+    if kind == "plan":
+        return drawn.text
     if kind == "svg":
         return drawing_svg(drawing, width or WIDTH)
     if kind == "html":
@@ -190,23 +216,23 @@ def _ascii(drawing: Drawing, width: int, colour: bool = False) -> str:
     return f"{drawing.job}\n{rows}\n{ascii_legend(drawing.gantt, colour)}\n"
 
 
-def _write(drawing: Drawing, kind: str, path: Path, width: int | None) -> bool:
+def _write(drawn: _Drawn, kind: str, path: Path, width: int | None) -> bool:
     """Whether it could be drawn; matplotlib is an extra."""
     if kind != "png":
-        write(path, _text(drawing, kind, width))
+        write(path, _text(drawn, kind, width))
         return True
     try:
         with writing(path) as file:
-            drawing_png(drawing, file)
+            drawing_png(drawn.drawing, file)
     except ImportError:
         return False
     return True
 
 
-def _print(drawing: Drawing, kind: str, width: int | None) -> None:
+def _print(drawn: _Drawn, kind: str, width: int | None) -> None:
     """A picture in text is as wide as the terminal, and in colour if that can show some."""
     if kind != "ascii":
-        print(_text(drawing, kind, width), end="")
+        print(_text(drawn, kind, width), end="")
         return
     from rich.text import Text
 
@@ -214,6 +240,8 @@ def _print(drawing: Drawing, kind: str, width: int | None) -> None:
     terminal = shutil.get_terminal_size((_TEXT_WIDTH, 24)).columns
     wide = width or min(max(LEAST_WIDTH, terminal), _WIDEST)
     if screen.is_terminal and screen.color_system and not screen.no_color:
-        screen.print(Text.from_ansi(_ascii(drawing, wide, colour=True)), soft_wrap=True, end="")
+        screen.print(
+            Text.from_ansi(_ascii(drawn.drawing, wide, colour=True)), soft_wrap=True, end=""
+        )
     else:
-        print(_ascii(drawing, wide), end="")
+        print(_ascii(drawn.drawing, wide), end="")

@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
             idle = "on" if lab.tcp["slow_start_after_idle"] else "off"
             how = (
                 f"ports are shaped by the kernel's tbf; TCP: {lab.tcp['congestion_control']}, "
-                f"MTU {lab.tcp['mtu']}, slow start after idle {idle}"
+                f"MTU {lab.tcp['mtu']}, {lab.tcp['segments']} bytes at once, "
+                f"slow start after idle {idle}"
             )
         say(f"{hosts} hosts; {how}{why}")
         if (rules or ports) and not args.no_measure:

@@ -7,19 +7,24 @@ a transport can be). A program that passes both cannot hang for its order, whate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import count
 
 from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.complete import check_complete, grid
-from megatron_adaptra.ir.deps import Token, carried, maker, makes, needs, recomputed_of
+from megatron_adaptra.ir.deps import Token, carried, maker, makes, needs, recomputed_of, user
 from megatron_adaptra.ir.in_flight import in_flight
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program
 
 SENDS = ("eager", "rendezvous")
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
-_Fact = tuple[str, Token | None]  # a token (W makes none) is "made", "sent" or "posted"
-_Rule = tuple[list[_Fact], _Fact | None, _Fact]  # needed, what holds a send back, brought about
+_FACTS = 3  # of each token: it is made, it is sent, its receive is posted
+_MADE, _SENT, _POSTED = range(_FACTS)
+_NOTHING = -_FACTS  # the fact that a W brings about, of no token: nobody waits for it
+# Of an op: what it needs, what holds it as well where it is a send, what it brings about.
+_Rule = tuple[list[int], list[int], int]
 
 
 def check(program: Program, budget: Sequence[float] = ()) -> None:
@@ -33,8 +38,9 @@ def check(program: Program, budget: Sequence[float] = ()) -> None:
         allowed = f"it has to be one value per {what}, {len(program.order)} in all"
         raise BadInput("budget", list(budget), allowed)
     check_complete(program)
-    _check_messages(program)
-    rules = [_rules(program, worker) for worker in range(len(program.order))]
+    numbers = defaultdict[Token, int](count(step=_FACTS).__next__)
+    rules = [_rules(program, worker, numbers) for worker in range(len(program.order))]
+    _check_messages(program, rules)
     for sends in SENDS:
         _check_progress(program, sends, rules)
     for worker, limit in enumerate(budget):
@@ -48,22 +54,20 @@ def check(program: Program, budget: Sequence[float] = ()) -> None:
             )
 
 
-def _check_messages(program: Program) -> None:
+def _check_messages(program: Program, rules: list[list[_Rule]]) -> None:
     """Sends and posts pair up; their order is for `_check_progress`, as tags match messages."""
-    sent: dict[Token, tuple[int, int]] = {}  # what is moved -> where its send stands
-    posted: dict[Token, tuple[int, int]] = {}
-    for worker, line in enumerate(program.order):
-        for i, op in enumerate(line):
-            token = carried(op, worker, program.routes)
-            if token is not None:
-                book = sent if op.kind in _SENDS else posted
-                book[token] = worker, i
-    for book, other, what in (
-        (sent, posted, "has no posted receive"),
-        (posted, sent, "awaits what nobody sends"),
+    stands = {
+        fact: (worker, i)
+        for worker, line in enumerate(rules)
+        for i, (_, _, fact) in enumerate(line)
+        if fact % _FACTS != _MADE
+    }
+    for fact, other, what in (
+        (_SENT, _POSTED, "has no posted receive"),
+        (_POSTED, _SENT, "awaits what nobody sends"),
     ):
-        for token, (worker, i) in book.items():
-            if token not in other:
+        for one, (worker, i) in stands.items():
+            if one % _FACTS == fact and one - fact + other not in stands:
                 raise ScheduleError(
                     f"{program.order[worker][i]} of {program.routes.name(worker)} {what}\n"
                     + grid(program, {worker: i}, what)
@@ -71,20 +75,21 @@ def _check_messages(program: Program) -> None:
 
 
 def _check_progress(program: Program, sends: str, rules: list[list[_Rule]]) -> None:
-    done: set[_Fact] = set()
+    done: set[int] = set()
     at = [0] * len(program.order)
-    moving = True
-    while moving:
-        moving = False
-        for worker, line in enumerate(rules):
-            while at[worker] < len(line):
-                needed, held_by, fact = line[at[worker]]
-                held = held_by is not None and sends == "rendezvous" and held_by not in done
-                if held or not done.issuperset(needed):
-                    break
-                done.add(fact)
-                at[worker] += 1
-                moving = True
+    waiting: dict[int, list[int]] = {}  # by what they miss
+    ready = list(range(len(rules)))
+    while ready:
+        worker = ready.pop()
+        for needed, held, fact in rules[worker][at[worker] :]:
+            awaited = needed + held if sends == "rendezvous" else needed
+            if not done.issuperset(awaited):
+                missing = next(one for one in awaited if one not in done)
+                waiting.setdefault(missing, []).append(worker)
+                break
+            done.add(fact)
+            at[worker] += 1
+            ready += waiting.pop(fact, ())
     stuck = {s: i for s, i in enumerate(at) if i < len(program.order[s])}
     if stuck:
         first = min(stuck, key=lambda s: (stuck[s], s))
@@ -94,24 +99,37 @@ def _check_progress(program: Program, sends: str, rules: list[list[_Rule]]) -> N
         )
 
 
-def _rules(program: Program, worker: int) -> list[_Rule]:
-    """The ops of one worker as the facts that they wait for and bring about."""
+def _rules(program: Program, worker: int, numbers: Mapping[Token, int]) -> list[_Rule]:
+    """The ops of one worker as the facts that they wait for and bring about.
+
+    `numbers`: the first fact of each token, given when it comes up first. Raises ScheduleError for
+    a send or a post of another worker's.
+    """
     routes, line = program.routes, program.order[worker]
     recomputed = recomputed_of(line)
     rules: list[_Rule] = []
-    for op in line:
+    for i, op in enumerate(line):
         token = carried(op, worker, routes)
         if token is None:
-            needed: list[_Fact] = []
+            needed = []
             for need in needs(op, worker, routes, op[1:] in recomputed):
+                first = numbers[need]
                 if maker(need, routes) == worker:
-                    needed.append(("made", need))
+                    needed.append(first + _MADE)
                 else:
-                    needed += [("sent", need), ("posted", need)]
+                    needed += first + _SENT, first + _POSTED
             out = makes(op, worker, routes)
-            rules.append((needed, None, ("made", out)))
-        elif op.kind in _SENDS:
-            rules.append(([("made", token)], ("posted", token), ("sent", token)))
+            rules.append((needed, [], _NOTHING if out is None else numbers[out] + _MADE))
+            continue
+        sends = op.kind in _SENDS
+        if (maker if sends else user)(token, routes) != worker:
+            what = f"{'sends' if sends else 'awaits'} what another worker runs"
+            raise ScheduleError(
+                f"{op} of {routes.name(worker)} {what}\n" + grid(program, {worker: i}, what)
+            )
+        if sends:
+            first = numbers[token]
+            rules.append(([first + _MADE], [first + _POSTED], first + _SENT))
         else:
-            rules.append(([], None, ("posted", token)))
+            rules.append(([], [], numbers[token] + _POSTED))
     return rules

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -88,18 +87,6 @@ class CollectivePlan:
         whole = sum(self.weights)
         ends = accumulate(self.weights, initial=0)
         return tuple((2 * elements * end + whole) // (2 * whole) for end in ends)
-
-    def relabelled(self, ranks: Sequence[int], why: str | None = None) -> CollectivePlan:
-        """The same plan with `ranks[i]` in place of rank i: a permutation. Raises BadInput."""
-        if sorted(ranks) != list(range(self.ranks)):
-            allowed = f"a permutation of 0 to {self.ranks - 1}"
-            raise BadInput("ranks", list(ranks), allowed)
-        order: list[CollectiveLine] = [()] * self.ranks
-        for rank, line in enumerate(self.order):
-            order[ranks[rank]] = tuple(
-                op._replace(ranks=tuple(ranks[one] for one in op.ranks)) for op in line
-            )
-        return replace(self, order=tuple(order), why=self.why if why is None else why)
 
     def text(self) -> str:
         """One head line, then one line per rank; `parse` reads it back exactly."""

@@ -5,26 +5,21 @@ order in which they were added. Lines never look at the time, so that what an op
 depend on it (Kahn 1974): one run, in any order of events, proves all. It is made with rendezvous
 sends and receives that are posted as late as possible, which wait for most; a plan that passes
 under them does so under eager sends, and with receives posted ahead.
+
+Messages and values are numbers here: plans for hundreds of ranks have hundreds of thousands.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective_op import Action, CollectiveOp
 
 Lines = Sequence[Sequence[CollectiveOp]]
-_Message = tuple[int, int, int]  # source, target, tag
-
-
-class _Value(NamedTuple):
-    """Whose parts are in it, as bits; a number that values added in the same way share."""
-
-    parts: int
-    bits: int
+_PART, _SUM, _ADD, _TAKE = Action.PART, Action.SUM, Action.ADD, Action.TAKE
 
 
 def check_collective(order: Lines, pieces: int) -> None:
@@ -36,169 +31,224 @@ def check_collective(order: Lines, pieces: int) -> None:
     rounds once), and no rank waits for ever, whether a send waits for its receive or not.
     """
     _check_shape(order, pieces)
-    _check_messages(order)
-    if stuck := _Run(order, pieces, rendezvous=True).stuck():
-        sends = "eager and rendezvous" if _Run(order, pieces, rendezvous=False).stuck() else ""
-        rank, waits = stuck
-        _fail(rank, waits[0], f"hangs under {sends or 'rendezvous'} sends: {waits[1]}")
+    messages = _Messages(order, pieces)
+    if stuck := _Run(order, messages, rendezvous=True).stuck():
+        eager = _Run(order, messages, rendezvous=False).stuck()
+        rank, op, waits = stuck
+        sends = "eager and rendezvous" if eager else "rendezvous"
+        _fail(rank, op, f"hangs under {sends} sends: {waits}")
 
 
 def _check_shape(order: Lines, pieces: int) -> None:
-    ranks = len(order)
+    numbers = range(len(order))
     for rank, line in enumerate(order):
         for op in line:
-            if not (op.piece >= 0 and 1 <= op.length <= pieces - op.piece):
+            action, piece, ranks, length = op
+            if not (piece >= 0 and 1 <= length <= pieces - piece):
                 _fail(rank, op, f"pieces are 0 to {pieces - 1}")
-            if not all(0 <= one < ranks for one in op.ranks):
-                _fail(rank, op, f"ranks are 0 to {ranks - 1}")
-            if len(set(op.ranks)) < len(op.ranks):
+            for one in ranks:
+                if one not in numbers:
+                    _fail(rank, op, f"ranks are 0 to {len(order) - 1}")
+            if len(ranks) > 1 and len(set(ranks)) < len(ranks):
                 _fail(rank, op, "it names one rank twice")
-            if op.action is Action.ADD:
-                if rank not in op.ranks or len(op.ranks) < 2:
+            if action is _ADD:
+                if rank not in ranks or len(ranks) < 2:
                     _fail(rank, op, f"it has to add what rank {rank} holds and what it receives")
-            elif rank in op.ranks:
+            elif rank in ranks:
                 _fail(rank, op, "a rank sends nothing to itself")
-            elif op.action is Action.TAKE and len(op.ranks) != 1:
+            elif action is _TAKE and len(ranks) != 1:
                 _fail(rank, op, "the sum comes from one rank")
 
 
-def _check_messages(order: Lines) -> None:
-    """Sends and receives pair up, and no two messages have one source, target and tag."""
-    sent: dict[_Message, tuple[int, CollectiveOp]] = {}
-    received: dict[_Message, tuple[int, CollectiveOp]] = {}
-    for rank, line in enumerate(order):
-        for op in line:
-            if op.action.sends:
-                book, pairs = sent, [(rank, target, op.tag) for target in op.ranks]
-            else:
-                book, pairs = received, [(s, rank, op.tag) for s in op.sources(rank)]
-            for message in pairs:
-                if message in book:
-                    what = "sends" if op.action.sends else "receives"
-                    _fail(rank, op, f"it {what} what {book[message][1]} {what}, a second time")
-                book[message] = rank, op
-    for message, (rank, op) in sent.items():
-        if message not in received:
-            _fail(rank, op, f"rank {message[1]} does not receive it")
-        if (other := received[message][1]).length != op.length:
-            _fail(rank, op, f"rank {message[1]} receives other pieces, {other}")
-    for message, (rank, op) in received.items():
-        if message not in sent:
-            _fail(rank, op, f"rank {message[0]} does not send it")
+class _Messages:
+    """The messages of all ops, as numbers: `of[rank][i]` are those of op i of that rank's line.
+
+    Raises BadInput unless each is sent once and received once, with the same pieces.
+    """
+
+    def __init__(self, order: Lines, pieces: int) -> None:
+        self.ranks, self.tags = len(order), 2 * pieces
+        self.of: list[list[tuple[int, ...]]] = []
+        sent: dict[int, int] = {}  # message -> how many pieces it has
+        received: dict[int, int] = {}
+        count = 0
+        for rank, line in enumerate(order):
+            mine: list[tuple[int, ...]] = []
+            for op in line:
+                action, piece, ranks, length = op
+                if action is _PART or action is _SUM:
+                    first, step, book = rank * self.ranks * self.tags, self.tags, sent
+                else:
+                    first, step, book = rank * self.tags, self.ranks * self.tags, received
+                first += 2 * piece + (action is _SUM or action is _TAKE)
+                if len(ranks) == 1:  # most have one, and no more time than need be
+                    numbers: tuple[int, ...] = (first + step * ranks[0],)
+                else:
+                    numbers = tuple([first + step * one for one in ranks if one != rank])
+                for number in numbers:
+                    book[number] = length
+                count += len(numbers)
+                mine.append(numbers)
+            self.of.append(mine)
+        if sent != received or count != 2 * len(sent):
+            self._explain(order)
+
+    def ends(self, number: int) -> tuple[int, int]:
+        """The source and the target of a message."""
+        source, rest = divmod(number, self.ranks * self.tags)
+        return source, rest // self.tags
+
+    def _explain(self, order: Lines) -> None:
+        """Raise BadInput for the first message that has no partner, or more than one."""
+        sent: dict[int, tuple[int, CollectiveOp]] = {}
+        received: dict[int, tuple[int, CollectiveOp]] = {}
+        for rank, line in enumerate(order):
+            for op, numbers in zip(line, self.of[rank], strict=True):
+                book, what = (sent, "sends") if op.action.sends else (received, "receives")
+                for number in numbers:
+                    if number in book:
+                        _fail(rank, op, f"it {what} what {book[number][1]} {what}, a second time")
+                    book[number] = rank, op
+        for number, (rank, op) in sent.items():
+            target = self.ends(number)[1]
+            if number not in received:
+                _fail(rank, op, f"rank {target} does not receive it")
+            if (other := received[number][1]).length != op.length:
+                _fail(rank, op, f"rank {target} receives other pieces, {other}")
+        for number, (rank, op) in received.items():
+            if number not in sent:
+                _fail(rank, op, f"rank {self.ends(number)[0]} does not send it")
+        raise AssertionError("messages pair up, after all")
 
 
 class _Run:
-    """One run of all lines, as far as it goes; raises BadInput where values are wrong."""
+    """One run of all lines, as far as it goes; raises BadInput where values are wrong.
 
-    def __init__(self, order: Lines, pieces: int, rendezvous: bool) -> None:
-        ranks = len(order)
-        self.order, self.rendezvous, self.all = order, rendezvous, (1 << ranks) - 1
-        self.sums: dict[tuple[int, ...], int] = {}  # how values were added -> their number
-        self.held = [[_Value(1 << rank, rank)] * pieces for rank in range(ranks)]
-        self.flying: dict[_Message, list[_Value]] = {}  # sent, not yet taken
-        self.posted: set[_Message] = set()
-        self.unposted: dict[tuple[int, int], list[_Message]] = {}  # rank, piece -> its sends
-        self.waiting: dict[_Message, int] = {}  # what has to be sent or posted -> who waits
+    A value is the number of a way to add: equal numbers, equal bits. `parts` of it are the ranks
+    that are in it, as bits.
+    """
+
+    def __init__(self, order: Lines, messages: _Messages, rendezvous: bool) -> None:
+        ranks, pieces = messages.ranks, messages.tags // 2
+        self.order, self.messages, self.rendezvous = order, messages, rendezvous
+        self.all = (1 << ranks) - 1
+        self.parts = [1 << rank for rank in range(ranks)]
+        self.sums: dict[tuple[int, ...], int] = {}  # values, as they were added -> the new value
+        self.held = [[rank] * pieces for rank in range(ranks)]
+        self.flying: dict[int, list[int]] = {}  # sent, not yet taken: the values
+        self.posted: set[int] = set()
+        self.unposted: list[dict[int, list[int]]] = [{} for _ in order]  # piece -> its sends
+        # What has to be sent, or posted (~message), and who waits for it.
+        self.waiting: dict[int, int] = {}
         self.at = [0] * ranks
+        self.there = [0] * ranks  # of the messages of the op that a rank stands at
         self.ready = deque(range(ranks))
         while self.ready:
             self.advance(self.ready.popleft())
         if not self.stuck():
             self.check_ends(pieces)
 
-    def stuck(self) -> tuple[int, tuple[CollectiveOp, str]] | None:
+    def stuck(self) -> tuple[int, CollectiveOp, str] | None:
         """A rank that cannot go on, the op it stands at and what it waits for, if there is one."""
         left = [r for r, line in enumerate(self.order) if self.at[r] < len(line)]
         if not left:
             return None
         rank = min(left, key=lambda r: (self.at[r], r))
         op = self.order[rank][self.at[rank]]
-        source, target, _ = next(m for m, waiter in self.waiting.items() if waiter == rank)
-        if source == rank:
-            return rank, (op, f"rank {target} does not get to the receive of what was sent before")
-        return rank, (op, f"rank {source} does not get to its send")
+        waits = next(message for message, waiter in self.waiting.items() if waiter == rank)
+        if waits < 0:
+            target = self.messages.ends(~waits)[1]
+            return rank, op, f"rank {target} does not get to the receive of what was sent before"
+        return rank, op, f"rank {self.messages.ends(waits)[0]} does not get to its send"
 
     def advance(self, rank: int) -> None:
-        line = self.order[rank]
-        while self.at[rank] < len(line):
-            op = line[self.at[rank]]
-            if op.action.sends:
-                self.send(rank, op)
-            elif not self.receive(rank, op):
-                return
-            self.at[rank] += 1
+        """Run the line of `rank` up to the first op that has to wait."""
+        line, messages, i = self.order[rank], self.messages.of[rank], self.at[rank]
+        while i < len(line):
+            op = line[i]
+            if op.action is _PART or op.action is _SUM:
+                self.send(rank, op, messages[i])
+            elif not self.receive(rank, op, messages[i]):
+                break
+            i += 1
+        self.at[rank] = i
 
-    def send(self, rank: int, op: CollectiveOp) -> None:
-        values = self.held[rank][op.piece : op.piece + op.length]
-        for piece, value in zip(op.pieces, values, strict=True):
-            if op.action is Action.SUM and value.parts != self.all:
-                missing = _names(self.all & ~value.parts)
-                _fail(rank, op, f"it is not the sum yet, without the part of {missing}", piece)
-            if op.action is Action.PART and value.parts == self.all:
-                _fail(rank, op, "it is the sum already, which is sent by S", piece)
-        for target in op.ranks:
-            message = rank, target, op.tag
+    def send(self, rank: int, op: CollectiveOp, messages: Sequence[int]) -> None:
+        action, first, _, length = op
+        values = self.held[rank][first : first + length]
+        for i, value in enumerate(values):
+            if (self.parts[value] == self.all) is (action is _SUM):
+                continue
+            if action is _SUM:
+                missing = _names(self.all & ~self.parts[value])
+                _fail(rank, op, f"it is not the sum yet, without the part of {missing}", first + i)
+            _fail(rank, op, "it is the sum already, which is sent by S", first + i)
+        for message in messages:
             self.flying[message] = values
-            if self.rendezvous and message not in self.posted:
-                for piece in op.pieces:
-                    self.unposted.setdefault((rank, piece), []).append(message)
-            self.wake(message)
+            if message in self.waiting:
+                self.ready.append(self.waiting.pop(message))
+        if self.rendezvous and (late := [one for one in messages if one not in self.posted]):
+            for piece in range(first, first + length):
+                self.unposted[rank].setdefault(piece, []).extend(late)
 
-    def receive(self, rank: int, op: CollectiveOp) -> bool:
+    def receive(self, rank: int, op: CollectiveOp, messages: Sequence[int]) -> bool:
         """Whether all was there that it needs."""
-        sources = op.sources(rank)
-        for source in sources:
-            message = source, rank, op.tag
-            if message not in self.posted:
-                self.posted.add(message)
-                self.wake((source, rank, ~op.tag))
-        for source in sources:
-            if (source, rank, op.tag) not in self.flying:
-                self.waiting[source, rank, op.tag] = rank
+        action, first, ranks, length = op
+        there, waiting = self.there[rank], self.waiting
+        if not there:
+            self.posted.update(messages)
+            for message in messages:
+                if ~message in waiting:
+                    self.ready.append(waiting.pop(~message))
+        while there < len(messages):
+            if messages[there] not in self.flying:
+                waiting[messages[there]], self.there[rank] = rank, there
                 return False
-        for piece in op.pieces if self.unposted else ():
-            for _, target, tag in self.unposted.get((rank, piece), ()):
-                if (rank, target, tag) not in self.posted:  # it is being sent, and must not change
-                    self.waiting[rank, target, ~tag] = rank
-                    return False
-            self.unposted.pop((rank, piece), None)
-        mine, values = self.held[rank], [self.flying.pop((s, rank, op.tag)) for s in sources]
-        for i, piece in enumerate(op.pieces):
-            if op.action is Action.ADD:
-                received = iter(values)
-                terms = [mine[piece] if one == rank else next(received)[i] for one in op.ranks]
-                mine[piece] = self.added(rank, op, piece, terms)
-            elif mine[piece].parts == self.all:
-                _fail(rank, op, "it has the sum already", piece)
-            else:
-                mine[piece] = values[0][i]
+            there += 1
+        if unposted := self.unposted[rank]:
+            for piece in range(first, first + length):
+                for message in unposted.get(piece, ()):
+                    if message not in self.posted:  # it is being sent, and must not change
+                        waiting[~message], self.there[rank] = rank, there
+                        return False
+                unposted.pop(piece, None)
+        self.there[rank] = 0
+        mine, values = self.held[rank], [self.flying.pop(message) for message in messages]
+        if action is _ADD:
+            values.insert(ranks.index(rank), mine[first : first + length])
+            for i, terms in enumerate(zip(*values, strict=True)):
+                mine[first + i] = self.added(rank, op, first + i, terms)
+            return True
+        for i, value in enumerate(values[0]):
+            if self.parts[mine[first + i]] == self.all:
+                _fail(rank, op, "it has the sum already", first + i)
+            mine[first + i] = value
         return True
 
-    def added(self, rank: int, op: CollectiveOp, piece: int, terms: Sequence[_Value]) -> _Value:
+    def added(self, rank: int, op: CollectiveOp, piece: int, terms: Sequence[int]) -> int:
+        """The value of the sum of `terms`, from left to right."""
         parts = 0
         for value in terms:
-            if twice := parts & value.parts:
+            if twice := parts & self.parts[value]:
                 _fail(rank, op, f"it adds the part of {_names(twice)} twice", piece)
-            parts |= value.parts
-        key = [value.bits for value in terms]
-        key[:2] = sorted(key[:2])  # a + b and b + a have the same bits
-        return _Value(parts, self.sums.setdefault(tuple(key), len(self.order) + len(self.sums)))
-
-    def wake(self, message: _Message) -> None:
-        rank = self.waiting.pop(message, None)
-        if rank is not None:
-            self.ready.append(rank)
+            parts |= self.parts[value]
+        # a + b and b + a have the same bits.
+        key = (*sorted(terms[:2]), *terms[2:])
+        value = self.sums.setdefault(key, len(self.parts))
+        if value == len(self.parts):
+            self.parts.append(parts)
+        return value
 
     def check_ends(self, pieces: int) -> None:
         for piece in range(pieces):
             for rank, mine in enumerate(self.held):
-                if missing := self.all & ~mine[piece].parts:
+                if missing := self.all & ~self.parts[mine[piece]]:
                     raise BadInput(
                         "collective plan",
                         f"piece {piece} of rank {rank}",
                         f"it ends without the part of {_names(missing)}",
                     )
-                if mine[piece].bits != self.held[0][piece].bits:
+                if mine[piece] != self.held[0][piece]:
                     raise BadInput(
                         "collective plan",
                         f"piece {piece} of rank {rank}",

@@ -6,10 +6,10 @@ from collections import Counter
 from itertools import product
 
 from megatron_adaptra.errors import ScheduleError
-from megatron_adaptra.ir.op import Op
+from megatron_adaptra.ir.op import COMPUTE, Kind
 from megatron_adaptra.ir.program import Program
 
-_WORK = "FBIW"
+_WHOLE = {Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}
 _Mine = tuple[int, int, int | None]  # microbatch, chunk, home
 
 
@@ -19,12 +19,17 @@ def check_complete(program: Program) -> None:
     All ops of one microbatch at a stage run on one of the stage's workers, which holds what they
     leave for each other.
     """
-    ran: list[dict[_Mine, int]] = [{} for _ in range(program.stages)]  # the worker that runs it
+    # Per stage, the worker that runs a microbatch there, and what of it.
+    ran: list[dict[_Mine, tuple[int, set[Kind]]]] = [{} for _ in range(program.stages)]
     for worker, line in enumerate(program.order):
         _check_ops(program, worker)
         own = ran[worker % program.stages]
         for i, op in enumerate(line):
-            before = own.setdefault(op[1:], worker) if op.kind.computes else worker
+            if op.kind not in COMPUTE:
+                continue
+            before, have = own.setdefault(op[1:], (worker, set()))
+            if op.kind is not Kind.R:
+                have.add(op.kind)
             if before != worker:
                 name = program.routes.name
                 raise ScheduleError(
@@ -38,11 +43,10 @@ def check_complete(program: Program) -> None:
             homes, range(program.microbatches), range(program.chunks)
         ):
             mine = microbatch, chunk, home
-            worker = own.get(mine, (home or 0) * program.stages + stage)
-            line = program.order[worker]
-            have = {op.kind.value for op in line if op[1:] == mine and op.kind.value in _WORK}
-            if have not in ({"F", "B"}, {"F", "I", "W"}):
+            worker, have = own.get(mine, ((home or 0) * program.stages + stage, set()))
+            if have not in _WHOLE:
                 where = program.routes.name(worker) if mine in own else f"stage {stage}"
+                line = program.order[worker]
                 at = (i for i, op in enumerate(line) if op[1:] == mine)
                 raise ScheduleError(
                     f"{where} runs {', '.join(sorted(have)) or 'nothing'} of "
@@ -65,27 +69,25 @@ def grid(program: Program, marks: dict[int, int], what: str) -> str:
 def _check_ops(program: Program, worker: int) -> None:
     """No op stands twice on a worker, and each is of a microbatch that there is."""
     line, where = program.order[worker], program.routes.name(worker)
+    microbatches, chunks = range(program.microbatches), range(program.chunks)
+    homes = (None,) if program.replicas == 1 else range(program.replicas)
     for i, (op, count) in enumerate(Counter(line).items()):
         if count > 1:
             raise ScheduleError(
                 f"{op} stands {count} times on {where}\n"
                 + grid(program, {worker: len(line) - 1 - line[::-1].index(op)}, "is repeated")
             )
-        if not (0 <= op.microbatch < program.microbatches and 0 <= op.chunk < program.chunks):
+        if op.microbatch not in microbatches or op.chunk not in chunks:
             raise ScheduleError(
                 f"{op} on {where}: microbatches are 0 to {program.microbatches - 1}, "
                 f"chunks 0 to {program.chunks - 1}\n" + grid(program, {worker: i}, "does not exist")
             )
-        if not _has_home(op, program.replicas):
-            homes = f"ops of {program.replicas} replicas have a home, 0 to {program.replicas - 1}"
-            homes = homes if program.replicas > 1 else "ops of one replica have no home"
+        if op.home not in homes:
+            allowed = f"ops of {program.replicas} replicas have a home, 0 to {program.replicas - 1}"
+            allowed = allowed if program.replicas > 1 else "ops of one replica have no home"
             raise ScheduleError(
-                f"{op} on {where}: {homes}\n" + grid(program, {worker: i}, "has a wrong home")
+                f"{op} on {where}: {allowed}\n" + grid(program, {worker: i}, "has a wrong home")
             )
-
-
-def _has_home(op: Op, replicas: int) -> bool:
-    return op.home is None if replicas == 1 else op.home is not None and op.home < replicas
 
 
 def _name(mine: _Mine, program: Program) -> str:

@@ -14,6 +14,14 @@ from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.routes import Routes
 
 ACTIVATION, GRADIENT, RECOMPUTED = "a", "g", "r"
+_MAKES = {Kind.F: ACTIVATION, Kind.B: GRADIENT, Kind.I: GRADIENT, Kind.R: RECOMPUTED}
+# What a send or a post moves, and how far from its own position that is made.
+_CARRIES = {
+    Kind.SEND_F: (ACTIVATION, 0),
+    Kind.SEND_B: (GRADIENT, 0),
+    Kind.POST_F: (ACTIVATION, -1),
+    Kind.POST_B: (GRADIENT, 1),
+}
 
 
 class Token(NamedTuple):
@@ -37,12 +45,7 @@ def maker(token: Token, routes: Routes) -> int:
 
 def makes(op: Op, worker: int, routes: Routes) -> Token | None:
     """The token that running `op` on `worker` produces."""
-    kind = {
-        Kind.F: ACTIVATION,
-        Kind.B: GRADIENT,
-        Kind.I: GRADIENT,
-        Kind.R: RECOMPUTED,
-    }.get(op.kind)
+    kind = _MAKES.get(op.kind)
     if kind is None:
         return None
     return Token(kind, position_of(op, worker, routes), op.microbatch, op.home)
@@ -54,18 +57,27 @@ def needs(op: Op, worker: int, routes: Routes, recomputed: bool = False) -> list
     `recomputed`: its microbatch has an R op on this worker.
     """
     here = position_of(op, worker, routes)
-    last = routes.positions - 1
-    microbatch, home = op.microbatch, op.home
-    if op.kind is Kind.F:
-        return [] if here == 0 else [Token(ACTIVATION, here - 1, microbatch, home)]
+    tokens = []
     if op.kind in (Kind.B, Kind.I):
-        own = Token(RECOMPUTED if recomputed else ACTIVATION, here, microbatch, home)
-        return [own] if here == last else [own, Token(GRADIENT, here + 1, microbatch, home)]
-    if op.kind is Kind.W:
-        return [Token(GRADIENT, here, microbatch, home)]
-    if op.kind is Kind.R:
-        return [Token(ACTIVATION, here, microbatch, home)]
-    return []
+        own = RECOMPUTED if recomputed else ACTIVATION
+        tokens.append(Token(own, here, op.microbatch, op.home))
+    elif op.kind is Kind.W:
+        tokens.append(Token(GRADIENT, here, op.microbatch, op.home))
+    elif op.kind is Kind.R:
+        tokens.append(Token(ACTIVATION, here, op.microbatch, op.home))
+    came = _next_to(op, here, routes)
+    if came is not None:
+        tokens.append(came)
+    return tokens
+
+
+def _next_to(op: Op, here: int, routes: Routes) -> Token | None:
+    """What `op` needs of the position before its own, `here`, or after it."""
+    if op.kind is Kind.F and here > 0:
+        return Token(ACTIVATION, here - 1, op.microbatch, op.home)
+    if op.kind in (Kind.B, Kind.I) and here < routes.positions - 1:
+        return Token(GRADIENT, here + 1, op.microbatch, op.home)
+    return None
 
 
 def recomputed_of(line: Iterable[Op]) -> set[tuple[int, int, int | None]]:
@@ -75,34 +87,29 @@ def recomputed_of(line: Iterable[Op]) -> set[tuple[int, int, int | None]]:
 
 def remote_need(op: Op, worker: int, routes: Routes) -> Token | None:
     """The one token that `op` gets from another worker, if any, when `worker` runs it."""
-    here = position_of(op, worker, routes)
-    for token in needs(op, worker, routes):
-        if token.position != here and maker(token, routes) != worker:
-            return token
-    return None
+    token = _next_to(op, position_of(op, worker, routes), routes)
+    return None if token is None or maker(token, routes) == worker else token
 
 
 def carried(op: Op, worker: int, routes: Routes) -> Token | None:
     """The token that a send or a post of `worker` moves."""
-    here = position_of(op, worker, routes)
-    if op.kind is Kind.SEND_F:
-        return Token(ACTIVATION, here, op.microbatch, op.home)
-    if op.kind is Kind.SEND_B:
-        return Token(GRADIENT, here, op.microbatch, op.home)
-    if op.kind is Kind.POST_F:
-        return Token(ACTIVATION, here - 1, op.microbatch, op.home)
-    if op.kind is Kind.POST_B:
-        return Token(GRADIENT, here + 1, op.microbatch, op.home)
+    carries = _CARRIES.get(op.kind)
+    if carries is None:
+        return None
+    kind, apart = carries
+    return Token(kind, position_of(op, worker, routes) + apart, op.microbatch, op.home)
+
+
+def user(token: Token, routes: Routes) -> int | None:
+    """The worker that runs the next op of the microbatch with a token, if there is one."""
+    if token.kind == ACTIVATION and token.position < routes.positions - 1:
+        return routes.worker(token.position + 1, token.microbatch, token.home)
+    if token.kind == GRADIENT and token.position > 0:
+        return routes.worker(token.position - 1, token.microbatch, token.home)
     return None
 
 
 def consumer(token: Token, routes: Routes) -> int | None:
     """The other worker that a token is sent to, if any."""
-    if token.kind == ACTIVATION and token.position < routes.positions - 1:
-        position = token.position + 1
-    elif token.kind == GRADIENT and token.position > 0:
-        position = token.position - 1
-    else:
-        return None
-    user = routes.worker(position, token.microbatch, token.home)
-    return None if user == maker(token, routes) else user
+    to = user(token, routes)
+    return None if to == maker(token, routes) else to

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.deps import ACTIVATION, consumer, maker, makes, remote_need
+from megatron_adaptra.ir.deps import ACTIVATION
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.posting import Link, posted_ahead
+from megatron_adaptra.ir.posting import Link, links_of, receives_ahead
 from megatron_adaptra.ir.routes import Routes, routes_of
 from megatron_adaptra.ir.schedule import Line, Schedule
+from megatron_adaptra.ir.traffic import Flow, Work, traffic_of
 
 
 @dataclass(frozen=True)
@@ -73,59 +74,42 @@ def lower(schedule: Schedule, ahead: Mapping[Link, int] | int | None = None) -> 
     Raises:
         BadInput: a number is negative.
     """
+    traffic = traffic_of(schedule)
     if ahead is None:
-        depths = posted_ahead(schedule)
+        depths = receives_ahead(traffic, schedule.routes)
     elif isinstance(ahead, int):
-        depths = dict.fromkeys(posted_ahead(schedule), ahead)
+        depths = dict.fromkeys(links_of(traffic, schedule.routes), ahead)
     else:
         depths = dict(ahead)
     if any(depth < 0 for depth in depths.values()):
         raise BadInput("ahead", depths, "a number of receives is at least 0")
-    order = tuple(
-        lower_line(line, worker, schedule.routes, depths)
-        for worker, line in enumerate(schedule.order)
-    )
+    order = tuple(lower_line(works, depths) for works in traffic)
     return Program(order, schedule.microbatches, schedule.chunks, depths, schedule.replicas)
 
 
-def lower_line(line: Line, worker: int, routes: Routes, depths: Mapping[Link, int]) -> Line:
-    """`lower` for the `line` of one `worker`.
+def lower_line(works: Sequence[Work], depths: Mapping[Link, int]) -> Line:
+    """`lower` for the line of one worker.
 
-    `depths` is how many receives of each link to post ahead.
+    Args:
+        works: its ops, see `works_of`.
+        depths: how many receives of each link to post ahead.
     """
-    posts: dict[int, list[Op]] = {}  # receives of one link in the order of their use
-    for op in line:
-        token = remote_need(op, worker, routes)
-        if token is not None:
-            kind = Kind.POST_F if token.kind == ACTIVATION else Kind.POST_B
-            flow = _flow(maker(token, routes), kind)
-            posts.setdefault(flow, []).append(op._replace(kind=kind))
-    ahead = {flow: depths.get((_source(flow), worker), 1) for flow in posts}
+    posts: dict[Flow, list[Op]] = {}  # receives in the order of their use
+    for work in works:
+        if work.used is not None:
+            kind = Kind.POST_F if work.used[2] == ACTIVATION else Kind.POST_B
+            posts.setdefault(work.used, []).append(work.op._replace(kind=kind))
     out: list[Op] = []
+    following: dict[Flow, Iterator[Op]] = {}  # those that are posted later
     for flow, queue in posts.items():
-        out += queue[: ahead[flow]]
-    used = dict.fromkeys(posts, 0)
-    for op in line:
-        token = remote_need(op, worker, routes)
-        if token is not None:
-            kind = Kind.POST_F if token.kind == ACTIVATION else Kind.POST_B
-            flow = _flow(maker(token, routes), kind)
-            following = used[flow] + ahead[flow]
-            if following < len(posts[flow]):
-                out.append(posts[flow][following])
-            used[flow] += 1
-        out.append(op)
-        made = makes(op, worker, routes)
-        if made is not None and consumer(made, routes) is not None:
-            kind = Kind.SEND_F if made.kind == ACTIVATION else Kind.SEND_B
-            out.append(op._replace(kind=kind))
+        first = depths.get(flow[:2], 1)
+        out += queue[:first]
+        following[flow] = iter(queue[first:])
+    for work in works:
+        if work.used is not None:
+            out += islice(following[work.used], 1)
+        out.append(work.op)
+        if work.sent is not None:
+            kind = Kind.SEND_F if work.sent[2] == ACTIVATION else Kind.SEND_B
+            out.append(work.op._replace(kind=kind))
     return tuple(out)
-
-
-def _flow(source: int, kind: Kind) -> int:
-    """Two workers can exchange activations and gradients over one link (2 stages, chunks)."""
-    return 2 * source + (kind is Kind.POST_B)
-
-
-def _source(flow: int) -> int:
-    return flow // 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.op import Kind, Op
@@ -35,7 +36,7 @@ class Routes:
     replicas: int = 1
     moved: Mapping[Place, int] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def positions(self) -> int:
         """Of the model, of which each microbatch passes all."""
         return self.stages * self.chunks

@@ -135,6 +135,7 @@ class Schedule:
             isinstance(line, list) and all(isinstance(op, str) for op in line) for line in stages
         ):
             raise BadInput("stages", stages, "it has to be a list per stage of ops such as 'F3'")
+        _names(len(stages), replicas)  # of as many replicas as there can be
         order = tuple(parse_line(line) for line in stages)
         known: dict[str, Any] = {
             "microbatches": 1 + max((op.microbatch for line in order for op in line), default=0),
@@ -166,9 +167,6 @@ class Schedule:
         return schedule
 
     def _check_replicas(self) -> None:
-        if len(self.order) % self.replicas:
-            allowed = f"it has to divide the number of workers, {len(self.order)}"
-            raise BadInput(_REPLICAS, self.replicas, allowed)
         if self.chunks > 1:
             raise BadInput("chunks", self.chunks, "it has to be 1 where there are several replicas")
         for op in (op for line in self.order for op in line):
@@ -191,10 +189,14 @@ class Schedule:
 
 
 def _names(workers: int, replicas: object) -> list[str]:
-    """What lines begin with: the number of a stage, or replica and stage."""
-    if isinstance(replicas, int) and replicas > 1 and not workers % replicas:
-        return [worker_name(worker, workers // replicas) for worker in range(workers)]
-    return [str(stage) for stage in range(workers)]
+    """What lines begin with: the number of a stage, or replica and stage. Raises BadInput."""
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+        raise BadInput(_REPLICAS, replicas, "it has to be a whole number of at least 1")
+    if workers % replicas:
+        raise BadInput(_REPLICAS, replicas, f"it has to divide the number of workers, {workers}")
+    if replicas == 1:
+        return [str(stage) for stage in range(workers)]
+    return [worker_name(worker, workers // replicas) for worker in range(workers)]
 
 
 def warmup_of(line: Sequence[Op]) -> int:

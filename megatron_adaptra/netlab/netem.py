@@ -230,6 +230,12 @@ def batch(program: str, lines: Sequence[str]) -> None:
         _call(program, "-batch", "-", lines=lines)
 
 
+def device(name: str) -> dict[str, Any]:
+    """What `ip` reports of the device `name` in this thread's namespace. Raises AdaptraError."""
+    [found] = json.loads(_call("ip", "-d", "-j", "link", "show", "dev", name))
+    return dict(found)
+
+
 def _find(program: str) -> str:
     if found := shutil.which(program, path=_PATH):
         return found

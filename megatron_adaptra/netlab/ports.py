@@ -15,14 +15,16 @@ from pathlib import Path
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab import netem
 from megatron_adaptra.netlab.namespace import entered
-from megatron_adaptra.netlab.netem import Netem, batch, port
+from megatron_adaptra.netlab.netem import Netem, batch, device, port
 from megatron_adaptra.netlab.network import INTERFACE, QUEUE, address, subnet
 
 PORT_MTU = 9000  # bytes: larger packets would take turns at a slow port too coarsely
 CONGESTION_CONTROL = "cubic"  # bbr sends too little after a pause
-# Bytes that may leave at once. A packet is handed to the device whole, and cut up on its way
-# (segmentation offload, up to 64 KiB); a bucket that does not hold one lets nothing of it pass.
-BURST = 70_000
+# Bytes that TCP hands to a port at once, to be cut into packets there (segmentation offload). Each
+# connection may have two of them wait there, and the kernel's 64 KiB would be 3 ms of a port of
+# 20 MB/s each: what is urgent would come too late behind those of other connections.
+SEGMENTS = 32_000
+BURST = 70_000  # bytes that may leave at once; of a packet that does not fit nothing passes
 _TCP = 52  # bytes of heads in a packet: IP, and TCP with its clock
 _ETHERNET = 14  # which a packet does not count itself
 _UNLIMITED = 125e9  # bytes/s
@@ -50,6 +52,7 @@ class Ports(Netem):
                 with entered(namespace):
                     route = f"dev {INTERFACE} proto kernel scope link src {address(host)}"
                     batch("ip", [f"route replace {subnet()} {route} congctl {CONGESTION_CONTROL}"])
+                    batch("ip", [f"link set dev {INTERFACE} gso_max_size {SEGMENTS}"])
                     _IDLE.write_text("0")
                 self._bucket("add", host, math.inf)
         except (AdaptraError, OSError) as error:
@@ -72,8 +75,10 @@ class Ports(Netem):
     def tcp(self) -> dict[str, str | int | bool]:
         """What holds for a TCP connection from host 0 to host 1, read from one.
 
-        `congestion_control`, `mtu` (bytes), `slow_start_after_idle`.
+        `congestion_control`, `mtu` and `segments` (bytes), `slow_start_after_idle`.
         """
+        with entered(self._namespaces[0]):
+            segments = int(device(INTERFACE)["gso_max_size"])
         with entered(self._namespaces[1]):
             server = socket.create_server((address(1), 0))
         with server, entered(self._namespaces[0]):
@@ -84,6 +89,7 @@ class Ports(Netem):
         return {
             "congestion_control": name.rstrip(b"\0").decode(),
             "mtu": mtu,
+            "segments": segments,
             "slow_start_after_idle": idle != "0",
         }
 

@@ -264,16 +264,18 @@ def why_swap(
 
 
 def why_none(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:
-    """Why a link that sets the pace of the pipeline changes nothing; empty where none does.
+    """Why links change nothing, if bytes are what takes long there; else empty.
 
     `before`, `conditions`: see `why_swap`.
     """
-    if not set(before) & set(conditions.full_links):
+    if not any(conditions.wire(*link) for link in before):
         return ""
-    return (
+    text = (
         f"{_changes(before, conditions)}: no schedule is enough faster, so that the one in force "
-        f"stays; {out_of_bandwidth(conditions)}"
+        "stays"
     )
+    full = set(before) & set(conditions.full_links)
+    return f"{text}; {out_of_bandwidth(conditions)}" if full else text
 
 
 def _changes(before: Mapping[tuple[int, int], float], conditions: Conditions) -> str:

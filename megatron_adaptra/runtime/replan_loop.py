@@ -28,7 +28,8 @@ from megatron_adaptra.runtime.decisions import (
 )
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replanner import Change, Link, Replanner
-from megatron_adaptra.telemetry.estimate import WINDOW, Estimator
+from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.op_seconds import WINDOW
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.starvation import Starvation
 

@@ -21,7 +21,7 @@ from itertools import accumulate, count, pairwise
 from megatron_adaptra.errors import BadInput, ScheduleError
 from megatron_adaptra.ir.check import SENDS
 from megatron_adaptra.ir.costs import Costs
-from megatron_adaptra.ir.deps import GRADIENT, carried, consumer, maker, remote_need
+from megatron_adaptra.ir.deps import GRADIENT, carried, maker, remote_need, user
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
 from megatron_adaptra.ir.routes import Routes
@@ -208,6 +208,7 @@ def compile_line(
     A post costs its stage nothing; without `rendezvous` it changes nothing either and is left out.
     """
     width = 2 * routes.positions  # messages of one microbatch: two leave every position
+    microbatches = costs.microbatches
     each = {kind: costs.seconds(kind, worker) / routes.chunks for kind in Kind}
     steps: list[Step] = []
     for op in line:
@@ -218,12 +219,12 @@ def compile_line(
         token = find(op, worker, routes)
         message, target, seconds = -1, -1, each[op.kind]
         if token is not None:
-            number = (op.home or 0) * costs.microbatches + op.microbatch
-            message = number * width + 2 * token.position + (token.kind == GRADIENT)
+            unit = op.microbatch if op.home is None else op.home * microbatches + op.microbatch
+            message = unit * width + 2 * token.position + (token.kind == GRADIENT)
             if what == _SEND:
-                user = consumer(token, routes)
-                assert user is not None  # `check` refuses a send to nobody
-                target = user
+                to = user(token, routes)
+                assert to is not None  # `check` refuses a send to nobody
+                target = to
             elif what == _POST:
                 seconds = costs.link(worker, maker(token, routes)).delay
         steps.append((what, op, seconds, message, target))

@@ -14,6 +14,7 @@ from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import links_ahead, lower_line
 from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import warmup_line
+from megatron_adaptra.ir.traffic import works_of
 from megatron_adaptra.sim.clock import Clock, Step, compile_line
 
 
@@ -105,7 +106,8 @@ class WarmupClock:
             around = tuple(depths[max(0, s - 1) : s + 2]) if self.rendezvous else (depth,)
             if (s, around) not in self.lines:
                 count, routes = self.conditions.microbatches, Routes(len(depths))
-                line = lower_line(warmup_line(depth, count), s, routes, links_ahead(depths))
+                works = works_of(warmup_line(depth, count), s, routes)
+                line = lower_line(works, links_ahead(depths))
                 self.lines[s, around] = compile_line(
                     line, s, self.conditions, routes, self.rendezvous
                 )

@@ -1,8 +1,14 @@
 """Delay and bandwidth of a link, measured apart: seconds = delay + bytes / bandwidth.
 
-Small messages show the delay, large ones both. A line is put through recent messages of any sizes
-by the median of all slopes (Theil 1950, Sen 1968), weighted by the difference of bytes that a slope
-is of: up to 29 % of the messages may be late by any amount.
+Small messages show the delay, large ones both. Each iteration gives a slope, from messages that saw
+the same link: the median of the slopes between any two of them (Theil 1950, Sen 1968), weighted by
+the difference of bytes that a slope is of.
+
+A link has a bandwidth only once it is sure that larger messages take longer. A healthy one, whose
+messages differ by chance alone, is to be taken for a thin one in CHANCE of all iterations: that is
+the likelihood ratio test of slopes that are normal around a mean against those around 0, by
+Student's t. The least and the greatest slope count for less, for one message in a hundred may be
+late by any amount (trimmed mean and its t: Tukey and McLaughlin 1963).
 """
 
 from __future__ import annotations
@@ -10,16 +16,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import mean, median, stdev
 from typing import NamedTuple
 
+from megatron_adaptra.telemetry.students_t import exceeded
 from megatron_adaptra.transport.base import Stamps
 
-WINDOW = 6  # iterations whose messages are fitted
+WINDOW = 10  # iterations with messages of several sizes that are fitted
+TRIMMED = 7  # slopes from which on the least and the greatest one count for less
 GROUPS = 4  # sizes of messages that one iteration contributes
-SURE = 3.0  # standard errors that seconds per byte have to differ from none by
-_TO_DEVIATION = 1.4826  # of a normal distribution, by its median absolute deviation
-_OF_MEDIAN = math.sqrt(math.pi / 2)  # standard error of a median, by that of a mean
+CHANCE = 1e-5  # of a healthy link to be taken for a thin one, per iteration
+STILL = 0.01  # the same, of one that was known to be thin until then
 
 
 class Sample(NamedTuple):
@@ -30,45 +37,54 @@ class Sample(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What a link takes: `delay` seconds, and `per_byte` seconds for each byte; standard errors."""
+    """What a link takes: `delay` seconds, and `per_byte` seconds for each byte.
+
+    `mean`, `error`: of the slopes, trimmed, and its standard error, which has so many degrees of
+    `freedom`.
+    """
 
     delay: float
     per_byte: float
-    delay_error: float
-    per_byte_error: float
+    mean: float
+    error: float
+    freedom: int
 
     @property
     def sure(self) -> bool:
         """Whether the link is known to take longer for more bytes."""
-        return self.per_byte > SURE * self.per_byte_error
+        return self._beyond(CHANCE)
+
+    @property
+    def likely(self) -> bool:
+        """Whether a link that was known to do so still seems to."""
+        return self._beyond(STILL)
+
+    def _beyond(self, chance: float) -> bool:
+        return self.freedom > 0 and self.mean > exceeded(chance, self.freedom) * self.error
 
     @property
     def bandwidth(self) -> float:
         """Bytes per second; infinite where more bytes are not known to take longer."""
-        return 1 / self.per_byte if self.sure else math.inf
+        return 1 / self.per_byte if self.sure and self.per_byte > 0 else math.inf
 
 
 class LinkFit:
-    """The line through the messages of one directed link in the last WINDOW iterations."""
+    """Of one directed link, from the last WINDOW iterations that have had several sizes."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[Sample, ...]] = deque(maxlen=WINDOW)
-        self._line: Fit | None = None
+        self._recent: deque[tuple[tuple[Sample, ...], float]] = deque(maxlen=WINDOW)
+        self._fit: Fit | None = None
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Take one iteration's `samples`; what is no finite number of at least 0 is left out."""
-        good = tuple(
+        row = tuple(
             s for s in samples if 0 <= s.nbytes < math.inf and -math.inf < s.seconds < math.inf
         )
-        if good:
-            self._recent.append(good)
-            self._fit()
-
-    def restart(self, kept: int) -> None:
-        """The link has changed: only the last `kept` iterations are of what it is now."""
-        for _ in range(len(self._recent) - kept):
-            self._recent.popleft()
-        self._fit()
+        if (slope := slope_of(row)) is not None:
+            self._recent.append((row, slope))
+            self._forget()
+            # Here, and not where it is asked for, which a plan does several times per iteration.
+            self._fit = fit_rows(self._recent)
 
     def fit(self) -> Fit | None:
         """What the link takes now; None before there are messages of two sizes.
@@ -76,36 +92,46 @@ class LinkFit:
         Seconds are never negative, but the clocks of two hosts may differ: then the delay of the
         fit, and nothing else in it, contains the difference.
         """
-        return self._line
+        return self._fit
 
-    def _fit(self) -> None:
-        # Here, and not where it is asked for, which a plan does several times per iteration.
-        self._line = fit_line([sample for row in self._recent for sample in row])
+    def _forget(self) -> None:
+        """Leave out what was before a change: the last two slopes agree, and differ by half.
+
+        What they differ by from each other is little, compared with the change.
+        """
+        if len(self._recent) < 3:
+            return
+        *before, one, two = (slope for _, slope in self._recent)
+        old, new = median(before), (one + two) / 2
+        change = abs(new - old)
+        if change > max(abs(new), abs(old)) / 2 and abs(one - two) < change / 4:
+            while len(self._recent) > 2:
+                self._recent.popleft()
 
 
-def fit_line(samples: Sequence[Sample]) -> Fit | None:
-    """The line through `samples`, with errors by their deviation from it; None for one size."""
+def slope_of(samples: Sequence[Sample]) -> float | None:
+    """Seconds per byte of `samples` of one iteration; None where they have one size."""
     slopes = [
         ((b.seconds - a.seconds) / (b.nbytes - a.nbytes), abs(b.nbytes - a.nbytes))
         for i, a in enumerate(samples)
         for b in samples[i + 1 :]
         if a.nbytes != b.nbytes
     ]
-    if not slopes:
-        return None
-    per_byte = max(0.0, _weighted_median(slopes))
-    delay = median(s.seconds - per_byte * s.nbytes for s in samples)
-    count, middle = len(samples), sum(s.nbytes for s in samples) / len(samples)
-    wide = sum((s.nbytes - middle) ** 2 for s in samples)
-    rest = median(abs(s.seconds - delay - per_byte * s.nbytes) for s in samples)
-    # Two of the samples lie on the line in any case, which makes few of them look too certain.
-    deviation = _OF_MEDIAN * _TO_DEVIATION * rest * math.sqrt(count / max(1, count - 2))
-    return Fit(
-        delay,
-        per_byte,
-        deviation * math.sqrt(1 / count + middle * middle / wide),
-        deviation / math.sqrt(wide),
-    )
+    return _weighted_median(slopes) if slopes else None
+
+
+def fit_rows(rows: Sequence[tuple[Sequence[Sample], float]]) -> Fit:
+    """What iterations show together: `rows` of their samples and slope, at least one."""
+    slopes = sorted(slope for _, slope in rows)
+    per_byte = max(0.0, median(slopes))
+    delay = median(s.seconds - per_byte * s.nbytes for row, _ in rows for s in row)
+    count = len(slopes)
+    cut = 1 if count >= TRIMMED else 0
+    inside = slopes[cut : count - cut]
+    within = [min(max(x, inside[0]), inside[-1]) for x in slopes]
+    deviation = stdev(within) if count > 1 else 0.0
+    error = deviation / ((1 - 2 * cut / count) * math.sqrt(count))
+    return Fit(delay, per_byte, mean(inside), error, count - 2 * cut - 1)
 
 
 def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
@@ -119,34 +145,55 @@ def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
     return ordered[-1][0]
 
 
-def transmissions(
-    messages: Iterable[tuple[float, Stamps]], transit: float, quantile: float = 0.5
-) -> list[Sample]:
-    """Seconds that messages of one link kept it busy, by size; queueing is not in them.
+class Transfer(NamedTuple):
+    """A message by itself: its `stamps`, and the `seconds` that it would take on an idle link.
+
+    `waited`: for its receive, for an unknown time. `queued`: behind the message before.
+    """
+
+    stamps: Stamps
+    seconds: float
+    waited: bool
+    queued: bool
+
+
+def by_themselves(messages: Iterable[Stamps], transit: float) -> list[Transfer]:
+    """Seconds of messages of one link without what they have queued, in the order they came in.
 
     A link puts out one message after another, so a message that was sent while the one before was
-    still leaving has only kept it busy since then. Every clock difference cancels.
+    still leaving has only kept it busy since then. Every clock difference but that in `transit`
+    cancels.
 
     Args:
-        messages: bytes and stamps of one iteration's messages over one link.
+        messages: of one iteration.
         transit: seconds from sent, on the sender's clock, to completed, on the receiver's, of a
             message of a few bytes.
+    """
+    found, left = [], -math.inf
+    for t in sorted(messages, key=lambda t: t.completed):
+        leaves, posted = t.completed - transit, t.posted - transit
+        waited = not t.eager and posted > t.sent
+        ready = max(t.sent, posted) if waited else t.sent
+        found.append(Transfer(t, transit + leaves - max(ready, left), waited, left > ready))
+        left = leaves
+    return found
+
+
+def transmissions(
+    messages: Iterable[Stamps], transit: float, quantile: float = 0.5
+) -> list[Sample]:
+    """Seconds that messages of one link kept it busy, by size; see `by_themselves`.
+
+    Args:
+        messages, transit: as there.
         quantile: of the messages of one size; the lower quartile where processes wait for a core.
 
     Returns:
         A sample for each of GROUPS sizes at most.
     """
-    busy: list[Sample] = []
-    late: list[Sample] = []
-    left = -math.inf
-    for nbytes, t in sorted(messages, key=lambda message: message[1].completed):
-        leaves, posted = t.completed - transit, t.posted - transit
-        waited = not t.eager and posted > t.sent  # for its receive, for an unknown time
-        ready = max(t.sent, posted) if waited else t.sent
-        (late if waited else busy).append(Sample(nbytes, leaves - max(ready, left)))
-        left = leaves
-    busy = busy or late
-    busy.sort()
+    each = by_themselves(messages, transit)
+    each = [one for one in each if not one.waited] or each
+    busy = sorted(Sample(one.stamps.nbytes, one.seconds - transit) for one in each)
     sizes = sorted({s.nbytes for s in busy})
     if len(sizes) <= GROUPS:
         groups = [[s for s in busy if s.nbytes == size] for size in sizes]

@@ -8,7 +8,6 @@ from statistics import median
 
 from megatron_adaptra.telemetry.link_fit import LinkFit, Sample
 
-CONFIRMED = 2  # iterations after which a chart confirms that a link has changed
 WELL = 5  # iterations whose medians are what a link takes while it is well
 
 
@@ -22,6 +21,7 @@ class LinkModel:
 
     def __init__(self) -> None:
         self._fit = LinkFit()
+        self._thin = False
         self._theirs: deque[float] = deque(maxlen=WELL)
         self._ours: deque[float] = deque(maxlen=WELL)
 
@@ -33,15 +33,13 @@ class LinkModel:
             busy: seconds beyond that for which larger ones kept the link busy.
         """
         self._fit.add([Sample(0.0, small), *(Sample(n, small + s) for n, s in busy)])
-
-    def changed(self) -> None:
-        """The link is another one since CONFIRMED iterations: those before say nothing of it."""
-        self._fit.restart(CONFIRMED)
+        if (fit := self._fit.fit()) is not None:
+            self._thin = fit.sure or (self._thin and fit.likely)
 
     def wire(self, nbytes: float) -> float:
         """Seconds that a message of ours of `nbytes` keeps the link busy; 0 if not known."""
         fit = self._fit.fit()
-        return nbytes * fit.per_byte if fit is not None and fit.sure else 0.0
+        return nbytes * fit.per_byte if fit is not None and self._thin else 0.0
 
     def while_well(self, theirs: float, ours: float) -> None:
         """Seconds of `theirs`, a message of Megatron's, and of `ours`, while nothing is slow."""

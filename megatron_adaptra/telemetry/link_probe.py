@@ -2,23 +2,29 @@
 
 A small one shows the delay of a link. While Megatron's own messages are in use, none of ours shows
 what our engine makes of its bandwidth, so now and then one is as large as those of the pipeline.
+
+Probes that fail end alone: the bandwidth of such a link is not known any more.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.base import Stamps, Transport, Work
 
 NBYTES = 8
-AHEAD = 4  # receives that stand posted: of a very slow link several probes are under way
-KEPT = 64  # sends whose works are kept
+AHEAD = 8  # receives that stand posted: of a very slow link several probes are under way
+KEPT = 64  # sends whose works are kept, and calls after which a probe is lost
 TAGS = 1 << 30  # of the small ones; those of the large ones follow
-SHARE = 0.01  # of a link's bytes that large ones may take
+SHARE = 0.01  # of a link's bytes that large ones may take, ...
+FIRST = 5  # ... but for so many at the beginning, which fewer make up for afterwards
 
 
 @dataclass
@@ -36,57 +42,73 @@ class LinkProbes:
         transport: for messages in the host's memory; `close` closes it.
         neighbours: stages to measure the links with, in both directions.
         nbytes: of a large one, what a message of the pipeline has; 0: there are none.
+
+    `faults`: of neighbours that are not measured any more, why.
     """
 
     def __init__(self, transport: Transport, neighbours: Sequence[int], nbytes: int = 0) -> None:
         self._transport, self._nbytes = transport, nbytes
         self._sent: deque[Work] = deque(maxlen=KEPT)
         self._number = self._large = 0
-        self._allowed = 1.0  # large ones to each neighbour; the first one is sent at once
+        self._allowed = 0.0  # large ones to each neighbour
         self._neighbours = {stage: _Neighbour() for stage in neighbours}
+        self.faults: dict[int, str] = {}
         for stage in neighbours:
-            self._post(stage)
+            self._each(stage, self._post)
 
     def exchange(self, messages: float = 0.0) -> None:
         """Send a small one to each neighbour, and a large one where that is due.
 
-        Args:
-            messages: of the pipeline that an iteration sends over each of these links, by other
-                ways than ours; 0: those of the pipeline are ours, and large enough.
-
-        Raises:
-            PeerLost: a neighbour cannot be reached.
+        `messages`: of the pipeline that go over each of these links between two calls, by other
+        ways than ours; 0: those of the pipeline are ours, and large enough.
         """
         tag = self._number % TAGS
         self._number += 1
         for stage in self._neighbours:
-            self._sent.append(self._transport.isend(_blank(NBYTES), stage, tag))
+            self._each(stage, self._send, NBYTES, tag)
         if not messages or not self._nbytes:
             return
         self._allowed = min(1.0, self._allowed + SHARE * messages)
-        if self._allowed < 1.0:
+        if self._allowed < 1.0 and self._large >= FIRST:
             return
         self._allowed -= 1.0
         tag = TAGS + self._large % TAGS
         self._large += 1
         for stage in self._neighbours:  # after all small ones, which would wait behind it
-            self._sent.append(self._transport.isend(_blank(self._nbytes), stage, tag))
+            self._each(stage, self._send, self._nbytes, tag)
 
     def take(self) -> list[tuple[int, Stamps]]:
-        """What has come since the last call, with its source. Raises PeerLost."""
-        found = []
-        for stage, neighbour in self._neighbours.items():
-            while neighbour.expected and neighbour.expected[0].done():
-                found.append((stage, _stamps(neighbour.expected.popleft(), NBYTES)))
-            if neighbour.large is not None and neighbour.large.done():
-                found.append((stage, _stamps(neighbour.large, self._nbytes)))
-                neighbour.large = None
-            self._post(stage)
+        """What has come since the last call, with its source."""
+        found: list[tuple[int, Stamps]] = []
+        for stage in self._neighbours:
+            self._each(stage, self._take, found)
         return found
 
     def close(self) -> None:
         """Close the transport."""
         self._transport.close()
+
+    def _each(self, stage: int, call: Callable[..., None], *args: Any) -> None:
+        """`call(stage, *args)`, whose errors end the probes of this neighbour alone."""
+        if stage not in self.faults:
+            try:
+                call(stage, *args)
+            except PeerLost as error:
+                self.faults[stage] = str(error)
+
+    def _send(self, stage: int, nbytes: int, tag: int) -> None:
+        self._sent.append(self._transport.isend(_blank(nbytes), stage, tag))
+
+    def _take(self, stage: int, found: list[tuple[int, Stamps]]) -> None:
+        neighbour = self._neighbours[stage]
+        while neighbour.expected and neighbour.expected[0].done():
+            found.append((stage, _stamps(neighbour.expected.popleft(), NBYTES)))
+        if neighbour.large is not None and neighbour.large.done():
+            found.append((stage, _stamps(neighbour.large, self._nbytes)))
+            neighbour.large = None
+        if self._number - (neighbour.posted - len(neighbour.expected)) > KEPT:
+            raise PeerLost(f"none of the last {KEPT} has come")
+        self._post(stage)
 
     def _post(self, stage: int) -> None:
         neighbour = self._neighbours[stage]
@@ -106,5 +128,7 @@ def _blank(nbytes: int) -> torch.Tensor:
 
 def _stamps(work: Work, nbytes: int) -> Stamps:
     stamps = work.wait(0.0)
+    if not math.isfinite(stamps.completed - stamps.sent):
+        raise PeerLost(f"sent at {stamps.sent}, there at {stamps.completed}: that is no time")
     stamps.nbytes = nbytes
     return stamps

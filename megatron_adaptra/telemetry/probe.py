@@ -14,11 +14,12 @@ from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
-from megatron_adaptra.telemetry.link_fit import Sample, transmissions
+from megatron_adaptra.telemetry.link_fit import Sample, by_themselves, transmissions
 from megatron_adaptra.telemetry.report import Collective, Memory, StageReport, Step, StockOp
 from megatron_adaptra.transport.base import Stamps
 
 SMALL = 64  # bytes of a message that shows a link's delay alone
+FREE = 0.25  # share of messages that have not queued from which on they alone show the delay
 UNREAD = 32  # halves of iterations whose times may be unknown
 # An op, its start and its end, and what is known of it at once: CPU seconds, asked, lag.
 _Marks = tuple[Op, Mark, Mark, float, float, float]
@@ -122,8 +123,13 @@ class IterationRecord:
 
     @property
     def _probed(self) -> dict[int, float]:
-        """Seconds that the last small probe from each source took."""
-        return {s: t.delay for s, t in self.probed if t.nbytes <= SMALL}
+        """Least seconds, as in a transit, that a small probe from each source took."""
+        found: dict[int, float] = {}
+        for source, t in self.probed:
+            if t.nbytes <= SMALL:
+                seconds = t.completed - t.sent
+                found[source] = min(seconds, found.get(source, seconds))
+        return found
 
     def _busy(self) -> dict[int, tuple[Sample, ...]]:
         """What larger messages, probes among them, kept links busy for, by source.
@@ -131,13 +137,11 @@ class IterationRecord:
         Nothing of links whose small probe is not there: it shows the delay that is not in it. The
         lower quartile: a thin link keeps no message shorter than its bytes take.
         """
-        transits = {s: t.completed - t.sent for s, t in self.probed if t.nbytes <= SMALL}
-        if not transits:
-            return {}
-        found: dict[int, list[tuple[float, Stamps]]] = {}
+        transits = self._probed
+        found: dict[int, list[Stamps]] = {}
         for source, t in [(s, t) for s, _, t in self.messages] + self.probed:
             if t.nbytes > SMALL and source in transits:
-                found.setdefault(source, []).append((t.nbytes, t))
+                found.setdefault(source, []).append(t)
         return {
             source: tuple(transmissions(messages, transits[source], 0.25))
             for source, messages in found.items()
@@ -182,9 +186,10 @@ class IterationRecord:
     def delay(self, source: int) -> float:
         """Median seconds that messages from stage `source` were on their way.
 
-        The median, not the mean: one late wake-up of this process is not a slow link.
+        The median, not the mean: one late wake-up of this process is not a slow link. What they
+        have queued behind others is not in it, where a small probe shows for how long.
         """
-        return median(stamps.delay for stamps in self._awaited(source))
+        return median(self._delays(source, self._awaited(source)))
 
     def delay_p25(self, source: int) -> float:
         """The same from `source` where processes wait for a core, and so messages seem to.
@@ -194,8 +199,23 @@ class IterationRecord:
         """
         awaited = self._awaited(source)
         wanted = [t for t in awaited if 0 < t.wanted <= t.completed]
-        quartiles = (sorted(t.delay for t in some) for some in (awaited, wanted) if some)
+        quartiles = (sorted(self._delays(source, some)) for some in (awaited, wanted) if some)
         return min(delays[len(delays) // 4] for delays in quartiles)
+
+    def _delays(self, source: int, some: Sequence[Stamps]) -> list[float]:
+        """Seconds that `some` messages were on their way.
+
+        Of those that have queued behind others nothing is known but what the link is busy with each
+        of them: they count, without the queue, where few have not.
+        """
+        if (transit := self._probed.get(source)) is None:
+            return [t.delay for t in some]
+        each = by_themselves((t for s, _, t in self.messages if s == source), transit)
+        alone = {id(one.stamps): one for one in each}
+        free = [t.delay for t in some if not alone[id(t)].queued]
+        if len(free) >= FREE * len(some):
+            return free
+        return [min(t.delay, alone[id(t)].seconds) for t in some]
 
     def transit(self, source: int) -> float:
         """Least seconds from sent, on the clock of `source`, to there, on this one.

@@ -22,7 +22,8 @@ from megatron_adaptra.transport.rules import LinkRule
 class LinkEmulator:
     """Holds what `stage` sends over a slow link.
 
-    `rules` may name every link of the pipeline. `seed`: of the jitter.
+    `rules` may name every link of the pipeline. `seed`: of the jitter. Any thread may send: what
+    measures a link shares it with the messages of the pipeline.
     """
 
     def __init__(self, stage: int, rules: Sequence[LinkRule], seed: int = 0) -> None:
@@ -41,9 +42,13 @@ class LinkEmulator:
 
     def hold(self, target: int, nbytes: int, deliver: Callable[[], None]) -> None:
         """Call `deliver` when `nbytes`, sent now, have crossed the emulated link to `target`."""
-        if not self.holds(target):
+        with self._lock:
+            if held := self.holds(target):
+                self._put(target, nbytes, deliver)
+        if not held:
             deliver()
-            return
+
+    def _put(self, target: int, nbytes: int, deliver: Callable[[], None]) -> None:
         rule = self._rule(target)
         due = now = time.monotonic()
         if rule is not None:
@@ -51,17 +56,14 @@ class LinkEmulator:
             self._free[target] = due
             due += max(0.0, rule.delay + rule.jitter * self._random.gauss(0.0, 1.0))
         due = self._due[target] = max(due, self._due.get(target, 0.0))
-        self._count(target, 1)
+        self._in_flight[target] = self._in_flight.get(target, 0) + 1
 
         def arrive() -> None:
             deliver()
-            self._count(target, -1)  # only now may the next message go its own way
+            with self._lock:  # only now may the next message go its own way
+                self._in_flight[target] -= 1
 
         self._line.put(due, arrive)
-
-    def _count(self, target: int, by: int) -> None:
-        with self._lock:
-            self._in_flight[target] = self._in_flight.get(target, 0) + by
 
     def close(self) -> None:
         """Drop what is held, and end the thread."""

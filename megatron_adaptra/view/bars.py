@@ -134,7 +134,7 @@ class Gantt:
         finish: where the mark with the length stands, in seconds from the first start; None for the
             last end.
         shading: what shades of bars mean; None where there are none.
-        names: of the rows, where these are no numbers.
+        names: of the rows, after the noun; empty for their numbers.
         groups: of rows; None where they are all alike.
         notes: by row, what is unusual about it, in a few words.
         gone: rows on which nothing can run.
@@ -170,10 +170,10 @@ class Gantt:
 
     def row_name(self, row: int) -> str:
         """What stands beside that `row`."""
-        return f"{self.noun} {self.number(row)}"
+        return f"{self.noun} {self.short_name(row)}"
 
-    def number(self, row: int) -> str:
-        """That of the `row`, or its name, without the noun."""
+    def short_name(self, row: int) -> str:
+        """The same of `row`, without the noun."""
         return self.names[row] if self.names else str(row)
 
     def row_title(self, row: int) -> str:

@@ -60,9 +60,9 @@ def _complete(pid: int, bar: Bar) -> Event:
 
 
 def _flight(pid: int, identity: str, arrow: Arrow, gantt: Gantt) -> list[Event]:
-    ends = f"{gantt.number(arrow.source)} to {gantt.number(arrow.target)}"
+    way = f"{gantt.short_name(arrow.source)} to {gantt.short_name(arrow.target)}"
     link = {
-        "name": f"link {ends}",
+        "name": f"link {way}",
         "cat": "link",
         "id": identity,
         "pid": pid,
@@ -70,8 +70,7 @@ def _flight(pid: int, identity: str, arrow: Arrow, gantt: Gantt) -> list[Event]:
     }
     bars = [(link, arrow.sent)]
     if arrow.posted is not None:
-        name = f"receives posted, {ends}"
-        bars.append(({**link, "name": name, "cat": "posted"}, arrow.posted))
+        bars.append(({**link, "name": f"receives posted, {way}", "cat": "posted"}, arrow.posted))
     return [
         event
         for bar, begin in bars

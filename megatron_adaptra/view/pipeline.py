@@ -61,7 +61,7 @@ def pipeline_gantt(
         noun="worker" if several else "stage",
         rows=timeline.workers,
         categories=tuple(CATEGORY.values()),
-        bars=tuple(_bar(span, stages) for span in timeline.spans),
+        bars=tuple(_op_bar(span, stages) for span in timeline.spans),
         arrows=tuple(
             Arrow(m.source, m.target, str(m.op), m.sent, m.arrived, m.posted, find.ends(m))
             for m in timeline.messages
@@ -92,7 +92,7 @@ def _notes(conditions: ReplicaConditions) -> Mapping[int, str]:
     return notes
 
 
-def _bar(span: Span, stages: int) -> Bar:
+def _op_bar(span: Span, stages: int) -> Bar:
     op, category = span.op, CATEGORY[span.op.kind]
     guest = op.home is not None and op.home != span.stage // stages
     step = op.kind is Kind.STEP

@@ -16,6 +16,8 @@ from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.adapter.entry.plugin import Plugin
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.plan.collectives.direct import direct
+from megatron_adaptra.run import _check_flags
 
 RANKS = 4
 
@@ -41,7 +43,11 @@ def test_losses_are_those_of_megatron(case: str) -> None:
         close = 1e-2 if case == "bf16" else 1e-5
         assert ours["losses"] == pytest.approx(native["losses"], rel=close)
         assert ours["norms"] == pytest.approx(native["norms"], rel=close)
-        for way in ("late", "gloo"):  # the order of summation is that of the ranks
+        ways = {"late", "gloo", "file"}.intersection(row)  # summed in the order of the ranks
+        if case == "pipelines":  # the file is for four ranks
+            ways.remove("file")
+            assert row["file"] == {**native, "calls": 0}
+        for way in ways:
             assert row[way] == ours
         assert row["stragglar"]["losses"] == pytest.approx(native["losses"], rel=close)
         assert (row["stragglar"]["calls"] > 0) == (case != "pipelines")  # it needs four ranks
@@ -63,17 +69,42 @@ def test_what_a_plan_does_not_reduce_is_left_to_megatron() -> None:
             if way not in ("case", "native")
         )
     line = "gradients are reduced by Megatron: the distributed optimizer has its own way"
-    assert text.count(line) == 4  # once for each activation, at rank 0
+    assert text.count(line) == 2  # once for each activation, at rank 0
+    assert "plan.txt is for 4 ranks, here is 2" in text
+
+
+def checked(config: AdaptraConfig, monkeypatch: pytest.MonkeyPatch, **sizes: int) -> str:
+    """What the plugin refuses about `config` at the start of a training of four replicas."""
+    monkeypatch.setattr(flags, "refuse", lambda args: None)
+    plugin = Plugin()
+    plugin.config = config
+    sizes = {"data_parallel_size": 4, "pipeline_model_parallel_size": 1, **sizes}
+    with pytest.raises(BadInput) as caught:
+        plugin._check(types.SimpleNamespace(**sizes))
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("late", ["4", "0,1,2,3"])
 def test_late_ranks_out_of_range(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flags, "refuse", lambda args: None)
-    plugin = Plugin()
-    plugin.config = AdaptraConfig(allreduce="direct", late_ranks=late)
-    args = types.SimpleNamespace(data_parallel_size=4, pipeline_model_parallel_size=1)
-    with pytest.raises(BadInput) as caught:
-        plugin._check(args)
-    assert str(caught.value) == (
+    assert checked(AdaptraConfig(allreduce="direct", late_ranks=late), monkeypatch) == (
         f"--adaptra-late-ranks '{late}': data-parallel ranks are 0 to 3, of whom one has to be left"
     )
+
+
+def test_a_plan_in_a_file_is_checked_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "plan.txt"
+    config = AdaptraConfig(allreduce=str(file))
+    line = checked(config, monkeypatch)
+    assert line.endswith("one of native, direct, stragglar, or a file with a collective plan")
+    file.write_text(direct([1] * 4).text())
+    assert "for 4 ranks': there are 8" in checked(config, monkeypatch, context_parallel_size=2)
+    file.write_text(direct([1] * 5).text())
+    line = checked(config, monkeypatch)
+    assert line.startswith(f"--adaptra-allreduce '{file}': in it, ")
+    assert "for 5 ranks': there are 4" in line
+    file.write_text(direct([1] * 4).text().replace("A0=0+1+2+3", "A0=0+1+3", 1))
+    assert "rank 0 does not receive it" in checked(config, monkeypatch)
+    with pytest.raises(BadInput, match="rank 0 does not receive it"):  # the launcher finds it, too
+        _check_flags(["--adaptra", f"--adaptra-allreduce={file}"])

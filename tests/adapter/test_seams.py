@@ -21,9 +21,9 @@ HERE = Path(__file__).parent
 def test_the_stock_arm_trains_as_megatron_alone(precision: str, tmp_path: Path) -> None:
     """Neither the second arm in the same processes nor the emulated link leaves a trace."""
     out = tmp_path / "losses.json"
-    done = summary(tmp_path, iterations=18, precision=precision)
+    done = summary(tmp_path, stages=2, iterations=9, precision=precision)
     words = [str(HERE / "stock_script.py"), str(tmp_path / "text"), str(out), precision]
-    alone = zygote(False).run(tmp_path, words, ranks=4)
+    alone = zygote(False).run(tmp_path, words, ranks=2)
     assert alone.status == 0, alone.text[-3000:]
     assert json.loads(out.read_text()) == done["arms"]["stock"]["losses"]
 

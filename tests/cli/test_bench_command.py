@@ -97,6 +97,7 @@ def test_hol_shows_what_waiting_costs():
         in_time("the share in the queue", share[transport, "in"], 0.6 * share[transport, "off"])
 
 
+@pytest.mark.long
 @built
 def test_hol_prints_a_table():
     out = process("bench", "hol", "--sizes", "4KiB", "--rounds", "1").stdout

@@ -6,13 +6,17 @@ are filled in (documented.py).
 
 from __future__ import annotations
 
+import argparse
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from documented import Clone, blocks, commands, filled, make_clone
 from launching import ROOT
 
+from megatron_adaptra.cli.demo import _options_of, add_parser
 from megatron_adaptra.transport.engine.bindings import missing
 
 PAGES = ("README.md", "docs/getting-started.md")
@@ -22,12 +26,19 @@ NOT_RUN = ("scripts/test.sh",)  # would run this test
 # What a command needs, by what stands in it, beside the clone.
 TRAINS = re.compile(r"torchrun|--smoke")  # with Megatron's own program
 COLD = re.compile(r"quickstart|pip |bench|compare|demo --netlab")
+# Trainings that tests/adapter has as forks of a zygote: here their options are read.
+ELSEWHERE = re.compile(r"quickstart.*(--precision|--policy|--engine)")
 STARTS = re.compile(r"^\s*(?:\$ )?(?:\.venv/bin/|scripts/|adaptra |torchrun |pip |git |python )")
 
 
 def cases(trains: bool) -> list[object]:
+    marks = {COLD: pytest.mark.cold, ELSEWHERE: pytest.mark.large}
+
+    def marks_of(command: str) -> list[pytest.MarkDecorator]:
+        return [mark for kind, mark in marks.items() if kind.search(command)]
+
     return [
-        pytest.param(command, id=command, marks=[pytest.mark.cold] if COLD.search(command) else [])
+        pytest.param(command, id=command, marks=marks_of(command))
         for command in COMMANDS
         if command not in NOT_RUN and bool(TRAINS.search(command)) is trains
     ]
@@ -61,6 +72,17 @@ def run(clone: Clone, command: str) -> None:
 @pytest.mark.parametrize("command", cases(trains=False))
 def test_it_runs(command: str, clone: Clone) -> None:
     run(clone, command)
+
+
+@pytest.mark.parametrize("command", filter(ELSEWHERE.search, COMMANDS))
+def test_its_options_are_those_of_the_demo(command: str) -> None:
+    words = shlex.split(command)
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    options = _options_of(parser.parse_args(["demo", *words[1:]]))
+    for flag, value in pairwise(words):
+        if flag in ("--policy", "--engine", "--precision"):
+            assert getattr(options, flag[2:]) == value
 
 
 @pytest.mark.cold

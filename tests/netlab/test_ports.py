@@ -107,9 +107,10 @@ def test_ports_keep_their_rates_each_way_and_the_settings_of_tcp_are_recorded():
     done = lab("measure", "--hosts", "3", "--host", "1:2MB/s", "--host", "2:4MB/s", "--json")
     found = json.loads(done.stdout)
     assert found["tcp"] == {
-        "congestion_control": "cubic", "mtu": 9000, "slow_start_after_idle": False
+        "congestion_control": "cubic", "mtu": 9000, "segments": 32000,
+        "slow_start_after_idle": False,
     }  # fmt: skip
-    assert "cubic, MTU 9000, slow start after idle off" in done.stderr
+    assert "cubic, MTU 9000, 32000 bytes at once, slow start after idle off" in done.stderr
     links = {each["link"]: each["measured"]["bandwidth"] for each in found["links"]}
     assert links.keys() == {"1>2", "2>1", "2>0", "0>2"}
     for link, rate in (("1>2", 2e6), ("2>1", 2e6), ("2>0", 4e6), ("0>2", 4e6)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -38,7 +39,12 @@ def test_the_example_trains_as_torch_does_up_to_the_order_of_summation():
     assert float(by_plan[-1]) < float(by_plan[0])
 
 
-def gradients(me, dtype, transport, late):
+def gradients(me, cases):
+    """What each of the cases has given this rank, in the same processes."""
+    return [gradient(me, *case) for case in cases]
+
+
+def gradient(me, dtype, transport, late):
     """Of a model after one backward, this rank's own and the reduced ones, by parameter."""
     torch.manual_seed(7)
     plain = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.Linear(30, 3)).to(dtype)
@@ -54,26 +60,38 @@ def gradients(me, dtype, transport, late):
     return [*([one.tolist() for one in each] for each in (own, reduced)), hook[0].native]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "transport"),
-    [(torch.float32, "engine"), (torch.float32, "gloo"), (torch.bfloat16, "auto")],
-)
-def test_gradients_are_averages_in_the_order_of_ranks_under_all_shares(dtype, transport):
-    found = [run("gloo", gradients, dtype, transport, late, ranks=3) for late in ([], [0], [1, 2])]
-    for ranks in found:
+DTYPES = ((torch.float32, "engine"), (torch.float32, "gloo"), (torch.bfloat16, "auto"))
+LATE = ([], [0], [1, 2])
+
+
+CASES = [(dtype, transport, late) for dtype, transport in DTYPES for late in LATE]
+COMPLEX = (torch.complex64, "gloo", [])
+
+
+@functools.cache
+def found():
+    """By rank, what each of CASES and COMPLEX has given it."""
+    return run("gloo", gradients, [*CASES, COMPLEX], ranks=3)
+
+
+def test_gradients_are_averages_in_the_order_of_ranks_under_all_shares():
+    by_rank = [mine[:-1] for mine in found()]
+    for case, *ranks in zip(CASES, *by_rank, strict=True):
+        dtype = case[0]
         own = [[torch.tensor(grad, dtype=dtype).float() for grad in rank[0]] for rank in ranks]
         for number, reduced in enumerate(ranks[0][1]):
             mean = ((own[0][number] + own[1][number] + own[2][number]) / 3).to(dtype)
-            assert reduced == mean.tolist()
-            assert all(rank[1] == ranks[0][1] for rank in ranks)
-        assert ranks == found[0]
+            assert reduced == mean.tolist(), case
+            assert all(rank[1] == ranks[0][1] for rank in ranks), case
+        first = CASES.index((*case[:2], LATE[0]))
+        assert ranks == [rank[first] for rank in by_rank], case
 
 
 def test_complex_gradients_come_as_real_numbers():
-    ranks = run("gloo", gradients, torch.complex64, "gloo", [], ranks=2)
+    ranks = [mine[-1] for mine in found()]
     for number, reduced in enumerate(ranks[0][1]):
         own = [torch.tensor(rank[0][number]) for rank in ranks]
-        assert torch.allclose(torch.tensor(reduced), (own[0] + own[1]) / 2, rtol=1e-5)
+        assert torch.allclose(torch.tensor(reduced), sum(own) / 3, rtol=1e-5)
     assert not any(rank[2] for rank in ranks)  # by plan
 
 

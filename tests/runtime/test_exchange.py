@@ -10,7 +10,7 @@ import pytest
 import torch
 from patience import PATIENCE
 from torch.distributed import ReduceOp
-from transport.ranks import Processes, run
+from transport.ranks import Processes, run, until
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import BadInput, Disagreement, PeerLost
@@ -313,6 +313,48 @@ def test_a_difference_of_one_rank_is_found_on_all(what):
     )
     assert ": rank 0, rank 2; " in texts[0]
     assert texts[0].endswith(": rank 1")
+
+
+def awaits_what_is_known(me):
+    reports = exchange_of(me, 2).reports
+    reports.plan(0, f"of {me.rank}")
+    other = 1 - me.rank
+    until(lambda: reports.read() or (0, other) in reports.plans, "the other one has reported")
+    reports.await_plan(0, other, 2 * PATIENCE)  # and not for a second report
+    me.meet()
+    return reports.plans[0, other]
+
+
+def test_a_report_that_is_known_is_not_waited_for():
+    assert run("eager", awaits_what_is_known) == ["of 1", "of 0"]
+
+
+class Calls:
+    """A transport, and in which order it is called."""
+
+    def __init__(self, transport) -> None:
+        self._transport, self.made = transport, []
+
+    def __getattr__(self, name):
+        if name in ("isend", "irecv"):
+            self.made.append(name)
+        return getattr(self._transport, name)
+
+
+def calls_of(me, plan):
+    exchange = exchange_of(me, plan.ranks)
+    exchange.run(torch.ones(60), plan)  # which all know then
+    calls = exchange.transport = Calls(exchange.transport)
+    exchange.run(torch.ones(60), plan)
+    me.meet()
+    return calls.made
+
+
+def test_what_needs_nobodys_part_is_sent_before_receives_are_posted():
+    plan = direct((1, 1, 0), 3)
+    for rank, calls in enumerate(run("eager", calls_of, plan, ranks=3)):
+        parts = sum(op.action is Action.PART for op in plan.order[rank])
+        assert calls[: parts + 1] == ["isend"] * parts + ["irecv"]
 
 
 def refusals(me, ranks):

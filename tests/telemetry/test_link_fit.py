@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from megatron_adaptra.telemetry.link_fit import LinkFit, Sample, fit_line, transmissions
+from megatron_adaptra.telemetry.link_fit import WINDOW, LinkFit, Sample, slope_of, transmissions
+from megatron_adaptra.telemetry.students_t import exceeded, tail
 from megatron_adaptra.transport.base import Stamps
 
 MB = 1e6
@@ -21,15 +22,14 @@ def messages(
     clock: float = 0.0,
     rng: random.Random | None = None,
     eager: bool = True,
-) -> list[tuple[float, Stamps]]:
+) -> list[Stamps]:
     """What a link delivers that puts out one message after another; `sends`: seconds and bytes."""
     free, out = 0.0, []
     for sent, nbytes in sends:
         free = max(sent, free) + nbytes / bandwidth
         late = rng.expovariate(1 / 3e-4) if rng else 0.0
-        out.append(
-            (nbytes, Stamps(sent, sent - 1 + clock, free + delay + late + clock, eager=eager))
-        )
+        arrived = free + delay + late + clock
+        out.append(Stamps(sent, sent - 1 + clock, arrived, eager=eager, nbytes=int(nbytes)))
     return out
 
 
@@ -53,14 +53,13 @@ def test_within_a_tenth_after_ten_iterations(delay: float, bandwidth: float) -> 
     rng, fit = random.Random(seed), LinkFit()
     for _ in range(10):
         now = 1.0
-        small = messages(delay, bandwidth, [(now, 8)], rng=rng)[0][1].delay
+        small = messages(delay, bandwidth, [(now, 8)], rng=rng)[0].delay
         sends = []
         for _ in range(8):
             now += rng.choice([0.002, 0.03, 0.2])
             sends.append((now, MB))
-        fit.add([Sample(8, small)])
         large = transmissions(messages(delay, bandwidth, sends, rng=rng), small)
-        fit.add(Sample(s.nbytes, small + s.seconds) for s in large)
+        fit.add([Sample(8, small), *(Sample(s.nbytes, small + s.seconds) for s in large)])
     found = fit.fit()
     assert found is not None
     assert found.sure
@@ -69,14 +68,17 @@ def test_within_a_tenth_after_ten_iterations(delay: float, bandwidth: float) -> 
 
 
 def test_sizes_that_change_are_fitted_by_their_bytes() -> None:
-    rng = random.Random(5)
-    samples = [
-        Sample(n, 0.003 + n / (50 * MB)) for n in (rng.uniform(1e5, 4 * MB) for _ in range(9))
-    ]
-    samples[2] = Sample(samples[2].nbytes, 9.0)  # one message was late
-    fit = fit_line(samples)
-    assert fit is not None
-    assert (fit.delay, fit.bandwidth) == pytest.approx((0.003, 50 * MB), rel=1e-6)
+    rng, fit = random.Random(5), LinkFit()
+    for late in range(WINDOW):
+        sizes = [rng.uniform(1e5, 4 * MB) for _ in range(9)]
+        row = [Sample(n, 0.003 + n / (50 * MB)) for n in [8, *sizes]]
+        row[2] = Sample(row[2].nbytes, 9.0)  # one message was late
+        if late == 3:
+            row[0] = Sample(8, 0.2)  # and once the small one
+        fit.add(row)
+    found = fit.fit()
+    assert found is not None
+    assert (found.delay, found.bandwidth) == pytest.approx((0.003, 50 * MB), rel=1e-6)
 
 
 def test_many_sizes_of_an_iteration_come_in_few_groups() -> None:
@@ -99,17 +101,28 @@ def test_noise_alone_is_no_bandwidth() -> None:
     assert found.bandwidth == math.inf
 
 
-def test_a_changed_link_is_fitted_anew() -> None:
-    fit = LinkFit()
-    for seconds in (0.001, 0.001, 0.001, 0.001, 0.051, 0.051):
+@pytest.mark.parametrize(("old", "new"), [(0.001, 0.051), (0.051, 0.001), (0.02, 0.05)])
+def test_a_changed_link_is_fitted_anew(old: float, new: float) -> None:
+    """From the second iteration on; one alone may be a message that was late."""
+    fit, per_byte = LinkFit(), []
+    for seconds in [old] * 6 + [new] * 2:
         fit.add([Sample(8, 0.0), Sample(MB, seconds)])
-    before = fit.fit()
-    fit.restart(2)
-    after = fit.fit()
-    assert before is not None
-    assert after is not None
-    assert before.per_byte * MB == pytest.approx(0.001, rel=1e-4)
-    assert after.per_byte * MB == pytest.approx(0.051, rel=1e-4)
+        found = fit.fit()
+        assert found is not None
+        per_byte.append(found.per_byte)
+    assert per_byte[6] * MB == pytest.approx(old, rel=1e-4)
+    assert per_byte[7] * MB == pytest.approx(new, rel=1e-4)
+
+
+def test_a_delay_that_changes_leaves_the_bandwidth_alone() -> None:
+    rng, fit = random.Random(9), LinkFit()
+    for delay in [0.001] * 5 + [0.081] * 5:
+        wire = 0.02 + rng.uniform(-1e-3, 1e-3)
+        fit.add([Sample(8, delay), Sample(MB, delay + wire)])
+    found = fit.fit()
+    assert found is not None
+    assert found.sure
+    assert found.bandwidth == pytest.approx(50 * MB, rel=0.05)
 
 
 @pytest.mark.parametrize("nonsense", [math.nan, math.inf, -math.inf])
@@ -122,20 +135,33 @@ def test_nonsense_is_left_out(nonsense: float) -> None:
 
 
 def test_one_size_gives_no_bandwidth() -> None:
-    assert fit_line([Sample(8, 0.1), Sample(8, 0.2)]) is None
+    assert slope_of([Sample(8, 0.1), Sample(8, 0.2)]) is None
     assert LinkFit().fit() is None
 
 
 def test_messages_that_get_faster_with_their_size_have_no_limit() -> None:
-    fit = fit_line([Sample(8, 0.2), Sample(MB, 0.1), Sample(8, 0.21), Sample(MB, 0.11)])
-    assert fit is not None
-    assert fit.per_byte == 0.0
-    assert fit.bandwidth == math.inf
+    fit = LinkFit()
+    for i in range(WINDOW):
+        fit.add([Sample(8, 0.2 + i / 1e4), Sample(MB, 0.1 + i / 2e4)])
+    found = fit.fit()
+    assert found is not None
+    assert found.per_byte == 0.0
+    assert found.bandwidth == math.inf
+
+
+@pytest.mark.parametrize(
+    # Student's table, as any book has it.
+    ("chance", "freedom", "t"),
+    [(0.05, 1, 6.314), (0.05, 2, 2.920), (0.05, 9, 1.833), (0.001, 4, 7.173), (0.0005, 8, 5.041)],
+)
+def test_t_is_students(chance: float, freedom: int, t: float) -> None:
+    assert exceeded(chance, freedom) == pytest.approx(t, abs=1e-3)
+    assert tail(exceeded(chance, freedom), freedom) == pytest.approx(chance)
 
 
 def test_who_waited_for_its_receive_says_nothing() -> None:
     """Unless all of them did."""
-    late = Stamps(sent=1.0, posted=1.5, completed=1.55)
-    good = Stamps(sent=2.0, posted=1.6, completed=2.06)
-    assert transmissions([(MB, late), (MB, good)], 0.01) == [Sample(MB, pytest.approx(0.05))]
-    assert len(transmissions([(MB, late)], 0.01)) == 1
+    late = Stamps(sent=1.0, posted=1.5, completed=1.55, nbytes=1000)
+    good = Stamps(sent=2.0, posted=1.6, completed=2.06, nbytes=1000)
+    assert transmissions([late, good], 0.01) == [Sample(1000, pytest.approx(0.05))]
+    assert len(transmissions([late], 0.01)) == 1

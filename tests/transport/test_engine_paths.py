@@ -9,11 +9,15 @@ import socket
 import stat
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from patience import PATIENCE
-from transport.ranks import Processes, RankFixture
+from transport.ranks import Processes, RankFixture, until
+
+from megatron_adaptra.transport.engine.endpoint import Endpoint
+from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 TAGS, COUNT = 4, 120
 LARGEST = 3 << 20  # bytes
@@ -88,3 +92,23 @@ def test_every_message_arrives_once_whatever_breaks(kind: str, cuts: str) -> Non
     print(f"seed {seed}")
     with Processes(talks, seed, cuts, kind=kind) as processes:
         assert [processes.result(rank) for rank in (0, 1)] == [[], []]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_all_uses_of_an_endpoint_share_its_connections(tmp_path: Path, count: int) -> None:
+    """Each use connects its peers, and messages overtake each other on what is too many."""
+    rendezvous = FolderRendezvous(tmp_path)
+    ends = [
+        Endpoint(rank, "127.0.0.1", f"of {rank}", rendezvous, PATIENCE, connections=count)
+        for rank in (0, 1)
+    ]
+    try:
+        for _ in range(3):
+            for rank in (1, 0):  # the higher one dials
+                ends[rank].connect([1 - rank])
+            until(lambda: not ends[1]._peers[0].dialling, "all are dialled")
+        assert ends[1].engine.counts(0).paths == count
+        assert len(connections(ends[0].listener.port)) == 2 * count  # both ends are here
+    finally:
+        for end in ends:
+            end.close()

@@ -109,13 +109,16 @@ class Plugin:
     def _check(self, args: Any) -> None:
         """All problems that are known before processes meet."""
         from megatron_adaptra.adapter.compat.profiles import profile
+        from megatron_adaptra.plan.collectives.read import plan_in_file
         from megatron_adaptra.transport.scenario import load_rules
 
         assert self.config is not None
         flags.refuse(args)
         profile()
         load_rules(self.config.emulate_link, args.pipeline_model_parallel_size)
-        late, ranks = self.config.late, args.data_parallel_size
+        late = self.config.late
+        ranks = args.data_parallel_size * getattr(args, "context_parallel_size", 1)
+        plan_in_file(self.config.allreduce, ranks)
         if late and (late[-1] >= ranks or len(late) == ranks):
             allowed = f"data-parallel ranks are 0 to {ranks - 1}, of whom one has to be left"
             raise BadInput("--adaptra-late-ranks", self.config.late_ranks, allowed)

@@ -15,11 +15,14 @@ from megatron_adaptra.errors import Disagreement, PeerLost
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
+from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle
 from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.telemetry.estimate import SPARE
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.transport.base import Stamps
+
+PROBED = 2  # times in an iteration that links are probed: as it begins, and as its pipeline ends
 
 
 class Run:
@@ -40,6 +43,7 @@ class Run:
     ) -> None:
         self.wiring, self.controller, self.microbatches = wiring, controller, microbatches
         self._context, self._schedule = context, controller.ballot.schedule
+        self._unknown: set[int] = set()  # stages, of whose links no bandwidth is measured
         self._schedule = self._next(iteration)
         wiring.mailbox.begin(iteration, new_message)
         self.program = lower(self._schedule, context.ahead)
@@ -81,9 +85,16 @@ class Run:
         staging.trim(self.stock)
 
     def probe_links(self) -> None:
-        """Send what measures the links; on the guard's thread, after the iteration has begun."""
-        if self.wiring.probes is not None:
-            self.wiring.probes.exchange(self.microbatches * self.stock)
+        """Send what measures the links; on the guard's thread, as often on all stages."""
+        if (probes := self.wiring.probes) is None:
+            return
+        for source in probes.faults.keys() - self._unknown:
+            self._unknown.add(source)
+            log_line(
+                f"stage {self._context.stage}: the bandwidth of the link from stage {source} is "
+                f"not measured any more, its probes have failed: {probes.faults[source]}"
+            )
+        probes.exchange(self.microbatches * self.stock / PROBED)
 
     def take_probes(self) -> list[tuple[int, Stamps]]:
         """What has come of that."""

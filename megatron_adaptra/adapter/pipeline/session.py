@@ -130,6 +130,8 @@ class Session:
             with self._counts.around(run.program, arguments):
                 result = by_megatron(self.context, run, function, arguments)
         run.wiring.mailbox.finish()
+        if run.wiring.probes is not None:  # once more: one of them may wait for a core
+            self.guard.later(run.probe_links)
         record = probe.pipeline_ends()
         self._steps = True
         if record is not None:

@@ -151,8 +151,8 @@ class Wiring:
     which are on `device`. `control`: between the leader of the plan group and its other members.
     `channels`: over that by member, of the leader to all others, of these to the leader. `store`:
     where decisions are when control is lost. `log`: of the leader's decisions. `patched`: torch's
-    functions, for which `small_collectives` stands in. `probes`: of links, where Megatron's own
-    messages may be in use. What has failed to open through the `guard` is None.
+    functions, for which `small_collectives` stands in. `probes`: of links. What has failed to open
+    through the `guard` is None.
     """
 
     plan_group: PlanGroup
@@ -167,7 +167,7 @@ class Wiring:
     patched: contextlib.ExitStack
     log: DecisionLog | None
     guard: Guard
-    probes: LinkProbes | None = None
+    probes: LinkProbes | None
 
     @property
     def rendezvous(self) -> bool:
@@ -244,11 +244,10 @@ def open_wiring(
         patched = patch("small-collectives", **stand_ins)
     log = context.guard.call(_decision_log, config, group.leader)
     store = context.guard.call(lambda: DecisionStore(KeyValueStore("adaptra/")))
-    probes = None
-    if probed is not None:
-        neighbours = sorted({b for a, b in _links(context, chunks) if a == context.stage})
-        nbytes = context.guard.call(message_bytes, arguments) or 0
-        probes = context.guard.call(LinkProbes, probed, neighbours, nbytes)
+    neighbours = sorted({b for a, b in _links(context, chunks) if a == context.stage})
+    # Where all messages are ours they are the large ones.
+    nbytes = context.guard.call(message_bytes, arguments) if context.device.behind else 0
+    probes = context.guard.call(LinkProbes, probed, neighbours, nbytes or 0)
     return Wiring(
         group, wire, device, pipelines, control, channels, store, mailbox, collectives, patched,
         log, context.guard, probes,
@@ -266,7 +265,7 @@ def _relink(
 
 def _connect(
     context: RankContext, group: PlanGroup, device: torch.device, chunks: int, name: str
-) -> tuple[Wire, tuple[Transport, ...], Transport, Transport | None]:
+) -> tuple[Wire, tuple[Transport, ...], Transport, Transport]:
     """A wire, the pipeline's transports over it, control, which is called `name`, and probes.
 
     Collective: raises NoConnections on all ranks where some cannot connect.
@@ -290,14 +289,12 @@ def _connect(
             for transport in _open_pipelines(context, wire, device, chunks, group.serial):
                 unless_open.callback(transport.close)
                 pipelines.append(transport)
-            control, probed = wire.control(name, group.members), None
+            control = wire.control(name, group.members)
             unless_open.callback(control.close)
-            if context.device.behind:
-                links = _links(context, chunks)
-                probed = wire.transport(
-                    f"{group.serial}/probes", context.ranks, links, context.emulator
-                )
-                unless_open.callback(probed.close)
+            probed = wire.transport(
+                f"{group.serial}/probes", context.ranks, _links(context, chunks), context.emulator
+            )
+            unless_open.callback(probed.close)
         except (PeerLost, DeviceFailed, OSError, RuntimeError) as raised:
             error = raised
         why = "" if error is None else reason_of(error)

@@ -7,8 +7,10 @@ the distributed optimizer among it, is left to Megatron, which is logged once.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -19,24 +21,20 @@ from megatron_adaptra.adapter.compat.patches import PATCHES, patch
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.plan.collectives.direct import direct, shares_without
-from megatron_adaptra.plan.collectives.stragglar import CHUNKS, stragglar
+from megatron_adaptra.model.all_reduce_forms import AllReduce
+from megatron_adaptra.plan.collectives.read import plan_in_file
+from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, MESSAGE, sized
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import FLOATS, ExchangeWork
 
-_Builder = Callable[[int, tuple[int, ...]], CollectivePlan]  # of how many ranks, and the late ones
-# By `--adaptra-allreduce`: the fewest ranks, and the builder.
-_BUILDERS: Mapping[str, tuple[int, _Builder]] = {
-    "direct": (2, lambda ranks, late: direct(shares_without(ranks, late))),
-    "stragglar": (4, lambda ranks, late: stragglar(ranks, late[0], CHUNKS)),
-}
+_RATE = 1.25e9  # bytes per second: the port that buckets are cut for, as none is measured
 
 
 @dataclass(frozen=True)
 class _Group:
-    """A data-parallel group that reduces by `plan`, over connections of its own."""
+    """A data-parallel group that reduces by plans, over connections of its own."""
 
-    plan: CollectivePlan
+    plan_of: Callable[[int], CollectivePlan]  # of how many bytes
     connected: Connected
 
     def close(self) -> None:
@@ -61,10 +59,14 @@ class GradientReduction:
     Args:
         config: the job's settings.
         say: logs a sentence, once, at rank 0.
+
+    Raises:
+        BadFile: `--adaptra-allreduce` names a file without a plan.
     """
 
     def __init__(self, config: AdaptraConfig, say: Callable[[str], None]) -> None:
         self._config, self._say = config, say
+        self._given = plan_in_file(config.allreduce)
         self._groups: dict[Any, _Group | None] = {}  # None: its connections cannot be opened
         (target,) = PATCHES["gradients"].targets
         native = getattr(*find(target))
@@ -108,7 +110,11 @@ class GradientReduction:
             if data.dtype not in FLOATS or not data.is_contiguous():
                 return f"they are {data.dtype} with strides {data.stride()}"
         ranks, late = buckets.data_parallel_group.size(), self._config.late
-        if ranks < (fewest := _BUILDERS[name][0]):
+        if self._given is not None:
+            if ranks != (wanted := self._given.ranks):
+                return f"the plan of {name} is for {wanted} ranks, here is {ranks}"
+            return ""
+        if ranks < (fewest := FEWEST_RANKS.get(name, 2)):
             return f"{name} needs {fewest} ranks, here is {ranks}"
         if late and (late[-1] >= ranks or len(late) == ranks):
             return f"late are {self._config.late_ranks}, of ranks 0 to {ranks - 1}"
@@ -124,7 +130,15 @@ class GradientReduction:
         except NoConnections as error:
             self._say(f"gradients are reduced by Megatron: cannot connect: {error}")
             return None
-        return _Group(_BUILDERS[config.allreduce][1](group.size(), config.late), connected)
+        return _Group(cache(partial(self._plan, group.size())), connected)
+
+    def _plan(self, ranks: int, nbytes: int) -> CollectivePlan:
+        """For a bucket of so many bytes; a late rank is taken for very late."""
+        if self._given is not None:
+            return self._given
+        late = self._config.late
+        job = AllReduce(ranks, nbytes, _RATE, cost=MESSAGE, late=math.inf if late else 0.0)
+        return sized(self._config.allreduce, job, late)
 
 
 def _start(buckets: Any, group: _Group) -> None:
@@ -143,7 +157,12 @@ def _start(buckets: Any, group: _Group) -> None:
             bucket.grad_data *= bucket.gradient_scaling_factor
     op = dist.ReduceOp.AVG if config.average_in_collective else dist.ReduceOp.SUM
     exchange = group.connected.exchange
-    handle = _Handle([exchange.start(one.grad_data, group.plan, op) for one in buckets.buckets])
+    handle = _Handle(
+        [
+            exchange.start(one.grad_data, group.plan_of(one.grad_data.nbytes), op)
+            for one in buckets.buckets
+        ]
+    )
     if config.overlap_grad_reduce:
         buckets.grad_reduce_handle = handle
     else:

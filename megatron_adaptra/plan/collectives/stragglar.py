@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import CollectiveLine, CollectiveOp, CollectivePlan
 from megatron_adaptra.plan.collectives.arguments import add, part, take, total, whole
-from megatron_adaptra.plan.collectives.stragglar_rounds import Copy, power_of_two_rounds
+from megatron_adaptra.plan.collectives.stragglar_rounds import Copy, Rounds, power_of_two_rounds
 from megatron_adaptra.plan.collectives.stragglar_search import searched_rounds
 
-CHUNKS = 4  # pieces per owner: more of them double sooner at the end, and cost more messages
+CHUNKS = 4  # pieces per owner
 
 
 def stragglar(ranks: int, late: int, k: int = 1) -> CollectivePlan:
@@ -33,51 +34,51 @@ def stragglar(ranks: int, late: int, k: int = 1) -> CollectivePlan:
 
 @lru_cache(maxsize=64)
 def _stragglar(ranks: int, late: int, k: int) -> CollectivePlan:
-    if late == ranks - 1:
-        return _of_last(ranks, k)
-    places = list(range(ranks))
-    places[late], places[-1] = ranks - 1, late
-    plan = _stragglar(ranks, ranks - 1, k)
-    return plan.relabelled(places, plan.why.replace(f"rank {ranks - 1}", f"rank {late}"))
-
-
-def _of_last(ranks: int, k: int) -> CollectivePlan:
-    """The plan of which the last rank is late."""
-    owners = ranks - 1
-    pieces = k * owners
-    simple = k == 1 and ranks & owners == 0
-    rounds = power_of_two_rounds(ranks) if simple else searched_rounds(ranks, k)
-    lines = [_reduce_scatter(rank, owners, pieces) for rank in range(owners)] + [[]]
+    rounds = _rounds(ranks, k)
+    others = [rank for rank in range(ranks) if rank != late]
+    pieces = k * len(others)
+    lines = dict(zip(others, _reduce_scatter(others, pieces), strict=True))
+    lines[late] = []
     for now, copies in enumerate(rounds):
-        _round(lines, now, copies, owners, pieces)
-    order: tuple[CollectiveLine, ...] = tuple(map(tuple, lines))
-    why = f"rank {owners} is late: {len(rounds)} rounds after its arrival"
+        _round(lines, now, copies, [*others, late], pieces)
+    order: tuple[CollectiveLine, ...] = tuple(tuple(lines[rank]) for rank in range(ranks))
+    why = f"rank {late} is late: {len(rounds)} rounds after its arrival"
     return CollectivePlan(order, (1,) * pieces, "stragglar", why)
 
 
-def _reduce_scatter(rank: int, owners: int, pieces: int) -> list[CollectiveOp]:
+@lru_cache(maxsize=64)
+def _rounds(ranks: int, k: int) -> Rounds:
+    """The same for any late rank: their ranks are places, of which the late rank has the last."""
+    simple = k == 1 and ranks & (ranks - 1) == 0
+    return power_of_two_rounds(ranks) if simple else searched_rounds(ranks, k)
+
+
+def _reduce_scatter(others: Sequence[int], pieces: int) -> Iterator[list[CollectiveOp]]:
     """Each owner has its pieces' sums over all owners; all start with another one."""
-    line = [
-        part(piece, (rank + step) % owners)
-        for base in range(0, pieces, owners)
-        for step in range(1, owners)
-        for piece in [base + (rank + step) % owners]
-    ]
-    return line + [add(piece, *range(owners)) for piece in range(rank, pieces, owners)]
+    owners = len(others)
+    sends = [part(piece, others[piece % owners]) for piece in range(pieces)]
+    for number in range(owners):
+        turn = [*range(number + 1, owners), *range(number)]
+        line = [sends[base + i] for base in range(0, pieces, owners) for i in turn]
+        yield line + [add(piece, *others) for piece in range(number, pieces, owners)]
 
 
 def _round(
-    lines: list[list[CollectiveOp]], now: int, copies: list[Copy], owners: int, pieces: int
+    lines: dict[int, list[CollectiveOp]],
+    now: int,
+    copies: Sequence[Copy],
+    places: Sequence[int],
+    pieces: int,
 ) -> None:
     """Sends come first, so that no rank waits for a round of its own."""
-    late, owner = owners, now % owners
+    late, owner = places[-1], places[now % (len(places) - 1)]
     if now < pieces:
         lines[owner].append(part(now, late))
         lines[late].append(part(now, owner))
     for source, target, piece in copies:
-        lines[source].append(total(piece, target))
+        lines[places[source]].append(total(piece, places[target]))
     if now < pieces:
         lines[owner].append(add(now, owner, late))
         lines[late].append(add(now, owner, late))
     for source, target, piece in copies:
-        lines[target].append(take(piece, source))
+        lines[places[target]].append(take(piece, places[source]))

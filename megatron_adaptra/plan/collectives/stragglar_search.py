@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
+from megatron_adaptra.model.all_reduce_forms import least_rounds
 from megatron_adaptra.plan.collectives.stragglar_rounds import Copy, Rounds
 
 _WORK = 500_000  # pairs of ranks that all tries look at, about: bounds the planning time
@@ -17,14 +18,6 @@ class _Weights(NamedTuple):
     age: float
     soon: float
     noise: float
-
-
-def least_rounds(ranks: int, k: int) -> int:
-    """No plan of so many `ranks`, with `k` pieces per owner, has fewer rounds.
-
-    The late rank sends k(N - 1) pieces; the last one is then on two ranks, and at best doubles.
-    """
-    return k * (ranks - 1) + (ranks - 1).bit_length() - 1
 
 
 def searched_rounds(ranks: int, k: int) -> Rounds:

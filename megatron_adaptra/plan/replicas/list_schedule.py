@@ -29,15 +29,17 @@ class Rule(NamedTuple):
 
     Args:
         forward: share of a forward by which it may keep an arriving gradient waiting.
-        weight: share of a weight half by which it may keep a gradient, or a forward that fits,
-            waiting.
+        weight: share of a weight half by which it may keep an arriving gradient, or forward that
+            fits, waiting.
         forward_first: a forward that fits goes before a gradient that is there.
+        in_turn: forwards run in the order of turns, those that are there wait for others.
         in_flight: microbatches that it holds at most, within its budget.
     """
 
     forward: float = 1.0
     weight: float = 1.0
     forward_first: bool = False
+    in_turn: bool = False
     in_flight: float = math.inf
 
 
@@ -115,7 +117,8 @@ def list_schedule(
         runs: who runs what.
         rules: per worker.
         turns: all units; of those that are ready, a worker takes the one that comes first here.
-        limit: seconds; None is returned as soon as it is clear to take longer.
+        limit: seconds; None is returned as soon as it is clear to take longer. So it is where
+            workers in turn wait for others that are not, and these for memory.
     """
     return _Run(workers, runs, rules, turns).run(limit)
 
@@ -136,10 +139,14 @@ class _Run:
         self.forward_gap = [workers.forward[w] * (1 - rules[w].forward) - workers.eps for w in each]
         self.weight_gap = [workers.weight[w] * (1 - rules[w].weight) - workers.eps for w in each]
         self.forward_first = [rule.forward_first for rule in rules]
+        self.next: dict[int, list[int]] = {
+            w: [] for w in each if rules[w].in_turn
+        }  # ranks, last first
         self.forwards: list[list[int]] = [[] for _ in each]  # ranks of those that can start
         self.backwards: list[list[int]] = [[] for _ in each]
         self.halves: list[deque[int]] = [deque() for _ in each]  # units whose weight half is left
         self.coming: list[list[float]] = [[] for _ in each]  # arrivals of gradients under way
+        self.filling: list[list[float]] = [[] for _ in each]  # arrivals of forwards under way
         self.held, self.free = [0.0] * workers.workers, [0.0] * workers.workers
         self.order: list[list[tuple[Kind, int]]] = [[] for _ in each]
         self.events: list[tuple[float, int, int, int]] = []  # time, what, worker, unit
@@ -151,6 +158,10 @@ class _Run:
                 self.left[worker] += total
                 if stage == 0:
                     self.forwards[worker].append(self.rank[unit])
+                if worker in self.next:
+                    self.next[worker].append(self.rank[unit])
+        for ranks in self.next.values():
+            ranks.sort(reverse=True)
         for ready in self.forwards:
             heapify(ready)
 
@@ -175,6 +186,8 @@ class _Run:
             for worker in dict.fromkeys(moved):
                 if free[worker] <= now + eps and not self.choose(worker, now, limit):
                     return None
+        if any(left > eps for left in self.left):
+            return None
         return Made(self.order, max(free), free)
 
     def choose(self, worker: int, now: float, limit: float) -> bool:
@@ -182,7 +195,10 @@ class _Run:
         jobs = self.jobs
         forwards, backwards = self.forwards[worker], self.backwards[worker]
         halves = self.halves[worker]
-        fits = bool(forwards) and self.held[worker] + 1.0 <= self.budget[worker]
+        room = self.held[worker] + 1.0 <= self.budget[worker]
+        fits = room and bool(forwards)
+        if fits and worker in self.next:
+            fits = forwards[0] == self.next[worker][-1]
         if backwards and not (fits and self.forward_first[worker]):
             unit = self.turns[heappop(backwards)]
             return self.start(worker, _BACKWARD, unit, jobs.backward[worker], now, limit)
@@ -194,6 +210,11 @@ class _Run:
             unit = self.turns[heappop(forwards)]
             return self.start(worker, _FORWARD, unit, jobs.forward[worker], now, limit)
         if halves and not fits and gradient >= self.weight_gap[worker]:
+            filling = self.filling[worker]
+            while filling and filling[0] <= now + jobs.eps:
+                heappop(filling)
+            if room and filling and filling[0] - now < self.weight_gap[worker]:
+                return True
             self.held[worker] -= 1.0 - INPUT_HALF
             return self.start(worker, _FREE, halves.popleft(), jobs.weight[worker], now, limit)
         return True
@@ -212,6 +233,8 @@ class _Run:
         if what == _FORWARD:
             self.order[worker].append((Kind.F, unit))
             self.held[worker] += 1.0
+            if worker in self.next:
+                self.next[worker].pop()
             if stage + 1 < jobs.stages:
                 sends = self.runs[stage + 1][unit]
             else:
@@ -233,8 +256,7 @@ class _Run:
                 arrival += wire + delay
                 if wire > 0:
                     queued = 2 * unit + (what == _BACKWARD)
-            if what == _BACKWARD:
-                heappush(self.coming[sends], arrival)
+            heappush((self.coming if what == _BACKWARD else self.filling)[sends], arrival)
             if queued < 0:
                 heappush(self.events, (arrival, what, sends, unit))
         heappush(self.events, (end, _FREE, worker, queued))

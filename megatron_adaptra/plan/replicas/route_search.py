@@ -17,6 +17,7 @@ UNIFORM = tuple(
     Rule(forward, weight, first)
     for first, forward, weight in product((False, True), (1.0, 0.0), (1.0, 0.0))
 )
+RULES = UNIFORM + tuple(rule._replace(in_turn=True) for rule in UNIFORM)
 KEPT = 2  # of the uniform rules, with which further routes are tried
 CUT = 0.25  # of what a whole one costs does one cost that is cut short, on average
 THRESHOLD = 1.0  # of an op: what may be lost at the start of an annealing
@@ -118,7 +119,7 @@ class RouteSearch:
         if what < 0.25:
             rules = list(rules)
             worker = random.randrange(jobs.workers)
-            rules[worker] = random.choice(UNIFORM)
+            rules[worker] = random.choice(RULES)
         elif what < 0.5:
             turns = list(turns)
             turns.insert(other, turns.pop(unit))

@@ -1,9 +1,9 @@
 """Runs collective plans over a transport: an all-reduce by any builder, asynchronous.
 
 The same bits come from run to run and on all ranks, whichever of them is late, as a plan fixes the
-order of each addition. Receives are posted when an all-reduce starts; a thread of its own runs its
-line. All ranks start the same ones in the same order, so that none depends on one that was started
-later.
+order of each addition. When an all-reduce starts, what needs nobody's part is sent, and all
+receives are posted; a thread of its own runs the rest of its line. All ranks start the same ones in
+the same order, so that none depends on one that was started later.
 """
 
 from __future__ import annotations
@@ -150,15 +150,18 @@ class Exchange:
         reports, end = self.reports, time.monotonic() + self.timeout
         reports.plan(number, mine)
         ranks = range(len(self.names))
-        while missing := [rank for rank in ranks if (number, rank) not in reports.plans]:
-            if error := self.error_of_loss():
+        while True:
+            if error := self.error_of_loss():  # which reads all that has come
                 raise error
+            missing = [rank for rank in ranks if (number, rank) not in reports.plans]
+            if not missing:
+                break
             closed = [rank for rank in missing if rank in reports.closed]
             if closed or time.monotonic() >= end:
                 late = f"no word of its plan in {self.timeout:g} s"
                 reason = "its connection closed" if closed else late
                 raise self.give_up(-1, (closed or missing)[0], reason)
-            reports.await_one(missing[0], self.looks_every)
+            reports.await_plan(number, missing[0], self.looks_every)
         having: dict[str, list[str]] = {}
         for rank in ranks:
             having.setdefault(reports.plans.pop((number, rank)), []).append(self.names[rank])
@@ -190,6 +193,9 @@ class ExchangeWork:
         self._sends: list[tuple[int, Work]] = []
         self._receives: list[Work] = []
         self._result: Future[None] = Future()
+        # Before hundreds of receives are posted: meanwhile the port would do nothing.
+        for step in layout.steps[: layout.ready]:
+            self._step(step)
         try:
             for source, tag, begin, elements, staged in layout.receives:
                 memory = (self._staging if staged else flat)[begin : begin + elements]
@@ -235,7 +241,7 @@ class ExchangeWork:
 
     def _run(self) -> None:
         try:
-            for step in self._layout.steps:
+            for step in self._layout.steps[self._layout.ready :]:
                 self._step(step)
             for target, send in self._sends:
                 self._await_sent(send, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import NamedTuple
 
 from megatron_adaptra.ir.collective import Action, CollectiveOp, CollectivePlan
@@ -41,7 +42,8 @@ class Step(NamedTuple):
 class Layout:
     """What `rank` does with a buffer of so many `elements` under `plan`.
 
-    `steps`: in order, without those of empty pieces. `receives`: what can be posted from the start
+    `steps`: in order, without those of empty pieces; the first `ready` of them are sends that need
+    nobody's part. `receives`: what can be posted from the start
     on; from each source in the order in which it sends, as a transport may hand messages over in
     the order in which their receives were posted. `staged`: elements of memory beside the buffer.
     """
@@ -82,6 +84,7 @@ class Layout:
                 finished = (slice(0, end - begin),) if whole else finished
             receives = {s: numbers[s, op.tag] for s in op.sources(rank)}
             self.steps.append(Step(op.action, begin, end, op.tag, op.ranks, receives, finished))
+        self.ready = sum(1 for _ in takewhile(lambda step: step.action.sends, self.steps))
 
 
 def _as_sent(plan: CollectivePlan, rank: int) -> list[_Key]:

@@ -118,6 +118,19 @@ class Reports:
                 self._posted[rank][1].wait(seconds)
         self.read()
 
+    def await_plan(self, number: int, rank: int, seconds: float) -> None:
+        """Read, after waiting some `seconds` for what `rank` runs as plan `number`.
+
+        It returns at once where that is known, or another thread reads it meanwhile.
+        """
+        with self._lock:
+            if (number, rank) in self.plans or rank in self.closed:
+                return
+            _, work = self._posted[rank]
+        with contextlib.suppress(PeerLost):
+            work.wait(seconds)
+        self.read()
+
     def close(self) -> None:
         """End the transport; what was reported leaves before."""
         end = time.monotonic() + _LEAVES

@@ -171,7 +171,9 @@ class Endpoint:
         end = time.monotonic() + timeout
         make_room(_DESCRIPTORS * len(ranks))
         for rank in ranks:
-            self._dial_soon(self._peer(rank))
+            peer = self._peer(rank)
+            if not peer.paths:  # else all of them are there, or are being dialled
+                self._dial_soon(peer)
         for rank in ranks:
             peer = self._peer(rank)
             with self._changed:

@@ -15,11 +15,8 @@ from megatron_adaptra.view.svg.legend import legend_svg
 from megatron_adaptra.view.svg.parts import label, rule
 from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE
 
-LEFT, RIGHT = 62, 14  # room for the rows' names, and for the last tick's label
-LETTER, SHORT = (
-    6.3,
-    8,
-)  # pixels of a letter of such a name, and the letters for which LEFT is enough
+LEFT, RIGHT = 62, 14  # least room for the rows' names, and for the last tick's label
+LETTER, SHORT = 6.6, 8  # pixels of a letter of such a name; with so many letters LEFT is enough
 APART = 12  # pixels between groups of rows, beyond those between rows
 GONE = "#9aa4af"
 _ALONE = (
@@ -199,9 +196,9 @@ class _Picture:
         """From the sender's row to the receiver's, slanted by the time under way."""
         down = arrow.target > arrow.source
         sent, arrived = arrow.sent - self.begin, arrow.arrived - self.begin
+        target = self.gantt.short_name(arrow.target)
         what = (
-            f"{arrow.label} from {self.gantt.row_name(arrow.source)} to "
-            f"{self.gantt.number(arrow.target)}\n"
+            f"{arrow.label} from {self.gantt.row_name(arrow.source)} to {target}\n"
             f"sent {ms(sent)}\nunder way {ms(arrived - sent)}"
         )
         return element(

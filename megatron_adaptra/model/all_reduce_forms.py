@@ -1,0 +1,157 @@
+"""What all-reduces of which one rank is late take, in closed form, for any number of ranks.
+
+The clock of ports (sim/ports.py) runs a plan message by message, of which 1,024 ranks have
+millions. These forms need no plan, and are what pieces are chosen by. Equal ports; a message takes
+of its sender's port its bytes' time and a cost, and a delay besides. Exact for a ring, and for
+halving-doubling of a power of two; the others are within 20 % of the clock, and StragglAR, where
+it is late by less than a buffer's time, within 35 % (tests/sim/test_all_reduce_forms.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from megatron_adaptra.errors import BadInput
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """An all-reduce of `nbytes` between so many `ranks`, of which one is late.
+
+    Args:
+        ranks: at least 2.
+        nbytes: of the buffer.
+        rate: bytes per second through each port, in and out.
+        delay: seconds from a port to another one.
+        cost: seconds of the sender's port for each message.
+        late: seconds by which the last rank comes after the others; inf: until they have done all
+            that they can do without it.
+
+    Raises:
+        BadInput: values that no all-reduce has.
+    """
+
+    ranks: int
+    nbytes: float
+    rate: float
+    delay: float = 0.0
+    cost: float = 0.0
+    late: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.ranks < 2:
+            raise BadInput("ranks", self.ranks, "at least 2")
+        for name in ("nbytes", "delay", "cost", "late"):
+            if not getattr(self, name) >= 0:
+                raise BadInput(name, getattr(self, name), "at least 0")
+        if not self.rate > 0:
+            raise BadInput("rate", self.rate, "bytes per second above 0")
+
+    @property
+    def buffer(self) -> float:
+        """Seconds that the whole buffer takes through a port."""
+        return self.nbytes / self.rate
+
+    def piece(self, pieces: int) -> float:
+        """Seconds of the sender's port for a message with one of so many `pieces`."""
+        return self.cost + self.buffer / pieces
+
+
+def least_rounds(ranks: int, k: int) -> int:
+    """No plan of StragglAR for so many `ranks`, with `k` pieces per owner, has fewer rounds.
+
+    The late rank sends k(N - 1) pieces; the last one is then on two ranks, and at best doubles.
+    """
+    return k * (ranks - 1) + (ranks - 1).bit_length() - 1
+
+
+def _ring(job: AllReduce, cut: int) -> float:
+    """2(N - 1) steps: a piece goes on once it is there, and its port has sent those before it."""
+    piece = job.piece(job.ranks * cut)
+    step = max(cut * piece, piece + job.delay)
+    return (2 * job.ranks - 3) * step + cut * piece + job.delay
+
+
+def _halving_doubling(job: AllReduce, _: int) -> float:
+    """Ranks beyond a power of two send their buffer to a partner first, and get the sums last."""
+    core = 1 << (job.ranks.bit_length() - 1)
+    steps = 2 * (core.bit_length() - 1) * (job.cost + job.delay)
+    seconds = steps + 2 * (core - 1) / core * job.buffer
+    if core < job.ranks:
+        seconds += 2 * core * job.cost + job.delay + 2.25 * job.buffer
+    return seconds
+
+
+def _sorted_chain(job: AllReduce, pieces: int) -> float:
+    """Sums come back from the late rank; they share ports with what is left of the way there."""
+    hops, piece = job.ranks - 1, job.piece(pieces)
+    back = (pieces + hops - 1) * piece + hops * job.delay
+    both = (2.5 * pieces + 2 * hops) * piece + 2 * hops * job.delay
+    left = max(0.0, 1 - job.late / back) if back else 0.0
+    return back + (both - back) * left
+
+
+def _direct(job: AllReduce, pieces: int) -> float:
+    """The late rank sends to all owners; each sends its last sum to all others after that."""
+    others = job.ranks - 1
+    all_pieces = pieces * others
+    piece = job.piece(all_pieces)
+    alone = (all_pieces + others) * piece + 2 * job.delay
+    both = (2 * all_pieces - pieces + 1) * piece + 2 * job.delay
+    return max(alone, both - job.late)
+
+
+def _stragglar(job: AllReduce, k: int) -> float:
+    """The rounds, after what is left of the others' reduce-scatter."""
+    pieces = k * (job.ranks - 1)
+    piece = job.piece(pieces)
+    reduced = (pieces + 1) * piece + 2 * job.delay
+    return max(0.0, reduced - job.late) + least_rounds(job.ranks, k) * (piece + job.delay)
+
+
+_FORMS: dict[str, Callable[[AllReduce, int], float]] = {
+    "ring": _ring,
+    "halving-doubling": _halving_doubling,
+    "sorted-chain": _sorted_chain,
+    "direct": _direct,
+    "stragglar": _stragglar,
+}
+ALGORITHMS = tuple(_FORMS)
+_CUTS = {  # numbers of pieces that are tried
+    "ring": (1, 2, 4, 8),
+    "halving-doubling": (1,),
+    "sorted-chain": tuple(1 << i for i in range(11)),
+    "direct": tuple(range(1, 65)),
+    "stragglar": tuple(range(1, 33)),
+}
+
+
+def seconds_after_arrival(algorithm: str, job: AllReduce, pieces: int) -> float:
+    """Seconds from the arrival of the last rank to the end of the last one.
+
+    Args:
+        algorithm: one of ALGORITHMS.
+        job: what is reduced.
+        pieces: the `cut` of a ring, `pieces` of a chain and of direct, `k` of StragglAR, which has
+            the fewest rounds that there can be; halving-doubling has none.
+
+    Raises:
+        BadInput: an algorithm that there is not.
+    """
+    if algorithm not in _FORMS:
+        raise BadInput("algorithm", algorithm, f"it has to be one of {', '.join(ALGORITHMS)}")
+    return _FORMS[algorithm](job, pieces)
+
+
+def best_pieces(algorithm: str, job: AllReduce, most: float = math.inf) -> int:
+    """Into how many pieces to cut, so that the `algorithm` takes least time; the fewest of equals.
+
+    More pieces overlap better, and cost more messages. `most`: no more than so many. The other
+    arguments, and BadInput: as of `seconds_after_arrival`.
+    """
+    if algorithm not in _FORMS:
+        raise BadInput("algorithm", algorithm, f"it has to be one of {', '.join(ALGORITHMS)}")
+    cuts = [cut for cut in _CUTS[algorithm] if cut <= most] or [1]
+    return min(cuts, key=lambda cut: (_FORMS[algorithm](job, cut), cut))

@@ -1,0 +1,191 @@
+"""What the links of a pipeline take now: a chart and a model for each, fed with stages' reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE, DelayChart
+from megatron_adaptra.telemetry.link_model import LinkModel
+from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.telemetry.stock_messages import Excess, Link, is_stock, stock_links
+
+TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
+THIN = 0.05  # of a stage's seconds, from which on a message's time on the wire matters
+
+
+class LinkEstimates:
+    """All directed links between neighbours.
+
+    Args:
+        hosts: by stage, an identity of its machine. Stages of one machine share a clock; between
+            machines only the round trip is known, and its halves are taken for equal.
+        message_bytes: of one message of the pipeline.
+        chunks: per stage; several make a ring of the stages.
+        rendezvous: a message moves only after its receive is posted.
+        shared: stages share cores.
+        on_device: Megatron's own messages are NCCL's.
+
+    `charts`: of the seconds that a message takes, by link.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        message_bytes: int,
+        *,
+        chunks: int = 1,
+        rendezvous: bool = False,
+        shared: bool = False,
+        on_device: bool = False,
+    ) -> None:
+        self._hosts, self._message_bytes, self._chunks = hosts, message_bytes, chunks
+        self._rendezvous, self._on_device = rendezvous, on_device
+        stages = len(hosts)
+        pairs = [(s, s + 1) for s in range(stages - 1)]
+        if chunks > 1 and stages > 2:
+            pairs.append((stages - 1, 0))
+        # A message that waits for a core to be handled looks like one that is still on its way.
+        self._floor = TIME_SLICE if shared else 0.0
+        # Where threads wait for a core, many a message does; a slow link delays all of them.
+        self._crowded = on_device or shared
+        self.charts = {link: DelayChart(self._floor) for a, b in pairs for link in ((a, b), (b, a))}
+        self._models = {link: LinkModel() for link in self.charts}
+        self._excesses = {link: Excess() for link in self.charts}
+        self._excess = dict.fromkeys(self.charts, 0.0)  # now, of Megatron's messages over ours
+        self._stage_seconds = 0.0
+        self._planned = dict.fromkeys(self.charts, 0.0)  # seconds for its bytes, planned for
+
+    def update(self, reports: Sequence[StageReport], stage_seconds: float) -> list[Link]:
+        """Take one iteration's `reports`, one per stage; the links whose change is confirmed.
+
+        `stage_seconds`: what a microbatch takes on the slowest stage.
+        """
+        self._stage_seconds = stage_seconds
+        self._take_busy(reports)
+        stock = is_stock(reports)
+        delays = self._of_stock(reports) if stock else self._of_ours(reports)
+        changed = [
+            link
+            for link, chart in self.charts.items()
+            if link in delays and chart.update(max(0.0, delays[link]), stage_seconds)
+        ]
+        # What of it is for its bytes takes some more iterations to find out.
+        return changed + [link for link in self.charts if link not in changed and self._apart(link)]
+
+    def _apart(self, link: Link) -> bool:
+        """Whether it has turned out that a slow link takes much of it for bytes, or no more."""
+        chart, change = self.charts[link], abs(self.wire(link) - self._planned[link])
+        least = max(ABSOLUTE * self._stage_seconds, self._floor)
+        slow = chart.level is not None and chart.level >= least
+        return slow and not self._on_device and change >= max(least, RELATIVE * chart.estimate)
+
+    def accept(self) -> None:
+        """The links are planned for as they are now."""
+        for link, chart in self.charts.items():
+            if chart.level is not None:
+                chart.accept(self._stage_seconds)
+                self._planned[link] = self.wire(link)
+
+    def delay(self, link: Link, native: bool) -> float:
+        """Seconds, for our messages or (`native`) for Megatron's; charts have the longer ones."""
+        excess = self._excess[link]
+        shorter = max(0.0, -excess if native else excess)
+        return max(0.0, self.charts[link].estimate - shorter)
+
+    def state(self, link: Link, native: bool) -> LinkState:
+        """For our messages, with what is known of their bandwidth, or (`native`) for Megatron's."""
+        seconds = self.delay(link, native)
+        if native and self._on_device:
+            return LinkState(seconds)
+        seconds, wire = self._models[link].as_ours(seconds), self.wire(link)
+        if not wire:
+            return LinkState(seconds)
+        return LinkState(max(0.0, seconds - wire), self._message_bytes / wire)
+
+    def wire(self, link: Link) -> float:
+        """Seconds that one of our messages keeps the link busy; 0 where that does not matter."""
+        seconds = self._models[link].wire(self._message_bytes)
+        return seconds if seconds >= max(THIN * self._stage_seconds, self._floor) else 0.0
+
+    def _of_ours(self, reports: Sequence[StageReport]) -> dict[Link, float]:
+        """Seconds per link, from the stamps of our messages.
+
+        What a link is worse for Megatron's messages is added where that was once measured.
+        """
+        delays = _by_link((r.stage, r.delay_p25 if self._crowded else r.delay) for r in reports)
+        transits = _by_link((r.stage, r.transit) for r in reports)
+        ahead = _by_link((r.stage, r.ahead) for r in reports)
+        found = {}
+        for link in self.charts:
+            if (delay := self._delay(link, delays, transits, ahead)) is not None:
+                self._excess[link] = excess = self._excesses[link].believed()
+                found[link] = self._models[link].as_stock(delay) + max(0.0, excess)
+        return found
+
+    def _of_stock(self, reports: Sequence[StageReport]) -> dict[Link, float]:
+        """Seconds per link, the longer of those for our probes and for Megatron's messages."""
+        probed = _by_link((r.stage, r.probed) for r in reports)
+        theirs, transits = stock_links(reports, self._chunks)
+        matters, found = ABSOLUTE * self._stage_seconds, {}
+        for link in self.charts:
+            ours = self._either_way(link, probed, probed)
+            stock = self._either_way(link, theirs, transits)
+            if ours is not None:
+                least = ours
+                ours += self._models[link].wire(self._message_bytes)  # however little it is
+                if (
+                    stock is not None
+                    and max(stock, least) < matters
+                    and not self.charts[link].alarm
+                ):
+                    self._models[link].while_well(stock, ours)
+                ours = self._models[link].as_stock(ours)
+            if ours is not None and stock is not None:
+                self._excess[link] = self._excesses[link].measure(stock, ours, matters)
+            if known := [seconds for seconds in (ours, stock) if seconds is not None]:
+                found[link] = max(known)
+        return found
+
+    def _take_busy(self, reports: Sequence[StageReport]) -> None:
+        """What our messages of several sizes have taken."""
+        for report in reports:
+            for source, small in report.probed.items():
+                if model := self._models.get((source, report.stage)):
+                    model.add(small, report.busy.get(source, ()))
+
+    def _either_way(
+        self, link: Link, delays: Mapping[Link, float], transits: Mapping[Link, float]
+    ) -> float | None:
+        """Seconds on the way; between two machines, half of there and back. None if not known."""
+        source, target = link
+        if self._hosts[source] == self._hosts[target]:
+            return delays.get(link)
+        there, back = transits.get(link), transits.get((target, source))
+        # Stamps of two clocks do not show which side was late, but their difference cancels.
+        return None if there is None or back is None else (there + back) / 2
+
+    def _delay(
+        self,
+        link: Link,
+        delays: Mapping[Link, float],
+        transits: Mapping[Link, float],
+        ahead: Mapping[Link, float],
+    ) -> float | None:
+        """Seconds on the way; None where nothing is known."""
+        source, target = link
+        reverse, delay = (target, source), self._either_way(link, delays, transits)
+        known = link in delays and reverse in delays and self._hosts[source] == self._hosts[target]
+        if not known or not self._rendezvous:
+            return delay
+        # The message also waited for the handshake of its receive, which crosses the link
+        # the other way, unless it was posted long enough ahead.
+        handshake = max(0.0, delays[reverse] - ahead[link])
+        if ahead[reverse] < delays[link]:  # its own time may contain such a wait
+            handshake = min(handshake, delays[link] / 2)
+        return delays[link] - handshake
+
+
+def _by_link(rows: Iterable[tuple[int, Mapping[int, float]]]) -> dict[Link, float]:
+    """`rows`: stages, each with seconds by source."""
+    return {(source, stage): s for stage, row in rows for source, s in row.items()}

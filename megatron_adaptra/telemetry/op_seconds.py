@@ -1,0 +1,88 @@
+"""What ops cost: of each stage the recent seconds, also of ops that did not run lately."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from megatron_adaptra.telemetry.report import StageReport
+
+WINDOW = 5  # iterations over which op seconds are taken
+
+
+class OpSeconds(NamedTuple):
+    """Seconds that one microbatch takes on one stage."""
+
+    forward: float
+    backward: float  # in one piece
+    backward_input: float
+    backward_weight: float
+    recomputation: float
+
+
+class Shares(NamedTuple):
+    """What ops cost that need not run: the halves as shares of a backward, R of a forward."""
+
+    backward_input: float = 0.5
+    backward_weight: float = 0.5
+    recomputation: float = 1.0
+
+
+class StageOps:
+    """Of one stage.
+
+    `cores`: see Conditions; where there are some, CPU seconds count. `chunks`: of the stage.
+    """
+
+    def __init__(self, cores: float | None, chunks: int) -> None:
+        self._cores, self._chunks = cores, chunks
+        self._seconds: deque[OpSeconds] = deque(maxlen=WINDOW)
+        self._shares: deque[Shares] = deque(maxlen=WINDOW)
+
+    def update(self, report: StageReport) -> None:
+        """Take the stage's `report` of an iteration."""
+        scale, seconds = 1.0, report.wall
+        if self._cores is not None:
+            scale, seconds = report.overhead, report.cpu
+        shares = Shares(*_medians(self._shares)) if self._shares else Shares()
+        shares = _shares(seconds, shares)
+        self._shares.append(shares)
+        self._seconds.append(_op_seconds(seconds, scale * self._chunks, shares))
+
+    @property
+    def known(self) -> bool:
+        """Whether there has been a report."""
+        return bool(self._seconds)
+
+    def seconds(self) -> OpSeconds:
+        """The medians of the last iterations."""
+        return OpSeconds(*_medians(self._seconds))
+
+
+def _shares(seconds: Mapping[str, float], before: Shares) -> Shares:
+    """From a report of an iteration; as they were `before` for what did not run in it."""
+    half, rest, again = before
+    if "I" in seconds and (both := seconds["I"] + seconds["W"]) > 0:
+        whole = seconds.get("B", 0.0) or both / (half + rest or 1.0)
+        half, rest = seconds["I"] / whole, seconds["W"] / whole
+    if "R" in seconds and seconds["F"] > 0:
+        again = seconds["R"] / seconds["F"]
+    return Shares(half, rest, again)
+
+
+def _op_seconds(seconds: Mapping[str, float], scale: float, shares: Shares) -> OpSeconds:
+    """What a report says of the ops that ran, and what that means for the others."""
+    forward, whole = seconds["F"], seconds.get("B", 0.0)
+    half, rest = shares.backward_input * whole, shares.backward_weight * whole
+    if "I" in seconds:
+        half, rest = seconds["I"], seconds["W"]
+    if "B" not in seconds:
+        whole = (half + rest) / (shares.backward_input + shares.backward_weight or 1.0)
+    again = seconds.get("R", shares.recomputation * forward)
+    return OpSeconds(*(scale * value for value in (forward, whole, half, rest, again)))
+
+
+def _medians(window: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(median(column) for column in zip(*window, strict=True))
