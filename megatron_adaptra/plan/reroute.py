@@ -38,7 +38,7 @@ from megatron_adaptra.plan.search.search_budget import end_of
 from megatron_adaptra.sim.clock import simulate
 
 NONE, SWAP, SHIFT, REROUTE = "none", "swap", "shift", "re-route"
-OPS = 1_500_000  # that a search schedules
+OPS = 1_000_000  # that a search schedules: some 3 s
 
 
 class Move(NamedTuple):
