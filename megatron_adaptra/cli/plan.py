@@ -49,7 +49,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, prove that the plan can run, and print it; the exit status."""
+    """Plan, prove that the plan can run, and print it; the exit status.
+
+    Raises BadInput for flags of several replicas where there is one.
+    """
     job = job_of(args)
     if args.failure_plans is not None and args.failures is None:
         raise BadInput("--failure-plans", args.failure_plans, "it keeps plans; give --failures")

@@ -111,7 +111,7 @@ def failure_plans(
     conditions: ReplicaConditions,
     most: int,
     sends: str = "eager",
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> tuple[FailurePlan, ...]:
     """The best place and plan for 1, 2, ... `most` failures.
 
@@ -119,13 +119,13 @@ def failure_plans(
         conditions: of the job, without them.
         most: failures to be ready for.
         sends: "eager" or "rendezvous".
-        tell: called with a line on each number that is planned next.
+        report: called with a line on each number that is planned next.
 
     Raises:
         BadInput: so many leave a stage without any worker.
     """
     plans = []
     for failures in range(1, most + 1):
-        tell(f"planning for {failures} of {most} failures")
+        report(f"planning for {failures} of {most} failures")
         plans.append(best_failures(conditions, failures, sends))
     return tuple(plans)
