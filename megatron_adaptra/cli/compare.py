@@ -55,7 +55,8 @@ def add_parser(subparsers: Any) -> None:
         "compare",
         help="all policies and activation budgets for a job, side by side",
         description="Plan a job with every policy and within several activation budgets. With "
-        "--out, also find the longest delay that each budget can hide, and draw charts.",
+        "--out, also find the longest delay that each budget can hide, and draw charts. With "
+        "--replicas: 1F1B and each move between replicas instead.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -83,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, and write the report if asked; the exit status."""
     job = job_of(args)
     conditions = job.conditions
+    if job.replicas is not None:
+        from megatron_adaptra.cli.replica_compare import compare_replicas
+
+        return compare_replicas(args, job, _budgets_of(args.budgets) if args.budgets else ())
     budgets = _budgets_of(args.budgets) if args.budgets else default_budgets(conditions)
     share = _share_of(args.max_slowdown)
     folder = results_folder(Path(args.out)) if args.out else None

@@ -16,9 +16,13 @@ from megatron_adaptra.cli.draw_allreduce import add_allreduce, allreduce_drawing
 from megatron_adaptra.cli.job import add_job, in_words, title_of
 from megatron_adaptra.cli.output import console, print_json, progress, say, write, writing
 from megatron_adaptra.cli.planning import add_planning
-from megatron_adaptra.cli.source import add_source, planned_or_read
+from megatron_adaptra.cli.replica_source import replica_plan_from
+from megatron_adaptra.cli.replica_words import loads_in_words
+from megatron_adaptra.cli.source import add_source, plan_from, sourced
 from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.files import results_folder
+from megatron_adaptra.plan import Plan
+from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.units import whole
 from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_gantt, ascii_legend
 from megatron_adaptra.view.chrome import chrome_trace
@@ -114,15 +118,23 @@ class _Drawn(NamedTuple):
 
 def _schedule(args: argparse.Namespace) -> _Drawn:
     equal = _no_times(args)
-    plan, planned = planned_or_read(args, _EQUAL if equal else None)
-    name = plan.schedule.policy or "schedule"
-    job = ": ".join(filter(None, (title_of(args), in_words(planned.conditions))))
+    described, schedule = sourced(args, _EQUAL if equal else None)
+    conditions, several = described.conditions, described.replicas
+    plan: Plan | ReplicaPlan
+    if several is None:
+        plan = plan_from(args, described, schedule)
+    else:
+        plan = replica_plan_from(args, described, schedule)
+    name, why = plan.schedule.policy or "schedule", plan.schedule.why
+    if several is not None:
+        why = loads_in_words(plan.schedule) or why
+    job = ": ".join(filter(None, (title_of(args), in_words(conditions, several))))
     job += ", all ops equally long" * equal
     timeline = replace(plan.timeline, name=name)
-    drawing = schedule_drawing(name, job, plan.schedule.why, timeline, plan.lower_bound)
+    drawing = schedule_drawing(name, job, why, timeline, plan.lower_bound, several)
     data = {
         "policy": plan.schedule.policy,
-        "why": plan.schedule.why,
+        "why": why,
         "predicted_ms": 1e3 * plan.predicted,
         "lower_bound_ms": 1e3 * plan.lower_bound,
         "timeline": plan.timeline.to_json(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,11 @@ from typing import Any
 from megatron_adaptra.cli.once import Once, OnceSwitch
 from megatron_adaptra.cli.output import note
 from megatron_adaptra.cli.profile import activation_bytes_of, conditions_of, load_profile
+from megatron_adaptra.cli.replica_job import add_replicas, given_of_replicas, replicas_of
+from megatron_adaptra.cli.replica_words import replicas_in_words
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.units import number, whole
 
 _MS = "milliseconds; one number, or one per {} with commas between"
@@ -41,6 +44,7 @@ _NUMBERS = {
     "memory is then shown in bytes, too",
     "optimizer_ms": "from the last backward to the end of the optimizer step (default: 0)",
 }
+_HEALTHY = ", all links healthy"
 _SINGLE = ("message_bytes", "optimizer_ms")
 # Which may have a unit, and how that ends.
 _UNITS = {
@@ -67,6 +71,7 @@ def add_job(parser: argparse.ArgumentParser) -> None:
         group.add_argument(_flag(key), dest=key, action=OnceSwitch, help=text)
     add("--profile", metavar="FILE", help="YAML or JSON file with these settings")
     add("--name", help="the job to take from a file that lists several")
+    add_replicas(parser)
 
 
 @dataclass(frozen=True)
@@ -74,24 +79,27 @@ class Job:
     """A job as its user describes it.
 
     `activation_bytes`: of a microbatch, per stage, if known. `budget`: the activation budget as it
-    was given. `field`: how a key of a profile is called where the user wrote it.
+    was given. `field`: how a key of a profile is called where the user wrote it. `replicas`: all
+    workers, of which `conditions` are those of each replica; None for one pipeline.
     """
 
     conditions: Conditions
     activation_bytes: tuple[float, ...] | None
     budget: Any
     field: Callable[[str], str]
+    replicas: ReplicaConditions | None = None
 
     def nbytes(self, held: Sequence[float]) -> list[float] | None:
-        """Per stage, the bytes of `held`, microbatches' activations, if they are known."""
+        """Per stage, or worker, the bytes of `held`, in microbatches, if they are known."""
         if self.activation_bytes is None:
             return None
-        return [count * each for count, each in zip(held, self.activation_bytes, strict=True)]
+        each = self.activation_bytes * (self.replicas.replicas if self.replicas else 1)
+        return [count * one for count, one in zip(held, each, strict=True)]
 
 
 def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -> Job:
     """The job that flags and file describe, over `default`; raises BadInput."""
-    flags = _given(args)
+    flags = {**_given(args), **given_of_replicas(args)}
     values = {} if args.profile is None else load_profile(args.profile, args.name)
     if args.name and not args.profile:
         raise BadInput("--name", args.name, "it picks a job of --profile FILE, which is missing")
@@ -103,13 +111,23 @@ def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -
         return _flag(key) if key in flags or not args.profile else key
 
     conditions = conditions_of(values, field)
-    if not conditions.message_bytes and any(
-        math.isfinite(link.bandwidth) for link in conditions.links.values()
-    ):
+    replicas = replicas_of(values, conditions, field)
+    if not conditions.message_bytes:
         needed = field("message_bytes")
-        note(f"{field('link_bandwidth')} changes nothing without {needed}, the size of a message")
+        for key in _limited(conditions, replicas):
+            note(f"{field(key)} changes nothing without {needed}, the size of a message")
     each = activation_bytes_of(values, conditions.stages, field)
-    return Job(conditions, each, values.get("activation_budget"), field)
+    return Job(conditions, each, values.get("activation_budget"), field, replicas)
+
+
+def _limited(conditions: Conditions, replicas: ReplicaConditions | None) -> Iterator[str]:
+    """The keys that say how many bytes per second go through something."""
+    if any(math.isfinite(link.bandwidth) for link in conditions.links.values()):
+        yield "link_bandwidth"
+    elif replicas and any(math.isfinite(path.bandwidth) for path in replicas.paths.values()):
+        yield "slow_path"
+    if replicas and replicas.ports:
+        yield "slow_port"
 
 
 def title_of(args: argparse.Namespace) -> str:
@@ -117,10 +135,12 @@ def title_of(args: argparse.Namespace) -> str:
     return args.name or (Path(args.profile).stem if args.profile else "")
 
 
-def in_words(conditions: Conditions) -> str:
-    """The job in a line, for titles."""
+def in_words(conditions: Conditions, replicas: ReplicaConditions | None = None) -> str:
+    """The job in a line, for titles; with `replicas`, each of which has these `conditions`."""
     c = conditions
     text = f"{c.stages} stages × {c.microbatches} microbatches"
+    if replicas is not None:
+        text = f"{replicas.replicas} replicas × {text}"
     if c.chunks > 1:
         text += f" × {c.chunks} chunks"
     slow = {pair: 1e3 * link.delay for pair, link in c.links.items() if link.delay}
@@ -129,7 +149,8 @@ def in_words(conditions: Conditions) -> str:
         text += f", {_which(slow)} slower by {_span(slow)} ms"
     if thin:
         text += f", {_which(thin)} busy for {_span(thin)} ms with each message"
-    return text if slow or thin else text + ", all links healthy"
+    unusual = replicas_in_words(replicas) if replicas is not None else ""
+    return ", ".join([text, *filter(None, [unusual])]) + _HEALTHY * (not (slow or thin or unusual))
 
 
 def _which(links: Iterable[tuple[int, int]]) -> str:

@@ -47,7 +47,11 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
     """The flag that names a planner."""
     names = ", ".join(sorted(PLANNERS))
     parser.add_argument(
-        "--policy", action=Once, default="adaptive", help=f"{names} (default: adaptive)"
+        "--policy",
+        action=Once,
+        default="adaptive",
+        help=f"{names} (default: adaptive); with --replicas none, swap, shift, re-route or, the "
+        "default, the fastest of these",
     )
 
 
@@ -55,7 +59,7 @@ def plan_of(args: argparse.Namespace, conditions: Conditions, policy: str) -> Pl
     """Plan the job with the named `policy`, as --sends and --time-limit say; raises BadInput."""
     if policy not in PLANNERS:
         raise BadInput("--policy", policy, f"it has to be one of {', '.join(sorted(PLANNERS))}")
-    limit = _time_limit(args)
+    limit = time_limit_of(args)
     if limit is None:
         _refuse_long(conditions, args.sends)
     return make_plan(conditions, policy, args.sends, limit)
@@ -107,7 +111,8 @@ def _refuse_long(conditions: Conditions, sends: str) -> None:
         raise BadInput("--time-limit", None, allowed)
 
 
-def _time_limit(args: argparse.Namespace) -> float | None:
+def time_limit_of(args: argparse.Namespace) -> float | None:
+    """The seconds of --time-limit, None for none; raises BadInput."""
     if args.time_limit is None:
         return None
     try:

@@ -9,13 +9,14 @@ from itertools import groupby
 from statistics import fmean, median
 from typing import Any
 
-from megatron_adaptra.cli.job import add_job
+from megatron_adaptra.cli.job import Job, add_job
 from megatron_adaptra.cli.output import Table, ms, print_json, progress, say, show_table
 from megatron_adaptra.cli.planning import add_planning
 from megatron_adaptra.cli.plugin import WARMUP
-from megatron_adaptra.cli.source import add_source, planned_or_read
+from megatron_adaptra.cli.source import add_source, plan_from, sourced
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.sim.jitter import draws
@@ -57,8 +58,13 @@ def run(args: argparse.Namespace) -> int:
 
     Raises BadInput for --samples where there is nothing to sample.
     """
+    job, schedule = sourced(args)
+    if job.replicas is not None:
+        from megatron_adaptra.cli.replica_simulate import simulate_replicas
+
+        return simulate_replicas(args, job, schedule)
     with progress("simulating", lines=True) as at:
-        result = _result(args, at)
+        result = _result(args, job, schedule, at)
     if args.json:
         print_json(result)
     else:
@@ -66,9 +72,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _result(args: argparse.Namespace, at: Callable[[str], None]) -> dict[str, Any]:
+def _result(
+    args: argparse.Namespace, job: Job, schedule: Schedule | None, at: Callable[[str], None]
+) -> dict[str, Any]:
     at("the schedule")
-    plan, job = planned_or_read(args)
+    plan = plan_from(args, job, schedule)
     conditions = job.conditions
     jitter = any(link.jitter and link.delay for link in conditions.links.values())
     most = max(1, MOST_DRAWN // sum(map(len, plan.schedule.order)))

@@ -28,32 +28,44 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def planned_or_read(
+def sourced(
     args: argparse.Namespace, default: Mapping[str, Any] | None = None
-) -> tuple[Plan, Job]:
-    """The plan, proven to run within the job's budget, and the job.
+) -> tuple[Job, Schedule | None]:
+    """The job, and the schedule of --schedule, which has its shape; None where one is planned.
 
     `default`: values of the job, by the keys of a profile, where the user gives none. Raises
-    BadFile for a file that is no schedule or one that cannot run, and BadInput for another job.
+    BadFile for a file that is no schedule, and BadInput for another job.
     """
     if args.schedule is None:
-        job = job_of(args, default)
-        return proven_plan(args, job), job
+        return job_of(args, default), None
     if "policy" in given(args):
         raise BadInput("--policy", args.policy, "nothing is planned, as --schedule is given")
     schedule = read_schedule(args.schedule)
-    shape = {key: getattr(schedule, key) for key in ("stages", "microbatches", "chunks")}
+    keys = ("stages", "microbatches", "chunks", *["replicas"] * (schedule.replicas > 1))
+    shape = {key: getattr(schedule, key) for key in keys}
     job = job_of(args, {**(default or {}), **shape})
-    conditions = job.conditions
-    for key, value in shape.items():
-        if getattr(conditions, key) != value:
-            allowed = f"it has {value} {key}, the job has {getattr(conditions, key)}"
+    found = {key: getattr(job.conditions, key) for key in keys[:3]}
+    found["replicas"] = job.replicas.replicas if job.replicas else 1
+    for key, value in {**shape, "replicas": schedule.replicas}.items():
+        if found[key] != value:
+            allowed = f"it has {value} {key}, the job has {found[key]}"
             raise BadInput("--schedule", args.schedule, allowed)
+    return job, schedule
+
+
+def plan_from(args: argparse.Namespace, job: Job, schedule: Schedule | None) -> Plan:
+    """The plan for a `job` of one pipeline, proven to run within its budget.
+
+    `schedule`: that was read; None to plan one. Raises BadFile for one that cannot run.
+    """
+    if schedule is None:
+        return proven_plan(args, job)
+    conditions = job.conditions
     try:
         check(lower(schedule), conditions.activation_budget)  # only what is proven to end is timed
     except ScheduleError as error:
         raise BadFile("--schedule", args.schedule, f"it cannot run: {error}") from None
-    return evaluate(schedule, conditions, args.sends), job
+    return evaluate(schedule, conditions, args.sends)
 
 
 def read_schedule(path: str) -> Schedule:

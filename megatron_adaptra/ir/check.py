@@ -1,157 +1,135 @@
 """Proof that a program runs: every op once, no deadlock under either kind of send, enough memory.
 
 Two semantics of sending are tried, because transports differ: *eager* (a send is done at once) and
-*rendezvous* (a stage is held in its send until the receiver has posted the receive, the strictest
+*rendezvous* (a worker is held in its send until the receiver has posted the receive, the strictest
 a transport can be). A program that passes both cannot hang for its order, whatever carries it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import count
 
 from megatron_adaptra.errors import BadInput, ScheduleError
-from megatron_adaptra.ir.deps import Token, carried, makes, needs, recomputed_of
+from megatron_adaptra.ir.complete import check_complete, grid
+from megatron_adaptra.ir.deps import Token, carried, maker, makes, needs, recomputed_of, user
 from megatron_adaptra.ir.in_flight import in_flight
-from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import Program
 
 SENDS = ("eager", "rendezvous")
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
-_Fact = tuple[str, Token | None]  # a token (W makes none) is "made", "sent" or "posted"
-_Rule = tuple[list[_Fact], _Fact | None, _Fact]  # needed, what holds a send back, brought about
+_FACTS = 3  # of each token: it is made, it is sent, its receive is posted
+_MADE, _SENT, _POSTED = range(_FACTS)
+_NOTHING = -_FACTS  # the fact that a W brings about, of no token: nobody waits for it
+# Of an op: what it needs, what holds it as well where it is a send, what it brings about.
+_Rule = tuple[list[int], list[int], int]
 
 
 def check(program: Program, budget: Sequence[float] = ()) -> None:
     """Raise ScheduleError, with the grid and the first op that cannot run, or return.
 
-    `budget`: per stage, the microbatches' activations it may hold; empty for no limit. Raises
+    `budget`: per worker, the microbatches' activations it may hold; empty for no limit. Raises
     BadInput when it has another length.
     """
-    if len(budget) not in (0, program.stages):
-        raise BadInput(
-            "budget", list(budget), f"it has to be one value per stage, {program.stages} in all"
-        )
-    _check_complete(program)
-    _check_messages(program)
-    rules = [_rules(program, stage) for stage in range(program.stages)]
+    if len(budget) not in (0, len(program.order)):
+        what = "stage" if program.replicas == 1 else "worker"
+        allowed = f"it has to be one value per {what}, {len(program.order)} in all"
+        raise BadInput("budget", list(budget), allowed)
+    check_complete(program)
+    numbers = defaultdict[Token, int](count(step=_FACTS).__next__)
+    rules = [_rules(program, worker, numbers) for worker in range(len(program.order))]
+    _check_messages(program, rules)
     for sends in SENDS:
         _check_progress(program, sends, rules)
-    for stage, limit in enumerate(budget):
-        held = in_flight(program.order[stage], program.chunks)
+    for worker, limit in enumerate(budget):
+        held = in_flight(program.order[worker], program.chunks)
         peak = max(held, default=0.0)
         if not peak <= limit + 1e-9:
             at = next(i for i, now in enumerate(held) if not now <= limit + 1e-9)
             raise ScheduleError(
-                f"stage {stage} holds {peak:g} microbatches' activations, its budget is {limit:g}\n"
-                + grid(program, {stage: at}, "exceeds the budget")
+                f"{program.routes.name(worker)} holds {peak:g} microbatches' activations, "
+                f"its budget is {limit:g}\n" + grid(program, {worker: at}, "exceeds the budget")
             )
 
 
-def grid(program: Program, marks: dict[int, int], what: str) -> str:
-    """One row per stage; `marks[stage]` is the index of the op to point at and to say `what` of."""
-    rows = []
-    for stage, line in enumerate(program.order):
-        mark = marks.get(stage)
-        words = [f"[{op}]" if i == mark else str(op) for i, op in enumerate(line)]
-        note = f"   <-- {line[mark]} {what}" if mark is not None and mark < len(line) else ""
-        rows.append(f"stage {stage} | {' '.join(words)}{note}")
-    return "\n".join(rows)
-
-
-def _check_complete(program: Program) -> None:
-    chunks = program.chunks
-    for stage, line in enumerate(program.order):
-        for i, (op, count) in enumerate(Counter(line).items()):
-            if count > 1:
-                raise ScheduleError(
-                    f"{op} stands {count} times on stage {stage}\n"
-                    + grid(program, {stage: len(line) - 1 - line[::-1].index(op)}, "is repeated")
-                )
-            if not (0 <= op.microbatch < program.microbatches and 0 <= op.chunk < chunks):
-                raise ScheduleError(
-                    f"{op} on stage {stage}: microbatches are 0 to {program.microbatches - 1}, "
-                    f"chunks 0 to {chunks - 1}\n" + grid(program, {stage: i}, "does not exist")
-                )
-        present = set(line)
-        for microbatch in range(program.microbatches):
-            for chunk in range(chunks):
-                have = {k for k in "FBIW" if Op(Kind(k), microbatch, chunk) in present}
-                if have not in ({"F", "B"}, {"F", "I", "W"}):
-                    name = f"microbatch {microbatch}" + (f" of chunk {chunk}" if chunks > 1 else "")
-                    mine = (i for i, op in enumerate(line) if op[1:3] == (microbatch, chunk))
-                    raise ScheduleError(
-                        f"stage {stage} runs {', '.join(sorted(have)) or 'nothing'} of {name}; "
-                        "it has to run F with B, or F with I and W\n"
-                        + grid(program, {stage: next(mine, len(line))}, "is not all of it")
-                    )
-
-
-def _check_messages(program: Program) -> None:
+def _check_messages(program: Program, rules: list[list[_Rule]]) -> None:
     """Sends and posts pair up; their order is for `_check_progress`, as tags match messages."""
-    sent: dict[Token, tuple[int, int]] = {}  # what is moved -> where its send stands
-    posted: dict[Token, tuple[int, int]] = {}
-    for stage, line in enumerate(program.order):
-        for i, op in enumerate(line):
-            token = carried(op, stage, program.stages)
-            if token is not None:
-                book = sent if op.kind in _SENDS else posted
-                book[token] = stage, i
-    for book, other, what in (
-        (sent, posted, "has no posted receive"),
-        (posted, sent, "awaits what nobody sends"),
+    stands = {
+        fact: (worker, i)
+        for worker, line in enumerate(rules)
+        for i, (_, _, fact) in enumerate(line)
+        if fact % _FACTS != _MADE
+    }
+    for fact, other, what in (
+        (_SENT, _POSTED, "has no posted receive"),
+        (_POSTED, _SENT, "awaits what nobody sends"),
     ):
-        for token, (stage, i) in book.items():
-            if token not in other:
+        for one, (worker, i) in stands.items():
+            if one % _FACTS == fact and one - fact + other not in stands:
                 raise ScheduleError(
-                    f"{program.order[stage][i]} of stage {stage} {what}\n"
-                    + grid(program, {stage: i}, what)
+                    f"{program.order[worker][i]} of {program.routes.name(worker)} {what}\n"
+                    + grid(program, {worker: i}, what)
                 )
 
 
 def _check_progress(program: Program, sends: str, rules: list[list[_Rule]]) -> None:
-    done: set[_Fact] = set()
-    at = [0] * program.stages
-    moving = True
-    while moving:
-        moving = False
-        for stage, line in enumerate(rules):
-            while at[stage] < len(line):
-                needed, held_by, fact = line[at[stage]]
-                held = held_by is not None and sends == "rendezvous" and held_by not in done
-                if held or not done.issuperset(needed):
-                    break
-                done.add(fact)
-                at[stage] += 1
-                moving = True
+    done: set[int] = set()
+    at = [0] * len(program.order)
+    waiting: dict[int, list[int]] = {}  # by what they miss
+    ready = list(range(len(rules)))
+    while ready:
+        worker = ready.pop()
+        for needed, held, fact in rules[worker][at[worker] :]:
+            awaited = needed + held if sends == "rendezvous" else needed
+            if not done.issuperset(awaited):
+                missing = next(one for one in awaited if one not in done)
+                waiting.setdefault(missing, []).append(worker)
+                break
+            done.add(fact)
+            at[worker] += 1
+            ready += waiting.pop(fact, ())
     stuck = {s: i for s, i in enumerate(at) if i < len(program.order[s])}
     if stuck:
         first = min(stuck, key=lambda s: (stuck[s], s))
         raise ScheduleError(
             f"deadlock under {sends} sends: {program.order[first][stuck[first]]} "
-            f"of stage {first} can never run\n" + grid(program, stuck, "cannot run")
+            f"of {program.routes.name(first)} can never run\n" + grid(program, stuck, "cannot run")
         )
 
 
-def _rules(program: Program, stage: int) -> list[_Rule]:
-    """The ops of one stage as the facts that they wait for and bring about."""
-    stages, line = program.stages, program.order[stage]
+def _rules(program: Program, worker: int, numbers: Mapping[Token, int]) -> list[_Rule]:
+    """The ops of one worker as the facts that they wait for and bring about.
+
+    `numbers`: the first fact of each token, given when it comes up first. Raises ScheduleError for
+    a send or a post of another worker's.
+    """
+    routes, line = program.routes, program.order[worker]
     recomputed = recomputed_of(line)
     rules: list[_Rule] = []
-    for op in line:
-        token = carried(op, stage, stages)
+    for i, op in enumerate(line):
+        token = carried(op, worker, routes)
         if token is None:
-            needed: list[_Fact] = []
-            is_recomputed = (op.microbatch, op.chunk) in recomputed
-            for need in needs(op, stage, stages, program.chunks, is_recomputed):
-                if need.position % stages == stage:
-                    needed.append(("made", need))
+            needed = []
+            for need in needs(op, worker, routes, op[1:] in recomputed):
+                first = numbers[need]
+                if maker(need, routes) == worker:
+                    needed.append(first + _MADE)
                 else:
-                    needed += [("sent", need), ("posted", need)]
-            out = makes(op, stage, stages)
-            rules.append((needed, None, ("made", out)))
-        elif op.kind in _SENDS:
-            rules.append(([("made", token)], ("posted", token), ("sent", token)))
+                    needed += first + _SENT, first + _POSTED
+            out = makes(op, worker, routes)
+            rules.append((needed, [], _NOTHING if out is None else numbers[out] + _MADE))
+            continue
+        sends = op.kind in _SENDS
+        if (maker if sends else user)(token, routes) != worker:
+            what = f"{'sends' if sends else 'awaits'} what another worker runs"
+            raise ScheduleError(
+                f"{op} of {routes.name(worker)} {what}\n" + grid(program, {worker: i}, what)
+            )
+        if sends:
+            first = numbers[token]
+            rules.append(([first + _MADE], [first + _POSTED], first + _SENT))
         else:
-            rules.append(([], None, ("posted", token)))
+            rules.append(([], [], numbers[token] + _POSTED))
     return rules

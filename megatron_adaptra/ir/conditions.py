@@ -101,6 +101,11 @@ class Conditions:
         return len(self.forward)
 
     @property
+    def workers(self) -> int:
+        """The stages: each is the worker of its ops."""
+        return self.stages
+
+    @property
     def step_work(self) -> float:
         """Seconds of the step in which no stage waits for another."""
         return max(0.0, self.step_seconds - sum(self.step_sync))
@@ -117,6 +122,10 @@ class Conditions:
     def wire(self, source: int, target: int) -> float:
         """Seconds for which one message keeps the link from `source` to `target` busy."""
         return self.message_bytes / self.link(source, target).bandwidth
+
+    def port(self, worker: int) -> float:
+        """0 for each `worker`: links of one pipeline are limited one by one."""
+        return 0.0
 
     def message_seconds(self, source: int, target: int) -> float:
         """What a message takes from `source` to `target`: on the way, and for its bytes."""

@@ -2,6 +2,7 @@
 
 Ops exchange *tokens*. A token stands at a position of the model: chunk c on stage s is position
 `c * stages + s` (Megatron's loop placement). Check, simulation and lowering all read these rules.
+Which worker makes or uses a token, of one replica or of several, `Routes` say.
 """
 
 from __future__ import annotations
@@ -10,8 +11,17 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.routes import Routes
 
 ACTIVATION, GRADIENT, RECOMPUTED = "a", "g", "r"
+_MAKES = {Kind.F: ACTIVATION, Kind.B: GRADIENT, Kind.I: GRADIENT, Kind.R: RECOMPUTED}
+# What a send or a post moves, and how far from its own position that is made.
+_CARRIES = {
+    Kind.SEND_F: (ACTIVATION, 0),
+    Kind.SEND_B: (GRADIENT, 0),
+    Kind.POST_F: (ACTIVATION, -1),
+    Kind.POST_B: (GRADIENT, 1),
+}
 
 
 class Token(NamedTuple):
@@ -20,79 +30,86 @@ class Token(NamedTuple):
     kind: str
     position: int
     microbatch: int
+    home: int | None = None
 
 
-def position_of(op: Op, stage: int, stages: int) -> int:
-    """The position in the model of an op on `stage`, of a pipeline of so many `stages`."""
-    return op.chunk * stages + stage
+def position_of(op: Op, worker: int, routes: Routes) -> int:
+    """The position in the model of an op that `worker` runs."""
+    return op.chunk * routes.stages + worker % routes.stages
 
 
-def makes(op: Op, stage: int, stages: int) -> Token | None:
-    """The token that running `op` on `stage`, of a pipeline of so many `stages`, produces."""
-    kind = {
-        Kind.F: ACTIVATION,
-        Kind.B: GRADIENT,
-        Kind.I: GRADIENT,
-        Kind.R: RECOMPUTED,
-    }.get(op.kind)
-    return None if kind is None else Token(kind, position_of(op, stage, stages), op.microbatch)
+def maker(token: Token, routes: Routes) -> int:
+    """The worker that makes a token."""
+    return routes.worker(token.position, token.microbatch, token.home)
 
 
-def needs(op: Op, stage: int, stages: int, chunks: int, recomputed: bool = False) -> list[Token]:
-    """The tokens `op` waits for on `stage`, of so many `stages` with so many `chunks` each.
-
-    `recomputed`: its microbatch has an R op on this stage.
-    """
-    here = position_of(op, stage, stages)
-    last = stages * chunks - 1
-    if op.kind is Kind.F:
-        return [] if here == 0 else [Token(ACTIVATION, here - 1, op.microbatch)]
-    if op.kind in (Kind.B, Kind.I):
-        own = Token(RECOMPUTED if recomputed else ACTIVATION, here, op.microbatch)
-        return [own] if here == last else [own, Token(GRADIENT, here + 1, op.microbatch)]
-    if op.kind is Kind.W:
-        return [Token(GRADIENT, here, op.microbatch)]
-    if op.kind is Kind.R:
-        return [Token(ACTIVATION, here, op.microbatch)]
-    return []
-
-
-def recomputed_of(line: Iterable[Op]) -> set[tuple[int, int]]:
-    """Microbatch and chunk of all that a stage recomputes: those with an R op in its `line`."""
-    return {(op.microbatch, op.chunk) for op in line if op.kind is Kind.R}
-
-
-def remote_need(op: Op, stage: int, stages: int, chunks: int) -> Token | None:
-    """The one token `op` gets from another stage, if any.
-
-    It runs on `stage`, of so many `stages` with so many `chunks` each.
-    """
-    for token in needs(op, stage, stages, chunks):
-        if token.position % stages != stage:
-            return token
-    return None
-
-
-def carried(op: Op, stage: int, stages: int) -> Token | None:
-    """The token that a send or a post on `stage`, of so many `stages`, moves."""
-    here = position_of(op, stage, stages)
-    if op.kind is Kind.SEND_F:
-        return Token(ACTIVATION, here, op.microbatch)
-    if op.kind is Kind.SEND_B:
-        return Token(GRADIENT, here, op.microbatch)
-    if op.kind is Kind.POST_F:
-        return Token(ACTIVATION, here - 1, op.microbatch)
-    if op.kind is Kind.POST_B:
-        return Token(GRADIENT, here + 1, op.microbatch)
-    return None
-
-
-def consumer(token: Token, stages: int, chunks: int) -> int | None:
-    """The other stage that a token is sent to, if any, of `stages` with so many `chunks` each."""
-    if token.kind == ACTIVATION and token.position < stages * chunks - 1:
-        stage = (token.position + 1) % stages
-    elif token.kind == GRADIENT and token.position > 0:
-        stage = (token.position - 1) % stages
-    else:
+def makes(op: Op, worker: int, routes: Routes) -> Token | None:
+    """The token that running `op` on `worker` produces."""
+    kind = _MAKES.get(op.kind)
+    if kind is None:
         return None
-    return None if stage == token.position % stages else stage
+    return Token(kind, position_of(op, worker, routes), op.microbatch, op.home)
+
+
+def needs(op: Op, worker: int, routes: Routes, recomputed: bool = False) -> list[Token]:
+    """The tokens that `op` waits for on `worker`.
+
+    `recomputed`: its microbatch has an R op on this worker.
+    """
+    here = position_of(op, worker, routes)
+    tokens = []
+    if op.kind in (Kind.B, Kind.I):
+        own = RECOMPUTED if recomputed else ACTIVATION
+        tokens.append(Token(own, here, op.microbatch, op.home))
+    elif op.kind is Kind.W:
+        tokens.append(Token(GRADIENT, here, op.microbatch, op.home))
+    elif op.kind is Kind.R:
+        tokens.append(Token(ACTIVATION, here, op.microbatch, op.home))
+    came = _next_to(op, here, routes)
+    if came is not None:
+        tokens.append(came)
+    return tokens
+
+
+def _next_to(op: Op, here: int, routes: Routes) -> Token | None:
+    """What `op` needs of the position before its own, `here`, or after it."""
+    if op.kind is Kind.F and here > 0:
+        return Token(ACTIVATION, here - 1, op.microbatch, op.home)
+    if op.kind in (Kind.B, Kind.I) and here < routes.positions - 1:
+        return Token(GRADIENT, here + 1, op.microbatch, op.home)
+    return None
+
+
+def recomputed_of(line: Iterable[Op]) -> set[tuple[int, int, int | None]]:
+    """Microbatch, chunk and home of all that a worker recomputes: those with an R in its `line`."""
+    return {op[1:] for op in line if op.kind is Kind.R}
+
+
+def remote_need(op: Op, worker: int, routes: Routes) -> Token | None:
+    """The one token that `op` gets from another worker, if any, when `worker` runs it."""
+    token = _next_to(op, position_of(op, worker, routes), routes)
+    return None if token is None or maker(token, routes) == worker else token
+
+
+def carried(op: Op, worker: int, routes: Routes) -> Token | None:
+    """The token that a send or a post of `worker` moves."""
+    carries = _CARRIES.get(op.kind)
+    if carries is None:
+        return None
+    kind, apart = carries
+    return Token(kind, position_of(op, worker, routes) + apart, op.microbatch, op.home)
+
+
+def user(token: Token, routes: Routes) -> int | None:
+    """The worker that runs the next op of the microbatch with a token, if there is one."""
+    if token.kind == ACTIVATION and token.position < routes.positions - 1:
+        return routes.worker(token.position + 1, token.microbatch, token.home)
+    if token.kind == GRADIENT and token.position > 0:
+        return routes.worker(token.position - 1, token.microbatch, token.home)
+    return None
+
+
+def consumer(token: Token, routes: Routes) -> int | None:
+    """The other worker that a token is sent to, if any."""
+    to = user(token, routes)
+    return None if to == maker(token, routes) else to

@@ -26,7 +26,7 @@ def in_flight(line: Sequence[Op], chunks: int = 1) -> list[float]:
     held, out = 0.0, []
     for op in line:
         if op.kind is Kind.F:
-            held += RECOMPUTED_SHARE if (op.microbatch, op.chunk) in recomputed else 1.0
+            held += RECOMPUTED_SHARE if op[1:] in recomputed else 1.0
         else:
             held += _CHANGE.get(op.kind, 0.0)
         out.append(round(held / chunks, 9))

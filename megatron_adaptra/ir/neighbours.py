@@ -1,16 +1,17 @@
-"""With whom a stage exchanges the messages of its ops."""
+"""With whom a worker exchanges the messages of its ops."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from megatron_adaptra.ir.deps import ACTIVATION, carried
+from megatron_adaptra.ir.deps import ACTIVATION, carried, maker
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.routes import Routes
 
 
 class Exchange(NamedTuple):
-    """One message of a stage: the output of `made`, F or B, which `peer` gets or has made."""
+    """One message of a worker: the output of `made`, F or B, which `peer` gets or has made."""
 
     made: Op
     peer: int
@@ -18,21 +19,33 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The neighbours of `stage` in a pipeline of so many `stages`.
+    """The neighbours of a `worker`, microbatch by microbatch, as the `routes` have them.
 
-    They are the stages before and after it; with chunks the last stage and the first are, too.
+    In a single pipeline they are the stages before and after it; with chunks the last stage and the
+    first are, too.
     """
 
-    stage: int
-    stages: int
+    worker: int
+    routes: Routes
+
+    @property
+    def stage(self) -> int:
+        """Of the worker."""
+        return self.worker % self.stages
+
+    @property
+    def stages(self) -> int:
+        """Of each replica."""
+        return self.routes.stages
 
     def exchange(self, op: Op) -> Exchange:
         """The message that `op`, a send or a post, moves. Both ends name the same `made`."""
-        token = carried(op, self.stage, self.stages)
+        token = carried(op, self.worker, self.routes)
         assert token is not None
-        chunk, maker = divmod(token.position, self.stages)
-        made = Op(Kind.F if token.kind == ACTIVATION else Kind.B, token.microbatch, chunk)
+        kind, _, microbatch, home = token
+        chunk = token.position // self.stages
+        made = Op(Kind.F if kind == ACTIVATION else Kind.B, microbatch, chunk, home)
         if op.kind in (Kind.POST_F, Kind.POST_B):
-            return Exchange(made, maker)
-        step = 1 if op.kind is Kind.SEND_F else -1
-        return Exchange(made, (self.stage + step) % self.stages)
+            return Exchange(made, maker(token, self.routes))
+        position = token.position + (1 if op.kind is Kind.SEND_F else -1)
+        return Exchange(made, self.routes.worker(position, microbatch, home))

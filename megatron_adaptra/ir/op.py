@@ -38,17 +38,20 @@ _TEXT = re.compile(r"([A-Z]{1,2})([0-9]+)(?:\.([0-9]+))?(?:@([0-9]+))?")
 
 
 class Op(NamedTuple):
-    """`F3` forward of microbatch 3; `B3.1` chunk 1; `F3@2` borrowed from replica 2."""
+    """`F3` forward of microbatch 3; `B3.1` chunk 1; `F3@2` of home 2, the replica whose data it is.
+
+    An op of one replica has no home; of several, each op names its own, whichever worker runs it.
+    """
 
     kind: Kind
     microbatch: int
     chunk: int = 0
-    replica: int | None = None
+    home: int | None = None
 
     def __str__(self) -> str:
         chunk = f".{self.chunk}" if self.chunk else ""
-        replica = f"@{self.replica}" if self.replica is not None else ""
-        return f"{self.kind.value}{self.microbatch}{chunk}{replica}"
+        home = f"@{self.home}" if self.home is not None else ""
+        return f"{self.kind.value}{self.microbatch}{chunk}{home}"
 
     @staticmethod
     def parse(text: str) -> Op:
@@ -62,12 +65,12 @@ def _parsed(text: str) -> Op:
     try:
         if match is None:
             raise ValueError(text)
-        kind, microbatch, chunk, replica = match.groups()
+        kind, microbatch, chunk, home = match.groups()
         return Op(
             Kind(kind),
             int(microbatch),
             int(chunk or 0),
-            None if replica is None else int(replica),
+            None if home is None else int(home),
         )
     except ValueError:
         raise BadInput("op", text, "an op reads like F3, B3, I3.1, W3 or F3@2") from None

@@ -6,20 +6,25 @@ few posted a deeper warmup gains nothing, and a send that waits for its receive 
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
 
-from megatron_adaptra.ir.deps import Token, consumer, makes, needs, recomputed_of, remote_need
-from megatron_adaptra.ir.schedule import Line, Schedule
+from megatron_adaptra.ir.deps import Token
+from megatron_adaptra.ir.routes import Routes
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.traffic import Flow, Work, traffic_of
 
 Link = tuple[int, int]
-Flow = tuple[int, int, str]  # source, target, kind of token: two stages may exchange both kinds
+_NEVER = -1
+Traffic = Sequence[Sequence[Work]]  # per worker
 
 
 def posted_ahead(schedule: Schedule) -> dict[Link, int]:
     """Per directed link, the receives to keep posted: nothing hangs, and slow links stay full.
 
     Receives are posted in the order of their use, so a message that is sent long before it is used
-    asks for many. Two stages know of each other by what they receive. While a sender has received
+    asks for many. Two workers know of each other by what they receive. While a sender has received
     k messages of the receiver, it may send what stands before its use of the next one; the receiver
     has used, or will use without receiving more, what stands before its own next message. One more
     than the difference keeps a slow link full once the pipeline is (in the warmup of stages of
@@ -27,103 +32,109 @@ def posted_ahead(schedule: Schedule) -> dict[Link, int]:
     difference of the warmup depths of the two stages.
 
     What one run in unit time needs is posted too: that run, then, proves that no send can hang.
+
+    Of several replicas only the workers that exchange messages have links.
     """
-    lines, stages, chunks = schedule.order, schedule.stages, schedule.chunks
-    ahead = {(i, j): 1 for a, b in pairwise(range(stages)) for i, j in ((a, b), (b, a))}
-    if chunks > 1 and stages > 1:
-        ahead.setdefault((stages - 1, 0), 1)
-        ahead.setdefault((0, stages - 1), 1)
-    traffic = [_traffic(line, stage, stages, chunks) for stage, line in enumerate(lines)]
+    return receives_ahead(traffic_of(schedule), schedule.routes)
+
+
+def receives_ahead(traffic: Traffic, routes: Routes) -> dict[Link, int]:
+    """`posted_ahead` of a schedule with this `traffic` on these `routes`."""
+    ahead = dict.fromkeys(links_of(traffic, routes), 1)
     place: dict[Token, int] = {}  # of each message, how many of its flow are used before it
-    for rows in traffic:
+    for works in traffic:
         counts: dict[Flow, int] = {}
-        for flow, token, _, _ in rows:
-            if flow is not None and token is not None:
-                place[token] = counts.get(flow, 0)
-                counts[flow] = place[token] + 1
-    for source, target in ahead:
-        ahead[source, target] = max(1, 1 + _lead(traffic, place, source, target))
-    for (source, target, _), most in _run(schedule, place).items():
-        ahead[source, target] = max(ahead[source, target], most)
+        for work in works:
+            if work.used is not None and work.came is not None:
+                place[work.came] = counts.get(work.used, 0)
+                counts[work.used] = place[work.came] + 1
+    for (source, target, _), lead in _leads(traffic, place).items():
+        ahead[source, target] = max(ahead.get((source, target), 1), 1 + lead)
+    for (source, target, _), most in _run(traffic, place).items():
+        ahead[source, target] = max(ahead.get((source, target), 1), most)
     return ahead
 
 
-# Of each op: the flow and token it receives, the flow and token it sends; None for neither.
-Traffic = list[tuple[Flow | None, Token | None, Flow | None, Token | None]]
+def links_of(traffic: Traffic, routes: Routes) -> list[Link]:
+    """All links of a pipeline; of several replicas, in order, those that are used."""
+    stages = routes.stages
+    if routes.replicas > 1:
+        sent = {work.sent[:2] for works in traffic for work in works if work.sent is not None}
+        return sorted(sent)
+    links = [way for a, b in pairwise(range(stages)) for way in ((a, b), (b, a))]
+    if routes.chunks > 1 and stages > 2:
+        links += [(stages - 1, 0), (0, stages - 1)]
+    return links
 
 
-def _traffic(line: Line, stage: int, stages: int, chunks: int) -> Traffic:
-    out: Traffic = []
-    for op in line:
-        came, made = remote_need(op, stage, stages, chunks), makes(op, stage, stages)
-        used = None if came is None else (came.position % stages, stage, came.kind)
-        to = None if made is None else consumer(made, stages, chunks)
-        sent = None if to is None or made is None else (stage, to, made.kind)
-        out.append((used, came, sent, made))
-    return out
+def _leads(traffic: Traffic, place: dict[Token, int]) -> dict[Flow, int]:
+    """How far sends over each flow can be ahead of what the receiver need have used."""
+    uses: dict[Flow, list[int]] = {}
+    for works in traffic:
+        uses.update(_uses(works))
+    leads: dict[Flow, int] = {}
+    for works in traffic:
+        received: dict[int, int] = {}  # by the worker that it came from
+        for _, _, used, _, made, sent in works:
+            if used is not None:
+                received[used[0]] = received.get(used[0], 0) + 1
+            if sent is not None and made in place:
+                by_then = uses.get(sent, [0])
+                so_far = by_then[min(received.get(sent[1], 0), len(by_then) - 1)]
+                leads[sent] = max(leads.get(sent, 0), place[made] + 1 - so_far)
+    return leads
 
 
-def _lead(traffic: list[Traffic], place: dict[Token, int], source: int, target: int) -> int:
-    """How far sends over one flow of a link can be ahead of what the receiver need have used."""
-    # uses[flow][n]: messages of the flow that the target uses before its (n+1)-th message back
-    received, uses = 0, _uses(traffic[target], source)
-    most = 0
-    for used, _, flow, token in traffic[source]:
-        if used is not None and used[0] == target:
-            received += 1
-        if flow is not None and token in place and flow[1] == target:
-            by_then = uses[flow][min(received, len(uses[flow]) - 1)] if flow in uses else 0
-            most = max(most, place[token] + 1 - by_then)
-    return most
-
-
-def _uses(traffic: Traffic, source: int) -> dict[Flow, list[int]]:
-    flows = {used for used, *_ in traffic if used is not None and used[0] == source}
-    counts = dict.fromkeys(flows, 0)
-    out: dict[Flow, list[int]] = {flow: [] for flow in flows}
-    for used, _, sent, _ in traffic:
-        if used is not None and used[0] == source:
-            counts[used] += 1
-        if sent is not None and sent[1] == source:
-            for flow in flows:
+def _uses(works: Sequence[Work]) -> dict[Flow, list[int]]:
+    """Of each flow to a worker: by n, the messages used before the (n+1)-th that it sends back."""
+    flows: dict[int, dict[Flow, None]] = {}  # by source
+    for work in works:
+        if work.used is not None:
+            flows.setdefault(work.used[0], {})[work.used] = None
+    counts = {flow: 0 for of_source in flows.values() for flow in of_source}
+    out: dict[Flow, list[int]] = {flow: [] for flow in counts}
+    for work in works:
+        if work.used is not None:
+            counts[work.used] += 1
+        if work.sent is not None:
+            for flow in flows.get(work.sent[1], ()):
                 out[flow].append(counts[flow])
-    for flow in flows:
-        out[flow].append(counts[flow])
+    for flow, count in counts.items():
+        out[flow].append(count)
     return out
 
 
-def _run(schedule: Schedule, place: dict[Token, int]) -> dict[Flow, int]:
+def _run(traffic: Traffic, place: dict[Token, int]) -> dict[Flow, int]:
     """Per flow, the posted receives that a run needs in which every op takes one unit of time.
 
     A schedule that cannot end leaves off where it hangs; `check` says so.
     """
-    stages, chunks = schedule.stages, schedule.chunks
-    recomputed = [recomputed_of(line) for line in schedule.order]
-    at = [0] * stages
-    made: set[Token] = set()
-    used: dict[Flow, int] = {}
+    made: dict[Token, int] = {}  # when
+    used: dict[Flow, list[int]] = {}  # when each message of a flow is
+    sent: list[tuple[Flow, int, int]] = []  # when a message is, and which of its flow it is
+    at, now = [0] * len(traffic), [0] * len(traffic)
+    waiting: dict[Token, list[int]] = {}
+    ready = list(range(len(traffic)))
+    while ready:
+        worker = ready.pop()
+        for work in traffic[worker][at[worker] :]:
+            start = [made.get(token, _NEVER) for token in work.needs]
+            if _NEVER in start:
+                missing = work.needs[start.index(_NEVER)]
+                waiting.setdefault(missing, []).append(worker)
+                break
+            # What is made in a unit of time can be used in the next.
+            end = now[worker] = 1 + max(now[worker], *start, 0)
+            at[worker] += 1
+            if work.used is not None:
+                used.setdefault(work.used, []).append(end)
+            if work.made is not None:
+                made[work.made] = end
+                ready += waiting.pop(work.made, ())
+                if work.sent is not None and work.made in place:
+                    sent.append((work.sent, end, place[work.made]))
     most: dict[Flow, int] = {}
-    moving = True
-    while moving:
-        ran: list[tuple[Token, Flow | None]] = []
-        moving = False
-        for stage, line in enumerate(schedule.order):
-            if at[stage] == len(line):
-                continue
-            op = line[at[stage]]
-            if not made.issuperset(needs(op, stage, stages, chunks, op[1:3] in recomputed[stage])):
-                continue
-            moving = True
-            at[stage] += 1
-            came, out = remote_need(op, stage, stages, chunks), makes(op, stage, stages)
-            if came is not None:
-                flow = came.position % stages, stage, came.kind
-                used[flow] = used.get(flow, 0) + 1
-            if out is not None:
-                to = consumer(out, stages, chunks)
-                ran.append((out, None if to is None else (stage, to, out.kind)))
-        for token, sent in ran:  # what is made in a unit of time can be used in the next
-            made.add(token)
-            if sent is not None and token in place:
-                most[sent] = max(most.get(sent, 0), place[token] + 1 - used.get(sent, 0))
+    for flow, moment, number in sent:
+        outstanding = number + 1 - bisect_right(used.get(flow, ()), moment)
+        most[flow] = max(most.get(flow, 0), outstanding)
     return most

@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
+from itertools import islice, pairwise
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.deps import ACTIVATION, consumer, makes, remote_need
+from megatron_adaptra.ir.deps import ACTIVATION
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.posting import Link, posted_ahead
+from megatron_adaptra.ir.posting import Link, links_of, receives_ahead
+from megatron_adaptra.ir.routes import Routes, routes_of
 from megatron_adaptra.ir.schedule import Line, Schedule
+from megatron_adaptra.ir.traffic import Flow, Work, traffic_of
 
 
 @dataclass(frozen=True)
 class Program:
-    """Compute ops plus sends and posted receives, per stage; made only by `lower`.
+    """Compute ops plus sends and posted receives, per worker; made only by `lower`.
 
-    A send never holds the stage. A post hands the transport a buffer; the compute op that uses the
+    A send never holds the worker. A post hands the transport a buffer; the compute op that uses the
     message waits for it.
 
     Args:
-        order: per stage, its ops in the order in which it runs them.
-        microbatches: of an iteration.
+        order: per worker, its ops in the order in which it runs them.
+        microbatches: of an iteration, per replica.
         chunks: per stage.
-        ahead: by directed link (source stage, target stage), how many receives stand posted on it
+        ahead: by directed link (source worker, target worker), how many receives stand posted on it
             from the start; at least 0.
+        replicas: whose workers these are.
     """
 
     order: tuple[Line, ...]
     microbatches: int
     chunks: int = 1
     ahead: Mapping[Link, int] = field(default_factory=dict)
+    replicas: int = 1
 
     @property
     def stages(self) -> int:
-        """How many devices the pipeline has."""
-        return len(self.order)
+        """How many stages each replica has."""
+        return len(self.order) // self.replicas
+
+    @cached_property
+    def routes(self) -> Routes:
+        """Who runs what."""
+        return routes_of(self.order, self.chunks, self.replicas)
 
 
 def links_ahead(warmup: Sequence[int]) -> dict[Link, int]:
@@ -64,63 +74,42 @@ def lower(schedule: Schedule, ahead: Mapping[Link, int] | int | None = None) -> 
     Raises:
         BadInput: a number is negative.
     """
+    traffic = traffic_of(schedule)
     if ahead is None:
-        depths = posted_ahead(schedule)
+        depths = receives_ahead(traffic, schedule.routes)
     elif isinstance(ahead, int):
-        depths = dict.fromkeys(posted_ahead(schedule), ahead)
+        depths = dict.fromkeys(links_of(traffic, schedule.routes), ahead)
     else:
         depths = dict(ahead)
     if any(depth < 0 for depth in depths.values()):
         raise BadInput("ahead", depths, "a number of receives is at least 0")
-    order = tuple(
-        lower_line(line, stage, schedule.stages, schedule.chunks, depths)
-        for stage, line in enumerate(schedule.order)
-    )
-    return Program(order, schedule.microbatches, schedule.chunks, depths)
+    order = tuple(lower_line(works, depths) for works in traffic)
+    return Program(order, schedule.microbatches, schedule.chunks, depths, schedule.replicas)
 
 
-def lower_line(
-    line: Line, stage: int, stages: int, chunks: int, depths: Mapping[Link, int]
-) -> Line:
-    """`lower` for `stage`, of so many `stages` with so many `chunks` each.
+def lower_line(works: Sequence[Work], depths: Mapping[Link, int]) -> Line:
+    """`lower` for the line of one worker.
 
-    `depths` is how many receives of each link to post ahead.
+    Args:
+        works: its ops, see `works_of`.
+        depths: how many receives of each link to post ahead.
     """
-    posts: dict[int, list[Op]] = {}  # receives of one link in the order of their use
-    for op in line:
-        token = remote_need(op, stage, stages, chunks)
-        if token is not None:
-            kind = Kind.POST_F if token.kind == ACTIVATION else Kind.POST_B
-            source = token.position % stages
-            posts.setdefault(_flow(source, kind), []).append(
-                Op(kind, op.microbatch, op.chunk, op.replica)
-            )
-    ahead = {flow: depths.get((_source(flow), stage), 1) for flow in posts}
+    posts: dict[Flow, list[Op]] = {}  # receives in the order of their use
+    for work in works:
+        if work.used is not None:
+            kind = Kind.POST_F if work.used[2] == ACTIVATION else Kind.POST_B
+            posts.setdefault(work.used, []).append(work.op._replace(kind=kind))
     out: list[Op] = []
+    following: dict[Flow, Iterator[Op]] = {}  # those that are posted later
     for flow, queue in posts.items():
-        out += queue[: ahead[flow]]
-    used = dict.fromkeys(posts, 0)
-    for op in line:
-        token = remote_need(op, stage, stages, chunks)
-        if token is not None:
-            kind = Kind.POST_F if token.kind == ACTIVATION else Kind.POST_B
-            flow = _flow(token.position % stages, kind)
-            following = used[flow] + ahead[flow]
-            if following < len(posts[flow]):
-                out.append(posts[flow][following])
-            used[flow] += 1
-        out.append(op)
-        made = makes(op, stage, stages)
-        if made is not None and consumer(made, stages, chunks) is not None:
-            kind = Kind.SEND_F if made.kind == ACTIVATION else Kind.SEND_B
-            out.append(Op(kind, op.microbatch, op.chunk, op.replica))
+        first = depths.get(flow[:2], 1)
+        out += queue[:first]
+        following[flow] = iter(queue[first:])
+    for work in works:
+        if work.used is not None:
+            out += islice(following[work.used], 1)
+        out.append(work.op)
+        if work.sent is not None:
+            kind = Kind.SEND_F if work.sent[2] == ACTIVATION else Kind.SEND_B
+            out.append(work.op._replace(kind=kind))
     return tuple(out)
-
-
-def _flow(source: int, kind: Kind) -> int:
-    """Two stages can exchange activations and gradients over one link (2 stages, chunks)."""
-    return 2 * source + (kind is Kind.POST_B)
-
-
-def _source(flow: int) -> int:
-    return flow // 2

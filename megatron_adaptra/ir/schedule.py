@@ -6,32 +6,51 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.in_flight import peak_in_flight
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.routes import Routes, routes_of, worker_name
 from megatron_adaptra.user_files import parse_json
 
 Line = tuple[Op, ...]
 STOCK = "stock"  # the policy of a schedule that Megatron runs itself, over its own messages
-_HEAD = ("microbatches", "chunks", "policy", "why")  # all but the ops
+_HEAD = ("microbatches", "chunks", "policy", "why")  # all but the ops, of one replica
+_REPLICAS = "replicas"  # comes first, where there are several
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """`order[i]` is what stage i runs, in order. `why` is one sentence for people."""
+    """What each worker runs, in order.
+
+    Args:
+        order: per worker; of one replica a worker is a stage, of several they come replica by
+            replica, and each op names its home.
+        microbatches: of an iteration, per replica.
+        chunks: model chunks per stage; 1 where there are several replicas.
+        policy: what planned it.
+        why: one sentence for people.
+        replicas: pipelines that hold the same parameters, each with a worker per stage.
+    """
 
     order: tuple[Line, ...]
     microbatches: int
     chunks: int = 1
     policy: str = ""
     why: str = ""
+    replicas: int = 1
 
     @property
     def stages(self) -> int:
-        """How many devices the pipeline has."""
-        return len(self.order)
+        """How many stages each replica has."""
+        return len(self.order) // self.replicas
+
+    @cached_property
+    def routes(self) -> Routes:
+        """Who runs what."""
+        return routes_of(self.order, self.chunks, self.replicas)
 
     @property
     def stock(self) -> bool:
@@ -40,21 +59,23 @@ class Schedule:
 
     def same_as(self, other: Schedule) -> bool:
         """Whether `other` means the same ops in the same order over the same messages."""
-        return self.stock == other.stock and self.order == other.order
+        same = (self.stock, self.replicas) == (other.stock, other.replicas)
+        return same and self.order == other.order
 
     @property
     def warmup(self) -> tuple[int, ...]:
-        """Per stage, the forwards it runs before its first backward."""
+        """Per worker, the forwards it runs before its first backward."""
         return tuple(warmup_of(line) for line in self.order)
 
     def peak_in_flight(self) -> tuple[float, ...]:
-        """Per stage, the most activations held at once, in microbatches."""
+        """Per worker, the most activations held at once, in microbatches."""
         return tuple(peak_in_flight(line, self.chunks) for line in self.order)
 
     def text(self) -> str:
-        """One head line, then one line per stage; `parse` reads it back exactly."""
+        """One head line, then one line per worker; `parse` reads it back exactly."""
         rows = [f"schedule {json.dumps(self._head(), sort_keys=True)}"]
-        rows += [f"{i}: {' '.join(map(str, line))}".rstrip() for i, line in enumerate(self.order)]
+        for name, line in zip(self._names(), self.order, strict=True):
+            rows.append(f"{name}: {' '.join(map(str, line))}".rstrip())
         return "\n".join(rows) + "\n"
 
     @classmethod
@@ -64,24 +85,32 @@ class Schedule:
         word, _, head = first.partition(" ")
         if word != "schedule":
             raise BadInput("schedule", first, "the first line starts with 'schedule'")
-        order = []
-        for i, row in enumerate(rows):
-            stage, colon, ops = row.partition(":")
-            if stage != str(i) or not colon:
-                raise BadInput("schedule", row, f"line {i + 2} starts with '{i}:'")
-            order.append(parse_line(ops.split()))
         try:
             values = parse_json(head)
         except ValueError:
             values = None
-        if not isinstance(values, dict) or values.keys() != set(_HEAD):
+        if not isinstance(values, dict) or values.keys() - {_REPLICAS} != set(_HEAD):
             allowed = f"the first line ends with a JSON object of {', '.join(_HEAD)}"
             raise BadInput("schedule", first, allowed)
+        names = _names(len(rows), values.get(_REPLICAS, 1))
+        order = []
+        for i, (row, name) in enumerate(zip(rows, names, strict=True)):
+            worker, colon, ops = row.partition(":")
+            if worker != name or not colon:
+                raise BadInput("schedule", row, f"line {i + 2} starts with '{name}:'")
+            order.append(parse_line(ops.split()))
         return cls._checked(tuple(order), values)
 
     def to_json(self) -> dict[str, Any]:
-        """As an object for json.dump; `stages` holds the text forms of the ops."""
-        return {**self._head(), "stages": [[str(op) for op in line] for line in self.order]}
+        """As an object for json.dump, with the text forms of the ops.
+
+        `stages` holds a list per stage; of several replicas, `workers` one by the name of each
+        worker, replica and stage: `1.2`.
+        """
+        lines = [[str(op) for op in line] for line in self.order]
+        if self.replicas == 1:
+            return {**self._head(), "stages": lines}
+        return {**self._head(), "workers": dict(zip(self._names(), lines, strict=True))}
 
     @classmethod
     def from_json(cls, data: object) -> Schedule:
@@ -94,11 +123,19 @@ class Schedule:
             raise BadInput(
                 "schedule", data, "it has to be an object with stages, microbatches and chunks"
             )
-        stages = data.get("stages")
+        stages, replicas = data.get("stages"), data.get(_REPLICAS, 1)
+        workers = data.get("workers")
+        if isinstance(workers, Mapping):
+            names = _names(len(workers), replicas)
+            if list(workers) != names:
+                allowed = f"{len(workers)} of {replicas} replicas, in order, are {', '.join(names)}"
+                raise BadInput("workers", list(workers), allowed)
+            stages = list(workers.values())
         if not isinstance(stages, list) or not all(
             isinstance(line, list) and all(isinstance(op, str) for op in line) for line in stages
         ):
             raise BadInput("stages", stages, "it has to be a list per stage of ops such as 'F3'")
+        _names(len(stages), replicas)  # of as many replicas as there can be
         order = tuple(parse_line(line) for line in stages)
         known: dict[str, Any] = {
             "microbatches": 1 + max((op.microbatch for line in order for op in line), default=0),
@@ -106,7 +143,8 @@ class Schedule:
             "policy": "",
             "why": "",
         }
-        return cls._checked(order, {key: data.get(key, known[key]) for key in _HEAD})
+        head = {key: data.get(key, known[key]) for key in _HEAD}
+        return cls._checked(order, {**head, _REPLICAS: replicas})
 
     @classmethod
     def _checked(cls, order: tuple[Line, ...], head: Mapping[str, Any]) -> Schedule:
@@ -123,14 +161,42 @@ class Schedule:
             if not op.kind.computes:
                 allowed = "a schedule holds F, B, I, W and R; the rest is derived"
                 raise BadInput("op", str(op), allowed)
-        return cls(order, **head)
+        schedule = cls(order, **head)
+        if schedule.replicas > 1:
+            schedule._check_replicas()
+        return schedule
+
+    def _check_replicas(self) -> None:
+        if self.chunks > 1:
+            raise BadInput("chunks", self.chunks, "it has to be 1 where there are several replicas")
+        for op in (op for line in self.order for op in line):
+            if op.home is None or op.home >= self.replicas:
+                allowed = (
+                    f"an op of several replicas ends with its home, @0 to @{self.replicas - 1}"
+                )
+                raise BadInput("op", str(op), allowed)
 
     def digest(self) -> str:
         """SHA-256 of the text form: equal digests mean equal schedules."""
         return hashlib.sha256(self.text().encode()).hexdigest()
 
     def _head(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in _HEAD}
+        keys = _HEAD if self.replicas == 1 else (_REPLICAS, *_HEAD)
+        return {key: getattr(self, key) for key in keys}
+
+    def _names(self) -> list[str]:
+        return _names(len(self.order), self.replicas)
+
+
+def _names(workers: int, replicas: object) -> list[str]:
+    """What lines begin with: the number of a stage, or replica and stage. Raises BadInput."""
+    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+        raise BadInput(_REPLICAS, replicas, "it has to be a whole number of at least 1")
+    if workers % replicas:
+        raise BadInput(_REPLICAS, replicas, f"it has to divide the number of workers, {workers}")
+    if replicas == 1:
+        return [str(stage) for stage in range(workers)]
+    return [worker_name(worker, workers // replicas) for worker in range(workers)]
 
 
 def warmup_of(line: Sequence[Op]) -> int:

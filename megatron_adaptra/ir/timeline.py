@@ -15,10 +15,10 @@ from megatron_adaptra.ir.op import Op
 
 
 class Span(NamedTuple):
-    """One op ran on one stage.
+    """One op ran on one worker.
 
     Args:
-        stage: where.
+        stage: where; of several replicas, the number of the worker.
         op: that computes, or the optimizer step, or a collective of it.
         start, end: seconds from the iteration's start.
     """
@@ -33,7 +33,7 @@ class Message(NamedTuple):
     """The output of one op went from one stage to another.
 
     Args:
-        source, target: stages.
+        source, target: stages; of several replicas, workers.
         op: what made it, or the send of it.
         sent: when it left the source; seconds from the iteration's start.
         arrived: when the target had it; seconds, too.
@@ -56,11 +56,15 @@ class Timeline:
         spans: of all stages, in any order.
         messages: between stages, in any order; empty where they are not known.
         name: whose it is, for people: "adaptra measured".
+        replicas: of which each worker has spans of its own, see `ir.routes`.
+        depth: stages of a replica; 0 for as many as have spans.
     """
 
     spans: tuple[Span, ...]
     messages: tuple[Message, ...] = ()
     name: str = ""
+    replicas: int = 1
+    depth: int = 0
 
     @property
     def makespan(self) -> float:
@@ -86,26 +90,33 @@ class Timeline:
 
     @property
     def stages(self) -> int:
-        """How many devices the pipeline has."""
-        return 1 + max((s.stage for s in self.spans), default=-1)
+        """How many stages each replica has."""
+        return self.depth or 1 + max((s.stage for s in self.spans), default=-1)
 
-    def busy(self, stage: int) -> float:
-        """Seconds of compute on `stage`; the optimizer step does not count."""
-        return sum(s.end - s.start for s in self.spans if s.stage == stage and s.op.kind.computes)
+    @property
+    def workers(self) -> int:
+        """Of all replicas; of one, its stages."""
+        return self.stages * self.replicas
+
+    def busy(self, worker: int) -> float:
+        """Seconds of compute on `worker`; the optimizer step does not count."""
+        return sum(s.end - s.start for s in self.spans if s.stage == worker and s.op.kind.computes)
 
     def peak_in_flight(self) -> tuple[float, ...]:
-        """Per stage, the most activations held at once (units of design: one microbatch)."""
+        """Per worker, the most activations held at once (units of design: one microbatch)."""
         peaks = []
         chunks = 1 + max((s.op.chunk for s in self.spans), default=0)
-        for stage in range(self.stages):
-            line = [s.op for s in sorted((s for s in self.spans if s.stage == stage), key=_when)]
+        for worker in range(self.workers):
+            line = [s.op for s in sorted((s for s in self.spans if s.stage == worker), key=_when)]
             peaks.append(peak_in_flight(line, chunks))
         return tuple(peaks)
 
     def to_json(self) -> dict[str, Any]:
         """As an object for json.dump: ops by their text forms, seconds."""
+        several = {"replicas": self.replicas, "stages": self.stages} if self.replicas > 1 else {}
         return {
             "name": self.name,
+            **several,
             "spans": [[s.stage, str(s.op), s.start, s.end] for s in self.spans],
             "messages": [[m.source, m.target, str(m.op), *m[3:]] for m in self.messages],
         }
@@ -118,6 +129,8 @@ class Timeline:
                 tuple(Span(s, Op.parse(op), a, b) for s, op, a, b in data["spans"]),
                 tuple(Message(s, t, Op.parse(op), *times) for s, t, op, *times in data["messages"]),
                 data["name"],
+                data.get("replicas", 1),
+                data.get("stages", 0),
             )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import NamedTuple
 
-from megatron_adaptra.ir.deps import ACTIVATION, carried
+from megatron_adaptra.ir.deps import ACTIVATION, carried, maker
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
 
 
 class UnusedPosts(NamedTuple):
-    """How a stage clears its links of an iteration that got no further than its first posts.
+    """How a worker clears its links of an iteration that got no further than its first posts.
 
     `to_send`: sends of anything, for receives that stand posted at the neighbours; then
     `to_discard`: its own posts, whose messages are forgotten.
@@ -21,23 +21,23 @@ class UnusedPosts(NamedTuple):
     to_discard: tuple[Op, ...]
 
 
-def first_posts(program: Program, stage: int) -> tuple[Op, ...]:
-    """The receives that `stage` posts before anything else."""
+def first_posts(program: Program, worker: int) -> tuple[Op, ...]:
+    """The receives that `worker` posts before anything else."""
     posts = (Kind.POST_F, Kind.POST_B)
-    return tuple(takewhile(lambda op: op.kind in posts, program.order[stage]))
+    return tuple(takewhile(lambda op: op.kind in posts, program.order[worker]))
 
 
-def unused_posts(program: Program, stage: int) -> UnusedPosts:
-    """What all stages have posted first, as `stage` has to clear it away.
+def unused_posts(program: Program, worker: int) -> UnusedPosts:
+    """What all workers have posted first, as `worker` has to clear it away.
 
     Both ends of a link know it from the program, so nobody asks.
     """
-    stages = program.stages
-    near = {(stage - 1) % stages, (stage + 1) % stages} - {stage}
-    posted = [carried(op, s, stages) for s in sorted(near) for op in first_posts(program, s)]
-    asked = [token for token in posted if token and token.position % stages == stage]
-    sends = [
-        Op(Kind.SEND_F if t.kind == ACTIVATION else Kind.SEND_B, t.microbatch, t.position // stages)
-        for t in asked
-    ]
-    return UnusedPosts(tuple(sends), first_posts(program, stage))
+    routes, sends = program.routes, []
+    for other in range(routes.workers):
+        for op in first_posts(program, other) if other != worker else ():
+            token = carried(op, other, routes)
+            if token is not None and maker(token, routes) == worker:
+                kind = Kind.SEND_F if token.kind == ACTIVATION else Kind.SEND_B
+                chunk = token.position // routes.stages
+                sends.append(Op(kind, token.microbatch, chunk, token.home))
+    return UnusedPosts(tuple(sends), first_posts(program, worker))

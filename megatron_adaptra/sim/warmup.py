@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.program import links_ahead, lower_line
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import warmup_line
+from megatron_adaptra.ir.traffic import works_of
 from megatron_adaptra.sim.clock import Clock, Step, compile_line
 
 
@@ -103,10 +105,12 @@ class WarmupClock:
         for s, depth in enumerate(depths):
             around = tuple(depths[max(0, s - 1) : s + 2]) if self.rendezvous else (depth,)
             if (s, around) not in self.lines:
-                count, stages = self.conditions.microbatches, len(depths)
-                ahead = links_ahead(depths)
-                line = lower_line(warmup_line(depth, count), s, stages, 1, ahead)
-                self.lines[s, around] = compile_line(line, s, self.conditions, 1, self.rendezvous)
+                count, routes = self.conditions.microbatches, Routes(len(depths))
+                works = works_of(warmup_line(depth, count), s, routes)
+                line = lower_line(works, links_ahead(depths))
+                self.lines[s, around] = compile_line(
+                    line, s, self.conditions, routes, self.rendezvous
+                )
             lines.append(self.lines[s, around])
         return Clock(lines, self.conditions, self.rendezvous).run() + self.conditions.step_seconds
 

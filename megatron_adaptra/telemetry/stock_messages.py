@@ -13,6 +13,7 @@ from statistics import median
 
 from megatron_adaptra.ir.deps import ACTIVATION, remote_need
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.telemetry.probe import IterationRecord
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.transport.base import Stamps
@@ -37,12 +38,13 @@ def stock_links(
     KeyError for one that nobody has run.
     """
     stages = len(reports)
+    routes = Routes(stages, chunks)
     times = [{Op.parse(text): row for text, *row in report.ops or ()} for report in reports]
     delays, transits = {}, {}
     for stage, ops in enumerate(times):
         record, before = IterationRecord(stage, 0), 0.0
         for op, (start, end, asked, lag) in ops.items():
-            token = remote_need(op, stage, stages, chunks)
+            token = remote_need(op, stage, routes)
             if token is not None:
                 source, kind = token.position % stages, Kind.B
                 if token.kind == ACTIVATION:

@@ -32,7 +32,7 @@ def ascii_gantt(gantt: Gantt, width: int = 100, colour: bool = False) -> str:
         raise BadInput("width", width, f"at least {LEAST_WIDTH} characters")
     if not gantt.bars:
         return (gantt.name + ": nothing ran" if gantt.name else "nothing ran")[:width]
-    labels = [f"{gantt.row_name(row)} |" for row in range(gantt.rows)]
+    labels = [f"{gantt.row_title(row)} |" for row in range(gantt.rows)]
     margin = max(map(len, labels))
     cells = width - margin - 1
     begin, makespan = gantt.begin, gantt.makespan
@@ -48,10 +48,12 @@ def ascii_gantt(gantt: Gantt, width: int = 100, colour: bool = False) -> str:
         used[bar.row] = at + len(box)
     head = f"{gantt.name}: {ms(makespan)}" if gantt.name else ms(makespan)
     paint = _painted if colour else _plain
-    lines = [
-        label.rjust(margin) + "".join(paint(*piece) for piece in _fit(row, cells)) + "|"
-        for label, row in zip(labels, rows, strict=True)
-    ]
+    lines = []
+    for at, (label, row) in enumerate(zip(labels, rows, strict=True)):
+        pieces: list[Piece] = [(" " * cells, None)] if at in gantt.gone else _fit(row, cells)
+        shown = (paint(words, bar, gantt.stripe(bar)) for words, bar in pieces)
+        lines += [""] * gantt.starts_group(at)
+        lines.append(label.rjust(margin) + "".join(shown) + "|")
     return "\n".join([head[:width], *lines, " " * margin + _ruler(makespan, cells)])
 
 
@@ -67,6 +69,11 @@ def ascii_legend(gantt: Gantt, colour: bool = False) -> str:
         light = Bar(0, "", 0.0, 0.0, shading.category, shade=1)
         shown = (paint(words, light) for words in shading.samples)
         parts.append(f"{' or '.join(shown)} {shading.meaning}")
+    owners, groups = gantt.owners(), gantt.groups
+    if groups and owners:
+        first = Bar(0, "", 0.0, 0.0, categories_in([gantt])[0], owner=owners[0])
+        shown = (paint(words, first, gantt.stripe(first)) for words in groups.samples)
+        parts.append(f"{' or '.join(shown)} of another {groups.noun}")
     return "   ".join(parts)
 
 
@@ -89,19 +96,20 @@ def _box(bar: Bar, size: int) -> str:
     return text.ljust(size, bar.category.filling)
 
 
-def _plain(words: str, bar: Bar | None) -> str:
+def _plain(words: str, bar: Bar | None, stripe: str | None = None) -> str:
     return words
 
 
-def _painted(words: str, bar: Bar | None) -> str:
-    """Dark on the bar's colour; the fillings are not needed then."""
+def _painted(words: str, bar: Bar | None, stripe: str | None = None) -> str:
+    """Dark on the bar's colour, or bold in its stripe's; the fillings are not needed then."""
     if bar is None:
         return words.replace(IDLE, " ")
     words = words.replace(bar.category.filling, " ")
     codes = [
         f"{layer};2;" + ";".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
-        for layer, colour in ((48, bar.fill), (38, BOX_TEXT))
+        for layer, colour in ((48, bar.fill), (38, stripe or BOX_TEXT))
     ]
+    codes += ["1"] * bool(stripe)
     return f"\x1b[{';'.join(codes)}m{words}\x1b[0m" if words else ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,6 +40,7 @@ class Bar:
         inside: what is written in the bar: the first of these that fits.
         plain: the same where no colour shows the category; the last one always fits.
         shade: 0, or by how many steps the colour is lighter than the category's.
+        owner: the group of rows whose work it is, where that is not its row's own.
         details: what else a trace shows, by name.
 
     `title`, `inside` and `plain` follow from `label` where they are empty.
@@ -54,6 +55,7 @@ class Bar:
     inside: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
     shade: int = 0
+    owner: int | None = None
     details: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -96,12 +98,34 @@ class Shading(NamedTuple):
     meaning: str
 
 
+class Groups(NamedTuple):
+    """Rows that belong together, each group `size` of them, from the top.
+
+    Work that a row does for another group has a stripe of that group's colour.
+
+    Args:
+        noun: what a group is; with its number it names the group: `replica 1`.
+        size: rows of each.
+        colours: of each, `#rrggbb`, to be seen on that of any bar.
+        samples: in a picture of text, what stands in bars of another group's work.
+    """
+
+    noun: str
+    size: int
+    colours: tuple[str, ...]
+    samples: tuple[str, ...] = ()
+
+    def names(self, numbers: Iterable[int]) -> str:
+        """The groups of these `numbers`: `replica 0, 2`."""
+        return f"{self.noun} {', '.join(map(str, numbers))}"
+
+
 @dataclass(frozen=True)
 class Gantt:
     """Bars and arrows on rows, over time.
 
     Args:
-        noun: what a row is; with its number it names the row: `stage 0`.
+        noun: what a row is; with its number, or its name, it names the row: `stage 0`.
         rows: how many there are.
         categories: all that bars may have, in the order of the legend.
         bars: in any order; times count from the first start.
@@ -111,6 +135,9 @@ class Gantt:
             last end.
         shading: what shades of bars mean; None where there are none.
         names: of the rows, after the noun; empty for their numbers.
+        groups: of rows; None where they are all alike.
+        notes: by row, what is unusual about it, in a few words.
+        gone: rows on which nothing can run.
     """
 
     noun: str
@@ -122,6 +149,9 @@ class Gantt:
     finish: float | None = None
     shading: Shading | None = None
     names: tuple[str, ...] = ()
+    groups: Groups | None = None
+    notes: Mapping[int, str] = field(default_factory=dict)
+    gone: frozenset[int] = frozenset()
 
     @property
     def begin(self) -> float:
@@ -145,3 +175,21 @@ class Gantt:
     def short_name(self, row: int) -> str:
         """The same of `row`, without the noun."""
         return self.names[row] if self.names else str(row)
+
+    def row_title(self, row: int) -> str:
+        """The same of `row`, and what is unusual about it."""
+        return ", ".join(filter(None, (self.row_name(row), self.notes.get(row))))
+
+    def stripe(self, bar: Bar | None) -> str | None:
+        """The colour of the group whose work the `bar` is, where that is another row's."""
+        if bar is None or bar.owner is None or self.groups is None:
+            return None
+        return self.groups.colours[bar.owner]
+
+    def starts_group(self, row: int) -> bool:
+        """Whether the `row` is the first of its group, but not of all."""
+        return row > 0 and self.groups is not None and row % self.groups.size == 0
+
+    def owners(self) -> list[int]:
+        """The groups whose work is done on rows of others."""
+        return sorted({bar.owner for bar in self.bars if bar.owner is not None})

@@ -41,7 +41,7 @@ def _names(pid: int, name: str, gantt: Gantt) -> list[Event]:
 
     events = [meta("process_name", 0, name=name), meta("process_sort_index", 0, sort_index=pid)]
     for row in range(gantt.rows):
-        events.append(meta("thread_name", row + 1, name=gantt.row_name(row)))
+        events.append(meta("thread_name", row + 1, name=gantt.row_title(row)))
         events.append(meta("thread_sort_index", row + 1, sort_index=row))
     return events
 

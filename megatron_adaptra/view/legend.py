@@ -39,6 +39,11 @@ def legend_keys(gantts: Sequence[Gantt], seconds: float) -> list[Key]:
         if shading and shades > 1:
             words = f"{shading.name} " + ", ".join(map(str, range(shades)))
             out.append(Key(words, tuple(lighter(shading.category.fill, i) for i in range(shades))))
+    for groups in dict.fromkeys(gantt.groups for gantt in gantts):
+        owners = sorted({one for gantt in gantts for one in gantt.owners()})
+        if groups and owners:
+            fills = tuple(groups.colours[one] for one in owners)
+            out.append(Key(f"stripe: of {groups.names(owners)}", fills))
     if any(slow_messages(gantt, seconds) for gantt in gantts):
         out.append(Key("message on a slow link", (MESSAGE,), line=True))
     return out

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.view.axis import ms, number
 from megatron_adaptra.view.drawing import Drawing, Table
@@ -9,7 +12,12 @@ from megatron_adaptra.view.pipeline import pipeline_gantt
 
 
 def schedule_drawing(
-    name: str, job: str, why: str, timeline: Timeline, bound: float | None = None
+    name: str,
+    job: str,
+    why: str,
+    timeline: Timeline,
+    bound: float | None = None,
+    conditions: ReplicaConditions | None = None,
 ) -> Drawing:
     """What `adaptra draw` shows.
 
@@ -19,37 +27,46 @@ def schedule_drawing(
         why: why it was planned so, in a sentence.
         timeline: of one simulated iteration.
         bound: seconds that no schedule beats; None where that is not known.
+        conditions: of several replicas; None for one, or where they are not known.
     """
     makespan = timeline.makespan
+    gantt = pipeline_gantt(timeline, makespan, conditions)
     compute = timeline.pipeline  # the shares are of the pipeline, as the step is not its matter
-    busy = [timeline.busy(stage) for stage in range(timeline.stages)]
+    busy = [timeline.busy(worker) for worker in range(timeline.workers)]
     peaks = timeline.peak_in_flight()
     figures = [(ms(makespan), "an iteration, predicted")]
     if bound:
         figures.append((ms(bound), "no schedule is faster"))
     if compute > 0:
-        idle = 1 - sum(busy) / len(busy) / compute
-        figures.append((f"{100 * idle:.1f} %", "of the time a stage waits, on average"))
+        alive = len(busy) - len(gantt.gone)
+        idle = 1 - sum(busy) / alive / compute
+        words = f"of the time a {gantt.noun} waits, on average"
+        figures.append((f"{100 * idle:.1f} %", words))
     if peaks:
-        figures.append((number(max(peaks)), "microbatches' activations on one stage at most"))
+        words = f"microbatches' activations on one {gantt.noun} at most"
+        figures.append((number(max(peaks)), words))
+    guests = Counter(bar.row for bar in gantt.bars if bar.owner is not None)
+    several = gantt.groups is not None
     rows = [
         (
-            f"stage {stage}",
+            gantt.row_title(row),
             ms(b),
             f"{100 * b / compute:.1f} %" if compute > 0 else "",
             ms(compute - b),
             number(peak),
+            *([str(guests[row])] * several),
         )
-        for stage, (b, peak) in enumerate(zip(busy, peaks, strict=True))
+        for row, (b, peak) in enumerate(zip(busy, peaks, strict=True))
+        if row not in gantt.gone
     ]
-    head = ("", "compute", "share", "waiting", "peak in flight")
+    head = ("", "compute", "share", "waiting", "peak in flight", *["ops for others"] * several)
     return Drawing(
         name,
         job,
         why,
-        pipeline_gantt(timeline, makespan),
+        gantt,
         bound,
         "The iteration",
         figures,
-        Table("Stage by stage", head, rows),
+        Table(f"{gantt.noun.capitalize()} by {gantt.noun}", head, rows),
     )

@@ -25,13 +25,13 @@ def ascii_schedule(schedule: Schedule) -> str:
             row[slot] = word
         stuck = [word + "?" for word in line[len(at) :]]
         grid = "".join(word.ljust(cell) for word in row + stuck).rstrip()
-        rows.append(f"stage {stage} | {grid}".rstrip())
+        rows.append(f"{schedule.routes.name(stage)} | {grid}".rstrip())
     return "\n".join(rows)
 
 
 def _slots(schedule: Schedule) -> list[list[int]]:
     """Per stage, the slot of each op if every op took one; ends at the first op that cannot run."""
-    stages, chunks = schedule.stages, schedule.chunks
+    routes = schedule.routes
     recomputed = [recomputed_of(line) for line in schedule.order]
     ready: dict[Token, int] = {}  # the first slot in which a token can be used
     slots: list[list[int]] = [[] for _ in schedule.order]
@@ -41,15 +41,13 @@ def _slots(schedule: Schedule) -> list[list[int]]:
         for stage, line in enumerate(schedule.order):
             while len(slots[stage]) < len(line):
                 op = line[len(slots[stage])]
-                wanted = needs(
-                    op, stage, stages, chunks, (op.microbatch, op.chunk) in recomputed[stage]
-                )
+                wanted = needs(op, stage, routes, op[1:] in recomputed[stage])
                 if any(token not in ready for token in wanted):
                     break
                 after = slots[stage][-1] + 1 if slots[stage] else 0
                 slot = max([after, *(ready[token] for token in wanted)])
                 slots[stage].append(slot)
-                made = makes(op, stage, stages)
+                made = makes(op, stage, routes)
                 if made is not None:
                     ready[made] = slot + 1
                 moving = True

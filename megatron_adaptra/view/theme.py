@@ -7,6 +7,8 @@ for those to say who make bars (`pipeline.py`).
 
 from __future__ import annotations
 
+from colorsys import hls_to_rgb
+
 BLUE = "#8db9e2"
 ORANGE = "#f0b27a"
 YELLOW = "#efd777"
@@ -21,6 +23,9 @@ REPLAN = "#7d5fb2"
 STOCK = "#8a93a1"
 ADAPTRA = "#1a9694"
 BOUND = "#c9473d"
+GROUPS = (
+    "#3949ab", "#c0392b", "#1e8449", "#8e24aa", "#7a4a12", "#00707f", "#c2185b", "#4d5656",
+)  # fmt: skip
 OTHER = ("#cb4d7b", "#3f7fc1", "#d98032", "#7d5fb2", "#4f9a4a", "#8a6d3b")
 
 
@@ -32,6 +37,14 @@ def lighter(fill: str, steps: int) -> str:
     keep = (1 - _LIGHTER) ** steps
     parts = (int(fill[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - keep * (255 - part)):02x}" for part in parts)
+
+
+def group_colour(group: int) -> str:
+    """The colour of that `group` of rows: strong, as it stands as a stripe on a calm one."""
+    if group < len(GROUPS):
+        return GROUPS[group]
+    hue = (0.618034 * group) % 1.0  # the golden angle: neighbours are far from each other
+    return "#" + "".join(f"{round(255 * part):02x}" for part in hls_to_rgb(hue, 0.36, 0.65))
 
 
 POLICY = {

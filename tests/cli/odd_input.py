@@ -21,6 +21,7 @@ NUMBERS = [
     "--forward-ms", "--backward-ms", "--link-delay-ms", "--link-jitter", "--link-bandwidth",
     "--message-bytes", "--activation-budget", "--optimizer-ms", "--return-delay-ms",
 ]  # fmt: skip
+REPLICAS = ["--failed", "--slow", "--slow-path", "--slow-port", "--worker-budget"]
 WHOLE = ["0", "-0", "1.0", "1e3", "inf", "100000000", "9" * 30, "+-1"]
 
 
@@ -43,10 +44,18 @@ def flag_cases():
         "--profile": ["", "/nowhere", "/dev/zero", "/dev/tty0", "/proc/self/mem", "a" * 5000,
                       "\udcff", "a\0b", ".", "/dev/stdin", "/proc/self/pagemap"],
         "--name": ["x", "", "\0"],
+        "--replicas": ["", "-1", "1e9", LONG, "2.0", "٢"],
+        "--failed": ["x", LONG, "1." + LONG, "1.2\n", "\udcff", "-1.0", "0x1.0"],
+        "--slow": [":", "::", "1.2:", "0.1:1e400x", f"0.1:{LONG}x", f"{LONG}:2x"],
+        "--slow-path": ["-", "1.1-0.2", "1.1--0.2:1ms", f"1.1-0.2:{LONG}", "1.1-0.2:1ms+", ">:"],
+        "--slow-port": ["0.1:inf", "0.1:nanB/s", f"0.1:{LONG}B/s", "0.1:1e400B/s"],
+        "--worker-budget": ["0.1:-inf", f"0.1:{LONG}", "0.1:1e400B", "0.1:1\r"],
         "--schedule": ["", "/nowhere", "/dev/zero", "/dev/null", ".", "a" * 5000],
     }.items():  # fmt: skip
         for word in words:
-            yield ["simulate" if flag == "--schedule" else "plan", *FLAGS, flag, word]
+            several = ["--replicas", "2"] if flag in REPLICAS else []
+            command = "simulate" if flag == "--schedule" else "plan"
+            yield [command, *FLAGS, *several, flag, word]
     for words in (
         ["compare", "--budgets", ""], ["compare", "--budgets", "1,"], ["compare", "--budgets", "0"],
         ["compare", "--budgets", ",".join(map(str, range(1, 200)))],

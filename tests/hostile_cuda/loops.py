@@ -16,6 +16,7 @@ from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.ir.deps import position_of
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.runtime.executor import execute
 from megatron_adaptra.runtime.mailbox import Mailbox
 
@@ -82,7 +83,7 @@ class ExecutorStage:
 
     def forward(self, op: Op) -> None:
         position = self.positions[op.chunk]
-        first = position_of(op, self.stage, self.stages) == 0
+        first = position_of(op, self.stage, Routes(self.stages)) == 0
         received = position.batch(self.iteration, op.microbatch) if first else self.mailbox.take(op)
         self.mailbox.probe.op_begins()
         output = position.forward(self.iteration, op.microbatch, received)

@@ -9,10 +9,11 @@ from ir.strategies import random_schedule, seeds
 from megatron_adaptra.ir.neighbours import Exchange, Neighbours
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.routes import Routes
 
 
 def exchange(stage: int, stages: int, op: str) -> tuple[str, int]:
-    made, peer = Neighbours(stage, stages).exchange(Op.parse(op))
+    made, peer = Neighbours(stage, Routes(stages)).exchange(Op.parse(op))
     return str(made), peer
 
 
@@ -36,7 +37,7 @@ def test_every_send_has_its_post(seed, shape):
     program = lower(random_schedule(random.Random(seed), *shape, split=0.5))
     sends, posts = [], []
     for stage, line in enumerate(program.order):
-        neighbours = Neighbours(stage, program.stages)
+        neighbours = Neighbours(stage, program.routes)
         for op in line:
             if op.kind in (Kind.SEND_F, Kind.SEND_B):
                 made, peer = neighbours.exchange(op)
@@ -50,4 +51,4 @@ def test_every_send_has_its_post(seed, shape):
 
 
 def test_one_message_is_one_value():
-    assert Neighbours(1, 3).exchange(Op.parse("PF4")) == Exchange(Op(Kind.F, 4), 0)
+    assert Neighbours(1, Routes(3)).exchange(Op.parse("PF4")) == Exchange(Op(Kind.F, 4), 0)

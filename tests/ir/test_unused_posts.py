@@ -21,8 +21,8 @@ def assert_served(program):
         unused = unused_posts(program, s)
         assert unused.to_discard == first_posts(program, s)
         assert all(op.kind in (Kind.SEND_F, Kind.SEND_B) for op in unused.to_send)
-        sent.update(carried(op, s, program.stages) for op in unused.to_send)
-        discarded.update(carried(op, s, program.stages) for op in unused.to_discard)
+        sent.update(carried(op, s, program.routes) for op in unused.to_send)
+        discarded.update(carried(op, s, program.routes) for op in unused.to_discard)
     assert sent == discarded
     assert all(count == 1 for count in sent.values())
     return sent

@@ -16,6 +16,7 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.deps import ACTIVATION, GRADIENT, Token, consumer, makes, needs
 from megatron_adaptra.ir.in_flight import INPUT_HALF, RECOMPUTED_SHARE
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import Line
 from megatron_adaptra.ir.timeline import Timeline
 
@@ -133,9 +134,10 @@ class Model:
     def _add_dependencies(self) -> None:
         """What `ir.deps` says, over links that take time; and microbatch order for each kind."""
         c, model = self.conditions, self.model
+        routes = Routes(c.stages, c.chunks)
         for n in self.nodes:
-            made = makes(n.op, n.stage, c.stages)
-            target = consumer(made, c.stages, c.chunks) if made else None
+            made = makes(n.op, n.stage, routes)
+            target = consumer(made, routes) if made else None
             if target is not None:
                 link = n.stage, target
                 wire = round(c.message_bytes / c.link(*link).bandwidth)
@@ -144,7 +146,7 @@ class Model:
                     self.left[n] = model.new_int_var(0, self.horizon, "")
                     model.add(self.left[n] >= self.end[n] + wire)
         for n in self.nodes:
-            for token in needs(n.op, n.stage, c.stages, c.chunks, c.recompute):
+            for token in needs(n.op, n.stage, routes, c.recompute):
                 maker = self._maker(token)
                 there = self.end[maker]
                 if maker.stage != n.stage:

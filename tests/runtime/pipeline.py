@@ -14,6 +14,7 @@ from patience import PATIENCE
 from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import Program
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.runtime.executor import execute
 from megatron_adaptra.runtime.mailbox import Mailbox
@@ -86,7 +87,7 @@ class Stage:
         self.probe = Probe(stage)
         self.watchdog = Watchdog(stage, range(stages))
         self.mailbox = Mailbox(
-            Neighbours(stage, stages), transport, self.probe, self.watchdog, timeout
+            Neighbours(stage, Routes(stages)), transport, self.probe, self.watchdog, timeout
         )
         self.iteration = -1
         self.inputs: dict[int, torch.Tensor] = {}

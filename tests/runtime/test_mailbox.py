@@ -20,6 +20,7 @@ from megatron_adaptra.errors import PeerLost, ScheduleError
 from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import parse_line
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.runtime.executor import execute
@@ -98,7 +99,7 @@ def test_kind_without_handler_is_refused():
 
 def mailbox(transport, stage=1, timeout=0.05):
     watchdog = Watchdog(stage, [4, 5, 6])
-    made = Mailbox(Neighbours(stage, 3), transport, Probe(stage), watchdog, timeout)
+    made = Mailbox(Neighbours(stage, Routes(3)), transport, Probe(stage), watchdog, timeout)
     made.begin(0, lambda: torch.empty(2))
     return made
 
@@ -172,7 +173,7 @@ def test_an_iteration_of_which_only_receives_were_posted_leaves_no_trace(rendezv
 def test_no_two_messages_under_way_have_one_tag():
     """Of three iterations in a row, of many chunks and microbatches, both ways."""
     transport, watchdog = LoopbackNetwork().open(0), Watchdog(0, range(2))
-    mailbox = Mailbox(Neighbours(0, 2), transport, Probe(0), watchdog, PATIENCE)
+    mailbox = Mailbox(Neighbours(0, Routes(2)), transport, Probe(0), watchdog, PATIENCE)
     tags = set()
     for iteration in (14, 15, 16):
         mailbox.begin(iteration, lambda: torch.empty(1))

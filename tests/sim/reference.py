@@ -5,59 +5,80 @@ No shared cores. It knows the rules of a program on its own; nothing comes from 
 
 from __future__ import annotations
 
+import math
+
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import Program
+from megatron_adaptra.ir.replicas import ReplicaConditions
 
-Key = tuple[str, int, int]  # activation or gradient, the position that made it, microbatch
+# Activation or gradient, the position that made it, microbatch, home.
+Key = tuple[str, int, int, int | None]
 
 
-def reference_seconds(program: Program, c: Conditions, sends: str) -> float:
-    stages, chunks = program.stages, program.chunks
-    last = stages * chunks - 1
+def reference_seconds(program: Program, costs: Conditions | ReplicaConditions, sends: str) -> float:
+    """The end of the iteration."""
+    several = costs if isinstance(costs, ReplicaConditions) else None
+    c = costs.pipeline if isinstance(costs, ReplicaConditions) else costs
+    slow, paths, ports = (several.slow, several.paths, several.ports) if several else ({}, {}, {})
+    stages, chunks = len(program.order) // program.replicas, program.chunks
+    ran = {  # who computes it
+        (op.kind.value, op.chunk * stages + worker % stages, op.microbatch, op.home): worker
+        for worker, line in enumerate(program.order)
+        for op in line
+    }
+
+    def foreign(kinds: str, x: int, mine: tuple[int, int | None], worker: int) -> bool:
+        return any(ran.get((kind, x, *mine), worker) != worker for kind in kinds)
+
     arrival: dict[Key, float] = {}
     while True:
-        sent: dict[Key, float] = {}
-        posted: dict[Key, tuple[float, int]] = {}
+        sent: dict[Key, tuple[float, int]] = {}
+        posted: dict[Key, tuple[float, int, int]] = {}
         ends = []
-        for stage, line in enumerate(program.order):
-            t = 0.0
+        for worker, line in enumerate(program.order):
+            t, stage = 0.0, worker % stages
             for i, op in enumerate(line):
-                kind, x, k = op.kind.value, op.chunk * stages + stage, op.microbatch
+                kind, x, mine = op.kind.value, op.chunk * stages + stage, (op.microbatch, op.home)
                 if kind == "SF":
-                    sent["a", x, k] = t
+                    sent[("a", x, *mine)] = t, worker
                 elif kind == "SB":
-                    sent["g", x, k] = t
+                    sent[("g", x, *mine)] = t, worker
                 elif kind == "PF":
-                    posted["a", x - 1, k] = t, i
+                    posted[("a", x - 1, *mine)] = t, worker, i
                 elif kind == "PB":
-                    posted["g", x + 1, k] = t, i
+                    posted[("g", x + 1, *mine)] = t, worker, i
                 else:
-                    if kind == "F" and x > 0 and stages > 1:
-                        t = max(t, arrival.get(("a", x - 1, k), 0.0))
-                    if kind in "BI" and x < last and stages > 1:
-                        t = max(t, arrival.get(("g", x + 1, k), 0.0))
+                    if kind == "F" and foreign("F", x - 1, mine, worker):
+                        t = max(t, arrival.get(("a", x - 1, *mine), 0.0))
+                    if kind in "BI" and foreign("BI", x + 1, mine, worker):
+                        t = max(t, arrival.get(("g", x + 1, *mine), 0.0))
                     forward, half = c.forward[stage], c.backward_input[stage]
                     rest = c.backward_weight[stage]
                     cost = {"F": forward, "R": forward, "I": half, "W": rest, "B": half + rest}
-                    t += cost[kind] / chunks
+                    t += slow.get(worker, 1.0) * cost[kind] / chunks
             ends.append(t)
+        queue = []
+        for key, (t, source) in sent.items():
+            came, target, i = posted[key]
+            back = target, source
+            word = came + paths.get(back, c.link(*(w % stages for w in back))).delay
+            ready = max(t, word) if sends == "rendezvous" else t
+            # What was sent long ago and waited for words of one moment goes as posted.
+            queue.append((ready, i if ready > t else -1, source, target, key))
         new: dict[Key, float] = {}
-        for source in range(stages):
-            for target in range(stages):
-                queue = []
-                for (what, x, k), t in sent.items():
-                    to = x + 1 if what == "a" else x - 1
-                    if (x % stages, to % stages) != (source, target):
-                        continue
-                    came, i = posted[what, x, k]
-                    word = came + c.link(target, source).delay
-                    ready = max(t, word) if sends == "rendezvous" else t
-                    # What was sent long ago and waited for words of one moment goes as posted.
-                    queue.append((ready, i if ready > t else -1, (what, x, k)))
-                free, link = 0.0, c.link(source, target)
-                for ready, _, key in sorted(queue, key=lambda entry: entry[:2]):
-                    free = max(free, ready) + c.message_bytes / link.bandwidth
-                    new[key] = free + link.delay
+        free: dict[object, float] = {}
+        for ready, _, source, target, key in sorted(queue, key=lambda entry: entry[:2]):
+            link = paths.get((source, target), c.link(source % stages, target % stages))
+            rates = [ports.get(worker, math.inf) for worker in (source, target)]
+            ways: list[object] = [(source, target)]
+            if rates[0] < math.inf:
+                ways.append(("out", source))
+            if rates[1] < math.inf:
+                ways.append(("in", target))
+            left = max(ready, *(free.get(way, 0.0) for way in ways), 0.0)
+            left += c.message_bytes / min(link.bandwidth, *rates)
+            free.update(dict.fromkeys(ways, left))
+            new[key] = left + link.delay
         if new == arrival:
             return max(ends) + c.step_seconds
         arrival = new

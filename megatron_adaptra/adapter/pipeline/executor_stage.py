@@ -24,6 +24,7 @@ from megatron_adaptra.adapter.pipeline.recompute import Replay, buffers_of
 from megatron_adaptra.adapter.pipeline.split import SplitBackward, WeightGradStore
 from megatron_adaptra.ir.deps import position_of
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import Line
 from megatron_adaptra.runtime.executor import execute
 from megatron_adaptra.runtime.guard import Guard
@@ -68,7 +69,7 @@ class MegatronStage:
         self.models, self.config = models_of(arguments), config_of(arguments)
         self.data: list[Any] = data if isinstance(data, list) else [data]
         self.line, self.mailbox, self.arguments, self.groups = line, mailbox, arguments, groups
-        self.stage, self.stages = mailbox.stage, mailbox.stages
+        self.stage, self.routes = mailbox.stage, Routes(mailbox.stages, len(self.models))
         self.losses: list[Any] = []
         self.tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
         self.recomputed = {key_of(op) for op in line if op.kind is Kind.R}
@@ -82,7 +83,7 @@ class MegatronStage:
 
     def run(self) -> list[Any]:
         """Run the line; what the last stage's loss function returned, per microbatch."""
-        config, last_stage = self.config, self.stage == self.stages - 1
+        config, last_stage = self.config, self.stage == self.routes.stages - 1
         finalize = config.finalize_model_grads_func
         # Megatron hands over a list exactly where there are several chunks.
         model = self.models if len(self.models) > 1 else self.models[0]
@@ -252,10 +253,10 @@ class MegatronStage:
         return output, tokens
 
     def _is_first(self, op: Op) -> bool:
-        return position_of(op, self.stage, self.stages) == 0
+        return position_of(op, self.stage, self.routes) == 0
 
     def _is_last(self, op: Op) -> bool:
-        return position_of(op, self.stage, self.stages) == self.stages * len(self.models) - 1
+        return position_of(op, self.stage, self.routes) == self.routes.positions - 1
 
     def _embedded(self, op: Op) -> list[GradientEdge]:
         return self.splits[op.chunk].embedded() if self.splits else []

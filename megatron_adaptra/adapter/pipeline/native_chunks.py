@@ -20,6 +20,7 @@ from megatron_adaptra.adapter.pipeline.native import WarmupGroup
 from megatron_adaptra.errors import ScheduleError
 from megatron_adaptra.ir.deps import remote_need
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import Line, warmup_of
 from megatron_adaptra.runtime.mailbox import Mailbox
 
@@ -48,11 +49,11 @@ class ChunkCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is u
         ahead = depth - (depth < forwards) - (chunks - 1) * pp_group.size()
         self.pp_group = WarmupGroup(pp_group, _Steps(ahead))
         self._line, self._at, self._mailbox = line, 0, mailbox
-        stage, stages = mailbox.stage, mailbox.stages
+        stage, routes = mailbox.stage, Routes(mailbox.stages, chunks)
 
         def awaited(kind: Kind) -> deque[Op]:
             ops = (op for op in line if op.kind is kind)
-            return deque(op for op in ops if remote_need(op, stage, stages, chunks) is not None)
+            return deque(op for op in ops if remote_need(op, stage, routes) is not None)
 
         self._awaited = {kind: awaited(kind) for kind in (Kind.F, Kind.B)}
         self._to_send = {

@@ -90,7 +90,7 @@ class Fits:
         for stage, line in enumerate(schedule.order):
             for op in line:
                 inside = op.microbatch < schedule.microbatches and op.chunk < schedule.chunks
-                if not inside or op.replica is not None:
+                if not inside or op.home is not None:
                     raise Unfit(f"it has op {op}")
                 if op.kind not in self.kinds:
                     raise Unfit(f"it has {_PARTS[op.kind]}, which this job cannot run")

@@ -24,6 +24,7 @@ from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.errors import BadInput, DeviceFailed, NoConnections, PeerLost, reason_of
 from megatron_adaptra.ir.neighbours import Neighbours
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.log import LogOnce, log_line
 from megatron_adaptra.runtime.agreement import DecisionStore
 from megatron_adaptra.runtime.channel import Channel
@@ -226,8 +227,8 @@ def open_wiring(
         }
     )
     mailbox = Mailbox(
-        Neighbours(context.stage, context.stages), pipelines[0], context.probe, context.watchdog,
-        config.timeout, pipelines[-1],
+        Neighbours(context.stage, Routes(context.stages, chunks)), pipelines[0], context.probe,
+        context.watchdog, config.timeout, pipelines[-1],
     )  # fmt: skip
     collectives = SmallCollectives(
         group.stages, config.small_collectives, config.timeout, context.watchdog,

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from megatron_adaptra.view.axis import ms, number, ticks
 from megatron_adaptra.view.bars import Bar, Gantt
 from megatron_adaptra.view.charts import DotChart, XYChart
 from megatron_adaptra.view.legend import legend_keys, slow_messages
-from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE
+from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE, STOCK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, SOFT, GOOD, BAD = "#1b2530", "#5b6875", "#0e7c7b", "#b3372f"
-NAMED = 24  # rows whose names have room
+NAMED = 24  # rows whose names have room, in a picture of any height
+NAME, ABOVE = 0.16, 0.14  # inches that a name takes, and between a legend and what is under it
 BOX = 0.62  # height of a row's boxes; the rest of the row is for messages
+STRIPE = 0.14  # of that the height of another group's stripe
 INCHES = 13.0  # width of every figure
+LONGEST = 170  # characters of a line beneath the headline; what is longer is cut
 STYLE = {
     "font.size": 9.5,
     "text.color": INK,
@@ -56,7 +60,8 @@ def write_header(figure: Any, height: float, headline: str, *lines: str) -> None
     figure.text(0.025, 1 - 0.22 / height, headline, va="top", fontsize=21, fontweight="bold")
     for i, words in enumerate(lines):
         y = 1 - (0.68 + 0.25 * i) / height
-        figure.text(0.025, y, words, va="top", fontsize=10.5, color=SOFT)
+        short = shorten(words, LONGEST, placeholder=" ...")
+        figure.text(0.025, y, short, va="top", fontsize=10.5, color=SOFT)
 
 
 def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
@@ -71,12 +76,24 @@ def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
             edgecolor="white",
             linewidth=0.5,
         )
+        striped = [bar for bar in mine if gantt.stripe(bar)]
+        if striped:
+            axes.broken_barh(
+                [(1e3 * (bar.start - begin), 1e3 * (bar.end - bar.start)) for bar in striped],
+                (row + BOX / 2 - STRIPE, STRIPE),
+                facecolors=[gantt.stripe(bar) for bar in striped],
+                edgecolor="white",
+                linewidth=0.5,
+            )
+        if row in gantt.gone:
+            style: dict[str, Any] = {"facecolor": "#f1f3f5", "edgecolor": STOCK, "linestyle": "--"}
+            axes.broken_barh([(0.0, 1e3 * end)], (row - BOX / 2, BOX), linewidth=0.5, **style)
         for bar in mine:
-            _word(axes, bar, begin, seconds)
+            _word(axes, bar, begin, seconds, bar.row - STRIPE / 2 * (gantt.stripe(bar) is not None))
     for m in slow_messages(gantt, seconds):
         side = BOX / 2 if m.target > m.source else -BOX / 2
         times = [1e3 * (m.sent - begin), 1e3 * (m.arrived - begin)]
-        style: dict[str, Any] = {"color": MESSAGE, "linewidth": 0.7, "zorder": 0.9}
+        style = {"color": MESSAGE, "linewidth": 0.7, "zorder": 0.9}
         style["alpha"] = 0.75 if abs(m.target - m.source) == 1 else 0.35
         axes.plot(times, [m.source + side, m.target - side], **style)
     axes.axvline(1e3 * end, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
@@ -95,17 +112,31 @@ def draw_gantt(axes: Axes, gantt: Gantt, seconds: float, title: str) -> None:
     axes.set_ylim(max(gantt.rows, 1) - 0.45, -0.55)
     marks = ticks(1e3 * seconds, 10)
     axes.set_xticks(marks, [number(tick) if tick else "0 ms" for tick in marks])
-    named = range(0, gantt.rows, 1 + max(0, gantt.rows - 1) // NAMED)
-    axes.set_yticks(named, [gantt.row_name(row) for row in named])
+    room = max(NAMED, int(axes.bbox.height / axes.figure.dpi / NAME))
+    named = range(0, gantt.rows, 1 + max(0, gantt.rows - 1) // room)
+    axes.set_yticks(named, [_name(gantt, row) for row in named])
+    groups = gantt.groups
+    for group, colour in enumerate(groups.colours if groups else ()):
+        assert groups is not None
+        ends = (group * groups.size - BOX / 2, (group + 1) * groups.size - 1 + BOX / 2)
+        place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False}
+        axes.plot([-0.005] * 2, ends, color=colour, linewidth=4, solid_capstyle="butt", **place)
     axes.tick_params(length=0, labelsize=8)
+    if gantt.groups:
+        axes.tick_params(axis="y", pad=10)
     axes.grid(axis="x", color="#e8ecf0", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set_title(title[:1].upper() + title[1:], loc="left", fontsize=10, fontweight="bold", pad=5)
 
 
-def _word(axes: Axes, bar: Bar, begin: float, seconds: float) -> None:
-    """A bar's text, or a shorter one, where its box is wide enough."""
+def _name(gantt: Gantt, row: int) -> str:
+    """Beside a row; what is unusual about it stands beneath."""
+    return "\n".join(filter(None, (gantt.row_name(row), gantt.notes.get(row))))
+
+
+def _word(axes: Axes, bar: Bar, begin: float, seconds: float, height: float) -> None:
+    """A bar's text at that `height`, or a shorter one, where its box is wide enough."""
     inches = (bar.end - bar.start) / seconds * 0.90 * INCHES
     for word in bar.inside or (bar.label,):
         if inches >= 0.065 * len(word) + 0.02:
@@ -116,7 +147,7 @@ def _word(axes: Axes, bar: Bar, begin: float, seconds: float) -> None:
                 "fontsize": 6.5,
                 "color": BOX_TEXT,
             }
-            axes.text(middle, bar.row, word, **style)
+            axes.text(middle, height, word, **style)
             return
 
 
@@ -141,7 +172,7 @@ def draw_legend(figure: Any, gantts: Sequence[Gantt], seconds: float, y: float) 
         names,
         handler_map={tuple: HandlerTuple(ndivide=None, pad=0.2)},
         loc="lower right",
-        bbox_to_anchor=(0.97, y + 0.022),
+        bbox_to_anchor=(0.97, y + ABOVE / figure.get_figheight()),
         ncols=len(handles),
         frameon=False,
         fontsize=8.5,

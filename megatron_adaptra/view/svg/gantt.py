@@ -16,7 +16,9 @@ from megatron_adaptra.view.svg.parts import label, rule
 from megatron_adaptra.view.theme import BOX_TEXT, MESSAGE
 
 LEFT, RIGHT = 62, 14  # least room for the rows' names, and for the last tick's label
-_LETTER = 6.6  # pixels of a letter of such a name
+LETTER, SHORT = 6.6, 8  # pixels of a letter of such a name; with so many letters LEFT is enough
+APART = 12  # pixels between groups of rows, beyond those between rows
+GONE = "#9aa4af"
 _ALONE = (
     "svg{color:#1b2530;background:#fff}"
     "@media(prefers-color-scheme:dark){svg{color:#e3e9ef;background:#1a212a}}"
@@ -62,13 +64,13 @@ class _Picture:
         self.gantt, self.title, self.axis = gantt, title, axis
         self.begin, self.finish = gantt.begin, gantt.length
         self.width, self.row, self.alone = width, row, alone
-        longest = max((len(gantt.row_name(row)) for row in range(gantt.rows)), default=0)
-        self.left = max(LEFT, 10 + round(_LETTER * longest))
         self.seconds = seconds or gantt.makespan or 1.0
         self.gap = max(9, row * 2 // 3)
+        longest = max((len(gantt.row_name(row)) for row in range(gantt.rows)), default=0)
+        self.left = LEFT + LETTER * max(0, longest - SHORT) + 10 * (gantt.groups is not None)
         self.top = 26 if self.title else 8
         rows = max(1, gantt.rows)
-        self.bottom = self.top + rows * row + (rows - 1) * self.gap
+        self.bottom = self.y(rows - 1) + row
         self.height = self.bottom + (26 if axis else 6) + (22 if alone else 0)
 
     def x(self, seconds: float) -> float:
@@ -76,7 +78,10 @@ class _Picture:
         return self.left + seconds / self.seconds * (self.width - self.left - RIGHT)
 
     def y(self, row: int) -> int:
-        return self.top + row * (self.row + self.gap)
+        groups = self.gantt.groups
+        return (
+            self.top + row * (self.row + self.gap) + (row // groups.size * APART if groups else 0)
+        )
 
     def svg(self) -> str:
         name = f"{self.title or 'timeline'}: {ms(self.finish)}"
@@ -106,12 +111,46 @@ class _Picture:
                 element("text", text(self.title), x=0, y=13, font_size=13, font_weight=600)
             )
         size = 12 if self.row >= 18 else 10
+        at = self.left - 10 - 10 * (self.gantt.groups is not None)
         for row in range(self.gantt.rows):
-            middle = self.y(row) + self.row / 2 + size * 0.35
-            parts.append(label(self.gantt.row_name(row), self.left - 10, middle, "end", size))
+            note = self.gantt.notes.get(row)
+            middle = self.y(row) + self.row / 2 + size * 0.35 - 5 * bool(note)
+            parts.append(label(self.gantt.row_name(row), at, middle, "end", size))
+            if note:
+                parts.append(label(note, at, middle + size, "end", size - 1.5))
+            if row in self.gantt.gone:
+                parts.append(self.nothing(row))
+        parts += self.groups()
         if not self.gantt.bars:
             parts.append(label("nothing ran", self.left, self.top + self.row / 2, "start", 12))
         return parts
+
+    def groups(self) -> list[str]:
+        """Beside the rows of each group a line in its colour."""
+        groups, parts = self.gantt.groups, []
+        for group, colour in enumerate(groups.colours if groups else ()):
+            assert groups is not None
+            first = group * groups.size
+            tall = self.y(first + groups.size - 1) + self.row - self.y(first)
+            name = element("title", text(groups.names([group])))
+            box = {"x": self.left - 13, "y": self.y(first), "width": 5, "height": tall}
+            parts.append(element("rect", name, **box, rx=2, fill=colour))
+        return parts
+
+    def nothing(self, row: int) -> str:
+        """A row on which nothing can run."""
+        return element(
+            "rect",
+            element("title", text(self.gantt.row_title(row))),
+            x=self.left,
+            y=self.y(row),
+            width=self.x(self.finish) - self.left,
+            height=self.row,
+            fill=GONE,
+            fill_opacity=0.14,
+            stroke=GONE,
+            stroke_dasharray="4 3",
+        )
 
     def box(self, bar: Bar) -> str:
         """A rectangle with the bar's text, or a shorter one, as far as there is room."""
@@ -131,6 +170,11 @@ class _Picture:
                 fill=bar.fill,
             ),
         ]
+        stripe = self.gantt.stripe(bar)
+        if stripe:
+            thick = max(3, self.row * 2 // 9)
+            below = {"x": x, "y": y + self.row - thick, "width": max(0.6, wide - 0.8)}
+            parts.append(element("rect", **below, height=thick, fill=stripe))
         size = 10 if self.row >= 18 else 8.5
         for word in bar.inside or (bar.label,):
             if len(word) * size * 0.6 + 1 <= wide:
@@ -139,7 +183,7 @@ class _Picture:
                         "text",
                         text(word),
                         x=x + wide / 2 - 0.4,
-                        y=y + self.row / 2 + size * 0.36,
+                        y=y + self.row / 2 + size * 0.36 - 2 * bool(stripe),
                         text_anchor="middle",
                         font_size=size,
                         fill=BOX_TEXT,

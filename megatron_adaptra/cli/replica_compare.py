@@ -1,0 +1,175 @@
+"""`adaptra compare` for several replicas: 1F1B as it is, and each move, beside each other."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from megatron_adaptra.cli.job import Job, in_words, title_of
+from megatron_adaptra.cli.output import (
+    Table,
+    ms,
+    print_json,
+    progress,
+    say,
+    show_table,
+    write_report,
+)
+from megatron_adaptra.cli.replica_figures import EXPLAINED, headline, move_table, plan_json
+from megatron_adaptra.cli.replica_source import (
+    MOVES,
+    Baselines,
+    baselines,
+    chosen_move,
+    plan_within,
+    replica_plan_of,
+    untreated,
+)
+from megatron_adaptra.cli.replica_words import decision, in_table
+from megatron_adaptra.files import results_folder
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.plan.reroute import ReplicaPlan
+from megatron_adaptra.view import drawing
+from megatron_adaptra.view.bars import Gantt
+from megatron_adaptra.view.pipeline import pipeline_gantt
+from megatron_adaptra.view.side_by_side import side_by_side_html, side_by_side_png
+
+UNTREATED = "1F1B, untreated"
+
+
+class Within(NamedTuple):
+    """The plan within one budget, in microbatches per worker; None for the job's own."""
+
+    budget: float | None
+    plan: ReplicaPlan
+
+    @property
+    def name(self) -> str:
+        """For a head of a column."""
+        if self.budget is None:
+            return "the job's budget"
+        return "no limit" if math.isinf(self.budget) else f"{self.budget:g}"
+
+
+def compare_replicas(args: argparse.Namespace, job: Job, budgets: Sequence[float]) -> int:
+    """Plan a `job` of several replicas within its own budget and each of `budgets`; the status."""
+    conditions = job.replicas
+    assert conditions is not None  # the caller has looked
+    folder = results_folder(Path(args.out)) if args.out else None
+    found = []
+    with progress("planning", lines=True) as at:
+        for i, budget in enumerate((None, *budgets), start=1):
+            at(f"{i} of {1 + len(budgets)} budgets")
+            one = conditions if budget is None else within(conditions, budget)
+            found.append(Within(budget, plan_within(args, one)))
+        at("1F1B to compare with")
+        base = baselines(conditions, args.sends)
+    own = found[0].plan
+    move = chosen_move(own)
+    data = _json(found, job, base)
+    files = []
+    if folder:
+        title, cells = title_of(args), move_table(own, job, base)
+        lead = in_words(job.conditions, conditions)
+        gantts = _gantts(own, args.sends)
+        html = side_by_side_html(
+            title,
+            headline(own, base),
+            [lead, decision(move, own.schedule)],
+            [(f"{ms(seconds)} ms", name) for name, seconds in _seconds(own, base).items()],
+            gantts,
+            drawing.Table("What each move gains", cells.columns, cells.rows),
+        )
+        leads = [": ".join(filter(None, (title, lead))), decision(move, own.schedule)]
+        files = write_report(
+            folder,
+            "compare",
+            data,
+            html,
+            lambda path: side_by_side_png(path, _short(own, base), leads, gantts),
+        )
+    if args.json:
+        print_json(data)
+        return 0
+    say(in_words(job.conditions, conditions))
+    say(decision(move, own.schedule))
+    say(headline(own, base))
+    show_table(move_table(own, job, base))
+    say(EXPLAINED)
+    if budgets:
+        say("milliseconds of an iteration, by activation budget of a worker in microbatches")
+        show_table(_budget_table(found, base))
+    for path in files:
+        say(str(path))
+    return 0
+
+
+def within(conditions: ReplicaConditions, budget: float) -> ReplicaConditions:
+    """The same job, of these `conditions`, with `budget`, in microbatches, on every worker."""
+    pipeline = replace(conditions.pipeline, activation_budget=(budget,) * conditions.stages)
+    return replace(conditions, pipeline=pipeline, activation_budget=())
+
+
+def _short(plan: ReplicaPlan, base: Baselines) -> str:
+    """A headline for a picture."""
+    text = f"{chosen_move(plan)}: {ms(plan.predicted)} ms"
+    if base.untreated and plan.predicted:
+        text += f", {base.untreated / plan.predicted:.2f}× as fast as untreated"
+    return text
+
+
+def _seconds(plan: ReplicaPlan, base: Baselines) -> dict[str, float]:
+    named = {chosen_move(plan): plan.predicted}
+    if base.untreated:
+        named[UNTREATED] = base.untreated
+    if base.healthy:
+        named["1F1B, all healthy"] = base.healthy
+    return {**named, "lower bound": plan.lower_bound}
+
+
+def _gantts(plan: ReplicaPlan, sends: str) -> dict[str, Gantt]:
+    conditions, shown = plan.conditions, {}
+    stock = untreated(conditions, sends)
+    if stock is not None:
+        shown[UNTREATED] = stock
+    for move in plan.moves:
+        shown[in_table(move.name)] = replica_plan_of(move.schedule, conditions, sends)
+    return {
+        name: pipeline_gantt(one.timeline, one.timeline.makespan, conditions)
+        for name, one in shown.items()
+    }
+
+
+def _budget_table(found: Sequence[Within], base: Baselines) -> Table:
+    rows = []
+    for name in MOVES:
+        cells = []
+        for one in found:
+            known = {move.name: move.seconds for move in one.plan.moves}
+            cells.append(ms(known[name]) if name in known else "–")
+        if set(cells) != {"–"}:
+            rows.append((in_table(name), *cells))
+    rows.append(("lower bound", *(ms(one.plan.lower_bound) for one in found)))
+    if base.healthy:
+        rows.append(("1F1B, all healthy", *[ms(base.healthy)] * len(found)))
+    return Table("", ("move", *(one.name for one in found)), rows)
+
+
+def _json(found: Sequence[Within], job: Job, base: Baselines) -> dict[str, Any]:
+    own = found[0].plan
+    return {
+        **plan_json(own, chosen_move(own), job, base),
+        "budgets": [
+            {
+                "activation_budget": None if math.isinf(one.budget) else one.budget,
+                "lower_bound_ms": 1e3 * one.plan.lower_bound,
+                "moves": {move.name: 1e3 * move.seconds for move in one.plan.moves},
+            }
+            for one in found
+            if one.budget is not None
+        ],
+    }

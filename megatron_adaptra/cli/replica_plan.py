@@ -1,0 +1,53 @@
+"""`adaptra plan --replicas`: which microbatches run where, and what that gains."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from megatron_adaptra.cli.job import Job
+from megatron_adaptra.cli.output import print_json, progress, say, show_table
+from megatron_adaptra.cli.replica_figures import (
+    EXPLAINED,
+    headline,
+    hidden,
+    move_table,
+    plan_json,
+    worker_table,
+)
+from megatron_adaptra.cli.replica_source import (
+    baselines,
+    chosen_move,
+    replica_plan,
+)
+from megatron_adaptra.cli.replica_words import decision
+from megatron_adaptra.plan.link_words import out_of_bandwidth
+
+NOT_RUN = "plans of several replicas are drawn and simulated; no training runs them yet"
+
+
+def run_replicas(args: argparse.Namespace, job: Job) -> int:
+    """Plan a `job` of several replicas, prove that the plan can run, and print it; the status."""
+    with progress("planning", lines=True) as at:
+        at("1 of 2, moves between replicas")
+        start = time.perf_counter()
+        plan = replica_plan(args, job)
+        planning_ms = 1e3 * (time.perf_counter() - start)
+        at("2 of 2, 1F1B to compare with")
+        base = baselines(plan.conditions, args.sends)
+    move = chosen_move(plan)
+    if args.json:
+        print_json({**plan_json(plan, move, job, base), "planning_ms": planning_ms})
+        return 0
+    say(decision(move, plan.schedule))
+    say(headline(plan, base))
+    if args.explain:
+        show_table(move_table(plan, job, base))
+        say(EXPLAINED)
+    table = worker_table(plan, job)
+    show_table(table)
+    for line in (hidden(plan, table), out_of_bandwidth(plan.conditions.pipeline), NOT_RUN):
+        if line:
+            say(line)
+    say(f"planned in {planning_ms:.0f} ms")
+    return 0

@@ -1,0 +1,153 @@
+"""The schedule of several replicas that a command shows: planned, or read; and what it beats."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import NamedTuple
+
+from megatron_adaptra.cli.job import Job
+from megatron_adaptra.cli.planning import stock_of, time_limit_of
+from megatron_adaptra.errors import BadFile, BadInput, ScheduleError
+from megatron_adaptra.ir.check import check
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.reroute import (
+    NONE,
+    REROUTE,
+    SHIFT,
+    SWAP,
+    Move,
+    ReplicaPlan,
+    plan_replicas,
+)
+from megatron_adaptra.sim.clock import simulate
+
+BEST = "adaptive"  # of --policy: the best move
+SOON = 100_000  # replicas x stages x microbatches that take a minute at the most
+MOVES = (NONE, SWAP, SHIFT, REROUTE)
+
+
+class Baselines(NamedTuple):
+    """Seconds of an iteration that a plan is compared with; None where there is none.
+
+    Args:
+        healthy: of 1F1B while all workers and links are well.
+        untreated: of 1F1B in every replica as things are; nothing where a worker is dead.
+    """
+
+    healthy: float | None
+    untreated: float | None
+
+
+def replica_plan(args: argparse.Namespace, job: Job) -> ReplicaPlan:
+    """The plan of --policy for a `job` of several replicas, proven to run within its budgets.
+
+    Raises BadInput for a policy that is no move, and for a move that the job does not have.
+    """
+    conditions, policy = job.replicas, args.policy
+    assert conditions is not None  # the caller has looked
+    if policy not in (BEST, *MOVES):
+        allowed = f"across replicas it has to be one of {', '.join((BEST, *MOVES))}"
+        raise BadInput("--policy", policy, allowed)
+    plan = plan_within(args, conditions)
+    if policy != BEST:
+        known = {move.name: move for move in plan.moves}
+        if policy not in known:
+            allowed = f"this job has no such plan, only {', '.join(known)}"
+            raise BadInput("--policy", policy, allowed)
+        plan = replica_plan_of(known[policy].schedule, conditions, args.sends, plan.moves)
+    check(plan.program, conditions.activation_budget)
+    return plan
+
+
+def plan_within(args: argparse.Namespace, conditions: ReplicaConditions) -> ReplicaPlan:
+    """The best plan for `conditions`, as --sends and --time-limit say.
+
+    Raises BadInput for one that takes minutes, if no time limit is given.
+    """
+    limit = time_limit_of(args)
+    if limit is None and conditions.workers * conditions.microbatches > SOON:
+        allowed = (
+            f"more than {SOON} replicas x stages x microbatches take minutes; give the seconds "
+            "that a search for better plans may take, or plan a smaller job"
+        )
+        raise BadInput("--time-limit", None, allowed)
+    return plan_replicas(conditions, args.sends, limit)
+
+
+def replica_plan_from(args: argparse.Namespace, job: Job, schedule: Schedule | None) -> ReplicaPlan:
+    """The plan for a `job` of several replicas, proven to run within its budgets.
+
+    `schedule`: that was read; None to plan one. Raises BadFile for one that cannot run.
+    """
+    conditions = job.replicas
+    if schedule is None or conditions is None:
+        return replica_plan(args, job)
+    for worker in sorted(conditions.failed):
+        if schedule.order[worker]:
+            fault = f"it cannot run: worker {conditions.name(worker)} is dead, and has work there"
+            raise BadFile("--schedule", args.schedule, fault)
+    try:
+        check(lower(schedule), conditions.activation_budget)
+    except ScheduleError as error:
+        raise BadFile("--schedule", args.schedule, f"it cannot run: {error}") from None
+    return replica_plan_of(schedule, conditions, args.sends)
+
+
+def replica_plan_of(
+    schedule: Schedule,
+    conditions: ReplicaConditions,
+    sends: str,
+    moves: tuple[Move, ...] = (),
+) -> ReplicaPlan:
+    """A plan for a `schedule` that is already there.
+
+    Args:
+        schedule: of as many replicas and stages as the conditions.
+        conditions: of all workers.
+        sends: "eager" or "rendezvous".
+        moves: what else was tried.
+    """
+    program = lower(schedule)
+    timeline = simulate(program, conditions, sends)
+    return ReplicaPlan(schedule, program, timeline, conditions, moves)
+
+
+def healthy_seconds(conditions: ReplicaConditions, sends: str) -> float | None:
+    """An iteration of 1F1B while all workers and links are well.
+
+    `sends`: "eager" or "rendezvous".
+    """
+    stock = stock_of(conditions.pipeline.healthy(), sends)
+    return None if stock is None else stock.predicted
+
+
+def untreated(conditions: ReplicaConditions, sends: str) -> ReplicaPlan | None:
+    """1F1B in every replica under the `conditions`; None where a worker of it is dead.
+
+    `sends`: "eager" or "rendezvous".
+    """
+    stock = stock_of(conditions.pipeline, sends)
+    if stock is None or conditions.failed:
+        return None
+    order = tuple(
+        tuple(op._replace(home=home) for op in line)
+        for home in conditions.all_replicas
+        for line in stock.schedule.order
+    )
+    schedule = replace(stock.schedule, order=order, replicas=conditions.replicas)
+    return replica_plan_of(schedule, conditions, sends)
+
+
+def chosen_move(plan: ReplicaPlan) -> str:
+    """The name of the move that `plan` makes; empty for a schedule that was read."""
+    same = (move.name for move in plan.moves if move.schedule.same_as(plan.schedule))
+    return next(same, "")
+
+
+def baselines(conditions: ReplicaConditions, sends: str) -> Baselines:
+    """What a plan for `conditions` is compared with; `sends`: "eager" or "rendezvous"."""
+    stock = untreated(conditions, sends)
+    return Baselines(healthy_seconds(conditions, sends), None if stock is None else stock.predicted)

@@ -1,0 +1,201 @@
+"""Several replicas of one pipeline, worker by worker: who is slow or dead, and which paths are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from megatron_adaptra.errors import BadInput, reading
+from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.routes import parse_worker, worker_name
+
+
+@dataclass(frozen=True)
+class ReplicaConditions:
+    """What is known of a job whose replicas may run each other's microbatches.
+
+    Workers are numbered as in `ir.routes`. It meets `ir.costs.Costs`.
+
+    Args:
+        pipeline: of each replica, where nothing else is known of a worker; without chunks, and
+            with a device per stage.
+        replicas: at least 2.
+        failed: workers that are dead; every stage has another.
+        slow: by worker, how many times as long as in `pipeline` its ops take; above 0.
+        paths: by source and target, workers of adjacent stages, the directed path between them,
+            where it differs from what `pipeline` has between the two stages.
+        ports: by worker, bytes per second that it receives at most over all its paths, and that
+            it sends at most.
+        activation_budget: microbatches in flight, per worker; empty for those of `pipeline`.
+
+    Raises:
+        BadInput: a value is out of range, or does not go with the others.
+    """
+
+    pipeline: Conditions
+    replicas: int
+    failed: frozenset[int] = frozenset()
+    slow: Mapping[int, float] = field(default_factory=dict)
+    paths: Mapping[tuple[int, int], LinkState] = field(default_factory=dict)
+    ports: Mapping[int, float] = field(default_factory=dict)
+    activation_budget: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.replicas < 2:
+            allowed = "at least 2: one has no other replica to run its microbatches"
+            raise BadInput("replicas", self.replicas, allowed)
+        if self.pipeline.chunks > 1:
+            allowed = "1: virtual stages are not planned across replicas"
+            raise BadInput("chunks", self.pipeline.chunks, allowed)
+        if self.pipeline.cores is not None:
+            allowed = "none: replicas are planned for a device per worker"
+            raise BadInput("cores", self.pipeline.cores, allowed)
+        for name in ("failed", "slow", "ports"):
+            for worker in getattr(self, name):
+                self._check_worker(name, worker)
+        for stage in range(self.stages):
+            if all(replica * self.stages + stage in self.failed for replica in self.all_replicas):
+                names = ", ".join(map(self.name, sorted(self.failed)))
+                raise BadInput("failed", names, f"nobody is left for stage {stage}")
+        for worker, times in self.slow.items():
+            if not 0 < times < math.inf:
+                raise BadInput(f"slow {self.name(worker)}", times, "a finite number above 0")
+        for worker, rate in self.ports.items():
+            if not rate > 0:
+                allowed = "a number above 0, in bytes per second"
+                raise BadInput(f"port {self.name(worker)}", rate, allowed)
+        for (source, target), link in self.paths.items():
+            self._check_path(source, target, link)
+        if not self.activation_budget:
+            each = self.pipeline.activation_budget * self.replicas
+            object.__setattr__(self, "activation_budget", each)
+        if len(self.activation_budget) != self.workers:
+            allowed = f"one value per worker, {self.workers} in all"
+            raise BadInput("activation_budget", list(self.activation_budget), allowed)
+        for budget in self.activation_budget:
+            if not budget >= 1:
+                raise BadInput("activation_budget", budget, "at least 1 microbatch in flight")
+
+    def _check_worker(self, what: str, worker: int) -> None:
+        if not 0 <= worker < self.workers:
+            allowed = f"replicas are 0 to {self.replicas - 1}, stages 0 to {self.stages - 1}"
+            raise BadInput(what, worker_name(worker, self.stages), allowed)
+
+    def _check_path(self, source: int, target: int, link: LinkState) -> None:
+        name = f"path {self.name(source)}-{self.name(target)}"
+        for worker in (source, target):
+            self._check_worker("path", worker)
+        if abs(source % self.stages - target % self.stages) != 1:
+            raise BadInput("path", name[5:], "its workers are on adjacent stages")
+        if not (0 <= link.delay < math.inf and link.bandwidth > 0 and not link.jitter):
+            allowed = "a finite delay of at least 0, a bandwidth above 0, and no jitter"
+            raise BadInput(name, tuple(link), allowed)
+
+    @property
+    def stages(self) -> int:
+        """How many stages each replica has."""
+        return self.pipeline.stages
+
+    @property
+    def all_replicas(self) -> range:
+        """Their numbers."""
+        return range(self.replicas)
+
+    @property
+    def workers(self) -> int:
+        """Of all replicas, dead ones included."""
+        return self.stages * self.replicas
+
+    @property
+    def microbatches(self) -> int:
+        """Of an iteration, per replica."""
+        return self.pipeline.microbatches
+
+    @property
+    def cores(self) -> None:
+        """Each worker has a device of its own."""
+        return
+
+    @property
+    def step_work(self) -> float:
+        """Seconds of the step in which no stage waits for another."""
+        return self.pipeline.step_work
+
+    @property
+    def step_sync(self) -> tuple[float, ...]:
+        """Seconds of the step in which the stages wait for each other, one by one."""
+        return self.pipeline.step_sync
+
+    def name(self, worker: int) -> str:
+        """Replica and stage of `worker`: `1.2`."""
+        return worker_name(worker, self.stages)
+
+    def alive(self, stage: int) -> list[int]:
+        """The workers of `stage` that are not dead, in the order of their replicas."""
+        all_of_it = range(stage, self.workers, self.stages)
+        return [worker for worker in all_of_it if worker not in self.failed]
+
+    def seconds(self, kind: Kind, worker: int) -> float:
+        """What an op of this kind costs on `worker`."""
+        return self.slow.get(worker, 1.0) * self.pipeline.seconds(kind, worker % self.stages)
+
+    def link(self, source: int, target: int) -> LinkState:
+        """The path from worker `source` to worker `target`."""
+        known = self.paths.get((source, target))
+        if known is not None:
+            return known
+        return self.pipeline.link(source % self.stages, target % self.stages)
+
+    def wire(self, source: int, target: int) -> float:
+        """Seconds for which one message keeps the path from `source` to `target` busy."""
+        return self.pipeline.message_bytes / self.link(source, target).bandwidth
+
+    def port(self, worker: int) -> float:
+        """Seconds for which one message keeps what `worker` sends or receives by busy."""
+        return self.pipeline.message_bytes / self.ports.get(worker, math.inf)
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object for json.dump; null stands for infinity."""
+        names = self.name
+        return {
+            "pipeline": self.pipeline.to_json(),
+            "replicas": self.replicas,
+            "failed": [names(worker) for worker in sorted(self.failed)],
+            "slow": {names(worker): times for worker, times in sorted(self.slow.items())},
+            "paths": {
+                f"{names(a)}>{names(b)}": [link.delay, _none(link.bandwidth)]
+                for (a, b), link in sorted(self.paths.items())
+            },
+            "ports": {names(worker): _none(rate) for worker, rate in sorted(self.ports.items())},
+            "activation_budget": [_none(budget) for budget in self.activation_budget],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ReplicaConditions:
+        """What `to_json` has made of conditions: `data`, read from JSON. Raises BadInput."""
+        with reading("conditions of replicas", data):
+            pipeline = Conditions.from_json(data["pipeline"])
+            stages, paths = pipeline.stages, {}
+            for key, (delay, bandwidth) in data["paths"].items():
+                source, target = (parse_worker(text, stages) for text in key.split(">"))
+                paths[source, target] = LinkState(delay, _inf(bandwidth))
+            return cls(
+                pipeline,
+                data["replicas"],
+                frozenset(parse_worker(text, stages) for text in data["failed"]),
+                {parse_worker(text, stages): times for text, times in data["slow"].items()},
+                paths,
+                {parse_worker(text, stages): _inf(r) for text, r in data["ports"].items()},
+                tuple(_inf(budget) for budget in data["activation_budget"]),
+            )
+
+
+def _none(value: float) -> float | None:
+    return None if math.isinf(value) else value
+
+
+def _inf(value: float | None) -> float:
+    return math.inf if value is None else value

@@ -1,0 +1,131 @@
+"""Where failures hurt least: for each number of dead workers, the best stages to have them at.
+
+Failure normalisation (ReCycle, SOSP 2024): a healthy worker can take the place of a dead one at
+another stage, once it has copied a peer's parameters. So of all ways in which so many workers may
+be missing, only the best needs a plan, and there are as many plans as failures, not as there are
+sets of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.model.replica_bounds import replica_bound
+from megatron_adaptra.plan.reroute import plan_replicas
+
+SHORT = 60_000  # ops of the search that ranks the places
+LONG = 2  # of the best places are searched in full
+Vector = tuple[int, ...]  # per stage, how many of its workers are dead
+
+
+class FailurePlan(NamedTuple):
+    """What to run while so many workers are missing.
+
+    Args:
+        vector: per stage, how many workers are dead in the best case.
+        seconds: of an iteration, predicted.
+        schedule: of all replicas; the dead workers' lines are empty.
+    """
+
+    vector: Vector
+    seconds: float
+    schedule: Schedule
+
+
+def failure_vectors(stages: int, failures: int, most: int) -> Iterator[Vector]:
+    """All ways in which `failures` workers can be missing at `stages`, `most` at each."""
+    if stages == 1:
+        if failures <= most:
+            yield (failures,)
+        return
+    for first in range(min(failures, most), -1, -1):
+        for rest in failure_vectors(stages - 1, failures - first, most):
+            yield first, *rest
+
+
+def with_failures(conditions: ReplicaConditions, vector: Vector) -> ReplicaConditions:
+    """The same job with `vector[s]` workers of stage s dead: the slowest, else the last."""
+    c, failed = conditions, set(conditions.failed)
+    for stage, count in enumerate(vector):
+        alive = sorted(c.alive(stage), key=lambda w: (-c.slow.get(w, 1.0), -w))
+        failed.update(alive[:count])
+    return replace(c, failed=frozenset(failed))
+
+
+def best_failures(
+    conditions: ReplicaConditions, failures: int, sends: str = "eager"
+) -> FailurePlan:
+    """The best place for so many `failures`, and the plan for it.
+
+    Vectors are tried in the order of their lower bounds, until no bound is below the best plan: by
+    a short search, and the best few by a long one.
+
+    Args:
+        conditions: of the job, without them.
+        failures: at least 1.
+        sends: "eager" or "rendezvous".
+
+    Raises:
+        BadInput: so many leave a stage without any worker.
+    """
+    c = conditions
+    spare = [len(c.alive(stage)) - 1 for stage in range(c.stages)]
+    if not 1 <= failures <= sum(spare):
+        raise BadInput("failures", failures, f"1 to {sum(spare)}: every stage keeps a worker")
+    vectors = [
+        vector
+        for vector in failure_vectors(c.stages, failures, max(spare))
+        if all(dead <= most for dead, most in zip(vector, spare, strict=True))
+    ]
+    candidates = [(vector, with_failures(c, vector)) for vector in vectors]
+    jobs = [(replica_bound(job), vector, job) for vector, job in candidates]
+    jobs.sort(key=lambda one: (_ten_digits(one[0]), one[1]))
+    found: list[tuple[float, Vector, ReplicaConditions, FailurePlan]] = []
+    for bound, vector, job in jobs:
+        if found and bound >= min(one[0] for one in found) * (1 - 1e-9):
+            break
+        plan = plan_replicas(job, sends, ops=SHORT)
+        kept = FailurePlan(vector, plan.predicted, plan.schedule)
+        found.append((_ten_digits(plan.predicted), vector, job, kept))
+    found.sort(key=lambda one: one[:2])
+    best = found[0][3]
+    for _, vector, job, _ in found[:LONG]:
+        if best.seconds > replica_bound(job) * (1 + 1e-9):
+            plan = plan_replicas(job, sends)
+            if plan.predicted < best.seconds * (1 - 1e-9):
+                best = FailurePlan(vector, plan.predicted, plan.schedule)
+    return best
+
+
+def _ten_digits(seconds: float) -> float:
+    """What differs in the last bits is equal."""
+    return float(f"{seconds:.9e}")
+
+
+def failure_plans(
+    conditions: ReplicaConditions,
+    most: int,
+    sends: str = "eager",
+    report: Callable[[str], None] = lambda text: None,
+) -> tuple[FailurePlan, ...]:
+    """The best place and plan for 1, 2, ... `most` failures.
+
+    Args:
+        conditions: of the job, without them.
+        most: failures to be ready for.
+        sends: "eager" or "rendezvous".
+        report: called with a line on each number that is planned next.
+
+    Raises:
+        BadInput: so many leave a stage without any worker.
+    """
+    plans = []
+    for failures in range(1, most + 1):
+        report(f"planning for {failures} of {most} failures")
+        plans.append(best_failures(conditions, failures, sends))
+    return tuple(plans)

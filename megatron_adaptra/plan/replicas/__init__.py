@@ -1,0 +1,1 @@
+"""Plans in which replicas run each other's microbatches."""

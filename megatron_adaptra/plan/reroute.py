@@ -1,0 +1,246 @@
+"""Plans for several replicas: round slow workers, slow paths and dead workers, the cheapest way.
+
+Workers of one stage hold the same parameters, so any of them can run a microbatch of another
+replica (ReCycle, SOSP 2024, does so for dead workers). Three moves, the cheapest first:
+
+- *swap*: replicas exchange partners at a stage boundary; no memory, no extra work;
+- *shift*: whole microbatches go to another replica;
+- *re-route*: single stages of single microbatches go to a peer.
+
+A dearer move is taken only where it is faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from megatron_adaptra.ir.program import Program, lower
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.model.replica_bounds import replica_bound
+from megatron_adaptra.model.shares import even_shares
+from megatron_adaptra.plan.replicas.chains import Chains, own_chains, swapped_chains
+from megatron_adaptra.plan.replicas.list_schedule import Runs, Workers
+from megatron_adaptra.plan.replicas.route_search import Found, RouteSearch, transfers
+from megatron_adaptra.plan.replicas.shares import (
+    home_runs,
+    microbatch_seconds,
+    rerouted,
+    shifted,
+)
+from megatron_adaptra.plan.replicas.words import in_words
+from megatron_adaptra.plan.search.search_budget import end_of
+from megatron_adaptra.sim.clock import simulate
+
+NONE, SWAP, SHIFT, REROUTE = "none", "swap", "shift", "re-route"
+OPS = 1_000_000  # that a search schedules at most: some 3 s
+TIMES = 5_000  # that it schedules each op of a job, at most
+
+
+class Move(NamedTuple):
+    """What one remedy leads to.
+
+    Args:
+        name: "none", "swap", "shift" or "re-route"; a dearer one may use the cheaper ones, too.
+        schedule: the best found.
+        seconds: of an iteration, predicted.
+        moved: microbatches at stages where they run away from home.
+        in_flight: per worker, the most microbatches in flight.
+    """
+
+    name: str
+    schedule: Schedule
+    seconds: float
+    moved: int
+    in_flight: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ReplicaPlan:
+    """The schedule of several replicas, what it should take, and what else was tried.
+
+    Args:
+        schedule: of the move that was chosen.
+        program: the same with its messages.
+        timeline: as the simulator predicts it.
+        conditions: what it was planned for.
+        moves: the best of each kind, the cheapest first; without "none" where a worker is dead.
+    """
+
+    schedule: Schedule
+    program: Program
+    timeline: Timeline
+    conditions: ReplicaConditions
+    moves: tuple[Move, ...]
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """Seconds that no schedule with any routes can do without."""
+        return replica_bound(self.conditions)
+
+    @property
+    def predicted(self) -> float:
+        """Seconds of an iteration, the optimizer step included."""
+        return self.timeline.makespan
+
+    @property
+    def gap(self) -> float:
+        """How much of the lower bound the plan lies above it."""
+        return self.predicted / self.lower_bound - 1 if self.lower_bound else 0.0
+
+    @cached_property
+    def peak_in_flight(self) -> tuple[float, ...]:
+        """Microbatches whose activations a worker holds at most, per worker."""
+        return self.schedule.peak_in_flight()
+
+
+def plan_replicas(
+    conditions: ReplicaConditions,
+    sends: str = "eager",
+    time_limit: float | None = None,
+    ops: int = OPS,
+) -> ReplicaPlan:
+    """The fastest schedule that is found; of equals, that of the cheapest move.
+
+    The same conditions give the same bytes, unless a time limit cuts the search short.
+
+    Args:
+        conditions: of all workers.
+        sends: "eager" or "rendezvous".
+        time_limit: seconds that the search may take; None for its own measure, counted in ops.
+        ops: how many ops it may schedule; fewer for a small job.
+    """
+    c = conditions
+    workers, bound = Workers(c), replica_bound(c) - c.pipeline.step_seconds
+    found = _moves(
+        c, workers, RouteSearch(workers, min(ops, TIMES * workers.ops), end_of(time_limit)), bound
+    )
+    exact = sends == "eager" and not workers.narrow  # a list schedule's times are the simulator's
+    moves = []
+    for name, one in found.items():
+        schedule = workers.schedule(one.found.made, name)
+        why = in_words(schedule, c, one.chains)
+        schedule = replace(schedule, why=why)
+        seconds = one.found.made.seconds + c.pipeline.step_seconds
+        if not exact:
+            seconds = simulate(lower(schedule), c, sends).makespan
+        moves.append(Move(name, schedule, seconds, _moved(schedule), schedule.peak_in_flight()))
+    best = min(moves, key=lambda move: float(f"{move.seconds:.9e}"))
+    program = lower(best.schedule)
+    return ReplicaPlan(best.schedule, program, simulate(program, c, sends), c, tuple(moves))
+
+
+class _Kept(NamedTuple):
+    """The best of one move, and the chains that it starts from."""
+
+    found: Found
+    chains: Chains
+
+
+def _moves(
+    c: ReplicaConditions, workers: Workers, search: RouteSearch, bound: float
+) -> dict[str, _Kept]:
+    """The best of each move, the cheapest first."""
+    found: dict[str, _Kept] = {}
+    own = own_chains(c)
+    for chains in [own, *swapped_chains(c)]:
+        if not c.failed:
+            name = NONE if chains is own else SWAP
+            _keep(found, name, _Kept(search.best_rule(home_runs(workers, chains)), chains))
+        shift = _shift(c, workers, search, chains)
+        if shift is not None:
+            _keep(found, SHIFT, _Kept(shift, chains))
+        _keep(found, REROUTE, _Kept(_reroute(c, workers, search, chains), chains))
+    best = min(found.values(), key=lambda one: one.found.rank)
+    _keep(found, REROUTE, best._replace(found=search.anneal(best.found, bound)))
+    return {
+        name: found[name]._replace(found=search.least_memory(found[name].found))
+        for name in (NONE, SWAP, SHIFT, REROUTE)
+        if name in found
+    }
+
+
+def _keep(found: dict[str, _Kept], name: str, one: _Kept) -> None:
+    if name not in found or one.found.rank < found[name].found.rank:
+        found[name] = one
+
+
+def _shift(
+    c: ReplicaConditions, workers: Workers, search: RouteSearch, chains: Chains
+) -> Found | None:
+    """Whole microbatches on other chains; None where nobody is whole, or all are alike."""
+    seconds = [max(microbatch_seconds(workers, w) for w in chain) for chain in chains]
+    if min(seconds) == math.inf or min(seconds) == max(seconds):
+        return None
+    shares = even_shares([partial(_times, each) for each in seconds], workers.units)
+    best = search.best_rule(shifted(workers, chains, shares))
+
+    def options() -> Iterator[tuple[list[int], Runs]]:
+        ends = [max(best.made.ends[w] for w in chain) for chain in chains]
+        kinds = [None if each == math.inf else each for each in seconds]
+        for changed in transfers(shares, kinds, ends):
+            yield changed, shifted(workers, chains, changed)
+
+    improved = True
+    while improved and not search.spent:
+        improved = False
+        for changed, runs in options():
+            tried = search.try_runs(runs, best)
+            if tried is not best:
+                best, shares, improved = tried, changed, True
+                break
+    return best
+
+
+def _reroute(c: ReplicaConditions, workers: Workers, search: RouteSearch, chains: Chains) -> Found:
+    """Single stages of single microbatches on other workers, so that each has its share."""
+    base = home_runs(workers, chains)
+    stages = [[chain[s] for chain in chains] for s in range(c.stages)]
+    shares = []
+    for line in stages:
+        costs = [partial(_times, microbatch_seconds(workers, w)) for w in line]
+        shares.append(even_shares(costs, workers.units))
+
+    def line_of(stage: int, numbers: list[int]) -> list[int]:
+        return rerouted(workers, base, stage, dict(zip(stages[stage], numbers, strict=True)))
+
+    best = search.best_rule([line_of(s, shares[s]) for s in range(c.stages)])
+    kinds = [
+        [
+            None if w in c.failed else (microbatch_seconds(workers, w), workers.budget[w])
+            for w in line
+        ]
+        for line in stages
+    ]
+    uneven = [s for s in range(c.stages) if len(set(kinds[s])) > 1]
+    improved = True
+    while improved and not search.spent:
+        improved = False
+        for s in uneven:
+            ends = [best.made.ends[w] for w in stages[s]]
+            for changed in transfers(shares[s], kinds[s], ends):
+                runs = list(best.runs)
+                runs[s] = line_of(s, changed)
+                tried = search.try_runs(runs, best)
+                if tried is not best:
+                    best, shares[s], improved = tried, changed, True
+                    break
+    return best
+
+
+def _times(seconds: float, count: int) -> float:
+    return seconds * count
+
+
+def _moved(schedule: Schedule) -> int:
+    stages = schedule.stages
+    return sum(
+        op.home != worker // stages and op.kind.value == "F"
+        for worker, line in enumerate(schedule.order)
+        for op in line
+    )
