@@ -63,7 +63,10 @@ def at_kept_rate(
 
 
 def ring_off(rows: Iterable[Mapping[str, Any]]) -> float | None:
-    """What the ring took beside its prediction, as a part of that: of the case where it is most."""
+    """What the ring took beside its prediction, as a part of that: of the case where it is most.
+
+    `rows`: of any algorithms, sizes and lateness; None where no ring among them has a prediction.
+    """
     parts = [
         row["ms_after_arrival"] / row["predicted_ms"] - 1
         for row in rows
