@@ -188,7 +188,7 @@ def draw(path: Path, results: Sequence[Cell]) -> None:
 def legend(figure: Any, y: float) -> None:
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=colour, label=name) for name, colour in COLOURS.items()]
+    handles = [Patch(facecolor=lighter(c, 1), label=name) for name, c in COLOURS.items()]
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.02, y), ncols=len(handles),
                   frameon=False, fontsize=9.5, handlelength=1.2)  # fmt: skip
 
