@@ -8,6 +8,8 @@ from common import job, main, median_ms
 
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.sim.clock import simulate
 
@@ -33,7 +35,27 @@ def rows(runs: int) -> list[dict[str, Any]]:
         shared = job(stages, count, {stages // 2: 60.0}, cores=stages / 2)
         row["shared cores ms"] = median_ms(lambda p=program, c=shared: simulate(p, c), runs)
         out.append(row)
-    return out
+    return [*out, crossed(runs)]
+
+
+def crossed(runs: int, replicas: int = 8, stages: int = 8, count: int = 32) -> dict[str, Any]:
+    """1F1B of several replicas, in which every message goes to another replica's worker."""
+    order = [
+        tuple(op._replace(home=(replica + stage) % replicas) for op in line)
+        for replica in range(replicas)
+        for stage, line in enumerate(warmup_line(stages - s, count) for s in range(stages))
+    ]
+    schedule = Schedule(tuple(order), count, replicas=replicas)
+    program, c = lower(schedule), ReplicaConditions(job(stages, count, {}), replicas)
+    row: dict[str, Any] = {
+        "p x m": f"{replicas} replicas of {stages} x {count}",
+        "ops": sum(map(len, order)),
+        "lower ms": median_ms(lambda: lower(schedule), runs),
+        "check ms": median_ms(lambda: check(program), runs),
+    }
+    for sends in SENDS:
+        row[f"{sends} ms"] = median_ms(lambda sends=sends: simulate(program, c, sends), runs)
+    return {**row, "shared cores ms": "-"}
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from megatron_adaptra.cli.plugin import (
     flags_of_plan,
     kept_in_words,
 )
+from megatron_adaptra.cli.replica_failures import add_failures, run_failures
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import unlimited_bound
@@ -41,18 +42,30 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="with --replicas: what each move gains, and what it costs in memory and messages",
     )
+    add_failures(parser)
     add_job(parser)
     add_planning(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, prove that the plan can run, and print it; the exit status."""
+    """Plan, prove that the plan can run, and print it; the exit status.
+
+    Raises BadInput for flags of several replicas where there is one.
+    """
     job = job_of(args)
+    if args.failure_plans is not None and args.failures is None:
+        raise BadInput("--failure-plans", args.failure_plans, "it keeps plans; give --failures")
+    if job.replicas is not None and args.failures is not None:
+        return run_failures(args, job)
     if job.replicas is not None:
         from megatron_adaptra.cli.replica_plan import run_replicas
 
         return run_replicas(args, job)
+    if args.failures is not None:
+        raise BadInput(
+            "--failures", args.failures, "workers take over from others; give --replicas"
+        )
     if args.explain:
         raise BadInput("--explain", True, "it compares moves between replicas; give --replicas")
     conditions = job.conditions

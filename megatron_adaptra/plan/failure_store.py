@@ -24,7 +24,7 @@ def stored_failure_plans(
     conditions: ReplicaConditions,
     most: int,
     sends: str = "eager",
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> tuple[FailurePlan, ...]:
     """The plans for 1 to `most` failures: read from `folder`, or made and kept there.
 
@@ -35,7 +35,7 @@ def stored_failure_plans(
         conditions: of the job, without failures.
         most: failures to be ready for.
         sends: "eager" or "rendezvous".
-        tell: called with a line on what is done.
+        report: called with a line on what is done.
 
     Raises:
         BadInput: so many failures leave a stage without any worker.
@@ -48,8 +48,8 @@ def stored_failure_plans(
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError, AdaptraError) as fault:
-        tell(f"{path} is not usable, and is made anew: {fault}")
-    plans = failure_plans(conditions, most, sends, tell)
+        report(f"{path} is not usable, and is made anew: {fault}")
+    plans = failure_plans(conditions, most, sends, report)
     body = {"version": VERSION, "key": key, "plans": [_to_json(plan) for plan in plans]}
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -73,16 +73,17 @@ def best_failures(
     Raises:
         BadInput: so many leave a stage without any worker.
     """
-    c, most = conditions, conditions.replicas - 1
-    alive = min(len(c.alive(stage)) for stage in range(c.stages))
-    jobs = [
-        (replica_bound(job), vector, job)
-        for vector in failure_vectors(c.stages, failures, min(most, alive - 1))
-        for job in (with_failures(c, vector),)
+    c = conditions
+    spare = [len(c.alive(stage)) - 1 for stage in range(c.stages)]
+    if not 1 <= failures <= sum(spare):
+        raise BadInput("failures", failures, f"1 to {sum(spare)}: every stage keeps a worker")
+    vectors = [
+        vector
+        for vector in failure_vectors(c.stages, failures, max(spare))
+        if all(dead <= most for dead, most in zip(vector, spare, strict=True))
     ]
-    if failures < 1 or not jobs:
-        allowed = f"1 to {c.stages * (alive - 1)}: every stage keeps a worker"
-        raise BadInput("failures", failures, allowed)
+    candidates = [(vector, with_failures(c, vector)) for vector in vectors]
+    jobs = [(replica_bound(job), vector, job) for vector, job in candidates]
     jobs.sort(key=lambda one: (_ten_digits(one[0]), one[1]))
     found: list[tuple[float, Vector, ReplicaConditions, FailurePlan]] = []
     for bound, vector, job in jobs:
@@ -110,7 +111,7 @@ def failure_plans(
     conditions: ReplicaConditions,
     most: int,
     sends: str = "eager",
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> tuple[FailurePlan, ...]:
     """The best place and plan for 1, 2, ... `most` failures.
 
@@ -118,13 +119,13 @@ def failure_plans(
         conditions: of the job, without them.
         most: failures to be ready for.
         sends: "eager" or "rendezvous".
-        tell: called with a line on each number that is planned next.
+        report: called with a line on each number that is planned next.
 
     Raises:
         BadInput: so many leave a stage without any worker.
     """
     plans = []
     for failures in range(1, most + 1):
-        tell(f"planning for {failures} of {most} failures")
+        report(f"planning for {failures} of {most} failures")
         plans.append(best_failures(conditions, failures, sends))
     return tuple(plans)

@@ -38,7 +38,8 @@ from megatron_adaptra.plan.search.search_budget import end_of
 from megatron_adaptra.sim.clock import simulate
 
 NONE, SWAP, SHIFT, REROUTE = "none", "swap", "shift", "re-route"
-OPS = 1_500_000  # that a search schedules
+OPS = 1_000_000  # that a search schedules at most: some 3 s
+TIMES = 5_000  # that it schedules each op of a job, at most
 
 
 class Move(NamedTuple):
@@ -112,11 +113,13 @@ def plan_replicas(
         conditions: of all workers.
         sends: "eager" or "rendezvous".
         time_limit: seconds that the search may take; None for its own measure, counted in ops.
-        ops: how many ops it may schedule.
+        ops: how many ops it may schedule; fewer for a small job.
     """
     c = conditions
     workers, bound = Workers(c), replica_bound(c) - c.pipeline.step_seconds
-    found = _moves(c, workers, RouteSearch(workers, ops, end_of(time_limit)), bound)
+    found = _moves(
+        c, workers, RouteSearch(workers, min(ops, TIMES * workers.ops), end_of(time_limit)), bound
+    )
     exact = sends == "eager" and not workers.narrow  # a list schedule's times are the simulator's
     moves = []
     for name, one in found.items():

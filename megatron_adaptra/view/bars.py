@@ -177,7 +177,7 @@ class Gantt:
         return self.names[row] if self.names else str(row)
 
     def row_title(self, row: int) -> str:
-        """The same, and what is unusual about it."""
+        """The same of `row`, and what is unusual about it."""
         return ", ".join(filter(None, (self.row_name(row), self.notes.get(row))))
 
     def stripe(self, bar: Bar | None) -> str | None:

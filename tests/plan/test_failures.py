@@ -83,10 +83,10 @@ def test_every_stage_keeps_a_worker(failures):
 
 def test_plans_are_kept_and_read_again(tmp_path: Path):
     c, lines = job(2, 3, 4, 1), []
-    made = stored_failure_plans(tmp_path / "plans", c, 2, tell=lines.append)
+    made = stored_failure_plans(tmp_path / "plans", c, 2, report=lines.append)
     assert made == failure_plans(c, 2)
     assert lines == ["planning for 1 of 2 failures", "planning for 2 of 2 failures"]
-    assert stored_failure_plans(tmp_path / "plans", c, 2, tell=lines.append) == made
+    assert stored_failure_plans(tmp_path / "plans", c, 2, report=lines.append) == made
     assert len(lines) == 2
     for plan in made:
         jobs = with_failures(c, plan.vector)
@@ -110,7 +110,7 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, damage: str):
         "no json": "[1, 2]",
     }
     file.write_bytes(b"\xff\xfe\x00") if damage == "binary" else file.write_text(bad[damage])
-    assert stored_failure_plans(tmp_path, c, 1, tell=lines.append) == made
+    assert stored_failure_plans(tmp_path, c, 1, report=lines.append) == made
     assert "is not usable, and is made anew" in lines[0]
     assert file.read_text() == good
 

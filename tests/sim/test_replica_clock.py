@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from ir.strategies import random_replica_conditions, random_replicas, seeds
 from sim.reference import reference_seconds
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.check import SENDS
+from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.ir.program import lower
@@ -196,6 +197,17 @@ def test_a_slow_port_sets_the_pace(worker, messages):
     assert timeline.makespan == pytest.approx(reference_seconds(program, c, "eager"))
     ends = [max(s.end for s in timeline.spans if s.stage // 4 == replica) for replica in range(4)]
     assert ends[: worker // 4] + ends[worker // 4 + 1 :] == [57] * 3
+
+
+def test_the_example_in_the_docs():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "schedules.md").read_text()
+    text = page.split("```text\n")[1].split("```")[0]
+    schedule = Schedule.parse(text)
+    assert schedule.text() == text
+    program = lower(schedule)
+    check(program, schedule.peak_in_flight())
+    c = even(2, 3, failed=frozenset({2}))
+    assert simulate(program, c).makespan == reference_seconds(program, c, "eager") == 18
 
 
 # --- misuse --------------------------------------------------------------------------------------

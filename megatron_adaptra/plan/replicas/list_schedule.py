@@ -1,9 +1,9 @@
 """A list scheduler for several replicas: given who runs what, each worker takes what is ready.
 
 A gradient first, then a forward that fits in its memory, then a weight half. Workers see what is
-under way to them, so a rule can hold back what would make an arriving gradient wait. No order that
+under way to them, so a rule can hold back what would make an arriving message wait. No order that
 it makes can hang for memory: what a worker holds waits only for later stages, and the last stage
-for nothing.
+for nothing. (Where only some workers take forwards in turn it may find no order.)
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Workers:
         self.stages, self.replicas, self.count = c.stages, c.replicas, c.microbatches
         self.units, self.workers = c.replicas * c.microbatches, c.workers
         self.split = c.pipeline.split
+        self.ops = self.units * self.stages * (3 if self.split else 2)
         backward = Kind.I if self.split else Kind.B
         each = range(c.workers)
         self.forward = [c.seconds(Kind.F, w) for w in each]
@@ -117,8 +118,8 @@ def list_schedule(
         runs: who runs what.
         rules: per worker.
         turns: all units; of those that are ready, a worker takes the one that comes first here.
-        limit: seconds; None is returned as soon as it is clear to take longer. So it is where
-            workers in turn wait for others that are not, and these for memory.
+        limit: seconds; None is returned as soon as it is clear to take longer, and where a worker
+            that takes forwards in turn waits for another one that does not, and this for memory.
     """
     return _Run(workers, runs, rules, turns).run(limit)
 
@@ -139,9 +140,8 @@ class _Run:
         self.forward_gap = [workers.forward[w] * (1 - rules[w].forward) - workers.eps for w in each]
         self.weight_gap = [workers.weight[w] * (1 - rules[w].weight) - workers.eps for w in each]
         self.forward_first = [rule.forward_first for rule in rules]
-        self.next: dict[int, list[int]] = {
-            w: [] for w in each if rules[w].in_turn
-        }  # ranks, last first
+        # Of workers in turn the ranks of all forwards that are left, the last one first.
+        self.next: dict[int, list[int]] = {w: [] for w in each if rules[w].in_turn}
         self.forwards: list[list[int]] = [[] for _ in each]  # ranks of those that can start
         self.backwards: list[list[int]] = [[] for _ in each]
         self.halves: list[deque[int]] = [deque() for _ in each]  # units whose weight half is left
@@ -186,7 +186,7 @@ class _Run:
             for worker in dict.fromkeys(moved):
                 if free[worker] <= now + eps and not self.choose(worker, now, limit):
                     return None
-        if any(left > eps for left in self.left):
+        if sum(map(len, self.order)) < jobs.ops:
             return None
         return Made(self.order, max(free), free)
 

@@ -36,7 +36,6 @@ class RouteSearch:
 
     def __init__(self, workers: Workers, ops: int, end: float) -> None:
         self.workers, self.end, self.left = workers, end, float(ops)
-        self.size = workers.units * workers.stages * (3 if workers.split else 2)
         self.rules = [[rule] * workers.workers for rule in UNIFORM]
         self.random = Random(0)
         work = sum(workers.forward) + sum(workers.backward) + sum(workers.weight)
@@ -108,7 +107,7 @@ class RouteSearch:
         self, runs: Runs, rules: list[Rule], turns: list[int], limit: float = math.inf
     ) -> Made | None:
         made = list_schedule(self.workers, runs, rules, turns, limit)
-        self.left -= self.size if made is not None else CUT * self.size
+        self.left -= self.workers.ops if made is not None else CUT * self.workers.ops
         return made
 
     def _changed(self, found: Found) -> tuple[Runs, list[Rule], list[int]]:

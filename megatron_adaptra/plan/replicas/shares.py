@@ -16,7 +16,7 @@ def home_runs(workers: Workers, chains: Chains) -> Runs:
     ]
 
 
-def spread(have: dict[int, list[int]], shares: dict[int, int]) -> dict[int, int]:
+def reassigned(have: dict[int, list[int]], shares: dict[int, int]) -> dict[int, int]:
     """Who gets which unit, so that each worker has its share.
 
     What a worker gives away is spread evenly over what it has, and what each of the others gets
@@ -61,7 +61,7 @@ def microbatch_seconds(workers: Workers, worker: int) -> float:
 def shifted(workers: Workers, chains: Chains, shares: Sequence[int]) -> Runs:
     """Whole microbatches on other chains, so that chain i has `shares[i]` units."""
     have = {d: list(range(d * workers.count, (d + 1) * workers.count)) for d in range(len(chains))}
-    moved = spread(have, dict(enumerate(shares)))
+    moved = reassigned(have, dict(enumerate(shares)))
     return [
         [chains[moved.get(unit, unit // workers.count)][stage] for unit in range(workers.units)]
         for stage in range(workers.stages)
@@ -74,6 +74,6 @@ def rerouted(workers: Workers, base: Runs, stage: int, shares: dict[int, int]) -
     have: dict[int, list[int]] = {worker: [] for worker in shares}
     for unit in workers.turns:
         have[line[unit]].append(unit)
-    for unit, worker in spread(have, shares).items():
+    for unit, worker in reassigned(have, shares).items():
         line[unit] = worker
     return line
