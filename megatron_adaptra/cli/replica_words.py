@@ -80,7 +80,7 @@ def _taken(some: list[Load], schedule: Schedule) -> str:
     names = [f"{one.replica}.{first}" if one_stage else f"{one.replica}" for one in some]
     if counts == [total]:
         return f"all {total} microbatches of {whose} run on {noun} {names[0]}"
-    count = f"of the {total} microbatches of {whose}, {sum(counts)} run"
+    count = f"of the {total} microbatches of {whose}, {sum(counts)} run{'s' * (sum(counts) == 1)}"
     if sum(counts) == total:
         count = f"all {total} microbatches of {whose} run"
     if len(some) > MOST_TAKERS:

@@ -68,7 +68,7 @@ def test_many_peers_are_counted() -> None:
     assert loads_in_words(made) == (
         "all 4 microbatches of worker 0.2 run elsewhere, 1 on worker 1.2, 1 on 2.2, 1 on 3.2, "
         "1 on 4.2; all 4 microbatches of worker 5.0 run elsewhere, 1 on worker 0.0, 1 on 1.0, "
-        "1 on 2.0, 1 on 3.0; of the 4 microbatches of worker 1.2, 1 run on worker 5.2"
+        "1 on 2.0, 1 on 3.0; of the 4 microbatches of worker 1.2, 1 runs on worker 5.2"
     )
 
 
