@@ -67,7 +67,7 @@ def planned(c: ReplicaConditions, ops: int = OPS) -> tuple[ReplicaPlan, dict[str
 def test_one_dead_worker(plus, slots):
     for stage, most in enumerate(slots):
         c = job(3, 4, 6, plus, stage, failed=frozenset([stage]))
-        plan, moves = planned(c, ops=4 * OPS)
+        plan, moves = planned(c, ops=8 * OPS)
         assert plan.predicted <= most + NEAR, f"stage {stage}"
         assert "none" not in moves
         if plus or stage == 0:
