@@ -48,6 +48,12 @@ class Wire(ABC):
         """
 
     @abstractmethod
+    def probes(
+        self, name: str, ranks: Sequence[int], links: Links, emulator: LinkEmulator | None
+    ) -> Transport:
+        """For what only measures `links`, both ways of each; the rest as for `transport`."""
+
+    @abstractmethod
     def control(self, name: str, ranks: Sequence[int]) -> Transport:
         """Between `ranks[0]` and each other one, both ways."""
 
@@ -72,7 +78,7 @@ class Wire(ABC):
 
 
 class GlooWire(Wire):
-    """torch's gloo. `devices`: of control and groups; a pipeline's links have their own.
+    """torch's gloo. `devices`: of all but a pipeline's links, which have their own.
 
     `name`, `ranks`: as for Wire.
     """
@@ -94,6 +100,14 @@ class GlooWire(Wire):
         if device is not None and device.type != "cpu":
             raise ValueError(f"messages of {device} need our engine; gloo carries those of a CPU")
         opened = open_links(ranks, links, name, timeout=waits.START)
+        return GlooTransport(*opened, emulator)
+
+    def probes(
+        self, name: str, ranks: Sequence[int], links: Links, emulator: LinkEmulator | None
+    ) -> GlooTransport:
+        """As for Wire; one connection serves both ways."""
+        pairs = sorted({(min(link), max(link)) for link in links})
+        opened = open_links(ranks, pairs, name, "stage", self.devices, waits.START)
         return GlooTransport(*opened, emulator)
 
     def control(self, name: str, ranks: Sequence[int]) -> GlooTransport:

@@ -291,7 +291,7 @@ def _connect(
                 pipelines.append(transport)
             control = wire.control(name, group.members)
             unless_open.callback(control.close)
-            probed = wire.transport(
+            probed = wire.probes(
                 f"{group.serial}/probes", context.ranks, _links(context, chunks), context.emulator
             )
             unless_open.callback(probed.close)

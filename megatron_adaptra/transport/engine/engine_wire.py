@@ -69,14 +69,18 @@ class EngineWire(Wire):
         device: torch.device | None = None,
     ) -> EngineTransport | DeviceTransport:
         """As for Wire. Raises DeviceFailed where the GPU of `device` cannot be used."""
-        mine = [{source, target} for source, target in links]
-        peers = {i for link in mine for i in link if self._me in {ranks[j] for j in link}}
-        ends = self._connect(ranks, peers, "stage")
+        ends = self._ends(ranks, links)
         if device is None or device.type == "cpu":
             return EngineTransport(self._endpoint, name, ends, emulator)
         return DeviceTransport(
             self._endpoint, name, ends, self.staging(device), self._me, emulator, self.copies
         )
+
+    def probes(
+        self, name: str, ranks: Sequence[int], links: Links, emulator: LinkEmulator | None
+    ) -> EngineTransport:
+        """As for Wire."""
+        return EngineTransport(self._endpoint, name, self._ends(ranks, links), emulator)
 
     def staging(self, device: torch.device) -> Staging:
         """The host's memory that messages of the GPU `device` go through. Raises DeviceFailed."""
@@ -108,6 +112,12 @@ class EngineWire(Wire):
         for staging in self._staging.values():
             staging.close()
         self._endpoint.close()
+
+    def _ends(self, ranks: Sequence[int], links: Links) -> dict[int, End]:
+        """The other ends of this rank's `links`."""
+        mine = [{source, target} for source, target in links]
+        peers = {i for link in mine for i in link if self._me in {ranks[j] for j in link}}
+        return self._connect(ranks, peers, "stage")
 
     def _connect(self, ranks: Sequence[int], peers: Iterable[int], who: str) -> dict[int, End]:
         ends = {
