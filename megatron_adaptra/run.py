@@ -87,7 +87,7 @@ def _check_flags(words: Sequence[str]) -> None:
     """
     if any(word.startswith(FLAG) for word in words):
         from megatron_adaptra.adapter.entry.flags import read
-        from megatron_adaptra.plan.collectives.read import plan_in_file
+        from megatron_adaptra.plan.collectives.setting import plan_in_file
         from megatron_adaptra.transport.scenario import hosts_in, load_rules
 
         if (config := read(words)) is not None:  # how many stages there are Megatron knows

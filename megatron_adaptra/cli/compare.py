@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     job = job_of(args)
     conditions = job.conditions
     if job.replicas is not None:
-        from megatron_adaptra.cli.replica_compare import compare_replicas
+        from megatron_adaptra.cli.replicas.compare import compare_replicas
 
         return compare_replicas(args, job, _budgets_of(args.budgets) if args.budgets else ())
     budgets = _budgets_of(args.budgets) if args.budgets else default_budgets(conditions)

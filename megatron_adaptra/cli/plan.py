@@ -18,7 +18,7 @@ from megatron_adaptra.cli.plugin import (
     flags_of_plan,
     kept_in_words,
 )
-from megatron_adaptra.cli.replica_failures import add_failures, run_failures
+from megatron_adaptra.cli.replicas.failures import add_failures, run_failures
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import unlimited_bound
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if job.replicas is not None and args.failures is not None:
         return run_failures(args, job)
     if job.replicas is not None:
-        from megatron_adaptra.cli.replica_plan import run_replicas
+        from megatron_adaptra.cli.replicas.plan import run_replicas
 
         return run_replicas(args, job)
     if args.failures is not None:

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """
     job, schedule = sourced(args)
     if job.replicas is not None:
-        from megatron_adaptra.cli.replica_simulate import simulate_replicas
+        from megatron_adaptra.cli.replicas.simulate import simulate_replicas
 
         return simulate_replicas(args, job, schedule)
     with progress("simulating", lines=True) as at:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_adaptra.cli.replica_words import Load, between_replicas, loads, loads_in_words
+from megatron_adaptra.cli.replicas.words import Load, between_replicas, loads, loads_in_words
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.schedule import Schedule
 

@@ -109,7 +109,7 @@ class Plugin:
     def _check(self, args: Any) -> None:
         """All problems that are known before processes meet."""
         from megatron_adaptra.adapter.compat.profiles import profile
-        from megatron_adaptra.plan.collectives.read import plan_in_file
+        from megatron_adaptra.plan.collectives.setting import plan_in_file
         from megatron_adaptra.transport.scenario import load_rules
 
         assert self.config is not None

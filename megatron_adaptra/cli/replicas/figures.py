@@ -8,8 +8,8 @@ from typing import Any
 
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.output import Table, ms
-from megatron_adaptra.cli.replica_source import Baselines
-from megatron_adaptra.cli.replica_words import (
+from megatron_adaptra.cli.replicas.source import Baselines
+from megatron_adaptra.cli.replicas.words import (
     between_replicas,
     decision,
     in_table,

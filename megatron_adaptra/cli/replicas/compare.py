@@ -19,8 +19,8 @@ from megatron_adaptra.cli.output import (
     show_table,
     write_report,
 )
-from megatron_adaptra.cli.replica_figures import EXPLAINED, headline, move_table, plan_json
-from megatron_adaptra.cli.replica_source import (
+from megatron_adaptra.cli.replicas.figures import EXPLAINED, headline, move_table, plan_json
+from megatron_adaptra.cli.replicas.source import (
     MOVES,
     Baselines,
     baselines,
@@ -29,7 +29,7 @@ from megatron_adaptra.cli.replica_source import (
     replica_plan_of,
     untreated,
 )
-from megatron_adaptra.cli.replica_words import decision, in_table
+from megatron_adaptra.cli.replicas.words import decision, in_table
 from megatron_adaptra.files import results_folder
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.reroute import ReplicaPlan

@@ -7,7 +7,7 @@ import time
 
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.output import print_json, progress, say, show_table
-from megatron_adaptra.cli.replica_figures import (
+from megatron_adaptra.cli.replicas.figures import (
     EXPLAINED,
     headline,
     hidden,
@@ -15,12 +15,12 @@ from megatron_adaptra.cli.replica_figures import (
     plan_json,
     worker_table,
 )
-from megatron_adaptra.cli.replica_source import (
+from megatron_adaptra.cli.replicas.source import (
     baselines,
     chosen_move,
     replica_plan,
 )
-from megatron_adaptra.cli.replica_words import decision
+from megatron_adaptra.cli.replicas.words import decision
 from megatron_adaptra.plan.link_words import out_of_bandwidth
 
 NOT_RUN = "plans of several replicas are drawn and simulated; no training runs them yet"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.output import Table, ms, print_json, progress, say, show_table
-from megatron_adaptra.cli.replica_source import healthy_seconds
+from megatron_adaptra.cli.replicas.source import healthy_seconds
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.plan.failure_store import stored_failure_plans
 from megatron_adaptra.plan.failures import FailurePlan, failure_plans

@@ -1,0 +1,1 @@
+"""What commands show of several replicas in one plan."""
