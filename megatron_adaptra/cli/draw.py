@@ -17,11 +17,11 @@ from megatron_adaptra.cli.job import add_job, in_words, title_of
 from megatron_adaptra.cli.output import console, print_json, progress, say, write, writing
 from megatron_adaptra.cli.planning import add_planning
 from megatron_adaptra.cli.replicas.source import replica_plan_from
-from megatron_adaptra.cli.replicas.words import loads_in_words
 from megatron_adaptra.cli.source import add_source, plan_from, sourced
 from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.files import results_folder
 from megatron_adaptra.plan import Plan
+from megatron_adaptra.plan.replicas.words import loads_in_words
 from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.units import whole
 from megatron_adaptra.view.ascii import LEAST_WIDTH, ascii_gantt, ascii_legend

@@ -33,7 +33,7 @@ from megatron_adaptra.plan.replicas.shares import (
     rerouted,
     shifted,
 )
-from megatron_adaptra.plan.replicas.words import in_words
+from megatron_adaptra.plan.replicas.words import loads_in_words
 from megatron_adaptra.plan.search.search_budget import end_of
 from megatron_adaptra.sim.clock import simulate
 
@@ -117,16 +117,15 @@ def plan_replicas(
     """
     c = conditions
     workers, bound = Workers(c), replica_bound(c) - c.pipeline.step_seconds
-    found = _moves(
-        c, workers, RouteSearch(workers, min(ops, TIMES * workers.ops), end_of(time_limit)), bound
-    )
+    search = RouteSearch(workers, min(ops, TIMES * workers.ops), end_of(time_limit))
+    found = _moves(c, workers, search, bound)
     exact = sends == "eager" and not workers.narrow  # a list schedule's times are the simulator's
     moves = []
     for name, one in found.items():
-        schedule = workers.schedule(one.found.made, name)
-        why = in_words(schedule, c, one.chains)
+        schedule = workers.schedule(one.made, name)
+        why = loads_in_words(schedule) or "every microbatch runs at home"
         schedule = replace(schedule, why=why)
-        seconds = one.found.made.seconds + c.pipeline.step_seconds
+        seconds = one.made.seconds + c.pipeline.step_seconds
         if not exact:
             seconds = simulate(lower(schedule), c, sends).makespan
         moves.append(Move(name, schedule, seconds, _moved(schedule), schedule.peak_in_flight()))
@@ -135,38 +134,28 @@ def plan_replicas(
     return ReplicaPlan(best.schedule, program, simulate(program, c, sends), c, tuple(moves))
 
 
-class _Kept(NamedTuple):
-    """The best of one move, and the chains that it starts from."""
-
-    found: Found
-    chains: Chains
-
-
 def _moves(
     c: ReplicaConditions, workers: Workers, search: RouteSearch, bound: float
-) -> dict[str, _Kept]:
+) -> dict[str, Found]:
     """The best of each move, the cheapest first."""
-    found: dict[str, _Kept] = {}
+    found: dict[str, Found] = {}
     own = own_chains(c)
     for chains in [own, *swapped_chains(c)]:
         if not c.failed:
             name = NONE if chains is own else SWAP
-            _keep(found, name, _Kept(search.best_rule(home_runs(workers, chains)), chains))
+            _keep(found, name, search.best_rule(home_runs(workers, chains)))
         shift = _shift(c, workers, search, chains)
         if shift is not None:
-            _keep(found, SHIFT, _Kept(shift, chains))
-        _keep(found, REROUTE, _Kept(_reroute(c, workers, search, chains), chains))
-    best = min(found.values(), key=lambda one: one.found.rank)
-    _keep(found, REROUTE, best._replace(found=search.anneal(best.found, bound)))
-    return {
-        name: found[name]._replace(found=search.least_memory(found[name].found))
-        for name in (NONE, SWAP, SHIFT, REROUTE)
-        if name in found
-    }
+            _keep(found, SHIFT, shift)
+        _keep(found, REROUTE, _reroute(c, workers, search, chains))
+    best = min(found.values(), key=lambda one: one.rank)
+    _keep(found, REROUTE, search.anneal(best, bound))
+    names = (name for name in (NONE, SWAP, SHIFT, REROUTE) if name in found)
+    return {name: search.least_memory(found[name]) for name in names}
 
 
-def _keep(found: dict[str, _Kept], name: str, one: _Kept) -> None:
-    if name not in found or one.found.rank < found[name].found.rank:
+def _keep(found: dict[str, Found], name: str, one: Found) -> None:
+    if name not in found or one.rank < found[name].rank:
         found[name] = one
 
 
