@@ -21,9 +21,9 @@ from megatron_adaptra.plan.reroute import OPS, ReplicaPlan, plan_replicas
 
 
 def small_job(seed: int) -> ReplicaConditions:
-    """2 or 3 replicas, 2 or 3 stages, 1 to 3 microbatches each; at most 6 in all, mostly.
+    """2 or 3 replicas, 2 or 3 stages, 1 to 3 microbatches each, at most 6 in all.
 
-    Times are whole. Each worker is slow in one of four draws, one is dead in a third of the jobs,
+    Times are whole. A quarter of the workers is slow, one is dead in a third of the jobs,
     paths have delays in a third, and are thin in a quarter of the jobs, ports in an eighth.
     """
     rng = random.Random(seed)
