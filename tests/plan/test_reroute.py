@@ -114,7 +114,7 @@ def test_nothing_moves_where_all_is_well():
     plan, moves = planned(job(2, 3, 6, 0))
     assert plan.schedule.policy == "none"
     assert moves["none"].moved == 0
-    assert plan.schedule.why == "every microbatch stays at home"
+    assert plan.schedule.why == "every microbatch runs at home"
 
 
 def test_rendezvous_is_planned_as_the_simulator_times_it():

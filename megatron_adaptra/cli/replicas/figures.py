@@ -13,12 +13,12 @@ from megatron_adaptra.cli.replicas.words import (
     between_replicas,
     decision,
     in_table,
-    loads,
     one_f_one_b_peaks,
     runs_for_others,
 )
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.plan.replicas.words import loads
 from megatron_adaptra.plan.reroute import Move, ReplicaPlan
 from megatron_adaptra.units import size
 
