@@ -247,6 +247,7 @@ sys.exit(main(["bench", "p2p"]))
     assert done.stderr.startswith("adaptra: error: there is no engine to measure: it was not built")
 
 
+@pytest.mark.cold
 @built
 def test_a_rank_that_fails_says_why(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
@@ -255,6 +256,7 @@ def test_a_rank_that_fails_says_why(monkeypatch):
     assert "none0" in error
 
 
+@pytest.mark.cold
 @built
 def test_nothing_is_left_of_one_that_is_interrupted():
     mark = "7654321"  # a size that nobody else measures

@@ -67,7 +67,11 @@ def test_what_is_no_script_is_refused_in_one_line(way):
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(["--bogus"], "--bogus"), (["--nnodes", "2:1"], "2"), (["--redirects", "9"], "9")],
+    [
+        (["--bogus"], "--bogus"),
+        pytest.param(["--nnodes", "2:1"], "2", marks=pytest.mark.cold),
+        pytest.param(["--redirects", "9"], "9", marks=pytest.mark.cold),
+    ],
 )
 def test_options_that_torchrun_refuses_end_with_2_and_one_line(words, says, script):
     done = run("megatron_adaptra", "run", *words, script)
