@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from statistics import mean, median, stdev
+from statistics import fmean, median
 from typing import NamedTuple
 
 from megatron_adaptra.telemetry.students_t import exceeded
@@ -131,9 +131,10 @@ def fit_rows(rows: Sequence[tuple[Sequence[Sample], float]]) -> Fit:
     cut = 1 if count >= TRIMMED else 0
     inside = slopes[cut : count - cut]
     within = [min(max(x, inside[0]), inside[-1]) for x in slopes]
-    deviation = stdev(within) if count > 1 else 0.0
+    middle = fmean(within)
+    deviation = math.sqrt(sum((x - middle) ** 2 for x in within) / max(1, count - 1))
     error = deviation / ((1 - 2 * cut / count) * math.sqrt(count))
-    return Fit(delay, per_byte, mean(inside), error, count, count - 2 * cut - 1)
+    return Fit(delay, per_byte, fmean(inside), error, count, count - 2 * cut - 1)
 
 
 def _weighted_median(values: Sequence[tuple[float, float]]) -> float:
