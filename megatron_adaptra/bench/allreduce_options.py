@@ -17,6 +17,7 @@ RING = "ring"  # of ours, pipelined
 ALGORITHMS = (RING, "halving-doubling", "sorted-chain", "direct", "stragglar", NATIVE)
 MOST_LATE = 60.0  # seconds
 _DELAY = 0.3e-3  # seconds from a host to another one: two devices, and two processes that wake up
+_TURN = 64 << 10  # bytes: what the kernel takes from one TCP connection at a time
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class AllReduceOptions(Options):
         """The ranks' ports as the simulator takes them; None where none has a rate."""
         if not self.hosts:
             return None
-        return Ports.equal([payload(rate) for rate in self.rates], _DELAY)
+        return Ports.equal([payload(rate) for rate in self.rates], _DELAY, turn=_TURN)
 
     def lateness(self, nbytes: int) -> tuple[float, ...]:
         """Seconds of lateness to measure a buffer of `nbytes` with."""

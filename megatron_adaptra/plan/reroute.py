@@ -119,18 +119,16 @@ def plan_replicas(
     workers, bound = Workers(c), replica_bound(c) - c.pipeline.step_seconds
     search = RouteSearch(workers, min(ops, TIMES * workers.ops), end_of(time_limit))
     found = _moves(c, workers, search, bound)
-    exact = sends == "eager" and not workers.narrow  # a list schedule's times are the simulator's
-    moves = []
+    moves, programs = [], {}
     for name, one in found.items():
         schedule = workers.schedule(one.made, name)
         why = loads_in_words(schedule) or "every microbatch runs at home"
         schedule = replace(schedule, why=why)
-        seconds = one.made.seconds + c.pipeline.step_seconds
-        if not exact:
-            seconds = simulate(lower(schedule), c, sends).makespan
+        programs[name] = program = lower(schedule)
+        seconds = simulate(program, c, sends).makespan
         moves.append(Move(name, schedule, seconds, _moved(schedule), schedule.peak_in_flight()))
     best = min(moves, key=lambda move: float(f"{move.seconds:.9e}"))
-    program = lower(best.schedule)
+    program = programs[best.name]
     return ReplicaPlan(best.schedule, program, simulate(program, c, sends), c, tuple(moves))
 
 

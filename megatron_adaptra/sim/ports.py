@@ -1,8 +1,9 @@
 """A clock for collective plans: ranks with one port each, in and out, and a delay between them.
 
 A message takes its bytes' time of the sender's port, and of the receiver's, which need not wait for
-its last byte (cut through). A sender's port serves its connections in turn, a message of each; a
-receiver's port, messages in the order in which they come. What waits there holds up no other rank.
+its last byte (cut through). A sender's port serves its connections in turn, a message of each, or
+so many bytes of it; a receiver's port, what comes in the order in which it does. What waits there
+holds up no other rank.
 Additions take no time.
 """
 
@@ -28,15 +29,17 @@ class Ports:
         into: bytes per second that each rank can receive in all.
         delay: seconds from a port to another one.
         cost: seconds of the sender's port for each message, beside its bytes.
+        turn: bytes that a connection sends before the next one's turn; inf for a whole message.
 
     Raises:
-        BadInput: rates, delay or cost that no port has.
+        BadInput: rates, delay, cost or turn that no port has.
     """
 
     out: tuple[float, ...]
     into: tuple[float, ...]
     delay: float = 0.0
     cost: float = 0.0
+    turn: float = math.inf
 
     def __post_init__(self) -> None:
         if len(self.out) != len(self.into):
@@ -44,14 +47,22 @@ class Ports:
         for rate in (*self.out, *self.into):
             if not rate > 0:
                 raise BadInput("rate of a port", rate, "above 0")
+        if not self.turn >= 1:
+            raise BadInput("turn of a connection", self.turn, "at least 1 byte")
         for name in ("delay", "cost"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadInput(f"{name} of ports", getattr(self, name), "seconds of at least 0")
 
     @classmethod
-    def equal(cls, rates: Sequence[float], delay: float = 0.0, cost: float = 0.0) -> Ports:
-        """With the same `rates` both ways; `delay`, `cost`: as for Ports."""
-        return cls(tuple(rates), tuple(rates), delay, cost)
+    def equal(
+        cls,
+        rates: Sequence[float],
+        delay: float = 0.0,
+        cost: float = 0.0,
+        turn: float = math.inf,
+    ) -> Ports:
+        """With the same `rates` both ways; `delay`, `cost`, `turn`: as for Ports."""
+        return cls(tuple(rates), tuple(rates), delay, cost, turn)
 
 
 class Transfer(NamedTuple):
@@ -68,6 +79,22 @@ class Transfer(NamedTuple):
     left: float
     began: float
     arrived: float
+
+
+class _Part(NamedTuple):
+    """Bytes of a message that cross in one turn: all of it, or some; the `last` of them or not."""
+
+    message: Transfer
+    nbytes: float
+    last: bool
+
+
+class _Sending(NamedTuple):
+    """A message that waits for its turn, or for a further one: `done` bytes since `sent`."""
+
+    op: CollectiveOp
+    done: float = 0.0
+    sent: float = -1.0
 
 
 @dataclass(frozen=True)
@@ -116,13 +143,14 @@ class _Run:
         self._at = [0] * plan.ranks  # the next op of each line
         self._ends = list(came)
         # Connections with something to send, by target; the port serves the first one next.
-        self._queues: list[dict[int, deque[CollectiveOp]]] = [{} for _ in came]
+        self._queues: list[dict[int, deque[_Sending]]] = [{} for _ in came]
         self._sends = [False] * plan.ranks  # its port is in use
         self._in_free = [0.0] * plan.ranks
-        self._there: set[tuple[int, int, int]] = set()  # source, target, tag
-        # Time, order of making, and a rank to go on with, or one whose port is free (~rank), or a
-        # message at its target's port.
-        self._events: list[tuple[float, int, int | Transfer]] = []
+        self._began: dict[tuple[int, int, int], float] = {}  # source, target, tag: first part
+        self._there: set[tuple[int, int, int]] = set()  # the same of those that are whole
+        # Time, order of making, and a rank to go on with, or one whose port is free (~rank), or
+        # what is at its target's port.
+        self._events: list[tuple[float, int, int | _Part]] = []
         self._made = 0
         self._transfers: list[Transfer] = []
 
@@ -131,7 +159,7 @@ class _Run:
             self._schedule(moment, rank)
         while self._events:
             now, _, what = heapq.heappop(self._events)
-            if isinstance(what, Transfer):
+            if isinstance(what, _Part):
                 self._receive(now, what)
             elif what < 0:
                 self._serve(now, ~what)
@@ -139,7 +167,7 @@ class _Run:
                 self._go_on(now, what)
         return CollectiveRun(self._came, tuple(self._ends), tuple(self._transfers))
 
-    def _schedule(self, moment: float, what: int | Transfer) -> None:
+    def _schedule(self, moment: float, what: int | _Part) -> None:
         heapq.heappush(self._events, (moment, self._made, what))
         self._made += 1
 
@@ -165,42 +193,51 @@ class _Run:
     def _send(self, now: float, rank: int, op: CollectiveOp) -> None:
         """What a line sends waits in turn; the line goes on."""
         for target in op.ranks:
-            self._queues[rank].setdefault(target, deque()).append(op)
+            self._queues[rank].setdefault(target, deque()).append(_Sending(op))
         if not self._sends[rank]:
             self._sends[rank] = True
             self._schedule(now, ~rank)
 
     def _serve(self, now: float, rank: int) -> None:
-        """Send the next message of `rank`, whose port is free."""
+        """Send the next message of `rank`, whose port is free, or a turn's bytes of it."""
         queues, ports = self._queues[rank], self._ports
         if not queues:
             self._sends[rank] = False
             self._ends[rank] = max(self._ends[rank], now)
             return
         target, queue = next(iter(queues.items()))
-        op = queue.popleft()
+        op, done, sent = queue.popleft()
+        cost = 0.0 if done else ports.cost
+        sent = sent if done else now
+        nbytes = min(self._nbytes(op) - done, ports.turn)
+        last = done + nbytes >= self._nbytes(op)
+        if not last:
+            queue.appendleft(_Sending(op, done + nbytes, sent))
         del queues[target]
         if queue:
             queues[target] = queue
-        nbytes = self._nbytes(op)
-        left = now + ports.cost + nbytes / ports.out[rank]
+        left = now + cost + nbytes / ports.out[rank]
         self._schedule(left, ~rank)
         # So late that it takes of the target's port no more than its bytes do.
-        first = now + ports.cost + ports.delay
+        first = now + cost + ports.delay
         first = max(first, left + ports.delay - nbytes / ports.into[target])
-        self._schedule(first, Transfer(rank, target, op, now, left, first, math.inf))
+        message = Transfer(rank, target, op, sent, left, first, math.inf)
+        self._schedule(first, _Part(message, nbytes, last))
 
-    def _receive(self, now: float, message: Transfer) -> None:
-        """It comes to the port of the target, or is whole."""
+    def _receive(self, now: float, part: _Part) -> None:
+        """It comes to the port of the target, or is there."""
+        message = part.message
         source, target, op = message.source, message.target, message.op
+        name = source, target, op.tag
         if message.arrived < math.inf:
-            self._there.add((source, target, op.tag))
+            self._there.add(name)
             self._go_on(now, target)
             return
-        ports = self._ports
-        began = max(now, self._in_free[target])
-        arrived = began + self._nbytes(op) / ports.into[target]
+        start = max(now, self._in_free[target])
+        arrived = start + part.nbytes / self._ports.into[target]
         self._in_free[target] = arrived
-        whole = message._replace(began=began, arrived=arrived)
-        self._transfers.append(whole)
-        self._schedule(arrived, whole)
+        began = self._began.setdefault(name, start)
+        if part.last:
+            whole = message._replace(began=began, arrived=arrived)
+            self._transfers.append(whole)
+            self._schedule(arrived, part._replace(message=whole))

@@ -42,6 +42,22 @@ def test_a_slow_receiver_holds_up_nobody_else():
     assert done.ends == pytest.approx([0.4, 1.2, 0.4])
 
 
+def test_connections_take_turns_by_bytes():
+    """Rank 0 has both parts after 0.2 s, then sends the sum to both others."""
+    plan = direct([1, 0, 0], 1)
+    for turn, ends in ((math.inf, [0.4, 0.3, 0.4]), (MB / 2, [0.4, 0.35, 0.4])):
+        done = run_on_ports(plan, MB, Ports.equal([10e6] * 3, turn=turn))
+        assert done.ends == pytest.approx(ends)
+        assert len(done.transfers) == 4
+    # Half the buffer at a time: with two connections at one port both messages end at its end.
+    late = [0.0, 0.0, 0.0, 0.1]
+    whole, shared = (
+        run_on_ports(halving_doubling(4), MB, Ports.equal([10e6] * 4, turn=turn), late)
+        for turn in (math.inf, 1000)
+    )
+    assert shared.after_arrival > 1.1 * whole.after_arrival
+
+
 # Of 8 hosts with 20 MB/s, or 4, and 3.2 MB: ratios to the ring of the published model.
 @pytest.mark.parametrize(
     ("ranks", "late", "late_ranks", "ratio"),
@@ -116,6 +132,7 @@ def test_no_limit_at_all():
         (lambda: Ports.equal([0.0, 1.0]), "rate of a port"),
         (lambda: Ports.equal([math.nan, 1.0]), "rate of a port"),
         (lambda: Ports.equal([1.0, 1.0], -1.0), "delay of ports"),
+        (lambda: Ports.equal([1.0, 1.0], turn=0.5), "turn of a connection"),
         (lambda: run_on_ports(ring(3), 8, Ports.equal([1.0, 1.0])), "number of ports"),
         (lambda: run_on_ports(ring(2), 8, Ports.equal([1.0, 1.0]), [1.0]), "number of arrivals"),
     ],

@@ -78,9 +78,6 @@ class Workers:
         self.budget = [budget + SAME for budget in c.activation_budget]
         self.eps = SAME * max(max(self.forward), 1e-12)
         self.links: dict[tuple[int, int], tuple[float, float]] = {}  # wire, delay
-        wires = any(c.pipeline.wire(*way) > 0 for way in c.pipeline.links)
-        paths = any(c.wire(*way) > 0 for way in c.paths)
-        self.narrow = wires or paths or any(self.port)
         # Units in the order in which stages prefer them: microbatch by microbatch.
         count, replicas = self.count, self.replicas
         self.turns = [k % replicas * count + k // replicas for k in range(self.units)]
