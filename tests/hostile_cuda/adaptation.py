@@ -23,6 +23,7 @@ from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.ir.neighbours import Neighbours
 from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.ir.unused_posts import first_posts
 from megatron_adaptra.runtime.agreement import DecisionStore, starting_ballot
@@ -120,7 +121,7 @@ class _Rank:
         self.probe = Probe(me, self.device)
         watchdog = Watchdog(me, range(STAGES))
         self.mailbox = Mailbox(
-            Neighbours(me, STAGES), self.transport, self.probe, watchdog, TIMEOUT
+            Neighbours(me, Routes(STAGES)), self.transport, self.probe, watchdog, TIMEOUT
         )
         seconds, host = course.kernel, course.hosts[me]
         self.stage = ExecutorStage(driver, self.device, self.mailbox, 1, WORDS, seconds, host)

@@ -28,6 +28,7 @@ from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.ir.neighbours import Neighbours
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.unused_posts import first_posts
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
@@ -196,7 +197,9 @@ def train(
         if plant is Plant.LATE_SENDS:
             sender = stack.enter_context(contextlib.closing(LateSends(driver, transport, me)))
         reporting = sender if plant in ON_DEVICE else WaitsReported(driver, sender, ranks, me)
-        mailbox = Mailbox(Neighbours(at, job.stages), reporting, probe, watchdog, timeout)
+        mailbox = Mailbox(
+            Neighbours(at, Routes(job.stages, job.chunks)), reporting, probe, watchdog, timeout
+        )
         kind = NativeStage if job.order == NATIVE else ExecutorStage
         others = Collectives(driver, job, replica, at) if together else None
         stage = kind(driver, clock, mailbox, job.chunks, job.words, collectives=others)
