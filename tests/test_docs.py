@@ -37,12 +37,14 @@ def test_help_does_without_our_own_words(command: str, capsys: pytest.CaptureFix
 
 WORD = next(iter(check_docs.WORDS))
 INSTEAD = f"{check_docs.WORDS[WORD]}, or the sentence anew"
+SAME_NAME = "tests/a/test_it.py has the same name, which pytest cannot import: rename one"
 V = "ADAPTRA_"  # apart from the rest: such a name in this file would have to be in the docs
 PAGES = {
     "README.md": "[more](docs/README.md#the-index), [a file](scripts/go.sh), [out](https://x.y/z)\n",
     "docs/README.md": "# The index\n\n[`a`](a.md#what-it-is)\n\n```\n[none](gone.md)\n```\n",
     "docs/a.md": f"## What *it* is?\n\n`scripts/go.sh` reads `{V}GO`.\n",
     "scripts/go.sh": f"echo ${V}GO\n",
+    "tests/a/test_it.py": "",
 }
 
 
@@ -66,6 +68,11 @@ PAGES = {
         ("csrc/a.hpp", f"// {WORD}", f"csrc/a.hpp:1: '{WORD}': write {INSTEAD}"),
         ("run", f"# {WORD}", f"run:1: '{WORD}': write {INSTEAD}"),
         ("CHANGELOG.md", WORD, None),
+        ("tests/b/test_it.py", "", f"tests/b/test_it.py: {SAME_NAME}"),
+        ("tests/test_it.py", "", f"tests/test_it.py: {SAME_NAME}"),
+        ("tests/b/test_it_too.py", "", None),
+        ("tests/b/it.py", "", None),
+        ("docs/test_it.py", "", None),
     ],
 )
 def test_a_fault_is_found(page: str, text: str, says: str | None, tmp_path: Path) -> None:
@@ -73,7 +80,7 @@ def test_a_fault_is_found(page: str, text: str, says: str | None, tmp_path: Path
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(words)
-    (tmp_path / page).parent.mkdir(exist_ok=True)
+    (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
     with (tmp_path / page).open("a") as out:
         out.write(text)
     # The flags are those of the real package: a page of them would be longer than this test.
