@@ -19,13 +19,14 @@ def test_the_docs_of_this_repository_are_true() -> None:
 
 # Words of the code that no user needs; the two pages are for those who change it.
 OURS = re.compile(r"\b(slack|arms?|light microbatch|nobody waits who)\b", re.IGNORECASE)
+KEY = "`arms`"  # of summary.json, and so on the page that describes it
 INSIDE = ("testing.md", "wire-protocol.md")
 
 
 def test_pages_for_users_do_without_our_own_words() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         if page.name not in INSIDE:
-            assert OURS.findall(page.read_text()) == [], page.name
+            assert OURS.findall(page.read_text().replace(KEY, "")) == [], page.name
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "run"])
