@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-_VALUE, _LINE = 240, 1000  # characters of a value, and of a whole line, that are shown
+_VALUE, _LINE = 240, 1000  # characters that are shown: of a value, and of a whole line
 
 
 class _Shown(reprlib.Repr):
@@ -42,6 +42,7 @@ def line_of(error: object) -> str:
 
 
 def _cut(text: str, most: int) -> str:
+    """At most `most` characters: the beginning and the end."""
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 2 - 3) :]}"
 
 
@@ -107,7 +108,7 @@ class UnsupportedMegatron(AdaptraError):
 
 
 class UnsupportedBackend(AdaptraError):
-    """The pipeline's messages go by a backend that this package has no transport for yet."""
+    """The pipeline's messages use a backend of torch's that this package has no transport for."""
 
 
 class NoConnections(AdaptraError):
@@ -115,11 +116,11 @@ class NoConnections(AdaptraError):
 
 
 class PeerLost(AdaptraError):
-    """A rank did not deliver: it died, its connection closed, or its time ran out."""
+    """Nothing came from a rank: it died, its connection closed, or a timeout ran out."""
 
 
 class DeviceFailed(AdaptraError):
-    """There is no GPU to be had, or a call into its driver failed."""
+    """No GPU can be used, or a call into its driver failed."""
 
 
 class BadMessage(AdaptraError):
@@ -131,20 +132,23 @@ class BadBundle(AdaptraError):
 
 
 class Disagreement(AdaptraError):
-    """What was decided on a plan could not be found out, by any way, in time."""
+    """Whether a proposed plan was accepted could not be found out before the deadline."""
 
 
 @contextmanager
 def reading(what: str, data: object) -> Iterator[None]:
-    """Around code that takes `data` apart: BadInput, of `what`, where it has another form."""
+    """A context for code that reads `data`: an error of its form becomes a BadInput of `what`."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
-        raise BadInput(what, data, "its form is that which to_json() writes") from None
+        raise BadInput(what, data, "it has to be in the form that to_json() writes") from None
 
 
 def reason_of(error: BaseException | str) -> str:
-    """A backend's complaint in few words; it names addresses, the caller names ranks."""
+    """A backend's `error` in a few words, without its addresses if the peer has closed.
+
+    The caller adds which rank it is about.
+    """
     text = str(error).strip()
     if "closed by peer" in text or "reset by peer" in text or "Broken pipe" in text:
         return "its connection closed"

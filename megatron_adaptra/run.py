@@ -31,7 +31,8 @@ FLAG = "--adaptra"
 _RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun gives each rank
 _SCRIPT = "name a Python file, such as pretrain_gpt.py (see adaptra run --help)"
 _PORT = "it has to be a port: a whole number from 0 to 65535"
-# Options of torchrun whose mistakes it would answer with a traceback: what they may be, in words.
+# Options of torchrun for whose bad values it prints a traceback: by name, the pattern of what each
+# may be, and a sentence about that.
 _OPTIONS = {
     "nproc-per-node": (
         "[1-9][0-9]{0,3}|auto|cpu|gpu|xpu|npu|hpu|mtia",
@@ -81,22 +82,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_flags(words: Sequence[str]) -> None:
-    """Raise AdaptraError for a flag of ours among a script's `words` that is no good.
+    """Raise AdaptraError for a wrong flag of ours among a script's arguments, `words`.
 
-    The script may never ask Megatron to read them.
+    Megatron's own reading of flags would find it too, but a script need not use Megatron.
     """
     if any(word.startswith(FLAG) for word in words):
         from megatron_adaptra.adapter.entry.flags import read
         from megatron_adaptra.plan.collectives.setting import plan_in_file
         from megatron_adaptra.transport.scenario import hosts_in, load_rules
 
-        if (config := read(words)) is not None:  # how many stages there are Megatron knows
+        # Only Megatron knows how many stages there are: any that the rules name may exist.
+        if (config := read(words)) is not None:
             load_rules(config.emulate_link, hosts_in(config.emulate_link))
             plan_in_file(config.allreduce)
 
 
 def _say_no_effect(words: Sequence[str]) -> None:
-    """Where `words` asked for the plugin in vain: the last line of rank 0."""
+    """If `words` have flags of ours that changed nothing, log why, as the last line of rank 0."""
     ours = [word.partition("=")[0] for word in words if word.startswith(FLAG)]
     if not ours or os.environ.get("RANK", "0") != "0":
         return
@@ -110,9 +112,9 @@ def _say_no_effect(words: Sequence[str]) -> None:
 
 
 def _leave_gloo() -> None:
-    """End gloo's threads before the interpreter does, as Megatron from 0.17 on does itself.
+    """End gloo's threads before the interpreter ends, as Megatron from 0.17 on does itself.
 
-    Else a rank may abort after its last word: "terminate called without an active exception".
+    Else a rank whose script is over may abort: "terminate called without an active exception".
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
@@ -124,8 +126,9 @@ def _leave_gloo() -> None:
 def launch(words: Sequence[str]) -> int:
     """Run `adaptra run` with the `words` after it.
 
-    Where something has started this process as a rank (RANK is set), it runs the script itself;
-    else it becomes torchrun's agent. A BadInput is printed in one line, and the status is 2.
+    Where a launcher has started this process as a rank (RANK is set), it runs the script itself;
+    else it becomes torchrun's agent, which starts the ranks. Returns the exit status; a BadInput is
+    printed in one line, and the status is 2.
     """
     if not words or words[0] in ("-h", "--help") or "RANK" in os.environ:
         return main(words)
@@ -143,10 +146,10 @@ def launch(words: Sequence[str]) -> int:
 
 
 def check_rank(environment: Mapping[str, str], needed: str = "") -> None:
-    """Raise BadInput for variables of a rank in the `environment` that torch would stumble over.
+    """Raise BadInput for variables of a rank in the `environment` that torch cannot use.
 
-    `needed`: why all have to be there, if they have to. Whether a host has a name yet is not
-    asked: in a cluster it may get it later, and torch waits for that.
+    `needed`: why all have to be there, if they have to. Whether MASTER_ADDR can be resolved is not
+    checked: in a cluster a name may appear later, and torch waits for it.
     """
     for name in _RANK:
         if needed and name not in environment:
@@ -175,27 +178,27 @@ def check_rank(environment: Mapping[str, str], needed: str = "") -> None:
 
 
 def _check_options(words: Sequence[str]) -> None:
-    """Raise BadInput for the first of torchrun's options, `words`, that is no good."""
+    """Raise BadInput for the first of torchrun's options, `words`, with a wrong value."""
     for word, after in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         value = value if equals else after
         pattern, allowed = _OPTIONS.get(name.lstrip("-").replace("_", "-"), ("", ""))
         if name.startswith("--") and pattern:
             port = value.rpartition(":")[2] if "port" in name or ":" in value else ""
-            far = name.endswith(("port", "endpoint")) and port.isdecimal() and int(port) > 65535
-            if far or re.fullmatch(pattern, value) is None:
+            is_port = name.endswith(("port", "endpoint")) and port.isdecimal()
+            if (is_port and int(port) > 65535) or re.fullmatch(pattern, value) is None:
                 raise BadInput(name, value, allowed)
 
 
 def _script(name: str) -> Path:
-    """The script, which can be read and is Python; raises BadFile."""
+    """The path of the script `name`, if that can be read and compiled; raises BadFile."""
     path = Path(name)
     try:
         if not path.is_file():
             raise BadFile("SCRIPT", name, "there is no such file")
         if path.suffix == ".py":
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the ranks will say it
+                warnings.simplefilter("ignore")  # each rank prints them
                 compile(path.read_bytes(), name, "exec", dont_inherit=True)
     except OSError as error:
         raise BadFile("SCRIPT", name, f"it cannot be read: {error.strerror}") from None
@@ -205,6 +208,7 @@ def _script(name: str) -> Path:
 
 
 def _refuse(error: AdaptraError) -> int:
+    """Print the `error`; returns the exit status."""
     if os.environ.get("LOCAL_RANK", "0") == "0":  # one line from each machine
         print(f"adaptra: error: {line_of(error)}", file=sys.stderr)
     return 2

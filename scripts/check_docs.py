@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Check the Markdown of this repository where a program can, and the words of all its files.
+"""Check the Markdown of this repository, the words of its files, and the names of its tests.
 
 Every relative link and its anchor leads somewhere; every page under docs/ can be reached from
 README.md; every script, flag and ADAPTRA_ variable that a page names exists, and every one that
-exists is named on some page. No file, except WORDS_FREE, uses one of WORDS. One line per fault;
-exit status 1 if there is one. No network.
+exists is named on some page. No file, except WORDS_FREE, uses one of WORDS. No two test files have
+one name. One line per fault; exit status 1 if there is one. No network.
 """
 
 from __future__ import annotations
@@ -152,6 +152,17 @@ def word_faults(files: list[Path], root: Path) -> Iterator[tuple[str, str]]:
                     yield name, f"{name}:{number}: '{word}': write {better}, or the sentence anew"
 
 
+def same_names(files: list[Path], root: Path) -> Iterator[str]:
+    """Test files of one name: pytest imports them as one module, and stops."""
+    first: dict[str, str] = {}
+    for path in files:
+        name = path.relative_to(root).as_posix()
+        if not (name.startswith("tests/") and path.match("test_*.py")):
+            continue
+        if (other := first.setdefault(path.name, name)) != name:
+            yield f"{name}: {other} has the same name, which pytest cannot import: rename one"
+
+
 def word_counts(root: Path) -> Counter[str]:
     """How often WORDS are used, by package: a folder and the one below it."""
     found = (name for name, _ in word_faults(tracked(root), root))
@@ -163,6 +174,7 @@ def faults(root: Path) -> list[str]:
     pages = [path for path in files if path.suffix == ".md"]
     found = [*link_faults(pages, root), *unreachable(pages, root)]
     found += [fault for _, fault in word_faults(files, root)]
+    found += same_names(files, root)
     return found + list(name_faults(pages, files, root))
 
 

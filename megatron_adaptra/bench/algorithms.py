@@ -1,53 +1,32 @@
-"""The collective plans that a measurement compares, with what is tuned about each."""
+"""The collective plans that a measurement compares, cut into pieces as those of a training are."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from megatron_adaptra.bench.allreduce_options import AllReduceOptions
 from megatron_adaptra.ir.collective import CollectivePlan
-from megatron_adaptra.plan.collectives.chain import sorted_chain
-from megatron_adaptra.plan.collectives.direct import direct, shares_without
-from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
-from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.plan.collectives.stragglar import CHUNKS, stragglar
-
-_PIECE = 1.9e-3  # seconds of a port that a piece takes: shorter ones cost more than they overlap
-# Pieces of StragglAR's, which wait for each other round by round: smaller ones than a connection
-# sends in its turn, or a round's pieces share the port, and all of them arrive at its end.
-_CHUNK = 1.5  # pieces of other plans
-_LOCAL_PIECE = 256 << 10  # bytes of a piece where no port is slow
-_MOST_PIECES = 64
+from megatron_adaptra.model.all_reduce_forms import AllReduce
+from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, MESSAGE, for_gradients, sized
 
 
-def plan_of(name: str, ranks: int, nbytes: int, late: Sequence[int], rate: float) -> CollectivePlan:
-    """The plan of the algorithm `name`.
+def measured_plan(name: str, options: AllReduceOptions, nbytes: int) -> CollectivePlan:
+    """The plan of an algorithm, one for every lateness: late ranks are taken for very late.
 
     Args:
         name: one of AllReduceOptions' algorithms but NATIVE.
-        ranks: how many.
+        options: whose ranks and ports it is for.
         nbytes: of the buffer.
-        late: ranks that come late: they own nothing in `direct`, and add last in a chain.
-        rate: bytes per second through a port; inf where it is not limited.
     """
-    piece = _PIECE * rate if math.isfinite(rate) else _LOCAL_PIECE
-    if name == "ring":
-        return ring(ranks)
-    if name == "halving-doubling":
-        return halving_doubling(ranks)
-    if name == "sorted-chain":
-        in_time = [rank for rank in range(ranks) if rank not in late]
-        return sorted_chain([*in_time, *late], _count(nbytes / piece))
-    if name == "stragglar":
-        own = nbytes / (ranks - 1)
-        return stragglar(ranks, late[0], max(CHUNKS, _count(own / (_CHUNK * piece))))
-    return direct(shares_without(ranks, late), _count(nbytes / (ranks - len(late)) / piece))
+    ranks, late, ports = options.ranks, options.late_ranks, options.clock()
+    if ports is None or not math.isfinite(max(ports.out)):
+        return for_gradients(name, ranks, nbytes, late)
+    arrival = math.inf if late else 0.0
+    job = AllReduce(ranks, nbytes, max(ports.out), ports.delay, MESSAGE, arrival, ports.turn)
+    return sized(name, job, late)
 
 
 def possible(name: str, ranks: int, late: Sequence[int]) -> bool:
     """Whether the algorithm `name` has a plan for so many `ranks`, of whom those come `late`."""
-    return name != "stragglar" or (ranks >= 4 and len(late) == 1)
-
-
-def _count(pieces: float) -> int:
-    return min(max(1, round(pieces)), _MOST_PIECES)
+    return name not in FEWEST_RANKS or (ranks >= FEWEST_RANKS[name] and len(late) == 1)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from megatron_adaptra.bench.algorithms import plan_of, possible
+from megatron_adaptra.bench.algorithms import measured_plan, possible
 from megatron_adaptra.bench.allreduce_options import NATIVE, RING, AllReduceOptions
 from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.paths import TIMEOUT
@@ -48,10 +48,7 @@ def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
                 exchanges[name] = connected.exchange
         found = []
         for nbytes in options.sizes:
-            plans = {
-                name: plan_of(name, options.ranks, nbytes, options.late_ranks, max(options.rates))
-                for name in exchanges
-            }
+            plans = {name: measured_plan(name, options, nbytes) for name in exchanges}
             ways: dict[str, Callable[[torch.Tensor], object]] = {
                 name: partial(exchanges[name].run, plan=plan) for name, plan in plans.items()
             }

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_adaptra.bench.options import Options
-from megatron_adaptra.runtime.machines import Place, clocks
+from megatron_adaptra.runtime.process_location import ProcessLocation, clock_ids
 
 _PAUSE = 1e-3  # seconds until all ranks start, beside what a word takes to all of them
 _QUESTIONS = 50  # to rank 0: the answer that came soonest says most
@@ -24,9 +24,9 @@ class Clock:
     """
 
     def __init__(self, options: Options) -> None:
-        places: list[Place] = [Place.here()] * options.ranks
-        dist.all_gather_object(places, Place.here())
-        self.machines = clocks(places)
+        locations: list[ProcessLocation] = [ProcessLocation.here()] * options.ranks
+        dist.all_gather_object(locations, ProcessLocation.here())
+        self.machines = clock_ids(locations)
         self._ahead = max((rule.delay for rule in options.rules), default=0.0) * 4 * options.ranks
         self._offset = 0.0
         for rank, machine in enumerate(self.machines):

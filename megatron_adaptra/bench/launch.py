@@ -1,6 +1,6 @@
 """Starts the ranks of a measurement, on this machine or in a laboratory of slow links.
 
-Under torchrun this process is one of them.
+If torchrun has started this process, it is one of the ranks, and starts none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megatron_adaptra.units import whole
 
 _WORKER = "megatron_adaptra.bench.worker"
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what it sets for a rank
-# One thread per rank, and no words of torch among the rows.
+# Of the ranks: one thread each, and no warnings of torch among the rows that they print.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
 
 
@@ -49,10 +49,15 @@ def from_torchrun() -> tuple[int, int] | None:
 
 
 def measure(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]] | None:
-    """The rows; None on a rank of torchrun's that is not the first.
+    """The rows of the measurement, a JSON object each; None under torchrun on ranks above 0.
 
-    `say` takes what the user should know beside them. Raises MissingPackage without torch, and
-    AdaptraError where the engine is missing, a rank fails, or a laboratory cannot be made.
+    Args:
+        options: what to measure.
+        say: prints a line for the user beside the rows.
+
+    Raises:
+        MissingPackage: torch is not installed.
+        AdaptraError: the engine is missing, a rank fails, or a laboratory cannot be made.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingPackage("adaptra bench", ["torch"], "torch")
@@ -63,12 +68,12 @@ def measure(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]
 
         return measure_as_rank(options)
     environment = {**_ENVIRONMENT, **os.environ}
-    found: list[dict[str, Any]] = []
-    lines: list[str] = []
+    rows: list[dict[str, Any]] = []
+    lines: list[str] = []  # all else that the ranks print: where one fails, it has the reason
 
     def on_line(line: str) -> None:
         if line.startswith(RESULT):
-            found.extend(json.loads(line.removeprefix(RESULT)))
+            rows.extend(json.loads(line.removeprefix(RESULT)))
         elif line.strip():
             lines.append(line.strip())
 
@@ -76,9 +81,9 @@ def measure(options: Options, say: Callable[[str], None]) -> list[dict[str, Any]
         status = _in_lab(options, environment, on_line, say)
     else:
         status = run_ranks(options.ranks, _WORKER, [options.dump()], environment, on_line)
-    if status or not found:
+    if status or not rows:
         raise AdaptraError(reason(lines, status))
-    return found
+    return rows
 
 
 def _in_lab(
@@ -87,7 +92,7 @@ def _in_lab(
     on_line: Callable[[str], None],
     say: Callable[[str], None],
 ) -> int:
-    """One rank per host."""
+    """Run one rank per host of a laboratory; returns the highest exit status."""
     with Lab(options.ranks, options.rules, ports=options.ports) as lab:
         for measured in lab.measure():
             if measured.fault:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from megatron_adaptra.runtime.machines import Place
+from megatron_adaptra.runtime.process_location import ProcessLocation
 
 _STAT = Path("/proc/stat")
 _IDLE, _STEAL = (
@@ -84,4 +84,4 @@ def load_of(
 
 def kernel() -> str:
     """The same text for all processes of a machine."""
-    return Place.here().kernel
+    return ProcessLocation.here().kernel

@@ -20,8 +20,8 @@ from megatron_adaptra.ir.traffic import Flow, Work, traffic_of
 class Program:
     """Compute ops plus sends and posted receives, per worker; made only by `lower`.
 
-    A send never holds the worker. A post hands the transport a buffer; the compute op that uses the
-    message waits for it.
+    A send never blocks the worker. A post gives the transport a buffer for a message that is to
+    come; the compute op that uses the message waits for it.
 
     Args:
         order: per worker, its ops in the order in which it runs them.
@@ -45,14 +45,15 @@ class Program:
 
     @cached_property
     def routes(self) -> Routes:
-        """Who runs what."""
+        """Which worker runs which op."""
         return routes_of(self.order, self.chunks, self.replicas)
 
 
 def links_ahead(warmup: Sequence[int]) -> dict[Link, int]:
-    """`posted_ahead` of `warmup` depths of 1F1B kind, one per stage.
+    """What `posting.posted_ahead` gives for 1F1B with these `warmup` depths, one per stage.
 
-    Per link, slack + 1, where slack is the difference of the depths of its two stages.
+    Per directed link, slack + 1 and at least 1, where slack is the difference of the depths of its
+    two stages.
     """
     ahead: dict[Link, int] = {}
     for i, (depth, below) in enumerate(pairwise(warmup)):
@@ -69,7 +70,7 @@ def lower(schedule: Schedule, ahead: Mapping[Link, int] | int | None = None) -> 
     Args:
         schedule: the order of the ops that compute.
         ahead: receives by directed link, or one number for all links (0: posted when needed, as
-            Megatron does); None for `posted_ahead`.
+            Megatron does); None for those of `posting.posted_ahead`.
 
     Raises:
         BadInput: a number is negative.
@@ -91,7 +92,7 @@ def lower_line(works: Sequence[Work], depths: Mapping[Link, int]) -> Line:
     """`lower` for the line of one worker.
 
     Args:
-        works: its ops, see `works_of`.
+        works: its ops with what each receives and sends, see `traffic.works_of`.
         depths: how many receives of each link to post ahead.
     """
     posts: dict[Flow, list[Op]] = {}  # receives in the order of their use
@@ -100,7 +101,7 @@ def lower_line(works: Sequence[Work], depths: Mapping[Link, int]) -> Line:
             kind = Kind.POST_F if work.used[2] == ACTIVATION else Kind.POST_B
             posts.setdefault(work.used, []).append(work.op._replace(kind=kind))
     out: list[Op] = []
-    following: dict[Flow, Iterator[Op]] = {}  # those that are posted later
+    following: dict[Flow, Iterator[Op]] = {}  # receives that are posted later
     for flow, queue in posts.items():
         first = depths.get(flow[:2], 1)
         out += queue[:first]

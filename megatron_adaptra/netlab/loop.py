@@ -10,7 +10,10 @@ _TICK = 0.05  # seconds between two looks at the time when nothing moves
 
 
 class Loop:
-    """`work`: called once a turn; returns the seconds that it can wait for the next one."""
+    """Calls a function for each descriptor that can be read, and `work` in every turn.
+
+    `work`: to be set; does what is due, and returns the seconds until it has to be called again.
+    """
 
     def __init__(self) -> None:
         self.work: Callable[[], float] = lambda: _TICK
@@ -28,16 +31,16 @@ class Loop:
             self._poll.unregister(fd)
 
     def run(self, until: Callable[[], bool], seconds: float) -> bool:
-        """Go on until `until()`, but for `seconds` at most; whether `until` came true."""
+        """Run until `until()` is true, but for `seconds` at most; returns whether it is."""
         end = time.monotonic() + seconds
         while not until():
             if time.monotonic() >= end:
                 return False
             for fd, _ in self._poll.poll(min(_TICK, self.work())):
-                if ready := self._watched.get(fd):  # another one may just have let go of it
+                if ready := self._watched.get(fd):  # a call in this turn may have unwatched it
                     ready()
         return True
 
     def close(self) -> None:
-        """Let go of the kernel's part."""
+        """Close the epoll descriptor; those that were watched stay open."""
         self._poll.close()

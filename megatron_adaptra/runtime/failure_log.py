@@ -37,11 +37,11 @@ class FailureLog:
         """
         return text
 
-    def connected(self, serial: int, neighbours: Mapping[int, int]) -> None:
+    def connected(self, serial: int, visible_pids: Mapping[int, int]) -> None:
         """The ranks have connected to each other, for the `serial`-th time.
 
-        `neighbours`: processes that this one can see, by global rank: a death among them is
-        reported.
+        `visible_pids`: process ids, by global rank, of the processes that this one can see: a death
+        among them is reported.
         """
 
     def close(self) -> None:
@@ -54,12 +54,12 @@ class SharedFailureLog(FailureLog):
     def __init__(self) -> None:
         super().__init__()
         self._store = KeyValueStore("adaptra/failure_log/")
-        self._neighbours: Mapping[int, int] = {}
+        self._visible_pids: Mapping[int, int] = {}
         self._serial = 0
 
-    def connected(self, serial: int, neighbours: Mapping[int, int]) -> None:
-        """As for FailureLog, with `neighbours`; losses of connections before `serial` are over."""
-        self._serial, self._neighbours = serial, neighbours
+    def connected(self, serial: int, visible_pids: Mapping[int, int]) -> None:
+        """As of FailureLog: `visible_pids`; what was written before this `serial` is over."""
+        self._serial, self._visible_pids = serial, visible_pids
 
     def close(self) -> None:
         """End the connection; what is written and read is this rank's own from now on."""
@@ -77,7 +77,7 @@ class SharedFailureLog(FailureLog):
     def missing(self) -> dict[str, list[int]]:
         """Ranks of this machine whose process "died" (or is ending), or is "stopped"."""
         found: dict[str, list[int]] = {}
-        for rank, pid in self._neighbours.items():
+        for rank, pid in self._visible_pids.items():
             if state := _state(pid):
                 found.setdefault(state, []).append(rank)
         return found

@@ -1,8 +1,8 @@
-"""A control connection that is lost is made anew: a firewall may drop it, and the training goes on.
+"""A lost control connection is opened again: a firewall may drop it, and the training goes on.
 
 The two ends notice the loss at different moments, and an attempt may fail at one end alone. So each
-end writes into torch's key-value store how often it has come, and follows the other one where that
-has come more often; those that have come equally often connect, under that number.
+end counts its attempts, and writes the number into torch's key-value store. An end whose number is
+lower takes over the other one's; with equal numbers they connect, under a name with that number.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ from megatron_adaptra.transport.gloo import GlooTransport, open_links
 
 
 class Relink:
-    """Connects `transport` anew to member `peer`, for a Channel.
+    """Opens the connection of `transport` to member `peer` again, for a Channel.
 
-    `members`: by index, the global ranks; this one is the first of them, or `peer` is. `name`: of
-    the connections as they were opened. `devices`: one or more, see `open_links`.
+    Args:
+        transport: whose connection is replaced.
+        members: the global ranks that have control connections, the leader first. Connections join
+            the leader with each other member, so this rank or `peer` is the leader.
+        peer: index in `members`.
+        name: under which the connections were opened; the same on both ends.
+        devices: gloo's, as for `open_links`.
     """
 
     def __init__(
@@ -37,30 +42,34 @@ class Relink:
     ) -> None:
         self._transport, self._members, self._peer = transport, tuple(members), peer
         self._name, self._devices = name, devices
-        self._came = 0  # how often
+        self._attempt = 0  # the number of the last one
 
     def __call__(self, over: threading.Event) -> bool:
-        """Whether there is a new connection, before `over` is set; the other end is waited for."""
+        """Wait for the other end and connect.
+
+        Returns whether there is a new connection; False once `over` is set.
+        """
         store = KeyValueStore(f"adaptra/{self._name}/")
         me = dist.get_rank()
         mine, theirs = f"{me}>{self._members[self._peer]}", f"{self._members[self._peer]}>{me}"
-        self._came += 1
+        self._attempt += 1
         pause = waits.LOOK_UP
         while not over.wait(pause):
             other = int(store.get(theirs) or 0)
-            self._came = max(self._came, other)
-            if store.put(mine, str(self._came)) and self._came == other:
+            self._attempt = max(self._attempt, other)
+            if store.put(mine, str(self._attempt)) and self._attempt == other:
                 try:
                     self._connect()
                     return True
                 except PeerLost:
-                    self._came += 1
+                    self._attempt += 1
             pause = min(2 * pause, waits.POLL)
         return False
 
     def _connect(self) -> None:
+        # From the leader, which is member 0, to the other one of the two.
         link = (0, self._peer or self._members.index(dist.get_rank()))
-        name = f"{self._name}/{self._came}"
+        name = f"{self._name}/{self._attempt}"
         connections = open_links(
             self._members, [link], name, "member", self._devices, waits.CLOSE, store_connection()
         )

@@ -1,7 +1,7 @@
-"""Last words on a signal, even while the main thread is blocked in a library.
+"""On a signal log a line and exit, even while the main thread is blocked in a library.
 
 Python runs signal handlers between bytecodes only; its wake-up descriptor works always. A forked
-child gets both, but it is no rank: there the signal ends the child, and nobody else.
+child inherits both, but is no rank: there the signal ends the child alone, without a line.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from collections.abc import Callable
 from megatron_adaptra.log import log_line
 
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of the writer
-_active: list[LastWords] = []
+_active: list[ExitOnSignal] = []
 _mask = threading.local()  # of the thread that forks
 
 
-class LastWords:
-    """On `signum` logs what `words()` returns and exits with 128 + `signum`.
+class ExitOnSignal:
+    """On the signal `signum` logs what `message()` returns and exits with status 128 + `signum`.
 
     Made on the main thread of a process in which that signal has its default action. A handler that
     other code sets later keeps the signal.
     """
 
-    def __init__(self, signum: int, words: Callable[[], str]) -> None:
-        self.signum, self._words = signum, words
+    def __init__(self, signum: int, message: Callable[[], str]) -> None:
+        self.signum, self._message = signum, message
         self._ending = threading.Lock()
         self._reader, self._writer = socket.socketpair()
-        # The kernel says which process wrote: C code may fork without a word to Python.
+        # The kernel names the process that wrote: C code may fork without calling the hooks below.
         self._reader.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._writer.setblocking(False)
         fd = self._writer.fileno()
@@ -71,7 +71,7 @@ class LastWords:
     def _handle(self, *_: object) -> None:
         """Python's handler: enough by itself where other code has taken the wake-up descriptor."""
         if self._ending.acquire(blocking=False):
-            log_line(f"ended by signal {self.signum}: {self._words()}")
+            log_line(f"ended by signal {self.signum}: {self._message()}")
             os._exit(128 + self.signum)
 
     def _watch(self) -> None:

@@ -15,7 +15,7 @@ from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.runtime.failure_log import FailureLog
-from megatron_adaptra.runtime.signals import LastWords
+from megatron_adaptra.runtime.signals import ExitOnSignal
 
 
 class Watchdog:
@@ -80,7 +80,7 @@ class Watchdog:
         main = threading.current_thread() is threading.main_thread()
         if not main or signal.getsignal(signum) is not signal.SIG_DFL:
             return lambda: None
-        return LastWords(signum, self.describe).undo
+        return ExitOnSignal(signum, self.describe).undo
 
     def failure_message(self, error: BaseException) -> str:
         """What to say when `error` ends training because a peer is gone; else an empty string."""

@@ -43,7 +43,7 @@ CORE = {
     "runtime.collectives": "carries values that the training computes with",
     "runtime.watchdog": "ends a training whose peers are lost, and says whom it waited for",
     "runtime.signals": "ends a training that a signal asks to end",
-    "runtime.machines": "who sees whose processes, before training",
+    "runtime.process_location": "who sees whose processes, before training",
     "adapter": "what Megatron calls, and what calls Megatron",
 }
 # Parts of the adapter that are not needed to run an op.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +16,7 @@ from megatron_adaptra.ir.op import COMPUTE
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.runtime.decision_reader import read_log
 
+PAGE = Path(__file__).resolve().parents[2] / "docs/files.md"
 SPAN = {"iterations": 24, "from_iteration": 7, "to_iteration": 17}
 
 
@@ -33,8 +35,19 @@ def ran(out: Path, process: str) -> list[list[str]]:
     ]
 
 
+def keys(value: Any) -> set[str]:
+    """Of all objects in it."""
+    if isinstance(value, list):
+        return set().union(*map(keys, value))
+    if not isinstance(value, dict):
+        return set()
+    return set(value).union(*map(keys, value.values()))
+
+
 def check(done: dict[str, Any], out: Path) -> None:
-    """Everything that is compared is of one plan."""
+    """Everything that is compared is of one plan, and every key is described."""
+    text = PAGE.read_text().partition("## The figures of a demo")[2].partition("\n## ")[0]
+    assert keys(done) - set(re.findall("`([^`]+)`", text)) == set()
     compared, ours = done["compared"], done["arms"]["adaptra"]
     span = slice(compared["first_iteration"], compared["last_iteration"] + 1)
     for arm in done["arms"].values():

@@ -6,12 +6,12 @@ import pytest
 from commands import process, strict
 from pages import page, png_size, words
 
-from megatron_adaptra.bench.algorithms import plan_of
+from megatron_adaptra.bench.algorithms import measured_plan
 from megatron_adaptra.bench.allreduce_options import ALGORITHMS, NATIVE, AllReduceOptions
 from megatron_adaptra.bench.allreduce_rate import KEPT, TRIES, Rate, at_kept_rate
 from megatron_adaptra.bench.options import ALLREDUCE
 from megatron_adaptra.cli.bench_allreduce_report import Finding, html
-from megatron_adaptra.netlab.ports import SEGMENTS
+from megatron_adaptra.plan.collectives.sized import for_gradients
 from megatron_adaptra.transport.engine.bindings import missing
 from megatron_adaptra.view.axis import size
 
@@ -68,21 +68,29 @@ def test_bad_input_is_one_line(flags, message):
     assert len(done.stderr.splitlines()) == 1
 
 
+def options_of(ranks, *late, hosts=("all:20MB/s",)):
+    return AllReduceOptions(ALLREDUCE, (3_200_000,), ranks, hosts=hosts, late_ranks=late)
+
+
 def test_a_late_rank_owns_nothing_and_pieces_take_the_same_time_of_a_port():
-    plan = plan_of("direct", 8, 3_200_000, [2], 20e6)
+    plan = measured_plan("direct", options_of(8, 2), 3_200_000)
     assert "nothing is owned by 2" in plan.why
     seconds = [weight / sum(plan.weights) * 3.2e6 / 20e6 for weight in plan.weights]
     assert all(1e-3 < each < 2e-3 for each in seconds)
-    slower = plan_of("direct", 8, 3_200_000, [2], 10e6)
-    assert slower.pieces == pytest.approx(2 * plan.pieces, rel=0.1)
 
 
 def test_pieces_of_stragglar_are_smaller_than_what_a_connection_sends_in_its_turn():
     """Or those of a round share the port, and all arrive at its end."""
     for ranks in (4, 8):
-        plan = plan_of("stragglar", ranks, 3_200_000, [ranks - 1], 20e6)
-        assert 3_200_000 / plan.pieces <= 2 * SEGMENTS
-    assert plan_of("stragglar", 8, 100_000, [7], 20e6).pieces == 4 * 7
+        options = options_of(ranks, ranks - 1)
+        plan = measured_plan("stragglar", options, 3_200_000)
+        assert 3_200_000 / plan.pieces <= options.clock().turn
+
+
+def test_where_no_port_is_slow_plans_are_those_of_a_training():
+    for name in set(ALGORITHMS) - {NATIVE}:
+        plan = measured_plan(name, options_of(8, 7, hosts=()), 3_200_000)
+        assert plan == for_gradients(name, 8, 3_200_000, [7])
 
 
 ASKED = AllReduceOptions(ALLREDUCE, (3_200_000,), 4, hosts=("3:10MB/s", "all:20MB/s"))

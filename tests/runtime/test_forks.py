@@ -11,12 +11,12 @@ from patience import PATIENCE
 
 RANK = """
 import contextlib, multiprocessing, os, signal, stat, subprocess, threading, time
-from megatron_adaptra.runtime.signals import LastWords
+from megatron_adaptra.runtime.signals import ExitOnSignal
 
 context = multiprocessing.get_context("fork")
 seen = []
 signal.signal(signal.SIGCHLD, lambda signum, _: seen.append(signum))
-undo = LastWords(signal.SIGTERM, lambda: "words").undo
+undo = ExitOnSignal(signal.SIGTERM, lambda: "words").undo
 
 def child(body):
     pid = os.fork()
@@ -102,7 +102,7 @@ def test_a_signal_for_a_child_ends_the_child_alone(name: str) -> None:
     assert done.stdout == "alive True\n"
 
 
-def test_after_its_children_a_rank_still_ends_with_its_last_words() -> None:
+def test_after_its_children_a_rank_still_logs_a_line_and_exits() -> None:
     done = run("pool(), process(), child(kill_itself)\nos.kill(os.getpid(), signal.SIGTERM)")
     assert done.returncode == 128 + signal.SIGTERM
     assert done.stderr == "adaptra: ended by signal 15: words\n"
@@ -122,7 +122,7 @@ def test_given_back_it_leaves_no_thread_and_no_descriptor() -> None:
         "signal.set_wakeup_fd(write, warn_on_full_buffer=False)\n"
         "before = len(os.listdir('/proc/self/fd')), threading.active_count()\n"
         "for _ in range(10):\n"
-        "    undo = LastWords(signal.SIGTERM, str).undo\n"
+        "    undo = ExitOnSignal(signal.SIGTERM, str).undo\n"
         "    sleeper = subprocess.Popen(['sleep', '600'], close_fds=False)\n"
         "    undo(); undo(); sleeper.kill(); sleeper.wait()\n"
         "assert before == (len(os.listdir('/proc/self/fd')), threading.active_count())\n"

@@ -17,7 +17,7 @@ from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Op
 from megatron_adaptra.runtime.failure_log import FailureLog, SharedFailureLog
-from megatron_adaptra.runtime.machines import Place, neighbours
+from megatron_adaptra.runtime.process_location import ProcessLocation, visible_pids
 from megatron_adaptra.runtime.watchdog import Watchdog
 
 
@@ -85,7 +85,7 @@ while True:
         "pass",  # busy in Python
     ],
 )
-def test_sigterm_ends_a_blocked_process_with_its_last_words(block):
+def test_sigterm_ends_a_blocked_process_with_a_line(block):
     process = subprocess.Popen(
         [sys.executable, "-c", BLOCKED.format(block=block)],
         stdout=subprocess.PIPE,
@@ -168,9 +168,11 @@ def test_first_word_stays_for_all():
 def sees_who_is_missing(me):
     """Ranks 0 and 1 are on one machine, 2 is on another."""
     failure_log = SharedFailureLog()
-    places = [None] * 3
-    dist.all_gather_object(places, Place.here()._replace(kernel="elsewhere" * (me.rank > 1)))
-    failure_log.connected(0, neighbours(places, me.rank))
+    locations = [None] * 3
+    dist.all_gather_object(
+        locations, ProcessLocation.here()._replace(kernel="elsewhere" * (me.rank > 1))
+    )
+    failure_log.connected(0, visible_pids(locations, me.rank))
     me.say(os.getpid())
     if me.rank:
         time.sleep(PATIENCE)

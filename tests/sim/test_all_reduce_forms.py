@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -24,7 +25,7 @@ RATE = 1e8
 
 def by_clock(plan: CollectivePlan, job: AllReduce) -> float:
     """Seconds after the arrival of the last rank, message by message."""
-    ports = Ports.equal([job.rate] * job.ranks, job.delay, job.cost)
+    ports = Ports.equal([job.rate] * job.ranks, job.delay, job.cost, job.turn)
     arrivals = [0.0] * (job.ranks - 1) + [job.late]
     return run_on_ports(plan, int(job.nbytes), ports, arrivals).after_arrival
 
@@ -72,6 +73,19 @@ def test_the_chosen_pieces_are_nearly_the_best_by_the_clock(algorithm: str) -> N
         assert chosen <= 1.1 * min(others)
 
 
+def test_pieces_of_stragglar_fit_in_a_turn_where_that_is_faster() -> None:
+    """Larger ones share the port with those of the next round, and all arrive at its end."""
+    for ranks, turn in ((4, 1e5), (8, 6e4), (8, 1e6)):
+        job = AllReduce(ranks, 5e6, RATE, 1e-4, 1e-5, math.inf, turn)
+        late = replace(job, late=1.0)
+        chosen = by_clock(sized("stragglar", job, [ranks - 1]), late)
+        others = [
+            by_clock(sized("stragglar", job, [ranks - 1], pieces), late)
+            for pieces in (1, 2, 4, 8, 16)
+        ]
+        assert chosen <= 1.1 * min(others)
+
+
 def test_more_pieces_where_messages_are_cheap_and_fewer_where_they_are_not() -> None:
     for algorithm in ("sorted-chain", "direct", "stragglar"):
         counts = [
@@ -115,6 +129,7 @@ def test_a_plan_by_name() -> None:
         (lambda: AllReduce(4, 1, RATE, late=math.nan), "^late nan: "),
         (lambda: seconds_after_arrival("tree", AllReduce(4, 1, RATE), 1), "^algorithm 'tree'"),
         (lambda: best_pieces("tree", AllReduce(4, 1, RATE)), "^algorithm 'tree'"),
+        (lambda: AllReduce(4, 1, RATE, turn=0), "^turn 0: "),
         (lambda: sized("tree", AllReduce(4, 1, RATE)), "^algorithm 'tree'"),
         (lambda: sized("ring", AllReduce(4, 1, RATE), [4]), "^late rank 4: "),
         (lambda: sized("stragglar", AllReduce(4, 1, RATE), [1, 2]), "needs the one rank"),

@@ -161,26 +161,26 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
   std::vector<std::shared_ptr<Path>> paths_;
 
   uint64_t last_ = 0;                  // number of the newest message
-  uint64_t spent_ = 0, returned_ = 0;  // credit
+  uint64_t spent_ = 0, returned_ = 0;  // credit used, and given back by the other side, ever
   std::map<uint64_t, Outgoing> out_;   // by number
   struct OfTag {
     uint64_t last = 0, under_way = 0;
   };
   std::unordered_map<Tag, OfTag> of_tag_;  // of those in out_
   std::deque<uint64_t> ready_;         // with something to send; they take turns
-  std::deque<uint64_t> asking_;
-  std::set<std::pair<Kind, uint64_t>> control_;  // words to say, each once
-  Ranges haves_;               // messages to say `have` of, with the next frame that goes, or
-  bool soon_ = false;          // now
-  uint64_t more_haves_ = 0, have_bytes_ = 0;
-  bool unflushed_ = false;     // words were sent, which may wait for more frames
+  std::deque<uint64_t> asking_;        // those without credit, in order
+  std::set<std::pair<Kind, uint64_t>> control_;  // control frames to send, each once
+  Ranges haves_;               // messages to acknowledge, together with the next frame,
+  bool soon_ = false;          // or, if set, by the next `pump`
+  uint64_t more_haves_ = 0, have_bytes_ = 0;  // messages and bytes that have come since the last `have`
+  bool unflushed_ = false;     // frames without payload were sent, and paths may hold them back
 
-  std::map<uint64_t, Incoming> in_;
-  std::unordered_map<Tag, std::deque<std::shared_ptr<Receive>>> posted_;
-  std::unordered_map<Tag, std::map<uint64_t, Incoming*>> unmatched_;
+  std::map<uint64_t, Incoming> in_;  // by number: known, and not delivered
+  std::unordered_map<Tag, std::deque<std::shared_ptr<Receive>>> posted_;  // without a message
+  std::unordered_map<Tag, std::map<uint64_t, Incoming*>> unmatched_;      // without a receive, by number
   Ranges finished_;   // numbers of messages of which all has come
-  uint64_t kept_ = 0;  // cost of messages without a receive
-  uint64_t taken_ = 0, reported_ = 0;
+  uint64_t kept_ = 0;  // cost of messages that are in memory of ours for want of a receive
+  uint64_t taken_ = 0, reported_ = 0;  // credit given back, ever; what of it the other side was sent
   Counts counts_{};
 };
 

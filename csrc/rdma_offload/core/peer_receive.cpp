@@ -1,4 +1,9 @@
 // The half of a peer that receives.
+//
+// A path that has a frame with payload calls `fill`, which has it written to the receive's memory, or
+// to memory of ours while no receive is posted, and then `arrived`, which comes to `arrived_data`.
+// `match` gives messages to receives, tag by tag, in the order in which they were sent. A message that
+// is complete, has its receive and has no path writing to it ends in `deliver`.
 #include "core/peer.h"
 
 #include <algorithm>
@@ -6,8 +11,8 @@
 namespace adaptra {
 
 namespace {
-constexpr uint64_t kReportEvery = 8;  // credit is given back in parts of the window, at least so many
-constexpr uint64_t kHaves = 16;      // messages that are acknowledged together, at once
+constexpr uint64_t kReportEvery = 8;  // credit is given back once it is more than this part of the window
+constexpr uint64_t kHaves = 16;  // so many messages that are not acknowledged yet are acknowledged at once
 }
 
 WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {
@@ -79,7 +84,7 @@ uint8_t* Peer::place(const Header& header) {
     if (in.receive) {
       in.target = in.receive->memory;
     } else if (kept_ + cost(in.total) <= window_) {
-      in.own.reset(new uint8_t[in.total + 1]);  // never of nothing: then there is a place
+      in.own.reset(new uint8_t[in.total + 1]);  // an empty message has a target, too
       in.target = in.own.get();
       kept_ += cost(in.total);
     }
@@ -87,8 +92,8 @@ uint8_t* Peer::place(const Header& header) {
   return in.target;
 }
 
-// Whether a piece brings anything. What there is no room for is not wanted either, and ends the
-// path when it is there: the other side keeps to its credit, and to what it may have under way.
+// A piece is also not wanted if there is no room for it. Then `arrived_data` fails the path, since a
+// correct peer never sends more than it has credit for, nor more messages than may be under way.
 bool Peer::wanted(const Header& header) {
   if (header.kind != Kind::Data) return false;
   if (finished_.holds(header.number, header.number + 1)) return false;
@@ -102,7 +107,7 @@ bool Peer::wanted(const Header& header) {
 bool Peer::arrived_data(const Header& header) {
   if (finished_.holds(header.number, header.number + 1)) {
     ++counts_.twice;
-    acknowledge(header.number, true);  // the first one was lost
+    acknowledge(header.number, true);  // the first acknowledgement was lost
     return true;
   }
   auto known = in_.find(header.number);
@@ -110,10 +115,10 @@ bool Peer::arrived_data(const Header& header) {
     place(header);
     known = in_.find(header.number);
   }
-  if (known == in_.end()) return false;  // there was no credit for it
+  if (known == in_.end()) return false;  // the peer had no credit for it
   Incoming& in = known->second;
   if (in.total != header.total || in.tag != header.tag) return false;
-  if (header.length > 0 && in.target == nullptr && !in.dropped) return false;  // nor for this one
+  if (header.length > 0 && in.target == nullptr && !in.dropped) return false;  // nor for its bytes
   in.eager = in.eager || (header.flags & kEager);
   in.soon = in.soon || (header.flags & kSoon);
   in.sent = header.sent;
@@ -185,7 +190,7 @@ void Peer::give(Incoming& in, std::shared_ptr<Receive> receive) {
   } else {
     in.receive = std::move(receive);
   }
-  if (in.own) kept_ -= cost(in.total);  // not without a receive any more
+  if (in.own) kept_ -= cost(in.total);  // which counts messages without a receive
   if (!in.receive) drop(in);
   if (in.asked && !in.eager && !in.complete) enqueue(Kind::Grant, in.number);
   deliver_if_over(in);
@@ -197,7 +202,7 @@ void Peer::drop(Incoming& in) {
   if (in.writers == 0) in.own.reset();
 }
 
-// A path that fails may still be writing, what another one has brought meanwhile.
+// A path that fails may still be writing a piece that another path has brought meanwhile.
 void Peer::deliver_if_over(Incoming& in) {
   if (in.complete && in.writers == 0 && (in.receive || in.dropped)) deliver(in);
 }

@@ -1,4 +1,9 @@
 // The half of a peer that sends.
+//
+// A message starts at once if there is credit for it; else it asks, and starts when the other side
+// grants it or gives credit back. It takes turns with others in `ready_`, a piece at a time, on the
+// path that `best` finds. All that is sent goes through `pump`, which runs whenever something is to be
+// sent or a path takes frames again.
 #include "core/peer.h"
 
 #include <algorithm>
@@ -52,7 +57,7 @@ WorkRef Peer::begin(Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent, ui
 void Peer::filled(uint64_t number, uint64_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto at = out_.find(number);
-  if (at == out_.end()) return;  // the peer is lost
+  if (at == out_.end()) return;  // it has failed: the connection was closed
   at->second.filled = bytes;
   if (!at->second.asks) queue(at->second);
   pump();
@@ -142,7 +147,7 @@ void Peer::send_control(Path& path, Kind kind, uint64_t number) {
 void Peer::ask(uint64_t number) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto at = out_.find(number);
-  // What is large is answered at once in any case.
+  // Large messages are acknowledged at once in any case.
   if (at == out_.end() || at->second.soon || at->second.total >= kHaveBytes) return;
   at->second.soon = true;
   enqueue(Kind::Ask, number);

@@ -1,14 +1,15 @@
 // Messages from and to a GPU's memory, through pinned memory of the host.
 //
-// A send: an event where its producer's stream is now; the copy to the host, on a stream of copies
-// that waits for it; when that is over, which the device's thread sees, the engine sends. A receive:
-// an event behind what had its target's memory before; bytes come to pinned memory; then the copy
-// to the target, on another stream of copies, which waits for that event. The caller only records
-// an event. Nothing that is put on a stream waits for a message.
+// A send: an event is recorded on its producer's stream; the copy to the host is issued on a stream of
+// copies, which waits for that event; once the device's thread sees that the copy has passed, the
+// engine sends. A receive: an event is recorded behind the last use of the target's memory; the bytes
+// arrive in pinned memory; then the copy to the target is issued on another stream of copies, which
+// waits for that event. The caller of either waits for nothing, and nothing on a stream waits for a
+// message.
 //
-// The memory of a message belongs to it until `over`: the sender keeps a reference, and neither
+// The memory of a message belongs to it until `over`: its owner keeps a reference, and neither
 // writes to it nor frees it before. An error of the driver on one side is sent to all peers, whose
-// messages from there and to there fail with its text.
+// messages to and from that side fail with its text.
 #pragma once
 
 #include <atomic>
@@ -32,9 +33,9 @@ using OnCopied = std::function<void(const TransferRef&)>;
 
 // A send or a receive under way.
 struct Transfer {
-  int rank = 0;
+  int rank = 0;           // of the peer
   Tag tag = 0;
-  cuda::Address at = 0;
+  cuda::Address at = 0;   // of the message on the GPU: the source of a send, the target of a receive
   uint64_t bytes = 0;
   bool sends = false;
   OnCopied on_copied;  // of a send that waits for `release`: called once its copy is on the host
@@ -44,38 +45,39 @@ struct Transfer {
   WorkRef work;
   std::atomic<bool> over{false};  // the GPU neither reads nor writes the message's memory any more
 
-  // The device's thread alone, but for `copied` once `work` has ended, and of a send until that
-  // thread has it.
-  EventRef ready, begun, copied;
-  std::shared_ptr<uint8_t> block;
-  WorkRef inner;  // the engine's
-  Nanoseconds left = 0;
-  bool asked = false;
+  // Used by the device's thread alone. Two exceptions: anyone may use `copied` once `work` has ended,
+  // and a send belongs to its caller until that thread has it.
+  EventRef ready, begun, copied;   // on streams: the memory may be used; its copy begins; and has passed
+  std::shared_ptr<uint8_t> block;  // pinned memory
+  WorkRef inner;                   // the engine's, from and to `block`
+  Nanoseconds left = 0;            // of a send: when its copy had passed
+  bool asked = false;              // of a send: a caller waits, so the engine asks the peer to confirm it
 };
 
 class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
  public:
-  // `tag_space`: is put before tags of 31 bits. Ranks of `peers` are known to the engine, which outlives
-  // this until `close`. `name`: of this side, for errors at the other one.
+  // `tag_space`: the upper bits of all tags here, whose own part has 31 bits. `peers`: ranks that the
+  // engine has; it has to live until `close`. `name`: of this side, in errors at the others.
   static std::shared_ptr<DeviceMessages> open(Engine& engine, std::shared_ptr<Device> device,
                                               std::shared_ptr<Pinned> pinned, Tag tag_space,
                                               std::vector<int> peers, std::string name);
 
-  // Of `bytes` at `at`, whose producer (or owner until now) is on `stream`. They throw CudaError,
-  // and never wait. With `on_copied` the message stays here until `release`.
+  // Send, or receive, `bytes` at `at` of the GPU. `stream`: where these are produced, or where the
+  // target was used last. They throw CudaError, and never wait. With `on_copied` the message is not
+  // sent to the peer before `release`.
   TransferRef send(int rank, Tag tag, cuda::Address at, uint64_t bytes, cuda::Stream stream,
                    OnCopied on_copied = {});
   TransferRef receive(int rank, Tag tag, cuda::Address at, uint64_t bytes, cuda::Stream stream);
   void release(const TransferRef& transfer);
 
-  // What comes later on `stream` sees the message of a receive whose work has ended.
+  // After this, what is put on `stream` sees the message of a receive, whose work has to have ended.
   void join(const TransferRef& transfer, cuda::Stream stream);
 
-  // Give it up; the GPU does not touch its memory after this, nor does the engine. Whether that was
-  // so after `seconds`: the GPU may hang.
+  // Give it up, and wait until neither the GPU nor the engine uses its memory any more. False if that
+  // takes more than `seconds`, as where the GPU hangs.
   bool abort(const TransferRef& transfer, double seconds);
 
-  // Give up all; as `abort`.
+  // Give up all, as `abort` does.
   bool close(double seconds);
 
   struct Copies {  // by direction: from the GPU, to it
@@ -150,7 +152,7 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
 
   std::mutex mutex_;
   std::condition_variable landed_;
-  bool shut_ = false;  // nothing new
+  bool shut_ = false;  // no message is accepted any more
 };
 
 }  // namespace adaptra

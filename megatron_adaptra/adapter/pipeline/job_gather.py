@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from megatron_adaptra.runtime.gathering import StoreGather
+from megatron_adaptra.runtime.store_gather import StoreGather
 from megatron_adaptra.transport.connect import store_connection
 
 _gather: StoreGather | None = None

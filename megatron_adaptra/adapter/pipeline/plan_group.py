@@ -10,7 +10,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
-from megatron_adaptra.runtime.machines import Place, clocks, neighbours
+from megatron_adaptra.runtime.process_location import ProcessLocation, clock_ids, visible_pids
 from megatron_adaptra.transport.descriptors import descriptors_left, room
 
 _serial = 0  # of the connections to come: a job may make some, and others when these are gone
@@ -26,9 +26,9 @@ class PlanGroup:
     Args:
         members: global ranks. The first of them is the leader, a first stage, which plans with the
             reports of its own pipeline.
-        hosts: of every global rank of the job, the identity of its machine's clock.
+        clock_ids: of every global rank of the job, the identity of its machine's clock.
         stages: of every global rank, its stage.
-        neighbours: process ids, by global rank, of the processes that this one sees, itself
+        visible_pids: process ids, by global rank, of the processes that this one sees, itself
             included.
         resumed: the state that the leader has read from a checkpoint; None for none.
         limits: what some rank's model does not allow, with the reason (`compatibility.limits_of`).
@@ -39,9 +39,9 @@ class PlanGroup:
     """
 
     members: tuple[int, ...]
-    hosts: tuple[str, ...]
+    clock_ids: tuple[str, ...]
     stages: tuple[int, ...]
-    neighbours: Mapping[int, int]
+    visible_pids: Mapping[int, int]
     resumed: Any
     limits: dict[str, str]
     serial: int = 0
@@ -62,17 +62,17 @@ class PlanGroup:
         """
         global _serial
         key, stage = _group_key(), mpu.get_pipeline_model_parallel_rank()
-        mine = (key, Place.here(), stage, resumed, limits, _serial, room())
+        mine = (key, ProcessLocation.here(), stage, resumed, limits, _serial, room())
         gathered = from_all_ranks(mine)
-        keys, places, stages, plans, all_limits, serials, rooms = zip(*gathered, strict=True)
+        keys, locations, stages, plans, all_limits, serials, rooms = zip(*gathered, strict=True)
         members = tuple(rank for rank, other in enumerate(keys) if other == key)
         known = {k: why for found in all_limits for k, why in found.items() if why}
         serial = max(serials)
         _serial = serial + 1
         left = descriptors_left(keys, rooms)
         return cls(
-            members, tuple(clocks(places)), stages, neighbours(places, dist.get_rank()),
-            plans[members[0]], known, serial, left, tuple(place.host for place in places),
+            members, tuple(clock_ids(locations)), stages, visible_pids(locations, dist.get_rank()),
+            plans[members[0]], known, serial, left, tuple(where.host for where in locations),
         )  # fmt: skip
 
     @property

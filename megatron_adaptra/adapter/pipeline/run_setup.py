@@ -228,7 +228,7 @@ def _hosts_and_cores(context: RankContext, wiring: Wiring) -> tuple[list[str], f
 
     None where each stage has cores enough.
     """
-    everywhere = wiring.plan_group.hosts
+    everywhere = wiring.plan_group.clock_ids
     hosts = [everywhere[rank] for rank in context.ranks]
     if wiring.device.type == "cuda" or len(set(hosts)) > 1:
         return hosts, None

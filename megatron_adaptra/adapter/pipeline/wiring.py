@@ -218,7 +218,7 @@ def open_wiring(
     wire, pipelines, control, probed = opened
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
-    context.guard.call(context.failure_log.connected, group.serial, group.neighbours)
+    context.guard.call(context.failure_log.connected, group.serial, group.visible_pids)
     peers = range(1, len(group.members)) if group.leader else [0]
     channels = context.guard.call(
         lambda: {
@@ -312,7 +312,7 @@ def _over_gloo(missing: str) -> str:
 def _engine_wire(context: RankContext, group: PlanGroup) -> Wire:
     me = dist.get_rank()
     rendezvous = StoreRendezvous(f"adaptra/{group.serial}/engine")
-    machine, decisions = group.hosts[me], _log_file(context.config)
+    machine, decisions = group.clock_ids[me], _log_file(context.config)
     log = decisions and decisions.with_suffix(f".connections{decisions.suffix}")
     timeout, encrypt = context.config.timeout, context.config.encrypt
     # The network that NCCL uses for this GPU, and nothing else, shows how its messages are doing.

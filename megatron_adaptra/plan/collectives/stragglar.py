@@ -11,8 +11,6 @@ from megatron_adaptra.plan.collectives.arguments import add, part, take, total, 
 from megatron_adaptra.plan.collectives.stragglar_rounds import Copy, Rounds, power_of_two_rounds
 from megatron_adaptra.plan.collectives.stragglar_search import searched_rounds
 
-CHUNKS = 4  # pieces per owner
-
 
 def stragglar(ranks: int, late: int, k: int = 1) -> CollectivePlan:
     """An all-reduce of which the `late` rank only does the last rounds, about one buffer's time.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.errors import BadInput, NoConnections, PeerLost, reason_of
 from megatron_adaptra.runtime.collectives.exchange import Exchange
-from megatron_adaptra.runtime.machines import Place, clocks
+from megatron_adaptra.runtime.process_location import ProcessLocation, clock_ids
 from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.endpoint import Endpoint
@@ -62,8 +62,8 @@ class Connected:
         missing = bindings.missing() if transport != "gloo" else "gloo was asked for"
         missing = missing or (bindings.missing_tls() if encrypt else "")
         gathered: list[Any] = [None] * len(ranks)
-        dist.all_gather_object(gathered, (Place.here(), missing), group=group)
-        places, lacks = zip(*gathered, strict=True)
+        dist.all_gather_object(gathered, (ProcessLocation.here(), missing), group=group)
+        locations, lacks = zip(*gathered, strict=True)
         missing = next(filter(None, lacks), "")
         if missing and (encrypt or transport == "engine"):
             field, value = ("encrypt", "on") if encrypt else ("transport", "engine")
@@ -77,7 +77,7 @@ class Connected:
                 if not missing:
                     # A plan counts on it that what is sent first arrives first: on several
                     # connections a whole queue of pieces arrives at its end.
-                    machine = clocks(places)[ranks.index(me)]
+                    machine = clock_ids(locations)[ranks.index(me)]
                     rendezvous = StoreRendezvous(f"adaptra/{key}/engine")
                     endpoint = Endpoint(
                         me, local_address(), machine, rendezvous, timeout,

@@ -8,7 +8,7 @@ from runtime.pipeline import on_threads
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.runtime.gathering import StoreGather
+from megatron_adaptra.runtime.store_gather import StoreGather
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])

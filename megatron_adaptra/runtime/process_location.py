@@ -1,4 +1,4 @@
-"""Which processes of a job share a clock, and which can see each other."""
+"""Where the processes of a job run: which share a clock, and which can see each other."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_AGREE = 1e-3  # seconds by which the clocks of one machine may seem to differ
+_AGREE = 1e-3  # seconds by which `booted` may differ between processes of one machine
 
 
-class Place(NamedTuple):
+class ProcessLocation(NamedTuple):
     """Where a process runs.
 
     `kernel`: the same for two that share a kernel, but perhaps for copies of a virtual machine,
@@ -28,7 +28,7 @@ class Place(NamedTuple):
     host: str = ""
 
     @classmethod
-    def here(cls) -> Place:
+    def here(cls) -> ProcessLocation:
         """Of this process."""
         kernel, processes = socket.gethostname(), ""
         with contextlib.suppress(OSError):
@@ -38,26 +38,27 @@ class Place(NamedTuple):
         return cls(kernel, _booted(), processes, os.getpid(), socket.gethostname())
 
 
-def clocks(places: Sequence[Place]) -> list[str]:
+def clock_ids(locations: Sequence[ProcessLocation]) -> list[str]:
     """By rank an identity of its clock: the same for ranks whose monotonic clocks agree."""
     found: list[str] = []
-    for place in places:
-        same = (known for known, other in zip(found, places, strict=False) if _share(place, other))
-        found.append(next(same, f"{place.kernel} {len(found)}"))
+    for location in locations:
+        seen = zip(found, locations, strict=False)
+        same = (known for known, other in seen if _share_clock(location, other))
+        found.append(next(same, f"{location.kernel} {len(found)}"))
     return found
 
 
-def neighbours(places: Sequence[Place], rank: int) -> dict[int, int]:
-    """The processes that `rank` can see, itself included, by rank."""
-    here = places[rank]
+def visible_pids(locations: Sequence[ProcessLocation], rank: int) -> dict[int, int]:
+    """Process ids, by rank, of the processes that `rank` can see, itself included."""
+    here = locations[rank]
     return {
-        other: place.pid
-        for other, place in enumerate(places)
-        if _share(here, place) and here.processes == place.processes
+        other: location.pid
+        for other, location in enumerate(locations)
+        if _share_clock(here, location) and here.processes == location.processes
     }
 
 
-def _share(one: Place, other: Place) -> bool:
+def _share_clock(one: ProcessLocation, other: ProcessLocation) -> bool:
     return one.kernel == other.kernel and abs(one.booted - other.booted) < _AGREE
 
 
