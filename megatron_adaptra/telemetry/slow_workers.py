@@ -1,0 +1,212 @@
+"""Which workers of several replicas are slow, and how much, by what one microbatch takes each.
+
+Workers of one stage do the same work, so each has the others for a control group (Greyhound
+compares a group with the median of those in the same position). A worker's own past decides where
+peers alone cannot: of two that differ, the one that has changed is the slow one, and what all of
+them do alike is the stage's. Changes are found with the chart, gate and confirmation of links, and
+have to be confirmed twice in a row: single iterations of a worker take longer more often than a
+message is late, and two of them within three iterations are no slow worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.routes import worker_name
+from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE, DelayChart
+from megatron_adaptra.telemetry.op_seconds import WINDOW
+from megatron_adaptra.telemetry.report import StageReport
+
+SLOW = 1.2  # times as long as peers, from which on a worker is called slow
+TRY_AGAIN = 50  # iterations without a microbatch, after which it may have healed
+# Charts are of the logarithm of times: noise of ops is a share of what they take. A change counts
+# from ABSOLUTE of this on.
+_UNIT = math.log(SLOW) / ABSOLUTE
+
+
+class SlowWorkers:
+    """All workers, numbered as in `ir.routes`.
+
+    Args:
+        stages: of each replica.
+        replicas: at least 2.
+
+    `charts`: by worker, of the logarithm of how many times as long as its peers it takes.
+
+    Raises:
+        BadInput: too few of them.
+    """
+
+    def __init__(self, stages: int, replicas: int) -> None:
+        if stages < 1:
+            raise BadInput("stages", stages, "at least 1")
+        if replicas < 2:
+            raise BadInput("replicas", replicas, "at least 2: workers are compared with peers")
+        self._stages, self._workers = stages, stages * replicas
+        self.charts = {worker: DelayChart() for worker in range(self._workers)}
+        self._normal: list[_Normal] = [_Normal() for _ in range(stages)]
+        self._suspected: set[int] = set()  # whose change its chart has confirmed once, ...
+        self._confirmed: set[int] = set()  # ... and whose it has confirmed again
+        self._named: set[int] = set()  # whose factor is not 1, by the last decision
+        self._decided = dict.fromkeys(self.charts, 1.0)
+        self._unmeasured = dict.fromkeys(self.charts, 0)  # iterations since the last sample
+
+    def update(self, reports: Mapping[int, StageReport]) -> list[int]:
+        """Take one iteration; the workers whose factor is no longer the one planned for.
+
+        Args:
+            reports: by worker. One whose report is missing, or that ran no microbatch, keeps its
+                factor. Seconds in a report are of one op, so that it does not matter how many
+                there were; only kinds of ops that others ran too, or that it ran before, count.
+
+        They are returned again with each iteration until `accept`.
+
+        Raises:
+            BadInput: there is no such worker.
+        """
+        for worker in reports:
+            if worker not in self.charts:
+                raise BadInput("worker", worker, f"0 to {self._workers - 1}")
+        for worker in self.charts:
+            self._unmeasured[worker] += 1
+        for stage in range(self._stages):
+            wall = {w: reports[w].wall for w in self._of(stage) if w in reports}
+            self._update_stage(self._normal[stage], {w: row for w, row in wall.items() if row})
+        now = self.factors()
+        return [w for w, factor in now.items() if _differ(factor, self._decided[w])]
+
+    def _update_stage(self, normal: _Normal, wall: Mapping[int, Mapping[str, float]]) -> None:
+        times = normal.times(wall)
+        if not times:
+            return
+        levels = {worker: self.charts[worker].level for worker in times}
+        moved = {worker: math.log(times[worker]) - (levels[worker] or 0.0) for worker in times}
+        common = _middle(list(moved.values()), None not in levels.values())
+        # Of a worker without peers its own past is all there is.
+        common = common if len(times) > 1 or None in levels.values() else 0.0
+        logs = {worker: math.log(times[worker]) - common for worker in times}
+        for worker, log in logs.items():
+            self._unmeasured[worker] = 0
+            confirmed = self.charts[worker].update(log, _UNIT)
+            again = confirmed and worker in self._suspected
+            (self._confirmed.add if again else self._confirmed.discard)(worker)
+            (self._suspected.add if confirmed else self._suspected.discard)(worker)
+        normal.add(wall, {worker: math.exp(log) for worker, log in logs.items()})
+
+    def factors(self) -> dict[int, float]:
+        """By worker, how many times as long as a healthy one of its stage its ops take; 1: healthy.
+
+        The smallest of a stage is not above 1: what all its workers are slow by is the stage's.
+        """
+        logs = {worker: self._log(worker) for worker in self.charts}
+        found = {}
+        for worker, log in logs.items():
+            all_of_it = max(0.0, min(logs[w] for w in self._of(worker % self._stages)))
+            found[worker] = math.exp(_that_matters(log - all_of_it))
+        return found
+
+    def slow(self) -> dict[int, float]:
+        """The factors that are not 1, for `ReplicaConditions.slow`."""
+        return {worker: factor for worker, factor in self.factors().items() if factor != 1.0}
+
+    def accept(self) -> None:
+        """The workers are planned for as they are now."""
+        for worker in self._confirmed:
+            if self._log(worker):
+                self._named.add(worker)
+            else:
+                self._named.discard(worker)
+            self.charts[worker].accept(_UNIT)
+        self._suspected -= self._confirmed
+        self._confirmed.clear()
+        self._decided = self.factors()
+
+    def changes(self) -> list[str]:
+        """What has changed since the last `accept`, one worker each, in words for a decision."""
+        found = []
+        for worker, factor in self.factors().items():
+            if _differ(factor, self._decided[worker]):
+                takes = "as long as its peers again"
+                if _differ(factor, 1.0):
+                    takes = f"{factor:.1f} times as long as its peers"
+                found.append(f"worker {worker_name(worker, self._stages)} takes {takes}")
+        return found
+
+    def alarms(self) -> list[str]:
+        """The workers whose last sample is out of its chart, as `"1.2"`."""
+        return [worker_name(w, self._stages) for w, chart in self.charts.items() if chart.alarm]
+
+    def to_try(self) -> list[int]:
+        """Slow workers that nothing has been known of for long: a microbatch shows what they take.
+
+        A worker from which a plan has taken all microbatches does not show that it has healed.
+        """
+        return [w for w in sorted(self._named) if self._unmeasured[w] >= TRY_AGAIN]
+
+    def _log(self, worker: int) -> float:
+        """The logarithm of its factor: 0 for what is too little to plan for."""
+        chart = self.charts[worker]
+        if worker in self._confirmed:
+            log = chart.estimate
+        else:
+            log = chart.level or 0.0 if worker in self._named else 0.0
+        return _that_matters(log)
+
+    def _of(self, stage: int) -> range:
+        return range(stage, self._workers, self._stages)
+
+
+class _Normal:
+    """What ops of one stage take on a healthy worker: of each kind the last seconds."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, deque[float]] = {}
+
+    def times(self, wall: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
+        """By worker of `wall`, how many times as long as normally its ops take."""
+        seconds = {kind: median(window) for kind, window in self._seconds.items()}
+        if not seconds and wall:  # at first they have only each other
+            kinds = set.intersection(*(set(row) for row in wall.values()))
+            each = sorted(wall.values(), key=lambda row: sum(row[kind] for kind in kinds))
+            seconds = {kind: each[(len(each) - 1) // 2][kind] for kind in kinds}
+        found = {}
+        for worker, row in wall.items():
+            known = row.keys() & seconds.keys()
+            takes, normally = sum(row[k] for k in known), sum(seconds[k] for k in known)
+            if takes > 0 and normally > 0:
+                found[worker] = takes / normally
+        return found
+
+    def add(self, wall: Mapping[int, Mapping[str, float]], factors: Mapping[int, float]) -> None:
+        """Take an iteration in which workers took `factors` times as long as a healthy one."""
+        rows: dict[str, list[float]] = {}
+        for worker, factor in factors.items():
+            for kind, seconds in wall[worker].items():
+                rows.setdefault(kind, []).append(seconds / factor)
+        for kind, row in rows.items():
+            self._seconds.setdefault(kind, deque(maxlen=WINDOW)).append(median(row))
+
+
+def _middle(moved: Sequence[float], settled: bool) -> float:
+    """By how much all workers of a stage have moved alike, of what each has `moved`.
+
+    Of two in the middle the one that has moved less, for a stage rather stays as it was; the
+    faster one until they are `settled` and there is a past to compare with.
+    """
+    row = sorted(moved)
+    low, high = row[(len(row) - 1) // 2], row[len(row) // 2]
+    return high if settled and abs(high) < abs(low) else low
+
+
+def _that_matters(log: float) -> float:
+    """The logarithm of a factor, or 0 for one that might as well be 1."""
+    return log if _differ(math.exp(log), 1.0) else 0.0
+
+
+def _differ(one: float, other: float) -> bool:
+    """Whether plans for the two factors may differ."""
+    return abs(math.log(one / other)) >= math.log1p(RELATIVE)
