@@ -4,8 +4,8 @@ Workers of one stage do the same work, so each has the others for a control grou
 compares a group with the median of those in the same position). A worker's own past decides where
 peers alone cannot: of two that differ, the one that has changed is the slow one, and what all of
 them do alike is the stage's. Changes are found with the chart, gate and confirmation of links, and
-have to be confirmed twice in a row: single iterations of a worker take longer more often than a
-message is late, and two of them within three iterations are no slow worker.
+have to be confirmed twice in a row, by the same factor: single iterations of a worker take longer
+more often than a message is late, and some of them close together are no slow worker.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from megatron_adaptra.telemetry.op_seconds import WINDOW
 from megatron_adaptra.telemetry.report import StageReport
 
 SLOW = 1.2  # times as long as peers, from which on a worker is called slow
+SURE = 20  # samples from which on the level of a chart is as sure as a confirmed change
 TRY_AGAIN = 50  # iterations without a microbatch, after which it may have healed
 # Charts are of the logarithm of times: noise of ops is a share of what they take. A change counts
 # from ABSOLUTE of this on.
@@ -49,8 +50,8 @@ class SlowWorkers:
         self._stages, self._workers = stages, stages * replicas
         self.charts = {worker: DelayChart() for worker in range(self._workers)}
         self._normal: list[_Normal] = [_Normal() for _ in range(stages)]
-        self._suspected: set[int] = set()  # whose change its chart has confirmed once, ...
-        self._confirmed: set[int] = set()  # ... and whose it has confirmed again
+        self._suspected: dict[int, float] = {}  # factors that charts have confirmed once, ...
+        self._confirmed: set[int] = set()  # ... and whose were confirmed again
         self._named: set[int] = set()  # whose factor is not 1, by the last decision
         self._decided = dict.fromkeys(self.charts, 1.0)
         self._unmeasured = dict.fromkeys(self.charts, 0)  # iterations since the last sample
@@ -63,7 +64,7 @@ class SlowWorkers:
                 factor. Seconds in a report are of one op, so that it does not matter how many
                 there were; only kinds of ops that others ran too, or that it ran before, count.
 
-        They are returned again with each iteration until `accept`.
+        They are returned again with each iteration until `accept`, or until they are as before.
 
         Raises:
             BadInput: there is no such worker.
@@ -92,9 +93,12 @@ class SlowWorkers:
         for worker, log in logs.items():
             self._unmeasured[worker] = 0
             confirmed = self.charts[worker].update(log, _UNIT)
-            again = confirmed and worker in self._suspected
-            (self._confirmed.add if again else self._confirmed.discard)(worker)
-            (self._suspected.add if confirmed else self._suspected.discard)(worker)
+            before = self._suspected.pop(worker, None)
+            self._confirmed.discard(worker)
+            if confirmed:
+                factor = self._suspected[worker] = math.exp(self.charts[worker].estimate)
+                if before is not None and not _differ(factor, before):
+                    self._confirmed.add(worker)
         normal.add(wall, {worker: math.exp(log) for worker, log in logs.items()})
 
     def factors(self) -> dict[int, float]:
@@ -115,13 +119,10 @@ class SlowWorkers:
 
     def accept(self) -> None:
         """The workers are planned for as they are now."""
+        self._named = {worker for worker in self.charts if self._log(worker)}
         for worker in self._confirmed:
-            if self._log(worker):
-                self._named.add(worker)
-            else:
-                self._named.discard(worker)
             self.charts[worker].accept(_UNIT)
-        self._suspected -= self._confirmed
+            del self._suspected[worker]
         self._confirmed.clear()
         self._decided = self.factors()
 
@@ -149,12 +150,13 @@ class SlowWorkers:
 
     def _log(self, worker: int) -> float:
         """The logarithm of its factor: 0 for what is too little to plan for."""
-        chart = self.charts[worker]
         if worker in self._confirmed:
-            log = chart.estimate
-        else:
-            log = chart.level or 0.0 if worker in self._named else 0.0
-        return _that_matters(log)
+            return _that_matters(self.charts[worker].estimate)
+        chart = self.charts[worker]
+        level = chart.level or 0.0
+        # Where the first samples were noisy a chart may take slow for normal: it knows no peers.
+        slow = abs(level) >= math.log(SLOW) and chart.samples >= SURE
+        return _that_matters(level) if slow or worker in self._named else 0.0
 
     def _of(self, stage: int) -> range:
         return range(stage, self._workers, self._stages)

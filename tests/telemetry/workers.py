@@ -11,7 +11,8 @@ from telemetry.records import report
 from megatron_adaptra.telemetry.report import StageReport
 
 SECONDS = {"F": 0.010, "B": 0.020}  # of one microbatch on a healthy worker
-BURST = 0.02  # share of a worker's iterations in which most of its ops take longer
+OPS = 8  # of a kind, per iteration
+BURSTS = 0.02  # share of a worker's iterations in which most of its ops take longer
 
 
 def sample(
@@ -25,11 +26,11 @@ def sample(
 
 
 def jittery(
-    rng: random.Random, stages: int, replicas: int, sigma: float, count: int = 8
+    rng: random.Random, stages: int, replicas: int, sigma: float, bursts: float = BURSTS
 ) -> Iterator[Callable[[Mapping[int, float]], dict[int, StageReport]]]:
     """Iterations: each makes reports by worker, for workers that take so many times as long.
 
-    Single iterations of single workers are bursts, lognormal and about 1.6 times as long.
+    A share of each worker's iterations are `bursts`: lognormal, about 1.6 times as long.
     """
     while True:
 
@@ -37,9 +38,9 @@ def jittery(
             reports = {}
             for worker in range(stages * replicas):
                 times = slow.get(worker, 1.0)
-                if rng.random() < BURST:
+                if rng.random() < bursts:
                     times *= rng.lognormvariate(0.5, 0.5)
-                wall = {k: sample(rng, times * s, count, sigma) for k, s in SECONDS.items()}
+                wall = {k: sample(rng, times * s, OPS, sigma) for k, s in SECONDS.items()}
                 reports[worker] = report(worker % stages, wall=wall)
             return reports
 
