@@ -78,8 +78,9 @@ def latency(
     within = sum(i <= 5 for i in at) / args.runs
     near = sum(error <= 0.1 for error in errors) / args.runs
     return [
-        f"{sigma:g}", f"{bursts:.0%}", f"{factor:g}", str(healthy), f"{mean(at):.2f}", str(max(at)),
-        f"{within:.1%}", f"{near:.1%}", f"{median(errors):.1%}", str(wrong), str(args.runs - len(at)),
+        f"{sigma:g}", f"{bursts:.0%}", f"{factor:g}", str(healthy),
+        f"{mean(at):.2f}", str(max(at)), f"{within:.1%}", f"{near:.1%}", f"{median(errors):.1%}",
+        str(wrong), str(args.runs - len(at)),
     ]  # fmt: skip
 
 
@@ -98,8 +99,8 @@ def main() -> None:
         for healthy in (0, 100)
     ]
     columns = [
-        "sigma of an op", "bursts", "times as long", "after healthy", "named after", "worst", "within 5",
-        "factor within 10 %", "off by, median", "another first", "missed",
+        "sigma of an op", "bursts", "times as long", "after healthy", "named after", "worst",
+        "within 5", "factor within 10 %", "off by, median", "another first", "missed",
     ]  # fmt: skip
     print(markdown(Table(f"Iterations until named, {args.runs} workers each", columns, rows)))
 

@@ -27,6 +27,7 @@ TRY_AGAIN = 50  # iterations without a microbatch, after which it may have heale
 # Charts are of the logarithm of times: noise of ops is a share of what they take. A change counts
 # from ABSOLUTE of this on.
 _UNIT = math.log(SLOW) / ABSOLUTE
+_NOISE = math.log(SLOW) / 2  # a stage that moves by less is followed, but by its normal alone
 
 
 class SlowWorkers:
@@ -86,20 +87,22 @@ class SlowWorkers:
             return
         levels = {worker: self.charts[worker].level for worker in times}
         moved = {worker: math.log(times[worker]) - (levels[worker] or 0.0) for worker in times}
-        common = _middle(list(moved.values()), None not in levels.values())
-        # Of a worker without peers its own past is all there is.
-        common = common if len(times) > 1 or None in levels.values() else 0.0
-        logs = {worker: math.log(times[worker]) - common for worker in times}
-        for worker, log in logs.items():
+        settled = None not in levels.values()
+        common = _middle(list(moved.values()), settled)
+        if settled and len(moved) == 1:
+            common = 0.0  # of a worker without peers its own past is all there is
+        normal.add(wall, {worker: seconds / math.exp(common) for worker, seconds in times.items()})
+        if settled:  # their common noise is no movement, and with two of them mostly one's own
+            common = math.copysign(max(0.0, abs(common) - _NOISE), common)
+        for worker, seconds in times.items():
             self._unmeasured[worker] = 0
-            confirmed = self.charts[worker].update(log, _UNIT)
+            confirmed = self.charts[worker].update(math.log(seconds) - common, _UNIT)
             before = self._suspected.pop(worker, None)
             self._confirmed.discard(worker)
             if confirmed:
                 factor = self._suspected[worker] = math.exp(self.charts[worker].estimate)
                 if before is not None and not _differ(factor, before):
                     self._confirmed.add(worker)
-        normal.add(wall, {worker: math.exp(log) for worker, log in logs.items()})
 
     def factors(self) -> dict[int, float]:
         """By worker, how many times as long as a healthy one of its stage its ops take; 1: healthy.

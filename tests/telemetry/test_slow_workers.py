@@ -244,7 +244,7 @@ def test_jittery_healthy_workers_are_hardly_ever_called_slow(replicas):
 @pytest.mark.parametrize("begin", [0, 30])
 @pytest.mark.parametrize("factor", [1.3, 2.0])
 def test_a_slow_worker_is_named_within_five_iterations_and_a_tenth(factor, begin):
-    """Whether it gets slow or has been from the start; benchmarks/slow_workers.py has bursts too."""
+    """Whether it gets slow or has been from the start. The benchmark has bursts, too."""
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     for trial in range(20):
