@@ -62,6 +62,13 @@ def test_a_worker_that_gets_slow_is_named_and_heals(replicas):
     assert workers.slow() == {}
 
 
+def test_healing_is_no_change_of_its_peers(replicas):
+    workers = healthy(replicas)
+    run(workers, 10, {5: 2.0}, replicas)
+    assert workers.update(iteration({}, replicas)) == []
+    assert workers.alarms() == ["1.2"]
+
+
 def test_the_factors_are_what_is_planned_for():
     workers = healthy(2)
     run(workers, 5, {5: 2.0})
