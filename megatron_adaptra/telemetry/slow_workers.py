@@ -24,6 +24,7 @@ from megatron_adaptra.telemetry.report import StageReport
 SLOW = 1.2  # times as long as peers, from which on a worker is called slow
 SURE = 20  # samples from which on the level of a chart is as sure as a confirmed change
 TRY_AGAIN = 50  # iterations without a microbatch, after which it may have healed
+_LEAST, _MOST = 1e-9, 1e9  # seconds; others are nonsense, whose ratios may be infinite
 # Charts are of the logarithm of times: noise of ops is a share of what they take. A change counts
 # from ABSOLUTE of this on.
 _UNIT = math.log(SLOW) / ABSOLUTE
@@ -53,7 +54,7 @@ class SlowWorkers:
         self._normal: list[_Normal] = [_Normal() for _ in range(stages)]
         self._suspected: dict[int, float] = {}  # factors that charts have confirmed once, ...
         self._confirmed: set[int] = set()  # ... and whose were confirmed again
-        self._named: set[int] = set()  # whose factor is not 1, by the last decision
+        self._named: dict[int, float] = {}  # logarithms that are not 0, by the last decision
         self._decided = dict.fromkeys(self.charts, 1.0)
         self._unmeasured = dict.fromkeys(self.charts, 0)  # iterations since the last sample
 
@@ -122,7 +123,7 @@ class SlowWorkers:
 
     def accept(self) -> None:
         """The workers are planned for as they are now."""
-        self._named = {worker for worker in self.charts if self._log(worker)}
+        self._named = {w: log for w in self.charts if (log := self._log(w))}
         for worker in self._confirmed:
             self.charts[worker].accept(_UNIT)
             del self._suspected[worker]
@@ -156,10 +157,11 @@ class SlowWorkers:
         if worker in self._confirmed:
             return _that_matters(self.charts[worker].estimate)
         chart = self.charts[worker]
-        level = chart.level or 0.0
+        if chart.level is None or chart.samples < SURE:
+            return self._named.get(worker, 0.0)
         # Where the first samples were noisy a chart may take slow for normal: it knows no peers.
-        slow = abs(level) >= math.log(SLOW) and chart.samples >= SURE
-        return _that_matters(level) if slow or worker in self._named else 0.0
+        slow = worker in self._named or abs(chart.level) >= math.log(SLOW)
+        return _that_matters(chart.level) if slow else 0.0
 
     def _of(self, stage: int) -> range:
         return range(stage, self._workers, self._stages)
@@ -182,7 +184,7 @@ class _Normal:
         for worker, row in wall.items():
             known = row.keys() & seconds.keys()
             takes, normally = sum(row[k] for k in known), sum(seconds[k] for k in known)
-            if takes > 0 and normally > 0:
+            if all(_LEAST < total < _MOST for total in (takes, normally)):
                 found[worker] = takes / normally
         return found
 
