@@ -35,6 +35,11 @@ class DelayChart:
         self._recent: deque[tuple[float, bool]] = deque(maxlen=3)  # sample, whether it is out
         self._calm: list[float] = []  # samples of the level, CALM at most
 
+    @property
+    def samples(self) -> int:
+        """From how many the level is learned."""
+        return len(self._calm)
+
     def update(self, delay: float, stage_seconds: float) -> bool:
         """Whether a change is confirmed: 2 of the last 3 delays are out of the chart, and agree.
 

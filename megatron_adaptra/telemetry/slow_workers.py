@@ -1,0 +1,219 @@
+"""Which workers of several replicas are slow, and how much, by what one microbatch takes each.
+
+Workers of one stage do the same work, so each has the others for a control group (Greyhound
+compares a group with the median of those in the same position). A worker's own past decides where
+peers alone cannot: of two that differ, the one that has changed is the slow one, and what all of
+them do alike is the stage's. Changes are found with the chart, gate and confirmation of links, and
+have to be confirmed twice in a row, by the same factor: single iterations of a worker take longer
+more often than a message is late, and some of them close together are no slow worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.routes import worker_name
+from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE, DelayChart
+from megatron_adaptra.telemetry.op_seconds import WINDOW
+from megatron_adaptra.telemetry.report import StageReport
+
+SLOW = 1.2  # times as long as peers, from which on a worker is called slow
+SURE = 20  # samples from which on the level of a chart is as sure as a confirmed change
+TRY_AGAIN = 50  # iterations without a microbatch, after which it may have healed
+_LEAST, _MOST = 1e-9, 1e9  # seconds; others are nonsense, whose ratios may be infinite
+# Charts are of the logarithm of times: noise of ops is a share of what they take. A change counts
+# from ABSOLUTE of this on.
+_UNIT = math.log(SLOW) / ABSOLUTE
+_NOISE = math.log(SLOW) / 2  # a stage that moves by less is followed, but by its normal alone
+
+
+class SlowWorkers:
+    """All workers, numbered as in `ir.routes`.
+
+    Args:
+        stages: of each replica.
+        replicas: at least 2.
+
+    `charts`: by worker, of the logarithm of how many times as long as its peers it takes.
+
+    Raises:
+        BadInput: too few of them.
+    """
+
+    def __init__(self, stages: int, replicas: int) -> None:
+        if stages < 1:
+            raise BadInput("stages", stages, "at least 1")
+        if replicas < 2:
+            raise BadInput("replicas", replicas, "at least 2: workers are compared with peers")
+        self._stages, self._workers = stages, stages * replicas
+        self.charts = {worker: DelayChart() for worker in range(self._workers)}
+        self._normal: list[_Normal] = [_Normal() for _ in range(stages)]
+        self._suspected: dict[int, float] = {}  # factors that charts have confirmed once, ...
+        self._confirmed: set[int] = set()  # ... and whose were confirmed again
+        self._named: dict[int, float] = {}  # logarithms that are not 0, by the last decision
+        self._decided = dict.fromkeys(self.charts, 1.0)
+        self._unmeasured = dict.fromkeys(self.charts, 0)  # iterations since the last sample
+
+    def update(self, reports: Mapping[int, StageReport]) -> list[int]:
+        """Take one iteration; the workers whose factor is no longer the one planned for.
+
+        Args:
+            reports: by worker. One whose report is missing, or that ran no microbatch, keeps its
+                factor. Seconds in a report are of one op, so that it does not matter how many
+                there were; only kinds of ops that others ran too, or that it ran before, count.
+
+        They are returned again with each iteration until `accept`, or until they are as before.
+
+        Raises:
+            BadInput: there is no such worker.
+        """
+        for worker in reports:
+            if worker not in self.charts:
+                raise BadInput("worker", worker, f"0 to {self._workers - 1}")
+        for worker in self.charts:
+            self._unmeasured[worker] += 1
+        for stage in range(self._stages):
+            wall = {w: reports[w].wall for w in self._of(stage) if w in reports}
+            self._update_stage(self._normal[stage], {w: row for w, row in wall.items() if row})
+        now = self.factors()
+        return [w for w, factor in now.items() if _differ(factor, self._decided[w])]
+
+    def _update_stage(self, normal: _Normal, wall: Mapping[int, Mapping[str, float]]) -> None:
+        times = normal.times(wall)
+        if not times:
+            return
+        levels = {worker: self.charts[worker].level for worker in times}
+        moved = {worker: math.log(times[worker]) - (levels[worker] or 0.0) for worker in times}
+        settled = None not in levels.values()
+        common = _middle(list(moved.values()), settled)
+        if settled and len(moved) == 1:
+            common = 0.0  # of a worker without peers its own past is all there is
+        normal.add(wall, {worker: seconds / math.exp(common) for worker, seconds in times.items()})
+        if settled:  # their common noise is no movement, and with two of them mostly one's own
+            common = math.copysign(max(0.0, abs(common) - _NOISE), common)
+        for worker, seconds in times.items():
+            self._unmeasured[worker] = 0
+            confirmed = self.charts[worker].update(math.log(seconds) - common, _UNIT)
+            before = self._suspected.pop(worker, None)
+            self._confirmed.discard(worker)
+            if confirmed:
+                factor = self._suspected[worker] = math.exp(self.charts[worker].estimate)
+                if before is not None and not _differ(factor, before):
+                    self._confirmed.add(worker)
+
+    def factors(self) -> dict[int, float]:
+        """By worker, how many times as long as a healthy one of its stage its ops take; 1: healthy.
+
+        The smallest of a stage is not above 1: what all its workers are slow by is the stage's.
+        """
+        logs = {worker: self._log(worker) for worker in self.charts}
+        found = {}
+        for worker, log in logs.items():
+            all_of_it = max(0.0, min(logs[w] for w in self._of(worker % self._stages)))
+            found[worker] = math.exp(_that_matters(log - all_of_it))
+        return found
+
+    def slow(self) -> dict[int, float]:
+        """The factors that are not 1, for `ReplicaConditions.slow`."""
+        return {worker: factor for worker, factor in self.factors().items() if factor != 1.0}
+
+    def accept(self) -> None:
+        """The workers are planned for as they are now."""
+        self._named = {w: log for w in self.charts if (log := self._log(w))}
+        for worker in self._confirmed:
+            self.charts[worker].accept(_UNIT)
+            del self._suspected[worker]
+        self._confirmed.clear()
+        self._decided = self.factors()
+
+    def changes(self) -> list[str]:
+        """What has changed since the last `accept`, one worker each, in words for a decision."""
+        found = []
+        for worker, factor in self.factors().items():
+            if _differ(factor, self._decided[worker]):
+                takes = "as long as its peers again"
+                if _differ(factor, 1.0):
+                    takes = f"{factor:.1f} times as long as its peers"
+                found.append(f"worker {worker_name(worker, self._stages)} takes {takes}")
+        return found
+
+    def alarms(self) -> list[str]:
+        """The workers whose last sample is out of its chart, as `"1.2"`."""
+        return [worker_name(w, self._stages) for w, chart in self.charts.items() if chart.alarm]
+
+    def to_try(self) -> list[int]:
+        """Slow workers that nothing has been known of for long: a microbatch shows what they take.
+
+        A worker from which a plan has taken all microbatches does not show that it has healed.
+        """
+        return [w for w in sorted(self._named) if self._unmeasured[w] >= TRY_AGAIN]
+
+    def _log(self, worker: int) -> float:
+        """The logarithm of its factor: 0 for what is too little to plan for."""
+        if worker in self._confirmed:
+            return _that_matters(self.charts[worker].estimate)
+        chart = self.charts[worker]
+        if chart.level is None or chart.samples < SURE:
+            return self._named.get(worker, 0.0)
+        # Where the first samples were noisy a chart may take slow for normal: it knows no peers.
+        slow = worker in self._named or abs(chart.level) >= math.log(SLOW)
+        return _that_matters(chart.level) if slow else 0.0
+
+    def _of(self, stage: int) -> range:
+        return range(stage, self._workers, self._stages)
+
+
+class _Normal:
+    """What ops of one stage take on a healthy worker: of each kind the last seconds."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, deque[float]] = {}
+
+    def times(self, wall: Mapping[int, Mapping[str, float]]) -> dict[int, float]:
+        """By worker of `wall`, how many times as long as normally its ops take."""
+        seconds = {kind: median(window) for kind, window in self._seconds.items()}
+        if not seconds and wall:  # at first they have only each other
+            kinds = set.intersection(*(set(row) for row in wall.values()))
+            each = sorted(wall.values(), key=lambda row: sum(row[kind] for kind in kinds))
+            seconds = {kind: each[(len(each) - 1) // 2][kind] for kind in kinds}
+        found = {}
+        for worker, row in wall.items():
+            known = row.keys() & seconds.keys()
+            takes, normally = sum(row[k] for k in known), sum(seconds[k] for k in known)
+            if all(_LEAST < total < _MOST for total in (takes, normally)):
+                found[worker] = takes / normally
+        return found
+
+    def add(self, wall: Mapping[int, Mapping[str, float]], factors: Mapping[int, float]) -> None:
+        """Take an iteration in which workers took `factors` times as long as a healthy one."""
+        rows: dict[str, list[float]] = {}
+        for worker, factor in factors.items():
+            for kind, seconds in wall[worker].items():
+                rows.setdefault(kind, []).append(seconds / factor)
+        for kind, row in rows.items():
+            self._seconds.setdefault(kind, deque(maxlen=WINDOW)).append(median(row))
+
+
+def _middle(moved: Sequence[float], settled: bool) -> float:
+    """By how much all workers of a stage have moved alike, of what each has `moved`.
+
+    Of two in the middle the one that has moved less, for a stage rather stays as it was; the
+    faster one until they are `settled` and there is a past to compare with.
+    """
+    row = sorted(moved)
+    low, high = row[(len(row) - 1) // 2], row[len(row) // 2]
+    return high if settled and abs(high) < abs(low) else low
+
+
+def _that_matters(log: float) -> float:
+    """The logarithm of a factor, or 0 for one that might as well be 1."""
+    return log if _differ(math.exp(log), 1.0) else 0.0
+
+
+def _differ(one: float, other: float) -> bool:
+    """Whether plans for the two factors may differ."""
+    return abs(math.log(one / other)) >= math.log1p(RELATIVE)
