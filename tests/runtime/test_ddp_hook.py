@@ -26,20 +26,26 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "configs/examples/ddp_hook.py"
 
 
+# What torch 2.13 ends a process with, now and then, that has trained by DDP over gloo and has
+# nothing of ours in it, after all else is done (2 of 6 runs of the example without the plugin).
+TORCH_AT_EXIT = "terminate called without an active exception"
+
+
 def losses(*flags: str, ranks: int = 4) -> list[str]:
     """Of the example, as a user starts it."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*torchrun, "--nproc-per-node", str(ranks), EXAMPLE, *flags],
-        capture_output=True, text=True, timeout=PATIENCE, check=True,
+        capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
+    assert done.returncode == 0 or TORCH_AT_EXIT in done.stderr, done.stderr
     return re.findall(r"loss ([0-9.]+)", done.stdout)
 
 
 @pytest.mark.long
 def test_the_example_trains_as_torch_does_up_to_the_order_of_summation():
     by_plan, native = losses("--late-ms", "5"), losses("--native", "--late-ms", "5")
-    assert len(by_plan) == 10
+    assert len(by_plan) == len(native) == 10
     assert [*map(float, by_plan)] == pytest.approx([*map(float, native)], rel=1e-5)
     assert float(by_plan[-1]) < float(by_plan[0])
 
