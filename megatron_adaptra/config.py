@@ -18,6 +18,7 @@ from megatron_adaptra.user_files import read_data
 POST_RECEIVES = ("ahead", "on-demand")
 SMALL_COLLECTIVES = ("auto", "on", "fixed", "off")
 ALLREDUCES = ("native", "direct", "stragglar")
+REROUTES = ("off", "swap", "auto")
 TRANSPORTS = ("auto", "engine", "gloo")
 ENGINES = ("native", "executor", "stock")
 POLICIES = ("adaptive", "1f1b", "zb-h1", "zb-h2", "interleaved")
@@ -109,6 +110,13 @@ class AdaptraConfig:
     )
     min_gain: float = _setting(
         0.15, "share of an iteration that a new plan has to save before it is adopted", metavar="X"
+    )
+    reroute: str = _setting(
+        "off",
+        "plan all data-parallel replicas together: swap, whole pipelines exchange partners round "
+        "slow paths; auto, single microbatches move round slow workers, too; off, each replica is "
+        "planned by itself",
+        choices=REROUTES,
     )
     small_collectives: str = _setting(
         "auto",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -61,6 +61,17 @@ class Schedule:
         """Whether `other` means the same ops in the same order over the same messages."""
         same = (self.stock, self.replicas) == (other.stock, other.replicas)
         return same and self.order == other.order
+
+    def replicated(self, replicas: int) -> Schedule:
+        """The same in each of so many `replicas`, at home; itself for one."""
+        if replicas == 1:
+            return self
+        order = tuple(
+            tuple(op._replace(home=home) for op in line)
+            for home in range(replicas)
+            for line in self.order
+        )
+        return replace(self, order=order, replicas=replicas)
 
     @property
     def warmup(self) -> tuple[int, ...]:

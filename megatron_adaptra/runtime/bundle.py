@@ -41,12 +41,15 @@ class ValueKind(Generic[V]):
 
 def _check_schedule(schedule: Schedule, now: Schedule) -> None:
     """Of the same shape, and able to finish. Raises BadBundle or ScheduleError."""
-    if (schedule.stages, schedule.microbatches) != (now.stages, now.microbatches):
-        raise BadBundle(
-            f"it is for {schedule.stages} stages and {schedule.microbatches} microbatches; "
-            f"here are {now.stages} and {now.microbatches}"
-        )
+    theirs, ours = ((s.stages, s.microbatches, s.replicas) for s in (schedule, now))
+    if theirs != ours:
+        raise BadBundle(f"it is for {_shape(*theirs)}; here are {_shape(*ours)}")
     check(lower(schedule))
+
+
+def _shape(stages: int, microbatches: int, replicas: int) -> str:
+    together = f" in {replicas} replicas" if replicas > 1 else ""
+    return f"{stages} stages and {microbatches} microbatches{together}"
 
 
 SCHEDULE = ValueKind("schedule", Schedule.from_json, _check_schedule)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from megatron_adaptra.errors import PeerLost, ScheduleError
 from megatron_adaptra.ir.neighbours import Exchange, Neighbours
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.unused_posts import UnusedPosts
 from megatron_adaptra.runtime.guarded_probe import GuardedProbe
 from megatron_adaptra.runtime.watchdog import Watchdog
@@ -17,7 +19,7 @@ from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Stamps, Transport, Work
 
 _RING = 16  # iterations before a tag comes back
-_MICROBATCHES, _CHUNKS = 1 << 18, 255  # for which there are tags
+_MICROBATCHES, _PARTS = 1 << 18, 255  # for which there are tags; parts are chunks, or homes
 _POST_OF = {Kind.F: Kind.POST_F, Kind.B: Kind.POST_B, Kind.I: Kind.POST_B}
 
 
@@ -27,8 +29,8 @@ class Mailbox:
     A send returns at once and owns a copy; a receive is posted by `post` and awaited by `take`.
 
     Args:
-        neighbours: of this stage: to whom its messages go and from whom they come.
-        transport: carries the messages; its peers are stages.
+        neighbours: of this worker at first: to whom its messages go and from whom they come.
+        transport: carries the messages; its peers are workers.
         probe: gets the times of each message that arrives.
         watchdog: knows what this rank waits for, and makes the PeerLost that says so.
         timeout: seconds that one `take` waits for its message, `discard` for each of its messages,
@@ -55,9 +57,17 @@ class Mailbox:
         self._sent: list[tuple[Op, int, Work]] = []
         self._sent_before: list[tuple[Op, int, Work]] = []
 
-    def begin(self, iteration: int, new: Callable[[], torch.Tensor]) -> None:
-        """Start `iteration`; `new()` makes a tensor of one message's shape, dtype and device."""
+    def begin(
+        self, iteration: int, new: Callable[[], torch.Tensor], routes: Routes | None = None
+    ) -> None:
+        """Start `iteration`.
+
+        `new()` makes a tensor of one message's shape, dtype and device. `routes`: of its
+        microbatches; None for those of the iteration before.
+        """
         self._iteration, self._new = iteration, new
+        if routes is not None:
+            self.neighbours = replace(self.neighbours, routes=routes)
 
     @property
     def stage(self) -> int:
@@ -139,11 +149,13 @@ class Mailbox:
         return stamps
 
     def _tag(self, made: Op) -> int:
-        """Iteration, kind, chunk and microbatch of the op that made the message, in 31 bits."""
-        if made.chunk >= _CHUNKS or made.microbatch >= _MICROBATCHES:
+        """Iteration, kind, chunk or home, and microbatch of what made the message, in 31 bits."""
+        # Several replicas have no chunks.
+        what, part = ("chunk", made.chunk) if made.home is None else ("home", made.home)
+        if part >= _PARTS or made.microbatch >= _MICROBATCHES:
             raise ScheduleError(
-                f"microbatch {made.microbatch} of chunk {made.chunk} has no tag: there are tags "
-                f"for {_MICROBATCHES} microbatches and {_CHUNKS} chunks"
+                f"microbatch {made.microbatch} of {what} {part} has no tag: there are tags "
+                f"for {_MICROBATCHES} microbatches and {_PARTS} {what}s"
             )
-        what = (made.chunk << 1) | (made.kind is Kind.F)
-        return (self._iteration % _RING) << 27 | what << 18 | made.microbatch
+        made_by = (part << 1) | (made.kind is Kind.F)
+        return (self._iteration % _RING) << 27 | made_by << 18 | made.microbatch

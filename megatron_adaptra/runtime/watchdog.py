@@ -14,31 +14,39 @@ from collections.abc import Callable, Sequence
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.runtime.failure_log import FailureLog
 from megatron_adaptra.runtime.signals import ExitOnSignal
 
 
 class Watchdog:
-    """Knows what the main thread of `stage` waits for. `ranks`: global ones, by stage.
+    """Knows what the main thread of `worker` waits for, one of so many `replicas`.
 
-    `waits_for`: the op, the stage that it is for, and since when, on the monotonic clock; set
+    `ranks`: global ones, by worker, which of one replica is a stage.
+
+    `waits_for`: the op, the worker that it is for, and since when, on the monotonic clock; set
     before every wait of the schedule, and None when that has gone well.
     """
 
     def __init__(
-        self, stage: int, ranks: Sequence[int], failure_log: FailureLog | None = None
+        self,
+        worker: int,
+        ranks: Sequence[int],
+        failure_log: FailureLog | None = None,
+        replicas: int = 1,
     ) -> None:
-        self.stage, self.ranks = stage, tuple(ranks)
+        self.worker, self.ranks = worker, tuple(ranks)
+        self._routes = Routes(len(self.ranks) // replicas, replicas=replicas)
         self.failure_log = failure_log or FailureLog()
         self.phase = "start-up"  # what the rank does when it waits for no message
         self.waits_for: tuple[Op, int, float] | None = None
 
-    def name(self, stage: int) -> str:
-        """A `stage`, for errors."""
-        return f"stage {stage} (rank {self.ranks[stage]})"
+    def name(self, worker: int) -> str:
+        """A `worker`, for errors: `stage 2 (rank 2)`, of several replicas `worker 1.2 (rank 5)`."""
+        return f"{self._routes.name(worker)} (rank {self.ranks[worker]})"
 
     def lost(self, op: Op, peer: int, error: PeerLost) -> PeerLost:
-        """The error to raise when a wait for stage `peer` has failed; the others learn it.
+        """The error to raise when a wait for worker `peer` has failed; the others learn it.
 
         The ranks between this one and the culprit get half the time that it waited to say so.
         """
@@ -50,13 +58,13 @@ class Watchdog:
         return self._describe(reason)
 
     def _describe(self, reason: str, peer: int | None = None) -> str:
-        """`peer`: the stage that does not answer, if there is time to ask why."""
-        own = f"{self.name(self.stage)} {self._doing()}{reason}"
+        """`peer`: the worker that does not answer, if there is time to ask why."""
+        own = f"{self.name(self.worker)} {self._doing()}{reason}"
         missing = self.failure_log.missing()
         text = own + "".join(f"; {what}: {_ranks(ranks)}" for what, ranks in missing.items())
         if peer is not None and self.waits_for is not None and not missing:
             seconds = min(waits.CHAIN, (time.monotonic() - self.waits_for[2]) / 2)
-            rank, other = self.ranks[self.stage], self.ranks[peer]
+            rank, other = self.ranks[self.worker], self.ranks[peer]
             text = self.failure_log.end_of_waits(rank, other, own, seconds)
         # The rank that noticed first saw the culprit, the rest may see each other go.
         first = self.failure_log.read()

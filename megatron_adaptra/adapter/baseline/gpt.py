@@ -180,7 +180,7 @@ class Arm:
         shape = self.shape
         outputs = function(
             forward_step_func=_forward_step,
-            data_iterator=[self._batches() for _ in self.models],
+            data_iterator=[_Batches(self, mpu.get_data_parallel_rank()) for _ in self.models],
             model=self.models,
             num_microbatches=shape.microbatches,
             seq_length=shape.seq_length,
@@ -190,13 +190,6 @@ class Arm:
         self.consumed += shape.microbatches * mpu.get_data_parallel_world_size()
         return [output["loss"] for output in outputs]
 
-    def _batches(self) -> Iterator[dict[str, torch.Tensor]]:
-        replicas, replica = mpu.get_data_parallel_world_size(), mpu.get_data_parallel_rank()
-        for i in range(self.shape.microbatches):
-            index = self.consumed + i * replicas + replica
-            sample = self.dataset[index % len(self.dataset)]
-            yield {k: torch.as_tensor(v).unsqueeze(0).cuda() for k, v in sample.items()}
-
     def digest(self) -> str:
         """SHA-256 over all parameters of this rank, bit for bit."""
         sha = hashlib.sha256()
@@ -205,6 +198,26 @@ class Arm:
                 flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
                 sha.update(name.encode() + flat.cpu().numpy().tobytes())
         return sha.hexdigest()
+
+
+class _Batches:
+    """What replica `home` trains on in one iteration of an `arm`."""
+
+    def __init__(self, arm: Arm, home: int) -> None:
+        self._arm = arm
+        first, each = arm.consumed + home, mpu.get_data_parallel_world_size()
+        self._indices = iter(range(first, first + arm.shape.microbatches * each, each))
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        sample = self._arm.dataset[next(self._indices) % len(self._arm.dataset)]
+        return {k: torch.as_tensor(v).unsqueeze(0).cuda() for k, v in sample.items()}
+
+    def of_home(self, home: int) -> _Batches:
+        """The same for another replica."""
+        return _Batches(self._arm, home)
 
 
 def _config(shape: GPTShape) -> Any:

@@ -81,7 +81,7 @@ def watched_messages(watchdog: Watchdog) -> Iterator[None]:
     A broken connection becomes PeerLost with the op and the peer.
     """
     original = P2PCommunicator._communicate
-    stage = watchdog.stage
+    worker = watchdog.worker
     count = dict.fromkeys((Kind.F, Kind.B, Kind.SEND_F, Kind.SEND_B), -1)
 
     def communicate(self: Any, **kwargs: Any) -> Any:
@@ -98,7 +98,7 @@ def watched_messages(watchdog: Watchdog) -> Iterator[None]:
         if not kinds:  # interleaved schedules call it for nothing, too
             return original(self, **kwargs)
         op = Op(kinds[0], count[kinds[0]])
-        peer = stage - 1 if op.kind in (Kind.F, Kind.SEND_B) else stage + 1
+        peer = worker - 1 if op.kind in (Kind.F, Kind.SEND_B) else worker + 1
         peer %= len(watchdog.ranks)
         watchdog.waits_for = op, peer, time.monotonic()
         try:

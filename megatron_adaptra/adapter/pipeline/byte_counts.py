@@ -47,7 +47,7 @@ class ByteCounts:
         models = models_of(arguments)
         ignored = (t for model in models for t in (*model.parameters(), *buffers_of(model)))
         meter = GuardedMeter(context.guard, len(models), True, ignored)
-        line = program.order[context.stage]
+        line = program.order[context.worker]
         forwards, backwards = (iter([o for o in line if o.kind is k]) for k in (Kind.F, Kind.B))
 
         def forward(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -58,13 +58,13 @@ class ByteCounts:
             given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
             received = given.get("input_tensor")
             received = received[0] if isinstance(received, list) else received
-            meter.hold_whole((op.microbatch, op.chunk), output, received)
+            meter.hold_whole(op[1:], output, received)
             return result
 
         def backward(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = function(*args, **kwargs)
             op = next(backwards)
-            meter.release((op.microbatch, op.chunk))
+            meter.release(op[1:])
             return result
 
         with patch(

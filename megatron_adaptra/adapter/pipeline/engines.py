@@ -17,6 +17,7 @@ from megatron_adaptra.adapter.compat.schedule_args import (
 from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
 from megatron_adaptra.adapter.pipeline.compatibility import unsupported
 from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
+from megatron_adaptra.adapter.pipeline.home_data import IterationData
 from megatron_adaptra.adapter.pipeline.native import AdaptraCommunicator
 from megatron_adaptra.adapter.pipeline.native_chunks import ChunkCommunicator, overlapping
 from megatron_adaptra.adapter.pipeline.run import Run
@@ -62,7 +63,11 @@ def run_native(context: RankContext, run: Run, function: Any, arguments: Schedul
     chunks = len(models_of(arguments))
     arguments = {**arguments, profile.groups: groups_of(context, arguments)}
     if chunks == 1:
-        arguments["p2p_communicator"] = AdaptraCommunicator(group, config, profile, line, mailbox)
+        data = arguments["data_iterator"]
+        begins = data.at if isinstance(data, IterationData) else None
+        arguments["p2p_communicator"] = AdaptraCommunicator(
+            group, config, profile, line, mailbox, begins
+        )
         return function(**arguments)
     interleaved = ChunkCommunicator(group, config, chunks, line, mailbox)
     arguments["p2p_communicator"] = interleaved

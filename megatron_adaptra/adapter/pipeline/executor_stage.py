@@ -19,12 +19,12 @@ from megatron_adaptra.adapter.compat.profiles import call
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
 from megatron_adaptra.adapter.pipeline.grad_sync import GradSync
 from megatron_adaptra.adapter.pipeline.guarded_meter import GuardedMeter
+from megatron_adaptra.adapter.pipeline.home_data import IterationData
 from megatron_adaptra.adapter.pipeline.memory import Key
 from megatron_adaptra.adapter.pipeline.recompute import Replay, buffers_of
 from megatron_adaptra.adapter.pipeline.split import SplitBackward, WeightGradStore
 from megatron_adaptra.ir.deps import position_of
 from megatron_adaptra.ir.op import Kind, Op
-from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.schedule import Line
 from megatron_adaptra.runtime.executor import execute
 from megatron_adaptra.runtime.guard import Guard
@@ -42,12 +42,12 @@ class _Held:
 
 
 def key_of(op: Op) -> Key:
-    """What an op is about: its microbatch and its chunk."""
-    return op.microbatch, op.chunk
+    """What an op is about: its microbatch, its chunk and its home."""
+    return op[1:]
 
 
 class MegatronStage:
-    """One training iteration of the stage that `mailbox` belongs to.
+    """One training iteration of the worker that `mailbox` belongs to.
 
     `line`: its ops. `groups`: Megatron's process groups. `guard`: what activations take is measured
     through it. `splits`: one per chunk, where the line
@@ -69,9 +69,11 @@ class MegatronStage:
         self.models, self.config = models_of(arguments), config_of(arguments)
         self.data: list[Any] = data if isinstance(data, list) else [data]
         self.line, self.mailbox, self.arguments, self.groups = line, mailbox, arguments, groups
-        self.stage, self.routes = mailbox.stage, Routes(mailbox.stages, len(self.models))
+        self.stage, self.routes = mailbox.stage, mailbox.neighbours.routes
         self.losses: list[Any] = []
         self.tokens = torch.zeros([], dtype=torch.int, device=torch.cuda.current_device())
+        # With which Megatron begins an iteration of a chunk: layers cache their weights' casts.
+        self._first = {op.chunk: op for op in reversed(line) if op.kind is Kind.F}
         self.recomputed = {key_of(op) for op in line if op.kind is Kind.R}
         self.sync = GradSync(self.config, self.models, line, self.stage)
         self.splits = splits
@@ -128,18 +130,19 @@ class MegatronStage:
         received = None if self._is_first(op) else self.mailbox.take(op)
         if received is not None:
             received.requires_grad_()
-        key = key_of(op)
+        key, data = key_of(op), self.data[op.chunk]
+        if isinstance(data, IterationData):
+            data.at(op)
         recomputed = key in self.recomputed
         self.meter.begins()
         self.mailbox.probe.op_begins()
         if recomputed:
             replay = Replay()
-            data = replay.recording(self.data[op.chunk])
             with replay.discard():
-                output, tokens = self._step(op, received, data, self.losses)
+                output, tokens = self._step(op, received, replay.recording(data), self.losses)
             self._held[key] = _Held(received, output.detach(), replay=replay)
         else:
-            output, tokens = self._step(op, received, self.data[op.chunk], self.losses)
+            output, tokens = self._step(op, received, data, self.losses)
             self._held[key] = _Held(received, output, self._embedded(op))
         self.mailbox.probe.op_ends(op)
         self.tokens += tokens
@@ -244,7 +247,7 @@ class MegatronStage:
             cp_group_size=self.groups.cp.size(),
             collect_non_loss_data=self.arguments.get("collect_non_loss_data", False),
             is_first_microbatch=schedules.check_first_val_step(
-                self.arguments.get("first_val_step"), False, op.microbatch == 0
+                self.arguments.get("first_val_step"), False, op == self._first[op.chunk]
             ),
             current_microbatch=op.microbatch,
             vp_stage=op.chunk if len(self.models) > 1 else None,

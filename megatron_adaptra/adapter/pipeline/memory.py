@@ -19,12 +19,12 @@ from megatron_adaptra.ir.in_flight import INPUT_HALF, RECOMPUTED_SHARE
 from megatron_adaptra.telemetry.report import Memory
 
 WHOLE, HALF = 1.0, 1.0 - INPUT_HALF  # in units: a whole microbatch's activations
-Key = tuple[int, int]  # microbatch and chunk
+Key = tuple[int, int, int | None]  # microbatch, chunk and home
 Tensors = Iterable[torch.Tensor | None]
 
 
 class Bytes(Protocol):
-    """What activations take. A `key` is a microbatch and its chunk."""
+    """What activations take. A `key` is a microbatch, its chunk and its home."""
 
     def begins(self) -> None:
         """Before an op that makes activations."""
@@ -148,7 +148,7 @@ class ActivationMeter:
     """One iteration of one stage with so many `chunks`.
 
     `peak`: microbatches' activations. `counted`: what they take is, too. `ignored`: see GraphBytes.
-    A `key` is a microbatch and its chunk.
+    A `key` is a microbatch, its chunk and its home.
     """
 
     def __init__(self, chunks: int, counted: bool, ignored: Iterable[torch.Tensor]) -> None:

@@ -8,7 +8,7 @@ against it: a Megatron that runs another order is found out at the first op.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
@@ -21,20 +21,27 @@ from megatron_adaptra.runtime.mailbox import Mailbox
 
 
 class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is untyped
-    """One iteration's communicator of one stage; `line`: its ops, in order.
+    """One iteration's communicator of one worker; `line`: its ops, in order.
 
-    `pp_group`, `config`: as Megatron's own communicator takes them. The methods take what
-    Megatron's do: `tensor_shapes` of what is received, one or a list, which are those of all our
-    messages; `output_tensors` and `input_tensor_grads`, one or a list of one; `is_first_stage` and
-    `is_last_stage`, where there is nothing to receive or to send. They raise ScheduleError when
-    Megatron leaves the plan's order, PeerLost when a message does not come.
+    `pp_group`, `config`: as Megatron's own communicator takes them. `begins`: is called with each
+    forward before Megatron runs it. The methods take what Megatron's do: `tensor_shapes` of what is
+    received, one or a list, which are those of all our messages; `output_tensors` and
+    `input_tensor_grads`, one or a list of one; `is_first_stage` and `is_last_stage`, where there is
+    nothing to receive or to send. They raise ScheduleError when Megatron leaves the plan's order,
+    PeerLost when a message does not come.
     """
 
     def __init__(
-        self, pp_group: Any, config: Any, profile: Profile, line: Line, mailbox: Mailbox
+        self,
+        pp_group: Any,
+        config: Any,
+        profile: Profile,
+        line: Line,
+        mailbox: Mailbox,
+        begins: Callable[[Op], None] | None = None,
     ) -> None:
         super().__init__(pp_group=pp_group, config=config)
-        self._line, self._at, self._mailbox = line, 0, mailbox
+        self._line, self._at, self._mailbox, self._begins = line, 0, mailbox, begins
         self._depth = warmup_of(line)
         if profile.depth == "pp_group":
             self.pp_group = WarmupGroup(pp_group, self._depth)
@@ -108,6 +115,8 @@ class AdaptraCommunicator(P2PCommunicator):  # type: ignore[misc]  # megatron is
         if op.kind is not kind:
             raise ScheduleError(f"Megatron is about to run {kind.value}, the plan says {op}")
         tensor = None if at_end else self._mailbox.take(op)
+        if kind is Kind.F and self._begins is not None:
+            self._begins(op)
         if tensor is not None and kind is Kind.F:
             tensor.requires_grad_()
         self._mailbox.probe.op_begins()

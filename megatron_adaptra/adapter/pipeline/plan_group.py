@@ -21,7 +21,8 @@ class PlanGroup:
     """The pipelines of one data-parallel replica: one per tensor- and context-parallel rank.
 
     The ranks of a tensor-parallel group run the same op at the same time, so all these pipelines
-    need one plan. Replicas have plans of their own, unless experts join them.
+    need one plan. Replicas have plans of their own, unless experts join them, or a plan moves work
+    between them.
 
     Args:
         members: global ranks. The first of them is the leader, a first stage, which plans with the
@@ -49,19 +50,20 @@ class PlanGroup:
     names: tuple[str, ...] = ()
 
     @classmethod
-    def gather(cls, resumed: Any, limits: dict[str, str]) -> PlanGroup:
+    def gather(cls, resumed: Any, limits: dict[str, str], together: bool = False) -> PlanGroup:
         """Collect where each rank is, and what it can do; a collective over all ranks of the job.
 
         Args:
             resumed: what this rank has read from a checkpoint, or None; the leader's is kept.
             limits: of this rank's own model, the reason by feature; empty where there is none.
+            together: all replicas have one plan.
 
         Raises:
             PeerLost: without gloo, a rank has not come in `waits.CONNECT` seconds. Over gloo torch
                 raises its own error, after the timeout of the default process group.
         """
         global _serial
-        key, stage = _group_key(), mpu.get_pipeline_model_parallel_rank()
+        key, stage = 0 if together else _group_key(), mpu.get_pipeline_model_parallel_rank()
         mine = (key, ProcessLocation.here(), stage, resumed, limits, _serial, room())
         gathered = from_all_ranks(mine)
         keys, locations, stages, plans, all_limits, serials, rooms = zip(*gathered, strict=True)

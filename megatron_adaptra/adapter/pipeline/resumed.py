@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class Fits:
                 schedule = self.start  # whose messages are this job's, not the other's
             elif schedule.stock:
                 raise Unfit("it leaves messages to Megatron, in another order than this job's")
-            delays = _delays(state["delays"], schedule.stages)
+            delays = _delays(state["delays"], len(schedule.order))
             if not self.adapts and schedule.order != self.start.order:
                 raise Unfit(f"this job's policy is {self.start.policy}")
             if self.adapts:
@@ -87,44 +88,50 @@ class Fits:
 
     def _ops(self, schedule: Schedule) -> None:
         """Every op once, of a kind that can run, in an order that keeps the bits."""
-        for stage, line in enumerate(schedule.order):
+        homes = (None,) if schedule.replicas == 1 else range(schedule.replicas)
+        name = schedule.routes.name
+        for worker, line in enumerate(schedule.order):
             for op in line:
                 inside = op.microbatch < schedule.microbatches and op.chunk < schedule.chunks
-                if not inside or op.home is not None:
+                if not inside or op.home not in homes:
                     raise Unfit(f"it has op {op}")
                 if op.kind not in self.kinds:
                     raise Unfit(f"it has {_PARTS[op.kind]}, which this job cannot run")
             if self.free:
-                for kinds in _ORDERED:
-                    numbers = [op.microbatch for op in line if op.kind in kinds]
+                for kinds, home in product(_ORDERED, homes):
+                    mine = (op for op in line if op.kind in kinds and op.home == home)
+                    numbers = [op.microbatch for op in mine]
                     if numbers != sorted(numbers):
-                        raise Unfit(f"stage {stage} takes microbatches out of their order")
-            elif line != _megatrons(stage, schedule):
-                raise Unfit(f"stage {stage} runs an order that Megatron's own schedule does not")
+                        raise Unfit(f"{name(worker)} takes microbatches out of their order")
+            elif tuple(op._replace(home=None) for op in line) != _megatrons(worker, schedule):
+                raise Unfit(f"{name(worker)} runs an order that Megatron's own schedule does not")
 
     def _memory(self, schedule: Schedule) -> None:
         peaks = schedule.peak_in_flight()
         if self.budget.in_bytes:  # which are not measured yet
             limits = self.start.peak_in_flight()
         else:
-            limits = (self.budget.microbatches,) * schedule.stages
-        for stage, (peak, limit) in enumerate(zip(peaks, limits, strict=True)):
+            limits = (self.budget.microbatches,) * len(schedule.order)
+        for worker, (peak, limit) in enumerate(zip(peaks, limits, strict=True)):
             if peak > limit:
-                raise Unfit(f"stage {stage} holds {peak:g} microbatches, {limit:g} are allowed")
+                name = schedule.routes.name(worker)
+                raise Unfit(f"{name} holds {peak:g} microbatches, {limit:g} are allowed")
 
 
-def _shape_of(schedule: Schedule) -> tuple[int, int, int]:
-    return schedule.stages, schedule.microbatches, schedule.chunks
+def _shape_of(schedule: Schedule) -> tuple[int, ...]:
+    return schedule.stages, schedule.microbatches, schedule.chunks, schedule.replicas
 
 
-def _words(shape: tuple[int, int, int]) -> str:
-    stages, microbatches, chunks = shape
-    return f"{stages} stages, {microbatches} microbatches and {chunks} chunks"
+def _words(shape: tuple[int, ...]) -> str:
+    stages, microbatches, chunks, replicas = shape
+    together = f" in {replicas} replicas" if replicas > 1 else ""
+    return f"{stages} stages, {microbatches} microbatches and {chunks} chunks{together}"
 
 
-def _megatrons(stage: int, schedule: Schedule) -> Line:
-    """What Megatron's own schedule runs at the warmup depth that a stage of a schedule has."""
-    depth, stages, count = warmup_of(schedule.order[stage]), schedule.stages, schedule.microbatches
+def _megatrons(worker: int, schedule: Schedule) -> Line:
+    """What Megatron's own schedule runs at the warmup depth that a worker of a schedule has."""
+    depth, stages, count = warmup_of(schedule.order[worker]), schedule.stages, schedule.microbatches
+    stage = worker % stages
     if schedule.chunks == 1:
         return warmup_line(depth, count)
 
@@ -134,8 +141,8 @@ def _megatrons(stage: int, schedule: Schedule) -> Line:
     return line(max(0, depth - warmup_of(line(0))))
 
 
-def _delays(found: Any, stages: int) -> dict[str, float]:
-    links = {f"{a}>{b}" for a in range(stages) for b in range(stages)}
+def _delays(found: Any, workers: int) -> dict[str, float]:
+    links = {f"{a}>{b}" for a in range(workers) for b in range(workers)}
     if not isinstance(found, dict) or not found.keys() <= links:
         raise Unfit("its delays are of no links of this pipeline")
     for seconds in found.values():

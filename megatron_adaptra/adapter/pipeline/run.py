@@ -41,15 +41,15 @@ class Run:
     ) -> None:
         self.wiring, self.controller, self.microbatches = wiring, controller, microbatches
         self._context, self._schedule = context, controller.ballot.schedule
-        self._unknown: set[int] = set()  # stages, of whose links no bandwidth is measured
+        self._unknown: set[int] = set()  # workers, of whose links no bandwidth is measured
         self._schedule = self._next(iteration)
-        wiring.mailbox.begin(iteration, new_message)
         self.program = lower(self._schedule, context.ahead)
+        wiring.mailbox.begin(iteration, new_message, self.program.routes)
 
     @property
     def line(self) -> Line:
-        """This stage's ops in the iteration to come."""
-        return self.program.order[self._context.stage]
+        """This worker's ops in the iteration to come."""
+        return self.program.order[self._context.worker]
 
     @property
     def stock(self) -> bool:
@@ -59,15 +59,15 @@ class Run:
     def begin(self, iteration: int, new_message: Callable[[], torch.Tensor]) -> None:
         """The boundary before `iteration`: its program, its first receives."""
         schedule = self._next(iteration)
-        self.wiring.mailbox.begin(iteration, new_message)
         before, self._schedule = self._schedule, schedule
         if schedule is not before:
             self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
             self.program = lower(schedule, self._context.ahead)
+        self.wiring.mailbox.begin(iteration, new_message, self.program.routes)
         if self.wiring.staging is not None:
             self._context.guard.call(self._stage, self.wiring.staging, before, new_message)
         if not self.stock:
-            for op in first_posts(self.program, self._context.stage):
+            for op in first_posts(self.program, self._context.worker):
                 self.wiring.mailbox.post(op)
 
     def _stage(
@@ -78,7 +78,7 @@ class Run:
             staging.new_peak()
         if before.stock and not self.stock:  # pinning takes a while
             # What stands posted, or has been sent and is not yet taken at the other end.
-            own = [n for link, n in self.program.ahead.items() if self._context.stage in link]
+            own = [n for link, n in self.program.ahead.items() if self._context.worker in link]
             staging.prepare(new_message().nbytes, SPARE + sum(max(1, n) for n in own))
         staging.trim(self.stock)
 
@@ -91,8 +91,9 @@ class Run:
             return
         for source in probes.faults.keys() - self._unknown:
             self._unknown.add(source)
+            name = self.program.routes.name
             log_line(
-                f"stage {self._context.stage}: the bandwidth of the link from stage {source} is "
+                f"{name(self._context.worker)}: the bandwidth of the link from {name(source)} is "
                 f"not measured any more, its probes have failed: {probes.faults[source]}"
             )
         probes.exchange(self.microbatches if first and self.stock else 0)
@@ -107,16 +108,16 @@ class Run:
             return memory
         return replace(memory, pinned=self.wiring.staging.memory().peak)
 
-    def through(self, stages: Iterable[int]) -> dict[int, str]:
-        """What of this host the messages of each of `stages` go through: see Wire."""
-        ranks, wire = self._context.ranks, self.wiring.wire
-        return {stage: wire.through(ranks[stage]) for stage in stages}
+    def through(self, workers: Iterable[int]) -> dict[int, str]:
+        """What of this host the messages of each of `workers` go through: see Wire."""
+        ranks, wire = self._context.workers, self.wiring.wire
+        return {worker: wire.through(ranks[worker]) for worker in workers}
 
     def abandon(self) -> None:
         """End the run although an iteration has begun, as all ranks do: another one follows."""
         self._context.guard.attempt(waits.END, self.controller.close)
         if not self.stock:
-            self.wiring.mailbox.discard(unused_posts(self.program, self._context.stage))
+            self.wiring.mailbox.discard(unused_posts(self.program, self._context.worker))
         self.wiring.small_collectives.measure_again(self.wiring.plan_group.members)
 
     def close(self) -> None:

@@ -148,7 +148,7 @@ def _prepare(
     ballot = starting_ballot(start, resumed, first_trial, iteration)
     digest = f"{ballot.in_force.digest} {ballot.lasting.digest}"
     if not group.leader:
-        reports = group.leads(context.ranks)
+        reports = group.leads(context.workers)
         member = Member(ballot, channels, store, config.timeout, first=iteration, reports=reports)
         return member, digest
     peaks = ballot.lasting[SCHEDULE].peak_in_flight()
@@ -171,6 +171,7 @@ def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:
     start = starting_schedule(
         config.policy, context.stages, means.microbatches, means.chunks, most, means.recompute
     )
+    start = start.replicated(context.replicas)
     if context.device.behind and config.policy not in SPLITTING:
         return over_own_messages(start)
     return start

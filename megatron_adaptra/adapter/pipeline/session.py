@@ -10,7 +10,7 @@ from typing import Any
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
-from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
 from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
 from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
 from megatron_adaptra.adapter.pipeline.engines import (
@@ -20,6 +20,7 @@ from megatron_adaptra.adapter.pipeline.engines import (
     run_native,
     run_stock,
 )
+from megatron_adaptra.adapter.pipeline.home_data import HomeData
 from megatron_adaptra.adapter.pipeline.memory import with_free_memory
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
@@ -82,6 +83,7 @@ class Session:
         self.step_result: StepResultSync | None = None
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
+        self._homes = HomeData(context.replica) if context.replicas > 1 else None
         self._unreported: deque[tuple[Run, IterationRecord]] = deque()
         self._heap = self.guard.call(FrozenHeap)
         self._stock = ""  # why Megatron runs the pipeline from now on
@@ -117,6 +119,10 @@ class Session:
         run = self._run_for(arguments)
         if run is None:
             return run_megatron(self.context, function, arguments)
+        data = None
+        if self._homes is not None and len(models_of(arguments)) == 1:
+            data = self._homes.begin(_only(arguments["data_iterator"]), run.microbatches)
+            arguments = {**arguments, "data_iterator": data}
         probe = self.context.probe
         if self.context.device.behind:  # while all is well, nothing of the iteration's end is ours
             run.wiring.small_collectives.active = not run.stock
@@ -129,6 +135,8 @@ class Session:
             by_megatron = run_measured if run.stock else run_native
             with self._counts.around(run.program, arguments):
                 result = by_megatron(self.context, run, function, arguments)
+        if data is not None:
+            data.end()
         run.wiring.mailbox.finish()
         if run.wiring.probes is not None:  # once more: one of them may wait for a core
             self.guard.later(run.probe_links, False)
@@ -247,3 +255,8 @@ class Session:
             self.counted = [*self.counted[1 - KEPT :], (record.iteration, record.memory)]
         if record.iteration in self.keep_records:
             self.records = [*self.records[1 - KEPT :], record]
+
+
+def _only(data: Any) -> Any:
+    """The iterator of a stage without chunks, which Megatron may hand over in a list."""
+    return data[0] if isinstance(data, list) else data

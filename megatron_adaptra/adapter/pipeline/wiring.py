@@ -67,6 +67,9 @@ class RankContext:
         patches: what this job may patch.
         stage: this rank's.
         ranks: global ranks of its pipeline, by stage.
+        worker: this rank's number among those that are planned together, as in `ir.routes`; its
+            stage where each replica is planned by itself.
+        workers: their global ranks, replica by replica.
         emulator: delays messages; None where no link is emulated.
         failure_log: shared with the other ranks of this machine: who has failed, and why.
         watchdog: knows what this rank waits for.
@@ -82,6 +85,8 @@ class RankContext:
     patches: Resolved
     stage: int
     ranks: tuple[int, ...]
+    worker: int
+    workers: tuple[int, ...]
     emulator: LinkEmulator | None
     failure_log: FailureLog
     watchdog: Watchdog
@@ -97,6 +102,9 @@ class RankContext:
         """Look it up in Megatron's groups, which exist. Raises BadInput for an unusable rule."""
         group = mpu.get_pipeline_model_parallel_group()
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
+        replicas = _replicas(config)
+        worker = mpu.get_data_parallel_rank() * len(ranks) + stage if len(replicas) > 1 else stage
+        workers = tuple(rank + apart for apart in replicas for rank in ranks)
         rules = load_rules(config.emulate_link, len(ranks))
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
         failure_log: FailureLog = guard.call(SharedFailureLog) or FailureLog()
@@ -106,11 +114,13 @@ class RankContext:
             patches,
             stage,
             ranks,
+            worker,
+            workers,
             LinkEmulator(stage, rules) if rules else None,
             failure_log,
-            Watchdog(stage, ranks, failure_log),
+            Watchdog(worker, workers, failure_log, len(replicas)),
             guard,
-            GuardedProbe(guard, stage, device),
+            GuardedProbe(guard, worker, device),
             guard.call(LogOnce, dist.get_rank() == 0),
             device,
         )
@@ -130,6 +140,16 @@ class RankContext:
     def stages(self) -> int:
         """The number of stages."""
         return len(self.ranks)
+
+    @property
+    def replicas(self) -> int:
+        """How many are planned together; 1 where each is by itself."""
+        return len(self.workers) // len(self.ranks)
+
+    @property
+    def replica(self) -> int:
+        """This rank's, of those that are planned together."""
+        return self.worker // len(self.ranks)
 
     @property
     def budget(self) -> Budget:
@@ -208,7 +228,7 @@ def open_wiring(
     why. `defer_hooks`: see SmallCollectives. Raises NoConnections, on all ranks alike.
     """
     config = context.config
-    group = PlanGroup.gather(resumed, limits)
+    group = PlanGroup.gather(resumed, limits, context.replicas > 1)
     if reason := too_few(group.left):
         raise NoConnections(reason)
     name = f"{group.serial}/control"
@@ -227,8 +247,8 @@ def open_wiring(
         }
     )
     mailbox = Mailbox(
-        Neighbours(context.stage, Routes(context.stages, chunks)), pipelines[0], context.probe,
-        context.watchdog, config.timeout, pipelines[-1],
+        Neighbours(context.worker, Routes(context.stages, chunks, context.replicas)),
+        pipelines[0], context.probe, context.watchdog, config.timeout, pipelines[-1],
     )  # fmt: skip
     collectives = SmallCollectives(
         group.stages, config.small_collectives, config.timeout, context.watchdog,
@@ -244,7 +264,7 @@ def open_wiring(
         patched = patch("small-collectives", **stand_ins)
     log = context.guard.call(_decision_log, config, group.leader)
     store = context.guard.call(lambda: DecisionStore(KeyValueStore("adaptra/")))
-    neighbours = sorted({b for a, b in _links(context, chunks) if a == context.stage})
+    neighbours = sorted({b for a, b in _links(context, chunks) if a == context.worker})
     # Where all messages are ours they are the large ones.
     nbytes = context.guard.call(message_bytes, arguments) if context.device.behind else 0
     probes = context.guard.call(LinkProbes, probed, neighbours, nbytes or 0)
@@ -292,7 +312,7 @@ def _connect(
             control = wire.control(name, group.members)
             unless_open.callback(control.close)
             probed = wire.probes(
-                f"{group.serial}/probes", context.ranks, _links(context, chunks), context.emulator
+                f"{group.serial}/probes", context.workers, _links(context, chunks), context.emulator
             )
             unless_open.callback(probed.close)
         except (PeerLost, DeviceFailed, OSError, RuntimeError) as raised:
@@ -332,16 +352,21 @@ def _open_pipelines(
     links = _links(context, chunks)
     kinds = ["pipeline", "gradients"] if chunks > 1 and context.stages == 2 else ["pipeline"]
     for kind in kinds:
-        yield wire.transport(f"{serial}/{kind}", context.ranks, links, context.emulator, device)
+        yield wire.transport(f"{serial}/{kind}", context.workers, links, context.emulator, device)
 
 
 def _links(context: RankContext, chunks: int) -> list[tuple[int, int]]:
-    """Both ways between neighbours; several chunks make a ring of the stages."""
+    """Both ways between workers of neighbouring stages; several chunks make a ring of the stages.
+
+    Of several replicas a worker is a neighbour of all others' workers, too.
+    """
     stages = context.stages
-    links = [link for s in range(stages - 1) for link in ((s, s + 1), (s + 1, s))]
+    pairs = [(s, s + 1) for s in range(stages - 1)]
     if chunks > 1 and stages > 2:
-        links += [(stages - 1, 0), (0, stages - 1)]
-    return links
+        pairs.append((stages - 1, 0))
+    starts = range(0, len(context.workers), stages)
+    apart = [(x + a, y + b) for x in starts for y in starts for a, b in pairs]
+    return [link for a, b in apart for link in ((a, b), (b, a))]
 
 
 def _decision_log(config: AdaptraConfig, leads: bool) -> DecisionLog:
@@ -351,6 +376,17 @@ def _decision_log(config: AdaptraConfig, leads: bool) -> DecisionLog:
     folder = Path(config.record) if config.record else None
     record = folder and folder / f"replica-{mpu.get_data_parallel_rank()}.jsonl"
     return DecisionLog(_log_file(config), RunRecord(record))
+
+
+def _replicas(config: AdaptraConfig) -> list[int]:
+    """Of each replica that is planned together with this rank's, what its ranks are apart by.
+
+    Megatron's grid of ranks is regular: in each dimension neighbours are equally far apart.
+    """
+    if config.reroute == "off":
+        return [0]
+    me, group = dist.get_rank(), mpu.get_data_parallel_group()
+    return [rank - me for rank in dist.get_process_group_ranks(group)]
 
 
 def _log_file(config: AdaptraConfig) -> Path | None:

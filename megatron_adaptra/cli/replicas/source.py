@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_adaptra.cli.job import Job
@@ -132,12 +131,7 @@ def untreated(conditions: ReplicaConditions, sends: str) -> ReplicaPlan | None:
     stock = stock_of(conditions.pipeline, sends)
     if stock is None or conditions.failed:
         return None
-    order = tuple(
-        tuple(op._replace(home=home) for op in line)
-        for home in conditions.all_replicas
-        for line in stock.schedule.order
-    )
-    schedule = replace(stock.schedule, order=order, replicas=conditions.replicas)
+    schedule = stock.schedule.replicated(conditions.replicas)
     return replica_plan_of(schedule, conditions, sends)
 
 

@@ -1,0 +1,153 @@
+"""Batches of every replica: a stage that runs a microbatch of another replica reads that one's.
+
+Megatron's replicas read one dataset by turns, by a sampler that knows its replica. So any of them
+can read what belongs to another: the same sampler with the other's number, at the same place.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.ir.op import Op
+
+
+@runtime_checkable
+class ReadsHomes(Protocol):
+    """A data iterator of one iteration that can be had for another replica, too."""
+
+    def of_home(self, home: int) -> Iterator[Any]:
+        """The batches of replica `home` in the same iteration, from the first one on."""
+        ...
+
+
+class HomeData:
+    """What the data iterator of one stage gives, over all iterations.
+
+    `replica`: this stage's own.
+    """
+
+    def __init__(self, replica: int) -> None:
+        self._replica = replica
+        self._loaders: dict[int, LoaderHomes] = {}  # by the identity of what they have
+        self._reads = False  # whether this stage's forwards read batches at all
+        self._several = False
+
+    def why_not(self, iterator: Any) -> str:
+        """Why no batch of another replica can be read, or an empty string.
+
+        `iterator`: what Megatron hands to its schedule; None where this rank reads nothing.
+        """
+        if self._several:
+            return "a forward reads several batches"
+        if iterator is None or isinstance(iterator, ReadsHomes) or loader_of(iterator) is not None:
+            return ""
+        return f"the data come from a {type(iterator).__name__}, not from Megatron's loader"
+
+    def begin(self, iterator: Any, microbatches: int) -> IterationData | None:
+        """What stands in for Megatron's `iterator` in an iteration of so many `microbatches`."""
+        return None if iterator is None else IterationData(self, iterator, microbatches)
+
+    def _others(self, iterator: Any, home: int, microbatches: int) -> Iterator[Any]:
+        if isinstance(iterator, ReadsHomes):
+            return iterator.of_home(home)
+        if (loader := loader_of(iterator)) is None:
+            raise ScheduleError(f"replica {home}: {self.why_not(iterator)}")
+        homes = self._loaders.get(id(loader))
+        if homes is None or homes.loader is not loader:
+            homes = self._loaders[id(loader)] = LoaderHomes(loader)
+        replaying = getattr(iterator, "replaying", False)
+        return homes.batches(home, loader._num_yielded - (microbatches if replaying else 0))
+
+
+class IterationData:
+    """The batches of one iteration, by home and microbatch; Megatron calls `next` as ever.
+
+    Made by HomeData. `at` goes before each forward.
+    """
+
+    def __init__(self, data: HomeData, iterator: Any, microbatches: int) -> None:
+        self._data, self._iterator, self._count = data, iterator, microbatches
+        self._places: dict[int, Any] = {}
+        # Before anything is read: a loader is at the iteration's first batch now.
+        self._others = lambda home: data._others(iterator, home, microbatches)
+        self._rows: dict[int, list[Any]] = {data._replica: []}
+        self._sources: dict[int, Iterator[Any]] = {data._replica: iterator}
+        self._op: Op | None = None
+        self._read = 0
+
+    def at(self, op: Op) -> None:
+        """The forward to come is `op`."""
+        self._op, self._read = op, 0
+        home = op.home
+        if home is not None and home not in self._sources:
+            self._sources[home] = self._others(home)
+            self._rows[home] = []
+
+    def __iter__(self) -> IterationData:
+        return self
+
+    def __next__(self) -> Any:
+        assert self._op is not None
+        self._data._reads, self._read = True, self._read + 1
+        self._data._several |= self._read > 1
+        home = self._data._replica if self._op.home is None else self._op.home
+        if self._read > 1:
+            return next(self._sources[home])
+        return self._batch(home, self._op.microbatch)
+
+    def end(self) -> None:
+        """Every replica goes on after its own batches, whoever has run them."""
+        if self._data._reads and not self._data._several:
+            self._batch(self._data._replica, self._count - 1)
+
+    def _batch(self, home: int, microbatch: int) -> Any:
+        row = self._rows[home]
+        while len(row) <= microbatch:
+            row.append(next(self._sources[home]))
+        return row[microbatch]
+
+
+class LoaderHomes:
+    """What the dataset of one of torch's `loader` iterators gives to each replica.
+
+    Batches are read where they are wanted, without the loader's own processes.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self._at: dict[int, tuple[int, Iterator[Any]]] = {}  # by home: the next place
+
+    def batches(self, home: int, first: int) -> Iterator[Any]:
+        """Those of replica `home` from its batch number `first` on."""
+        at, rows = self._at.get(home, (0, None))
+        if rows is None or at > first:
+            sampler = copy.copy(self.loader._index_sampler)
+            sampler.data_parallel_rank = home
+            at, rows = 0, iter(sampler)
+        deque(islice(rows, first - at), maxlen=0)
+        self._at[home] = first, rows
+        return self._read(home, rows)
+
+    def _read(self, home: int, rows: Iterator[Any]) -> Iterator[Any]:
+        loader = self.loader
+        for indices in rows:
+            self._at[home] = self._at[home][0] + 1, rows
+            yield loader._collate_fn([loader._dataset[i] for i in indices])
+
+
+def loader_of(iterator: Any) -> Any:
+    """The iterator of torch's loader in Megatron's `iterator`, if a sampler of Megatron's feeds it.
+
+    None else: nobody knows what such data give to another replica.
+    """
+    inner = getattr(iterator, "iterable", iterator)  # of Megatron's RerunDataIterator
+    needed = ("_index_sampler", "_dataset", "_collate_fn", "_num_yielded")
+    if not all(hasattr(inner, name) for name in needed):
+        return None
+    sampler = type(inner._index_sampler).__name__
+    return inner if sampler == "MegatronPretrainingSampler" else None

@@ -1,0 +1,94 @@
+"""One rank of test_routes.py: trains under routes between replicas, and as stock Megatron does.
+
+Prints one JSON line per case, from rank 0: what stock and ours had at the end, on all ranks.
+Arguments: a file with the cases, a folder for the dataset.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if not torch.cuda.is_available():
+    from megatron_adaptra.adapter.baseline import cpu
+
+    cpu.install()
+
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+
+from megatron_adaptra.adapter.baseline import gpt
+from megatron_adaptra.adapter.baseline.shape import GPTShape
+from megatron_adaptra.adapter.entry.activate import activate
+from megatron_adaptra.config import AdaptraConfig
+
+ITERATIONS = 3
+
+
+def train(shape: GPTShape, dataset: Any, function: Any) -> dict[str, Any]:
+    """What ITERATIONS iterations end with on this rank: losses, gradients' norms, parameters."""
+    arm = gpt.Arm.build(shape, dataset)
+    losses, norms = [], []
+    for _ in range(ITERATIONS):
+        arm.begin()
+        losses.append([loss.item() for loss in arm.forward_backward(function)])
+        _, norm, _ = arm.optimizer.step()
+        norms.append(norm)
+        arm.end()
+    weights = [p.detach().double().norm().item() for m in arm.models for p in m.parameters()]
+    return {
+        "losses": losses, "norms": norms, "parameters": arm.digest(), "random": arm.states(),
+        "weights": weights,
+    }  # fmt: skip
+
+
+def routed(case: dict[str, Any], shape: GPTShape, dataset: Any) -> dict[str, Any]:
+    """The same under the schedule of a case, which holds all replicas."""
+    config = AdaptraConfig(
+        engine=case["engine"], transport=case["transport"], reroute="auto", min_gain=1e9,
+        small_collectives="off", timeout=60.0,
+    )  # fmt: skip
+    activation = activate(config)
+    session = activation.session
+    session.resumed = {"format": 1, "schedule": case["schedule"], "delays": {}}
+    session.keep_records = range(ITERATIONS)
+    try:
+        found = train(shape, dataset, gpt.forward_backward_function())
+        order = session.run.controller.ballot.schedule.order[session.context.worker]
+        found["ran"] = [" ".join(str(o.op) for o in r.ops) for r in session.records]
+        found["planned"] = " ".join(map(str, order))
+    finally:
+        activation.undo()
+    return found
+
+
+def main() -> None:
+    cases = json.loads(Path(sys.argv[1]).read_text())
+    dist.init_process_group("gloo")
+    prefix = Path(sys.argv[2]) / "data" / "text"
+    if dist.get_rank() == 0:
+        gpt.write_dataset(None, prefix.parent, limit=200_000)
+    dist.barrier()
+    references: dict[Any, Any] = {}
+    for case in cases:
+        shape = GPTShape(**case["shape"])
+        if not references:
+            gpt.initialize(shape, timeout=60)
+        samples = 8 * ITERATIONS * shape.microbatches
+        dataset = gpt.build_dataset(prefix, shape, samples)
+        if shape not in references:
+            references[shape] = train(shape, dataset, gpt.forward_backward_function())
+        both = {"stock": references[shape], "ours": routed(case, shape, dataset)}
+        both["place"] = [mpu.get_data_parallel_rank(), mpu.get_pipeline_model_parallel_rank()]
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, both)
+        if dist.get_rank() == 0:
+            print("CASE " + json.dumps({"name": case["name"], "ranks": gathered}), flush=True)
+    dist.destroy_process_group()
+
+
+main()
