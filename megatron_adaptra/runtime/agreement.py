@@ -19,6 +19,9 @@ Why nobody runs another bundle than the rest, whatever is lost, late, or sent tw
   Connection and store only carry it, so they cannot contradict each other.
 - Commit needs the yes of every member, so every member has the bundle, and each stops at S until it
   knows the decision. The leader itself knows it at S, as it decides there at the latest.
+- Where a bundle needs connections that are not there (several replicas in one plan), a member opens
+  its own before it says yes, and the leader has a vote of its own, which it casts when it has
+  opened its: so nobody begins S without them.
 - A member that has not agreed is no reason to wait: without its yes the decision is abort, and
   without the plan it goes on as it was.
 
@@ -42,7 +45,15 @@ from typing import Any
 
 from megatron_adaptra.errors import BadBundle, Disagreement
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle, digest_of, scheduled
+from megatron_adaptra.runtime.bundle import (
+    LINKS,
+    SCHEDULE,
+    Bundle,
+    Links,
+    Value,
+    ValueKind,
+    digest_of,
+)
 from megatron_adaptra.runtime.store import KeyValueStore
 
 TRIAL = 5  # iterations of a trial
@@ -224,11 +235,18 @@ def starting_ballot(
     resumed: Schedule | None = None,
     trial: Schedule | None = None,
     first: int = 0,
+    links: Links | None = None,
 ) -> Ballot:
     """What to begin iteration `first` with: `resumed`, from a checkpoint, if there is one.
 
-    Else `schedule`, but a few iterations of `trial`, if any, which shows its ops' costs.
+    Else `schedule`, but a few iterations of `trial`, if any, which shows its ops' costs. `links`:
+    between replicas, where they have one plan.
     """
+    beside: dict[ValueKind[Any], Value] = {} if links is None else {LINKS: links}
+
+    def bundle(one: Schedule) -> Bundle:
+        return Bundle({SCHEDULE: one, **beside})
+
     if resumed is not None or trial is None:
-        return Ballot(scheduled(resumed or schedule))
-    return Ballot(scheduled(schedule), scheduled(trial), first + TRIAL)
+        return Ballot(bundle(resumed or schedule))
+    return Ballot(bundle(schedule), bundle(trial), first + TRIAL)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from megatron_adaptra.errors import BadBundle, BadInput
+from megatron_adaptra.errors import BadBundle, BadInput, reading
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
@@ -121,3 +121,33 @@ def digest_of(text: str) -> str:
 def scheduled(schedule: Schedule) -> Bundle:
     """A bundle of a `schedule` alone."""
     return Bundle({SCHEDULE: schedule})
+
+
+@dataclass(frozen=True)
+class Links:
+    """Which workers of different replicas are connected, besides those of each replica.
+
+    `pairs`: of workers, the lower one first.
+    """
+
+    pairs: frozenset[tuple[int, int]] = frozenset()
+
+    def to_json(self) -> Any:
+        """As for Value."""
+        return sorted(map(list, self.pairs))
+
+    @classmethod
+    def from_json(cls, data: object) -> Links:
+        """What `to_json` has made of links: `data`, read from JSON. Raises BadInput."""
+        with reading("links", data):
+            pairs = frozenset((int(a), int(b)) for a, b in data)  # type: ignore[attr-defined]
+        if any(not 0 <= a < b for a, b in pairs):
+            raise BadInput("links", data, "two workers each, the lower one first")
+        return cls(pairs)
+
+    def of(self, worker: int) -> list[int]:
+        """Whom `worker` is connected with."""
+        return sorted(b if a == worker else a for a, b in self.pairs if worker in (a, b))
+
+
+LINKS = ValueKind("links", Links.from_json, lambda links, now: None)

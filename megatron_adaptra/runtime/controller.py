@@ -42,15 +42,23 @@ class Controller(ABC):
             all members on the leader, the leader on a member. They outlive the controller.
         store: where the leader writes decisions for members whose connection is lost.
         first: the first iteration of this run; messages of other runs are ignored.
+        prepare: is called with a proposal before this rank agrees to it, on a control thread; an
+            AdaptraError of its is a refusal.
 
     `status` is what charts of the training show, as the leader last sent it; empty on all ranks but
     the leader and its watcher. `refused`: how many messages could not be used.
     """
 
     def __init__(
-        self, ballot: Ballot, channels: Mapping[int, Channel], store: DecisionStore, first: int
+        self,
+        ballot: Ballot,
+        channels: Mapping[int, Channel],
+        store: DecisionStore,
+        first: int,
+        prepare: Callable[[Proposal], None] | None = None,
     ) -> None:
         self.ballot, self.first = ballot, first
+        self._prepare = prepare
         self.status: dict[str, Any] = {}
         self.refused = 0
         self._channels, self._store = dict(channels), store
@@ -216,7 +224,7 @@ class Member(Controller):
     """Runs the leader's plans.
 
     Args:
-        ballot, store, first: see Controller.
+        ballot, store, first, prepare: see Controller.
         channels: to the leader alone, by its index in the plan group: 0.
         timeout: seconds that `begin` waits for the leader's decision on a plan that this rank has
             acknowledged; then Disagreement names the plan.
@@ -232,8 +240,9 @@ class Member(Controller):
         *,
         first: int = 0,
         reports: bool = True,
+        prepare: Callable[[Proposal], None] | None = None,
     ) -> None:
-        super().__init__(ballot, channels, store, first)
+        super().__init__(ballot, channels, store, first, prepare)
         self._timeout, self._reports = timeout, reports
         self._start_threads()
 
@@ -270,7 +279,10 @@ class Member(Controller):
         """
         try:
             proposal = unpack(message, self.ballot.in_force)
-        except AdaptraError:
+            if self._prepare is not None:
+                self._prepare(proposal)
+        except AdaptraError as error:
+            self._say("a proposal is refused", error)
             return ""
         accepted = self._store.reaches(proposal) and self.ballot.offer(proposal)
         return proposal.bundle.digest if accepted else ""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.runtime.agreement import (
     LONGEST_SWAP_LEAD,
     Ballot,
@@ -27,7 +28,7 @@ class Leader(Controller):
     """Proposes what a loop plans from the reports of all stages.
 
     Args:
-        ballot, channels, store, first: see Controller.
+        ballot, channels, store, first, prepare: see Controller; the loop's thread prepares.
         loop: gets the reports, and has its plans voted on here; started and closed by the leader.
         watcher: the index of the member that shows the status in charts; None for none.
     """
@@ -41,8 +42,9 @@ class Leader(Controller):
         *,
         first: int = 0,
         watcher: int | None = None,
+        prepare: Callable[[Proposal], None] | None = None,
     ) -> None:
-        super().__init__(ballot, channels, store, first)
+        super().__init__(ballot, channels, store, first, prepare)
         self.loop = loop
         self._watcher = watcher
         self._token = f"decision/{secrets.token_hex(8)}"  # no other leader's decisions are ours
@@ -117,6 +119,14 @@ class Leader(Controller):
                 return None
             self._jobs.put(lambda: self._send_proposal(proposal))
         self._open = proposal
+        if self._prepare is not None:  # while the members do
+            digest = bundle.digest
+            try:
+                self._prepare(proposal)
+            except AdaptraError as error:
+                self._say("this rank cannot run what it has proposed", error)
+                digest = ""
+            self._answer(proposal.number, 0, digest)
         return proposal
 
     def settle(self, proposal: Proposal) -> None:
@@ -147,13 +157,17 @@ class Leader(Controller):
         if message["kind"] == "report":
             self._report(message["report"])
         elif message["kind"] == "ack":
-            number, digest = message["number"], message["digest"]
-            decided = self.ballot.acknowledge(number, channel.peer, digest, len(self._channels))
-            if decided is not None:
-                self._pass_on(decided)
-                if digest and not decided.committed:
-                    self._say_once(f"member {channel.peer} reads another plan than was proposed")
+            self._answer(message["number"], channel.peer, message["digest"])
         return bool(message["kind"] != "bye")
+
+    def _answer(self, number: int, member: int, digest: str) -> None:
+        """A member's answer to a proposal, or the leader's own where it had to prepare."""
+        voters = len(self._channels) + (self._prepare is not None)
+        decided = self.ballot.acknowledge(number, member, digest, voters)
+        if decided is not None:
+            self._pass_on(decided)
+            if digest and not decided.committed:
+                self._say_once(f"member {member} reads another plan than was proposed")
 
     def _pass_on(self, proposal: Proposal) -> None:
         """Send a decision, soon and after its proposal."""

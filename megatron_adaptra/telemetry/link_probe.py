@@ -30,17 +30,19 @@ FIRST = 5  # ... but for so many at the beginning, which fewer make up for after
 @dataclass
 class _Neighbour:
     expected: deque[Work] = field(default_factory=deque)
+    sent: int = 0
     posted: int = 0
+    large_sent: int = 0
     large: Work | None = None
     large_posted: int = 0
 
 
 class LinkProbes:
-    """Of one stage. All stages call `exchange` equally often.
+    """Of one worker. All workers call `exchange` equally often.
 
     Args:
         transport: for messages in the host's memory; `close` closes it.
-        neighbours: stages to measure the links with, in both directions.
+        neighbours: workers to measure the links with, in both directions.
         nbytes: of a large one, what a message of the pipeline has; 0: there are none.
 
     `faults`: of neighbours that are not measured any more, why.
@@ -49,12 +51,18 @@ class LinkProbes:
     def __init__(self, transport: Transport, neighbours: Sequence[int], nbytes: int = 0) -> None:
         self._transport, self._nbytes = transport, nbytes
         self._sent: deque[Work] = deque(maxlen=KEPT)
-        self._number = self._large = 0
+        self._large = 0
         self._allowed = 0.0  # large ones to each neighbour
-        self._neighbours = {stage: _Neighbour() for stage in neighbours}
+        self._neighbours: dict[int, _Neighbour] = {}
         self.faults: dict[int, str] = {}
-        for stage in neighbours:
-            self._each(stage, self._post)
+        for worker in neighbours:
+            self.add(worker)
+
+    def add(self, worker: int) -> None:
+        """Measure the link with `worker`, too, which may begin some calls earlier or later."""
+        if worker not in self._neighbours:
+            self._neighbours[worker] = _Neighbour()
+            self._each(worker, self._post)
 
     def exchange(self, messages: float = 0.0) -> None:
         """Send a small one to each neighbour, and a large one where that is due.
@@ -63,26 +71,26 @@ class LinkProbes:
         than ours; 0: those of the pipeline are ours, and large enough, or it is not the first call
         in this iteration.
         """
-        tag = self._number % TAGS
-        self._number += 1
-        for stage in self._neighbours:
-            self._each(stage, self._send, NBYTES, tag)
+        for worker, neighbour in self._neighbours.items():
+            self._each(worker, self._send, NBYTES, neighbour.sent % TAGS)
+            neighbour.sent += 1
         if not messages or not self._nbytes:
             return
         self._allowed = min(1.0, self._allowed + SHARE * messages)
         if self._allowed < 1.0 and self._large >= FIRST:
             return
         self._allowed -= 1.0
-        tag = TAGS + self._large % TAGS
         self._large += 1
-        for stage in self._neighbours:  # after all small ones, which would wait behind it
-            self._each(stage, self._send, self._nbytes, tag)
+        for worker, neighbour in self._neighbours.items():
+            # After all small ones, which would wait behind it.
+            self._each(worker, self._send, self._nbytes, TAGS + neighbour.large_sent % TAGS)
+            neighbour.large_sent += 1
 
     def take(self) -> list[tuple[int, Stamps]]:
         """What has come since the last call, with its source."""
         found: list[tuple[int, Stamps]] = []
-        for stage in self._neighbours:
-            self._each(stage, self._take, found)
+        for worker in self._neighbours:
+            self._each(worker, self._take, found)
         return found
 
     def close(self) -> None:
@@ -107,7 +115,7 @@ class LinkProbes:
         if neighbour.large is not None and neighbour.large.done():
             found.append((stage, _stamps(neighbour.large, self._nbytes)))
             neighbour.large = None
-        if self._number - (neighbour.posted - len(neighbour.expected)) > KEPT:
+        if neighbour.sent - (neighbour.posted - len(neighbour.expected)) > KEPT:
             raise PeerLost(f"none of the last {KEPT} has come")
         self._post(stage)
 

@@ -110,6 +110,23 @@ class GlooTransport:
         self._inboxes[peer] = _Inbox(incoming[peer])
         self._out[peer] = outgoing[peer]
 
+    @property
+    def two_way(self) -> bool:
+        """Whether one connection serves both ways of a link."""
+        return any(self._out.get(p) is inbox.link for p, inbox in self._inboxes.items())
+
+    def add(self, outgoing: Mapping[int, GlooLink], incoming: Mapping[int, GlooLink]) -> None:
+        """Use links with further peers, too, or others with peers that have nothing under way.
+
+        Raises PeerLost if this side is closed.
+        """
+        for peer, link in incoming.items():
+            self._refuse_closed(link)
+            if peer in self._inboxes:
+                self._inboxes[peer].close()
+            self._inboxes[peer] = _Inbox(link)
+        self._out |= outgoing
+
     def close(self) -> None:
         """Abort what is under way and end the threads."""
         if self._closed:

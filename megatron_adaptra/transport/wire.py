@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from megatron_adaptra import waits
 from megatron_adaptra.transport.base import Transport
-from megatron_adaptra.transport.connect import connect, interfaces, new_devices
+from megatron_adaptra.transport.connect import connect, interfaces, new_devices, store_connection
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.gloo import GlooTransport, open_links
 
@@ -45,6 +45,16 @@ class Wire(ABC):
         """A pipeline's transport over `links`, of which stage i is `ranks[i]`.
 
         `device`: where messages are.
+        """
+
+    @abstractmethod
+    def extend(
+        self, transport: Transport, name: str, ranks: Sequence[int], links: Links, timeout: float
+    ) -> None:
+        """Add `links` to an open `transport`, of which each other end does the same.
+
+        Other threads may use its other links meanwhile. `ranks`: as of the transport. `name`: of
+        these links alone. `timeout`: seconds for the other ends to come, then PeerLost.
         """
 
     @abstractmethod
@@ -101,6 +111,16 @@ class GlooWire(Wire):
             raise ValueError(f"messages of {device} need our engine; gloo carries those of a CPU")
         opened = open_links(ranks, links, name, timeout=waits.START)
         return GlooTransport(*opened, emulator)
+
+    def extend(
+        self, transport: Transport, name: str, ranks: Sequence[int], links: Links, timeout: float
+    ) -> None:
+        """As for Wire."""
+        assert isinstance(transport, GlooTransport)
+        shared = self.devices if transport.two_way else []
+        pairs = sorted({(min(link), max(link)) for link in links}) if shared else sorted(links)
+        store = store_connection()
+        transport.add(*open_links(ranks, pairs, name, "worker", shared, timeout, store))
 
     def probes(
         self, name: str, ranks: Sequence[int], links: Links, emulator: LinkEmulator | None

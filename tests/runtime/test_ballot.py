@@ -57,8 +57,14 @@ def missing() -> Schedule:
     [
         (deadlock(), "deadlock"),
         (missing(), "stage 0 runs F of microbatch 5"),
-        (schedule((2, 1), 6), "for 2 stages and 6 microbatches; here are 3 and 6"),
-        (schedule((3, 2, 1), 5), "for 3 stages and 5 microbatches; here are 3 and 6"),
+        (
+            schedule((2, 1), 6),
+            "for 2 stages and 6 microbatches; here are 3 stages and 6 microbatches",
+        ),
+        (
+            schedule((3, 2, 1), 5),
+            "for 3 stages and 5 microbatches; here are 3 stages and 6 microbatches",
+        ),
     ],
 )
 def test_plan_that_must_not_run_is_refused(bad, words):

@@ -7,6 +7,7 @@ can read what belongs to another: the same sampler with the other's number, at t
 from __future__ import annotations
 
 import copy
+import functools
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -52,7 +53,7 @@ class HomeData:
         """What stands in for Megatron's `iterator` in an iteration of so many `microbatches`."""
         return None if iterator is None else IterationData(self, iterator, microbatches)
 
-    def _others(self, iterator: Any, home: int, microbatches: int) -> Iterator[Any]:
+    def _others(self, iterator: Any, microbatches: int, home: int) -> Iterator[Any]:
         if isinstance(iterator, ReadsHomes):
             return iterator.of_home(home)
         if (loader := loader_of(iterator)) is None:
@@ -74,7 +75,7 @@ class IterationData:
         self._data, self._iterator, self._count = data, iterator, microbatches
         self._places: dict[int, Any] = {}
         # Before anything is read: a loader is at the iteration's first batch now.
-        self._others = lambda home: data._others(iterator, home, microbatches)
+        self._others = functools.partial(data._others, iterator, microbatches)
         self._rows: dict[int, list[Any]] = {data._replica: []}
         self._sources: dict[int, Iterator[Any]] = {data._replica: iterator}
         self._op: Op | None = None

@@ -16,7 +16,7 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Line, Schedule
 from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.log import log_line
-from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle
+from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle
 from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.telemetry.estimate import SPARE
 from megatron_adaptra.telemetry.report import Memory
@@ -40,7 +40,8 @@ class Run:
         new_message: Callable[[], torch.Tensor],
     ) -> None:
         self.wiring, self.controller, self.microbatches = wiring, controller, microbatches
-        self._context, self._schedule = context, controller.ballot.schedule
+        self._context, self._in_force = context, controller.ballot.in_force
+        self._linked: Bundle | None = None  # whose links are known
         self._unknown: set[int] = set()  # workers, of whose links no bandwidth is measured
         self._schedule = self._next(iteration)
         self.program = lower(self._schedule, context.ahead)
@@ -132,10 +133,22 @@ class Run:
         try:
             bundle = self.controller.begin(iteration)
             if isinstance(bundle, Bundle):
+                self._take_links(bundle)
+                self._in_force = bundle
                 return bundle[SCHEDULE]
             self._context.guard.fail(self.controller.begin, f"it says {bundle!r}")
         except (Disagreement, PeerLost):
             raise
         except Exception as error:
             self._context.guard.fail(self.controller.begin, error)
-        return self._schedule
+        return self._in_force[SCHEDULE]
+
+    def _take_links(self, bundle: Bundle) -> None:
+        """Links with other replicas are measured as soon as all ranks have them."""
+        cross, probes = self.wiring.cross, self.wiring.probes
+        if cross is None or bundle is self._linked:
+            return
+        self._linked = bundle
+        for worker in cross.keep(bundle[LINKS]):
+            if probes is not None:
+                self._context.guard.later(probes.add, worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from megatron_adaptra.adapter.compat.schedule_args import (
     models_of,
 )
 from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
+from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks, crossing
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks, reason_anywhere
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.run import Run
@@ -28,8 +30,8 @@ from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.initial import over_own_messages, starting_schedule, trial
-from megatron_adaptra.runtime.agreement import Ballot, starting_ballot
-from megatron_adaptra.runtime.bundle import SCHEDULE
+from megatron_adaptra.runtime.agreement import Ballot, Proposal, starting_ballot
+from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.decisions import Worker
 from megatron_adaptra.runtime.leader import Leader
@@ -145,11 +147,22 @@ def _prepare(
     resumed, delays = _resumed(context, wiring, means, start) if resumes else (None, {})
     tries = means.searches and (means.split or means.recompute) and not start.stock
     first_trial = trial(start, means.split, means.recompute) if tries else None
-    ballot = starting_ballot(start, resumed, first_trial, iteration)
+    links = None
+    if wiring.cross is not None:  # all ranks open those of a checkpoint's plan now
+        links = Links(crossing(resumed or start))
+        opening = Proposal(-1, iteration, Bundle({LINKS: links}), f"{group.serial}/{iteration}")
+        wiring.cross.open(opening, opening.bundle)
+    ballot = starting_ballot(start, resumed, first_trial, iteration, links)
+    prepare = None
+    if wiring.cross is not None:
+        prepare = functools.partial(_prepared, wiring.cross, ballot)
     digest = f"{ballot.in_force.digest} {ballot.lasting.digest}"
     if not group.leader:
         reports = group.leads(context.workers)
-        member = Member(ballot, channels, store, config.timeout, first=iteration, reports=reports)
+        member = Member(
+            ballot, channels, store, config.timeout, first=iteration, reports=reports,
+            prepare=prepare,
+        )  # fmt: skip
         return member, digest
     peaks = ballot.lasting[SCHEDULE].peak_in_flight()
     estimator = _estimator(context, wiring, means, new_message().nbytes, peaks)
@@ -161,8 +174,15 @@ def _prepare(
         announce=announce and group.members[0] == 0,
     )  # fmt: skip
     watcher = group.members.index(last) if last in group.members[1:] else None
-    leader = Leader(ballot, channels, store, loop, first=iteration, watcher=watcher)
+    leader = Leader(
+        ballot, channels, store, loop, first=iteration, watcher=watcher, prepare=prepare
+    )
     return leader, digest
+
+
+def _prepared(cross: CrossLinks, ballot: Ballot, proposal: Proposal) -> None:
+    """Make sure that this rank can run a proposal. Raises an AdaptraError if not."""
+    cross.open(proposal, ballot.lasting)
 
 
 def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:

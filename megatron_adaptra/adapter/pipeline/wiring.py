@@ -16,6 +16,7 @@ from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_bytes, models_of
+from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
@@ -171,8 +172,8 @@ class Wiring:
     which are on `device`. `control`: between the leader of the plan group and its other members.
     `channels`: over that by member, of the leader to all others, of these to the leader. `store`:
     where decisions are when control is lost. `log`: of the leader's decisions. `patched`: torch's
-    functions, for which `small_collectives` stands in. `probes`: of links. What has failed to open
-    through the `guard` is None.
+    functions, for which `small_collectives` stands in. `probes`: of links. `cross`: links between
+    replicas, where they have one plan. What has failed to open through the `guard` is None.
     """
 
     plan_group: PlanGroup
@@ -188,6 +189,7 @@ class Wiring:
     log: DecisionLog | None
     guard: Guard
     probes: LinkProbes | None
+    cross: CrossLinks | None
 
     @property
     def rendezvous(self) -> bool:
@@ -268,9 +270,13 @@ def open_wiring(
     # Where all messages are ours they are the large ones.
     nbytes = context.guard.call(message_bytes, arguments) if context.device.behind else 0
     probes = context.guard.call(LinkProbes, probed, neighbours, nbytes or 0)
+    cross = None
+    if context.replicas > 1:
+        transports = {"pipeline": pipelines[0], "probes": probed}
+        cross = CrossLinks(context.worker, context.stages, context.workers, wire, transports)
     return Wiring(
         group, wire, device, pipelines, control, channels, store, mailbox, collectives, patched,
-        log, context.guard, probes,
+        log, context.guard, probes, cross,
     )  # fmt: skip
 
 
@@ -358,15 +364,14 @@ def _open_pipelines(
 def _links(context: RankContext, chunks: int) -> list[tuple[int, int]]:
     """Both ways between workers of neighbouring stages; several chunks make a ring of the stages.
 
-    Of several replicas a worker is a neighbour of all others' workers, too.
+    Those between replicas are opened when a plan needs them (CrossLinks).
     """
     stages = context.stages
     pairs = [(s, s + 1) for s in range(stages - 1)]
     if chunks > 1 and stages > 2:
         pairs.append((stages - 1, 0))
-    starts = range(0, len(context.workers), stages)
-    apart = [(x + a, y + b) for x in starts for y in starts for a, b in pairs]
-    return [link for a, b in apart for link in ((a, b), (b, a))]
+    first = context.worker - context.stage
+    return [(first + x, first + y) for a, b in pairs for x, y in ((a, b), (b, a))]
 
 
 def _decision_log(config: AdaptraConfig, leads: bool) -> DecisionLog:

@@ -14,7 +14,7 @@ from megatron_adaptra import waits
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.errors import PeerLost
-from megatron_adaptra.transport.base import Work
+from megatron_adaptra.transport.base import Transport, Work
 from megatron_adaptra.transport.connect import store_connection
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
@@ -76,6 +76,13 @@ class EngineWire(Wire):
             self._endpoint, name, ends, self.staging(device), self._me, emulator, self.copies
         )
 
+    def extend(
+        self, transport: Transport, name: str, ranks: Sequence[int], links: Links, timeout: float
+    ) -> None:
+        """As for Wire; the endpoint has one connection with each rank, whatever its `name`."""
+        assert isinstance(transport, EngineTransport)  # GPUs have no links between replicas
+        transport.add(self._ends(ranks, links, timeout))
+
     def probes(
         self, name: str, ranks: Sequence[int], links: Links, emulator: LinkEmulator | None
     ) -> EngineTransport:
@@ -113,17 +120,22 @@ class EngineWire(Wire):
             staging.close()
         self._endpoint.close()
 
-    def _ends(self, ranks: Sequence[int], links: Links) -> dict[int, End]:
-        """The other ends of this rank's `links`."""
+    def _ends(
+        self, ranks: Sequence[int], links: Links, timeout: float | None = None
+    ) -> dict[int, End]:
+        """The other ends of this rank's `links`, connected within `timeout` seconds."""
         mine = [{source, target} for source, target in links]
         peers = {i for link in mine for i in link if self._me in {ranks[j] for j in link}}
-        return self._connect(ranks, peers, "stage")
+        return self._connect(ranks, peers, "stage" if timeout is None else "worker", timeout)
 
-    def _connect(self, ranks: Sequence[int], peers: Iterable[int], who: str) -> dict[int, End]:
+    def _connect(
+        self, ranks: Sequence[int], peers: Iterable[int], who: str, timeout: float | None = None
+    ) -> dict[int, End]:
         ends = {
             i: End(ranks[i], f"{who} {i} (rank {ranks[i]})") for i in peers if ranks[i] != self._me
         }
-        self._endpoint.connect([end.rank for end in ends.values()], waits.START)
+        limit = waits.START if timeout is None else timeout
+        self._endpoint.connect([end.rank for end in ends.values()], limit)
         return ends
 
 

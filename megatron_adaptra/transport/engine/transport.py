@@ -101,6 +101,10 @@ class EngineTransport:
         self._receives.add(work)
         return work
 
+    def add(self, peers: Mapping[int, End]) -> None:
+        """Send to further `peers`, too, which are connected."""
+        self._peers |= peers
+
     def close(self) -> None:
         """As for Transport; what the engine has is still sent."""
         self._closed = True
