@@ -16,6 +16,7 @@ from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_bytes, models_of
+from megatron_adaptra.adapter.pipeline.emulation import Emulation
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
@@ -42,6 +43,7 @@ from megatron_adaptra.runtime.record import RunRecord
 from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.runtime.worker_emulator import WorkerEmulator
 from megatron_adaptra.telemetry.link_probe import LinkProbes
 from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.base import Transport
@@ -51,7 +53,6 @@ from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.engine_wire import EngineWire, StoreRendezvous
 from megatron_adaptra.transport.gloo import GlooTransport
-from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.transport.wire import GlooWire, Wire
 
 GROUPS = 4  # sets of ranks with small collectives: all, a model's, its embeddings', experts'
@@ -75,6 +76,7 @@ class RankContext:
         notices: what is logged once, at rank 0; None if it has failed to open.
         device: what runs the ops, in whose memory messages are. On a GPU a healthy pipeline is
             Megatron's own.
+        worker_emulator: makes ops slow, where this worker is to be; the probe's are already.
     """
 
     config: AdaptraConfig
@@ -89,6 +91,7 @@ class RankContext:
     probe: GuardedProbe
     notices: LogOnce | None
     device: Device
+    worker_emulator: WorkerEmulator
 
     @classmethod
     def create(
@@ -97,7 +100,7 @@ class RankContext:
         """Look it up in Megatron's groups, which exist. Raises BadInput for an unusable rule."""
         group = mpu.get_pipeline_model_parallel_group()
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
-        rules = load_rules(config.emulate_link, len(ranks))
+        emulation = Emulation.of_rank(config, stage, len(ranks))
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
         failure_log: FailureLog = guard.call(SharedFailureLog) or FailureLog()
         context = cls(
@@ -106,13 +109,14 @@ class RankContext:
             patches,
             stage,
             ranks,
-            LinkEmulator(stage, rules) if rules else None,
+            emulation.links,
             failure_log,
             Watchdog(stage, ranks, failure_log),
             guard,
-            GuardedProbe(guard, stage, device),
+            emulation.probe(guard, stage, device),
             guard.call(LogOnce, dist.get_rank() == 0),
             device,
+            emulation.worker,
         )
         adapts = len(ranks) > 1 and config.engine != "stock" and not device.behind
         falls_back = config.transport == "auto" and not config.encrypt
