@@ -35,7 +35,7 @@ class WorkerEmulator:
         self.rules = [rule for rule in rules if rule.worker == worker]
         self.iteration = 0
         self.clock = clock
-        self._sleep = sleep
+        self.sleep = sleep
         self._late = 0.0  # seconds that the last wait was too long
 
     def seconds(self, op_seconds: float) -> float:
@@ -53,7 +53,7 @@ class WorkerEmulator:
         if wanted <= 0:
             return
         if wanted > self._late:
-            self._sleep(wanted - self._late)
+            self.sleep(wanted - self._late)
         self._late = min(_LATE, max(0.0, self._late + self.clock() - begun - wanted))
 
 

@@ -249,7 +249,6 @@ PATCHES: Mapping[str, Patch] = {
         "slow worker",
         lambda job: bool(job.config.emulate_worker)
         and (job.demo or job.config.engine == "stock"),
-        feature="emulated workers under engine stock",
     ),
     "whole-outputs": Patch(
         _in(_CONFIG, "deallocate_pipeline_outputs", "overlap_p2p_comm", "batch_p2p_comm"),
