@@ -7,7 +7,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +99,15 @@ class AdaptraConfig:
     emulate_link: list[str] = _setting(
         [],
         "make a link slow for a trial, e.g. 2-3:40ms@10.. (both ways, from iteration 10 on) or "
-        "2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20, or a scenario YAML; may be repeated",
+        "2>3:40ms,jitter=4ms,bandwidth=10MB/s@10..20, in every replica, or the path between two "
+        "workers, replica.stage, 0.1-0.2:40ms or 0.1>1.2:5ms, or a scenario YAML; may be repeated",
+        metavar="RULE",
+    )
+    emulate_worker: list[str] = _setting(
+        [],
+        "make the ops of a worker slow for a trial, by waiting, e.g. 1.2:2x@10.. (stage 2 of "
+        "replica 1, twice as long, from iteration 10 on), or a scenario YAML; several with commas "
+        "between; may be repeated; not on GPUs",
         metavar="RULE",
     )
     activation_budget: str = _setting(
@@ -205,9 +213,10 @@ class AdaptraConfig:
             )
         if self.allreduce == "stragglar" and len(self.late) != 1:
             raise BadInput("late_ranks", late, "stragglar needs the one rank that is late: 3, say")
-        rules = self.emulate_link
-        if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
-            raise BadInput("emulate_link", rules, "it has to be a list such as [2-3:40ms@10..]")
+        for name, example in (("emulate_link", "2-3:40ms@10.."), ("emulate_worker", "1.2:2x@10..")):
+            rules = getattr(self, name)
+            if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
+                raise BadInput(name, rules, f"it has to be a list such as [{example}]")
         for name, what in (("decision_log", "file"), ("record", "folder")):
             if not isinstance(getattr(self, name), str):
                 raise BadInput(name, getattr(self, name), f"it has to be the name of a {what}")
@@ -281,7 +290,7 @@ def add_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _argument(f: Field[Any]) -> dict[str, Any]:
-    default = [] if f.name == "emulate_link" else f.default
+    default = [] if f.default is MISSING else f.default
     extra = {k: v for k, v in f.metadata.items() if k != "help"}
     if isinstance(default, list):
         return {"action": "append", "help": f.metadata["help"], **extra}

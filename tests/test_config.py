@@ -77,6 +77,7 @@ def test_every_setting_has_a_flag():
             continue
         others = {
             "engine": "executor", "allreduce": "direct", "emulate_link": "0-1:1ms", "log": "a",
+            "emulate_worker": "0.1:2x",
             "small_collectives": "off",
             "post_receives": "on-demand", "policy": "1f1b", "transport": "gloo",
         }  # fmt: skip
@@ -175,6 +176,8 @@ def test_unknown_key_names_the_nearest(file, key, words):
         ("recompute: 1", "recompute 1: it has to be true or false"),
         ("emulate_link: 2-3:40ms", "it has to be a list such as"),
         ("emulate_link: [3]", "it has to be a list such as"),
+        ("emulate_worker: 1.2:2x", "it has to be a list such as [1.2:2x@10..]"),
+        ("emulate_worker: [1.2]", "it has to be a list such as [1.2:2x@10..]"),
         ("decision_log: 5", "decision_log 5: "),
         ("record: 5", "record 5: "),
         ("strict: 1", "strict 1: it has to be true or false"),

@@ -21,6 +21,7 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import make_plan
+from megatron_adaptra.runtime.worker_rules import parse_slowness
 from megatron_adaptra.transport.rules import parse_rules
 from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.units import parse_bytes, parse_rate, parse_seconds, parse_share
@@ -93,6 +94,8 @@ TEXTS = {
     "scenario": (of_file(lambda path: load_rules([path], 4, network=True)), [SCENARIO], ".yaml"),
     "model": (of_file(model), [(ROOT / "configs/models/gpt_345m.yaml").read_text()], ".yaml"),
     "rule": (lambda text, _: parse_rules(text, 4), [RULE, "2>3:1.5s@5s..30s"], ""),
+    "slow worker": (lambda text, _: parse_slowness(text, 4, 2), ["1.2:2x@10..20,0.1:1.5x"], ""),
+    "slow path": (lambda text, _: load_rules([text], 4, replicas=2), ["0.1-1.2:40ms@3.."], ""),
     "duration": (lambda text, _: parse_seconds(text), ["40ms", "1.5s", "2e-3s"], ""),
     "rate": (lambda text, _: parse_rate(text), ["10MB/s", "1Gbit/s"], ""),
     "size": (lambda text, _: parse_bytes(text), ["20GiB"], ""),
@@ -106,6 +109,7 @@ TREES = {
     "profile": (lambda data: isinstance(data, dict) and conditions_of(data), PROFILE),
     "settings": (lambda data: isinstance(data, dict) and AdaptraConfig.from_mapping(data, "x"), {
         "engine": "executor", "timeout": 60, "min_gain": 0.1, "emulate_link": [RULE],
+        "emulate_worker": ["1.2:2x@10.."],
         "activation_budget": 12, "decision_log": "log", "record": "dir", "strict": False,
     }),
 }  # fmt: skip

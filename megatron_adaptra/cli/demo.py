@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     _add_model(parser.add_argument_group("what is trained"))
-    _add_links(parser.add_argument_group("which link gets slow, and when"))
+    _add_links(parser.add_argument_group("what gets slow, and when"))
     _add_run(parser.add_argument_group("how it runs"))
     parser.set_defaults(run=run)
 
@@ -94,8 +94,24 @@ def _add_links(group: Any) -> None:
         action="append",
         default=[],
         metavar="A-B",
-        help="link that gets slow, 2-3 (both ways) or 2>3 (one way); repeat it or separate "
-        "several by commas (default: the last link)",
+        help="link that gets slow, 2-3 (both ways) or 2>3 (one way), in every replica; repeat it "
+        "or separate several by commas (default: the last link, unless a worker or a path is slow)",
+    )
+    group.add_argument(
+        "--slow-worker",
+        action="append",
+        default=[],
+        metavar="R.S:Nx",
+        help="worker whose ops take N times as long: replica.stage, such as 1.1:2x; repeat it or "
+        "separate several by commas",
+    )
+    group.add_argument(
+        "--slow-path",
+        action="append",
+        default=[],
+        metavar="PATH:TIME",
+        help="path between two workers that gets slower by TIME, 0.1-0.2:40ms or 0.1>1.2:40ms; "
+        "may be repeated",
     )
     group.add_argument(
         "--delay",
@@ -128,7 +144,7 @@ def _add_links(group: Any) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="instead of the five above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
+        help="instead of the seven above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
         "YAML; may be repeated",
     )
     group.add_argument(
@@ -139,7 +155,7 @@ def _add_links(group: Any) -> None:
     group.add_argument(
         "--no-emulation",
         action="store_true",
-        help="emulate no slow link, because the network itself is slow",
+        help="emulate nothing slow, because the network itself is slow",
     )
 
 
@@ -226,16 +242,21 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
     return DemoOptions(
         **{name: given[name] for name in same},
         slow_links=[part for text in args.slow_link for part in text.split(",")],
+        slow_workers=[part for text in args.slow_worker for part in text.split(",")],
+        slow_paths=args.slow_path,
         emulate=not args.no_emulation,
     )
 
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise BadInput for the first flag that another one leaves without effect."""
-    slow = ("--slow-link", "--delay", "--bandwidth", "--from-iteration", "--to-iteration")
+    slow = (
+        "--slow-link", "--slow-worker", "--slow-path", "--delay", "--bandwidth",
+        "--from-iteration", "--to-iteration",
+    )  # fmt: skip
     for flag, others, why in (
         ("--emulate-link", slow, "whose rules say which link gets slow, how much and when"),
-        ("--no-emulation", (*slow, "--emulate-link"), "with which no link is made slow"),
+        ("--no-emulation", (*slow, "--emulate-link"), "with which nothing is made slow"),
         ("--no-emulation", ("--netlab",), "for the laboratory makes links slow"),
         ("--rank-from-env", ("--netlab",), "for the laboratory starts the ranks itself"),
     ):
@@ -243,6 +264,10 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             value = _given(args, other)
             if value is not None and _given(args, flag) is not None:
                 raise BadInput(other, value, f"it has no place beside {flag}, {why}")
+    if not args.slow_link and (args.slow_worker or args.slow_path):
+        for flag in ("--delay", "--bandwidth"):
+            if (value := _given(args, flag)) is not None:
+                raise BadInput(flag, value, "it is of links: name one with --slow-link")
     for flag in ("--from-iteration", "--to-iteration"):
         value = _given(args, flag)
         if value is not None and value < 0:

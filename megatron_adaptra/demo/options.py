@@ -16,8 +16,10 @@ from megatron_adaptra.config import (
     parse_budget,
 )
 from megatron_adaptra.errors import BadFile, BadInput
+from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.netlab.lab import MOST_HOSTS
-from megatron_adaptra.transport.rules import LinkRule, parse_link
+from megatron_adaptra.runtime.worker_rules import parse_slowness
+from megatron_adaptra.transport.rules import LinkRule, parse_link, parse_path
 from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.units import LONGEST
 from megatron_adaptra.user_files import files_in, read_bytes
@@ -34,6 +36,7 @@ PROGRESS = "@adaptra "  # what rank 0 sends the launcher, one JSON object a line
 _NOT_IN_CONFIG = {
     **{name: f"pass --{name}" for name in ("engine", "policy", "recompute", "timeout")},
     "emulate_link": "pass --emulate-link",
+    "emulate_worker": "pass --slow-worker",
     **dict.fromkeys(("decision_log", "record"), "the demo keeps it in --out"),
 }
 # What a rank's environment has, unless the user says otherwise.
@@ -47,7 +50,10 @@ ENVIRONMENT = {
 
 @dataclass
 class DemoOptions:
-    """`num_layers` 0: one per chunk; `slow_links` empty: the last link; times are seconds.
+    """`num_layers` 0: one per chunk; times are seconds.
+
+    `slow_links`, `slow_paths` (between two workers, with its delay, `0.1-0.2:40ms`), `slow_workers`
+    (`1.1:2x`): what gets slow between the two iterations; without any of them the last link.
 
     `bandwidth`: of the slow links, in bytes per second; None: as without emulation.
 
@@ -72,6 +78,8 @@ class DemoOptions:
     slow_links: list[str] = field(default_factory=list)
     delay: float = 0.040
     bandwidth: float | None = None
+    slow_workers: list[str] = field(default_factory=list)
+    slow_paths: list[str] = field(default_factory=list)
     emulate_link: list[str] = field(default_factory=list)
     config: str = ""
     from_iteration: int = -1
@@ -154,28 +162,64 @@ class DemoOptions:
             raise BadInput(
                 "--bandwidth", self.bandwidth, "it has to be a rate above 0, of at least 1B/s"
             )
-        self.slow_links = self.slow_links or [f"{self.stages - 2}-{self.stages - 1}"]
-        slow: list[tuple[int, int]] = []
-        for link in self.slow_links:
-            slow += parse_link(link, self.stages, "--slow-link")
-        if len(slow) > len(set(slow)):
-            raise BadInput(
-                "--slow-link", ",".join(self.slow_links), "it has to name each link only once"
-            )
+        self._check_slow()
         if self.text:
             files = islice(files_in(self.text), MOST_FILES)
             if not any(read_bytes(path, "--text", 1) for path in files):
                 raise BadFile("--text", self.text, "there is no text in it")
 
+    def _check_slow(self) -> None:
+        """What gets slow in the slow phase: each link, path and worker once."""
+        if not (self.slow_links or self.slow_paths or self.slow_workers):
+            self.slow_links = [f"{self.stages - 2}-{self.stages - 1}"]
+        replicas, when = self.data_parallel, "--from-iteration and --to-iteration have the period"
+        ends: list[tuple[int, int]] = []
+        for link in self.slow_links:
+            ends += parse_link(link, self.stages, "--slow-link", replicas=replicas)
+        if len(ends) > len(set(ends)):
+            once = "it has to name each link only once"
+            raise BadInput("--slow-link", ",".join(self.slow_links), once)
+        for name, given in (("--slow-path", self.slow_paths), ("--slow-worker", self.slow_workers)):
+            for text in given:
+                if "@" in text:
+                    raise BadInput(name, text, f"leave out what begins with @: {when}")
+        for path in self.slow_paths:
+            load_rules([path], self.stages, flag="--slow-path", replicas=replicas)
+            ways = parse_path(path.partition(":")[0], self.stages, replicas, "--slow-path")
+            if any(way in ends for way in ways):
+                raise BadInput("--slow-path", path, "it has to name each path only once")
+            ends += ways
+        slow = [
+            rule.worker
+            for text in self.slow_workers
+            for rule in parse_slowness(text, self.stages, replicas, "--slow-worker")
+        ]
+        if len(slow) > len(set(slow)):
+            once = "it has to name each worker only once"
+            raise BadInput("--slow-worker", ",".join(self.slow_workers), once)
+
     def _take_rules(self) -> None:
         """From `emulate_link`: which links get slow, and when."""
-        rules = load_rules(self.emulate_link, self.stages, flag="--emulate-link")
+        rules = load_rules(
+            self.emulate_link, self.stages, flag="--emulate-link", replicas=self.data_parallel
+        )
         self.from_iteration = int(min(rule.first for rule in rules))
         self.to_iteration = int(min(max(rule.end for rule in rules), self.iterations))
-        self.slow_links = sorted({f"{rule.source}>{rule.target}" for rule in rules})
+        self.slow_links = self._names({(rule.source, rule.target) for rule in rules})
         if self.from_iteration >= self.iterations:
             allowed = f"it has to begin before the last of the {self.iterations} iterations"
             raise BadInput("--emulate-link", ", ".join(self.emulate_link), allowed)
+
+    def _names(self, ways: set[tuple[int, int]]) -> list[str]:
+        """`2>3` of a link that all replicas have among `ways`, else the path's, `0.2>0.3`."""
+        stages, names = self.stages, set()
+        for a, b in ways:
+            same = {(a % stages + r, b % stages + r) for r in range(0, self.world, stages)}
+            if (a, b) in same and same <= ways:
+                names.add(f"{a % stages}>{b % stages}")
+            else:
+                names.add(f"{worker_name(a, stages)}>{worker_name(b, stages)}")
+        return sorted(names)
 
     def _check_schedule(self) -> None:
         if self.policy not in POLICIES:
@@ -231,17 +275,27 @@ class DemoOptions:
             return self.emulate_link
         span = f"@{self.from_iteration}..{self.to_iteration}"
         rate = "" if self.bandwidth is None else f",bandwidth={self.bandwidth:.0f}B/s"
-        return [f"{link}:{1e6 * self.delay:.0f}us{rate}{span}" for link in self.slow_links]
+        links = [f"{link}:{1e6 * self.delay:.0f}us{rate}" for link in self.slow_links]
+        return [f"{rule}{span}" for rule in (*links, *self.slow_paths)]
+
+    @property
+    def worker_rules(self) -> list[str]:
+        """The emulated slow workers, in the syntax of `--adaptra-emulate-worker`."""
+        if not self.emulate:
+            return []
+        return [f"{one}@{self.from_iteration}..{self.to_iteration}" for one in self.slow_workers]
 
     @property
     def host_rules(self) -> list[LinkRule]:
         """The laboratory's links. Host r has rank r: a stage's replicas are neighbours."""
-        replicas = self.data_parallel
         return [
-            replace(rule, source=rule.source * replicas + i, target=rule.target * replicas + i)
-            for rule in load_rules(self._slow, self.stages)
-            for i in range(replicas)
+            replace(rule, source=self._host(rule.source), target=self._host(rule.target))
+            for rule in load_rules(self._slow, self.stages, replicas=self.data_parallel)
         ]
+
+    def _host(self, worker: int) -> int:
+        replica, stage = divmod(worker, self.stages)
+        return stage * self.data_parallel + replica
 
     @property
     def phases(self) -> dict[str, tuple[int, int]]:

@@ -119,7 +119,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     }
     out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(gantts)))
     report = Report(
-        title="A GPT through a pipeline with a slow link",
+        title=f"A GPT through a pipeline with a slow {_slow_thing(options)}",
         summary=summary,
         arms=arms,
         phases=phases,
@@ -132,6 +132,10 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         report_png(report, out / "report.png")
     except ImportError:  # matplotlib is an extra
         print(f"adaptra: no report.png: {no_matplotlib()}", flush=True)
+
+
+def _slow_thing(options: DemoOptions) -> str:
+    return "worker" if options.slow_workers and not options.slow_links else "link"
 
 
 def phases_until(options: DemoOptions, ran: int) -> dict[str, tuple[int, int]]:
@@ -338,9 +342,11 @@ def _summary(
             "seq_length": options.seq_length,
             "iterations": options.iterations,
             "slow_links": options.slow_links if options.emulate else [],
+            "slow_workers": options.slow_workers if options.emulate else [],
+            "slow_paths": options.slow_paths if options.emulate else [],
             "emulate_link": options.emulate_link,
             "delay_ms": 1e3 * options.delay
-            if options.emulate and not options.emulate_link
+            if options.emulate and options.slow_links and not options.emulate_link
             else None,
             "bandwidth": options.bandwidth if options.emulate else None,
             "message_bytes": options.message_bytes,

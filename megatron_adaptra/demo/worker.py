@@ -90,9 +90,8 @@ class _Demo:
 
         from megatron_adaptra.adapter.baseline import gpt
         from megatron_adaptra.adapter.entry.activate import activate
+        from megatron_adaptra.adapter.pipeline.emulation import Emulation
         from megatron_adaptra.plan.initial import starting_schedule
-        from megatron_adaptra.transport.emulate import LinkEmulator
-        from megatron_adaptra.transport.scenario import load_rules
 
         self.options, self.gpt, self.dist = options, gpt, dist
         self.rank = dist.get_rank()
@@ -129,6 +128,7 @@ class _Demo:
             policy=options.policy,
             recompute=options.recompute,
             emulate_link=options.rules,
+            emulate_worker=options.worker_rules,
             timeout=options.timeout,
             decision_log=str(self.out / "decisions.jsonl"),
             record=str(self.out),
@@ -143,7 +143,7 @@ class _Demo:
             "adaptive", options.stages, options.microbatches, options.chunks, math.inf, False
         )
         self.stock_line = stock.order[self.session.stage]
-        self.emulator = LinkEmulator(self.session.stage, load_rules(options.rules, options.stages))
+        self.emulation = Emulation.of_rank(config, self.session.stage, options.stages)
         # One of the last iterations of this phase will be drawn.
         phases = options.phases
         self.end_of_phase = phases[key_phase(phases)][1]
@@ -160,7 +160,7 @@ class _Demo:
     def run(self) -> None:
         gc.collect()
         gc.freeze()  # what start-up made stays: collections during iterations get short
-        turn = 1 if self.options.rules else TURN
+        turn = 1 if self.options.emulate and not self.options.netlab else TURN
         data = Path(self.options.data) if self.options.data else None
         for first in range(0, self.options.iterations, turn):
             order = ("stock", "adaptra") if first // turn % 2 == 0 else ("adaptra", "stock")
@@ -247,13 +247,18 @@ class _Demo:
     @contextlib.contextmanager
     def _stock(self, iteration: int) -> Iterator[Any]:
         """Megatron as it is; on the iterations that may be drawn its ops are traced."""
-        from megatron_adaptra.adapter.baseline.stock import emulated_sends
+        from megatron_adaptra.adapter.baseline.stock import emulated_sends, slowed_ops
         from megatron_adaptra.adapter.baseline.trace import traced_ops, watched_messages
         from megatron_adaptra.telemetry.probe import Probe
 
-        self.emulator.iteration = iteration
+        links, worker = self.emulation
+        worker.iteration = iteration
         with contextlib.ExitStack() as stack:
-            stack.enter_context(emulated_sends(self.emulator, self.session.ranks))
+            if links is not None:
+                links.iteration = iteration
+                stack.enter_context(emulated_sends(links, self.session.ranks))
+            if worker.rules:  # before ops are traced: what they wait is measured, too
+                stack.enter_context(slowed_ops(worker))
             stack.enter_context(watched_messages(self.session.watchdog))
             probe = None
             if iteration in self.session.keep_records:

@@ -20,16 +20,17 @@ from megatron_adaptra.transport.rules import LinkRule
 
 
 class LinkEmulator:
-    """Holds what `stage` sends over a slow link.
+    """Holds what `worker` sends over a slow link.
 
-    `rules` may name every link of the pipeline. `seed`: of the jitter. Any thread may send: what
-    measures a link shares it with the messages of the pipeline.
+    `rules` may name every link of the job; a worker is a stage where each replica is by itself.
+    `seed`: of the jitter. Any thread may send: what measures a link shares it with the messages of
+    the pipeline.
     """
 
-    def __init__(self, stage: int, rules: Sequence[LinkRule], seed: int = 0) -> None:
-        self.rules = [rule for rule in rules if rule.source == stage]
+    def __init__(self, worker: int, rules: Sequence[LinkRule], seed: int = 0) -> None:
+        self.rules = [rule for rule in rules if rule.source == worker]
         self.iteration = 0
-        self._random = random.Random(seed * 1009 + stage)
+        self._random = random.Random(seed * 1009 + worker)
         self._free: dict[int, float] = {}  # target -> when its link has put out the last message
         self._due: dict[int, float] = {}  # target -> when the last message is due
         self._in_flight: dict[int, int] = {}  # target -> messages that have not been delivered

@@ -1,10 +1,15 @@
-"""Slow links as text, for the emulator and for the laboratory: which, how slow, and when."""
+"""Slow links as text, for the emulator and for the laboratory: which, how slow, and when.
+
+A pipeline's link is named by its two stages, `2-3`, and means that link in every replica. A path
+between two workers is named by these, `0.1-0.2` or `0.1-1.2`: replica and stage.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.units import parse_rate, parse_seconds, parse_share
@@ -19,13 +24,14 @@ PORT_SYNTAX = (
     "3:10MB/s@5s..30s"
 )
 _LINK = re.compile(r"(\d{1,9})([->])(\d{1,9})", re.ASCII)
-_PERIOD = r"(?:@([\d.]+)(s?)\.\.(?:([\d.]+)\4)?)?"
-_RULE = re.compile(rf"(\d+[->]\d+):([^@]+){_PERIOD}", re.ASCII)
-_PORT_RULE = re.compile(rf"(all|\d{{1,9}}):([^@]+){_PERIOD}", re.ASCII)
-_LONGEST_RULE = 200  # characters; the pattern takes their square to fail
+_PATH = re.compile(r"(\d{1,9})\.(\d{1,9})([->])(\d{1,9})\.(\d{1,9})", re.ASCII)
+PERIOD = r"(?:@([\d.]+)(s?)\.\.(?:([\d.]+)\4)?)?"
+_RULE = re.compile(rf"([\d.]+[->][\d.]+):([^@]+){PERIOD}", re.ASCII)
+_PORT_RULE = re.compile(rf"(all|\d{{1,9}}):([^@]+){PERIOD}", re.ASCII)
+LONGEST_RULE = 200  # characters; the pattern takes their square to fail
 
 
-class _Rule:
+class Rule:
     """In force from `first` up to, not including, `end`: iterations, or seconds if `timed`."""
 
     first: float
@@ -38,10 +44,12 @@ class _Rule:
 
 
 @dataclass(frozen=True)
-class LinkRule(_Rule):
+class LinkRule(Rule):
     """One directed link, slow from `first` up to, not including, `end`.
 
-    These count iterations, or seconds if `timed`. `delay`, `jitter` (standard deviation): seconds;
+    These count iterations, or seconds if `timed`. `source`, `target`: workers (see ir/routes.py),
+    which are the stages where there is one replica, or hosts of a laboratory. `delay`, `jitter`
+    (standard deviation): seconds;
     `bandwidth`: bytes per second; `loss`: share of packets.
     """
 
@@ -57,7 +65,7 @@ class LinkRule(_Rule):
 
 
 @dataclass(frozen=True)
-class PortRule(_Rule):
+class PortRule(Rule):
     """What `host` can send, and can receive, over all its links: `rate` bytes per second each.
 
     From `first` up to, not including, `end`: iterations, or seconds if `timed`.
@@ -71,14 +79,18 @@ class PortRule(_Rule):
 
 
 def parse_link(
-    text: str, stages: int, field: str = "link", anywhere: bool = False
+    text: str, stages: int, field: str = "link", anywhere: bool = False, replicas: int = 1
 ) -> list[tuple[int, int]]:
     """`2-3` -> both directions, `2>3` -> one. Raises BadInput for a link that does not exist.
 
-    `text`: the link; of so many `stages`. `field`: for errors. Stages have links to their
-    neighbours, hosts (`anywhere`) to all others.
+    `text`: the link, of so many `stages`, and then both ends are workers: those of each of the
+    `replicas`; or a path between two workers, see `parse_path`. `field`: for errors. Stages have
+    links to their neighbours, hosts (`anywhere`) to all others.
     """
-    match = _LINK.fullmatch(str(text).strip())
+    text = str(text).strip()
+    if not anywhere and _PATH.fullmatch(text):
+        return parse_path(text, stages, replicas, field)
+    match = _LINK.fullmatch(text)
     if match is None:
         raise BadInput(field, text, "it has to be a link such as 2-3 (both ways) or 2>3 (one way)")
     a, b = int(match[1]), int(match[3])
@@ -87,17 +99,59 @@ def parse_link(
     if not anywhere and (abs(a - b) != 1 or max(a, b) >= stages):
         links = ", ".join(f"{i}-{i + 1}" for i in range(stages - 1)) or "none"
         raise BadInput(field, text, f"no such link; {stages} stages have the links {links}")
-    return [(a, b), (b, a)] if match[2] == "-" else [(a, b)]
+    firsts = [replica * stages for replica in range(replicas)]
+    return [way for first in firsts for way in _ways(first + a, first + b, match[2])]
+
+
+def parse_path(text: str, stages: int, replicas: int, field: str = "path") -> list[tuple[int, int]]:
+    """`0.1-1.2` -> both directions between two workers, `0.1>1.2` -> one.
+
+    `text`: the path. So many `replicas` of so many `stages` have paths from each worker to those of
+    the stages beside its own, in its own replica and in others. `field`: for errors. Raises
+    BadInput for a path that does not exist.
+    """
+    match = _PATH.fullmatch(str(text).strip())
+    if match is None:
+        allowed = "it has to be a path such as 0.1-0.2 (both ways) or 0.1>1.2 (one way)"
+        raise BadInput(field, text, allowed)
+    ends = [(int(match[1]), int(match[2])), (int(match[4]), int(match[5]))]
+    if any(replica >= replicas or stage >= stages for replica, stage in ends):
+        last = f"{replicas - 1}.{stages - 1}"
+        raise BadInput(field, text, f"no such path; the workers are 0.0 to {last}, replica.stage")
+    if abs(ends[0][1] - ends[1][1]) != 1:
+        allowed = "no such path; workers have paths to those of the stages beside their own"
+        raise BadInput(field, text, allowed)
+    a, b = (replica * stages + stage for replica, stage in ends)
+    return _ways(a, b, match[3])
+
+
+def _ways(a: int, b: int, sign: str) -> list[tuple[int, int]]:
+    return [(a, b), (b, a)] if sign == "-" else [(a, b)]
+
+
+def in_replica(rules: Sequence[LinkRule], replica: int, stages: int) -> list[LinkRule]:
+    """Those of `rules`, between workers, that a `replica`'s own pipeline has, between its stages.
+
+    `stages`: of each replica. A path to another replica has messages only where replicas are
+    planned together.
+    """
+    first = replica * stages
+    own = range(first, first + stages)
+    return [
+        replace(rule, source=rule.source - first, target=rule.target - first)
+        for rule in rules
+        if rule.source in own and rule.target in own
+    ]
 
 
 def parse_rules(
-    text: str, stages: int, field: str = FIELD, anywhere: bool = False
+    text: str, stages: int, field: str = FIELD, anywhere: bool = False, replicas: int = 1
 ) -> list[LinkRule]:
     """The rules of one `LINK:DELAY[,jitter=..][,bandwidth=..][,loss=..][@FROM..[TO]]`.
 
-    `text`: the rule. `stages`, `field`, `anywhere`: see `parse_link`. Raises BadInput.
+    `text`: the rule. `stages`, `field`, `anywhere`, `replicas`: see `parse_link`. Raises BadInput.
     """
-    match = _RULE.fullmatch(text.strip()) if len(text) <= _LONGEST_RULE else None
+    match = _RULE.fullmatch(text.strip()) if len(text) <= LONGEST_RULE else None
     if match is None:
         raise BadInput(field, text, SYNTAX)
     link, what, first, unit, end = match.groups()
@@ -112,10 +166,10 @@ def parse_rules(
         if key == "bandwidth" and values[key] < 1:
             raise BadInput(f"{field} {key}", value, "it has to be a rate above 0, of at least 1B/s")
     seconds = parse_seconds(delay, field)
-    begin, stop, timed = _period(first, unit, end, (field, text, SYNTAX))
+    begin, stop, timed = parse_period(first, unit, end, (field, text, SYNTAX))
     return [
         LinkRule(source, target, seconds, begin, stop, timed=timed, **values)
-        for source, target in parse_link(link, stages, field, anywhere)
+        for source, target in parse_link(link, stages, field, anywhere, replicas)
     ]
 
 
@@ -124,7 +178,7 @@ def parse_port_rules(text: str, hosts: int, field: str) -> list[PortRule]:
 
     `text`: the rule, for so many `hosts`. `field`: for errors. Raises BadInput.
     """
-    match = _PORT_RULE.fullmatch(text.strip()) if len(text) <= _LONGEST_RULE else None
+    match = _PORT_RULE.fullmatch(text.strip()) if len(text) <= LONGEST_RULE else None
     if match is None:
         raise BadInput(field, text, PORT_SYNTAX)
     host, what, first, unit, end = match.groups()
@@ -133,17 +187,18 @@ def parse_port_rules(text: str, hosts: int, field: str) -> list[PortRule]:
     rate = parse_rate(what, field)
     if not 1 <= rate < math.inf:
         raise BadInput(field, text, "it has to be a rate above 0, of at least 1B/s")
-    begin, stop, timed = _period(first, unit, end, (field, text, PORT_SYNTAX))
+    begin, stop, timed = parse_period(first, unit, end, (field, text, PORT_SYNTAX))
     numbers = range(hosts) if host == "all" else [int(host)]
     return [PortRule(number, rate, begin, stop, timed) for number in numbers]
 
 
-def _period(
+def parse_period(
     first: str | None, unit: str, end: str | None, of: tuple[str, str, str]
 ) -> tuple[float, float, bool]:
     """From, up to, and whether these are seconds, of a rule's `@FROM..TO`.
 
-    `of`: the field, the text and the syntax, for errors.
+    `first`, `unit`, `end`: what PERIOD has matched. `of`: the field, the text and the syntax, for
+    errors. Raises BadInput.
     """
     field, text, syntax = of
     timed = bool(unit)

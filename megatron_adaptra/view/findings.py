@@ -92,21 +92,25 @@ def speedup(report: Report) -> float | None:
     return stated if stated is not None else ratio(report, phase) if phase else None
 
 
-def slow_links(report: Report) -> str:
-    """Such as: link 2–3, or: links 0–1 and 2–3; or nothing."""
-    names = [str(link).replace("-", "–") for link in listing(config(report).get("slow_links"))]
-    if not names:
-        return ""
-    return ("link " if len(names) == 1 else "links ") + " and ".join(names)
+def slow_parts(report: Report) -> list[str]:
+    """What got slow, such as: link 2–3; links 0–1 and 2–3; path 0.1–0.2; worker 1.1."""
+    parts = []
+    for key, noun in (("slow_links", "link"), ("slow_paths", "path"), ("slow_workers", "worker")):
+        given = [str(one).partition(":")[0] for one in listing(config(report).get(key))]
+        names = [name.replace("-", "–") for name in given]
+        if names:
+            parts.append(f"{noun}{'s' if len(names) > 1 else ''} {' and '.join(names)}")
+    return parts
 
 
 def headline(report: Report) -> str:
     """What came out, in one line."""
-    times, links = speedup(report), slow_links(report)
+    times, parts = speedup(report), slow_parts(report)
     if times is None:
         return report.title
-    if links and key_phase(report) == "slow":
-        return f"{times:.2f}× as fast while {links} {'is' if 'links' not in links else 'are'} slow"
+    if parts and key_phase(report) == "slow":
+        names = " and ".join(parts)
+        return f"{times:.2f}× as fast while {names} {'are' if ' and ' in names else 'is'} slow"
     healthy = ", links healthy" if key_phase(report) == "healthy" else ""
     return f"{times:.2f}× as fast as stock Megatron{healthy}"
 
@@ -120,19 +124,31 @@ def setting(report: Report) -> str:
     text = " × ".join(parts)
     if value(c.get("iterations")) is not None:
         text += (", " if text else "") + f"{c['iterations']} iterations"
-    delay, slow = value(c.get("delay_ms")), report.phases.get("slow")
-    rules = ", ".join(map(str, listing(c.get("emulate_link"))))
-    if slow_links(report) and slow is not None and (delay is not None or rules):
+    slow, changes = report.phases.get("slow"), _changes(c)
+    if changes and slow is not None:
         first, end = slow
         when = f"iterations {first} to {end - 1}" if end - first > 1 else f"iteration {first}"
-        what = f"slow links {rules}"
-        if not rules and delay is not None:
-            rate = value(c.get("bandwidth"))
-            more = [f"takes {number(delay)} ms longer"] if delay or not rate else []
-            more += [f"crosses at {number(rate / 1e6)} MB/s"] if rate else []
-            what = f"every message over {slow_links(report)} {' and '.join(more)}"
-        text += ("; " if text else "") + f"in {when} {what}"
+        text += ("; " if text else "") + f"in {when} {', '.join(changes)}"
     return text
+
+
+def _changes(c: Mapping[str, Any]) -> list[str]:
+    """What the settings `c` made slow, and how slow."""
+    out, delay = [], value(c.get("delay_ms"))
+    names = [str(link).replace("-", "–") for link in listing(c.get("slow_links"))]
+    rules = ", ".join(map(str, listing(c.get("emulate_link"))))
+    if names and rules:
+        out.append(f"slow links {rules}")
+    elif names and delay is not None:
+        rate = value(c.get("bandwidth"))
+        more = [f"takes {number(delay)} ms longer"] if delay or not rate else []
+        more += [f"crosses at {number(rate / 1e6)} MB/s"] if rate else []
+        links = f"link{'s' if len(names) > 1 else ''} {' and '.join(names)}"
+        out.append(f"every message over {links} {' and '.join(more)}")
+    for key, noun in (("slow_paths", "paths"), ("slow_workers", "workers")):
+        if given := ", ".join(map(str, listing(c.get(key)))):
+            out.append(f"slow {noun} {given}")
+    return out
 
 
 def comparisons(report: Report) -> list[tuple[str, bool]]:

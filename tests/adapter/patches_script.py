@@ -44,7 +44,7 @@ EXECUTOR = AdaptraConfig(
     emulate_link=SLOW, allreduce="direct",
 )  # fmt: skip
 NATIVE = AdaptraConfig(small_collectives="on", timeout=60.0)
-STOCK = AdaptraConfig(engine="stock", emulate_link=SLOW)
+STOCK = AdaptraConfig(engine="stock", emulate_link=SLOW, emulate_worker=["0.0:1.5x"])
 SMALL: dict[str, Any] = {
     "stages": 2, "microbatches": 4, "hidden": 32, "seq_length": 32
 }  # fmt: skip

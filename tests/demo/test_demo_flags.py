@@ -16,7 +16,11 @@ CONTRADICTIONS = [
     ((*RULE, "--bandwidth", "20MB/s"), "--bandwidth", "--emulate-link"),
     ((*RULE, "--from-iteration", "3"), "--from-iteration", "--emulate-link"),
     ((*RULE, "--to-iteration", "8"), "--to-iteration", "--emulate-link"),
+    ((*RULE, "--slow-worker", "0.1:2x"), "--slow-worker", "--emulate-link"),
+    ((*RULE, "--slow-path", "0.1-0.2:9ms"), "--slow-path", "--emulate-link"),
     (("--no-emulation", *RULE), "--emulate-link", "--no-emulation"),
+    (("--no-emulation", "--slow-worker", "0.1:2x"), "--slow-worker", "--no-emulation"),
+    (("--no-emulation", "--slow-path", "0.1-0.2:9ms"), "--slow-path", "--no-emulation"),
     (("--no-emulation", "--slow-link", "1-2"), "--slow-link", "--no-emulation"),
     (("--no-emulation", "--delay", "10ms"), "--delay", "--no-emulation"),
     (("--no-emulation", "--bandwidth", "20MB/s"), "--bandwidth", "--no-emulation"),
@@ -79,4 +83,63 @@ def test_settings_that_the_demo_makes_itself(
 def test_a_link_that_is_slow_from_the_start_has_no_healthy_phase() -> None:
     options = DemoOptions(emulate_link=["2-3:40ms"], iterations=30)
     assert options.phases == {"slow": (0, 30)}
+    assert DemoOptions.load(options.dump()) == options
+
+
+@pytest.mark.parametrize(
+    ("words", "flag", "allowed"),
+    [
+        (["--slow-worker", "2.1:2x"], "--slow-worker", "they are 0.0 to 1.3"),
+        (["--slow-worker", "0.1:2x@3.."], "--slow-worker", "--from-iteration and --to-iteration"),
+        (["--slow-worker", "0.1:2x,0.1:3x"], "--slow-worker", "each worker only once"),
+        (["--slow-path", "0.1-2.2:9ms"], "--slow-path", "the workers are 0.0 to 1.3"),
+        (["--slow-path", "1-2:9ms"], "--slow-path", "a path such as 0.1-0.2"),
+        (["--slow-path", "0.1-0.2:9ms@3.."], "--slow-path", "--from-iteration and"),
+        (
+            ["--slow-path", "0.1-0.2:9ms", "--slow-path", "0.2>0.1:9ms"],
+            "--slow-path", "each path only once",
+        ),
+        (
+            ["--slow-path", "0.1-0.2:9ms", "--slow-link", "1-2"],
+            "--slow-path", "each path only once",
+        ),
+        (["--slow-worker", "0.1:2x", "--delay", "9ms"], "--delay", "name one with --slow-link"),
+        (["--slow-path", "0.1-0.2:9ms", "--bandwidth", "1MB/s"], "--bandwidth", "--slow-link"),
+    ],
+)  # fmt: skip
+def test_a_slow_worker_or_path_that_cannot_be(
+    words: list[str], flag: str, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "--data-parallel", "2", *words)
+    assert line.startswith(f"adaptra: error: {flag} ")
+    assert allowed in line
+
+
+def test_what_gets_slow_becomes_rules_of_the_slow_phase() -> None:
+    span = {"iterations": 30, "from_iteration": 9, "to_iteration": 20}
+    slow = {"slow_workers": ["1.1:2x"], "slow_paths": ["0.1>1.2:40ms"], "data_parallel": 2}
+    options = DemoOptions(**span, **slow)
+    assert options.worker_rules == ["1.1:2x@9..20"]
+    assert options.rules == ["0.1>1.2:40ms@9..20"]
+    assert options.slow_links == [], "the last link stays as it is"
+    assert options.phases == {"healthy": (0, 9), "slow": (9, 20), "recovered": (20, 30)}
+    assert DemoOptions.load(options.dump()) == options
+    both = DemoOptions(**span, **slow, slow_links=["2-3"])
+    assert both.rules == ["2-3:40000us@9..20", "0.1>1.2:40ms@9..20"]
+    assert DemoOptions(**span, **slow, emulate=False).worker_rules == []
+
+
+def test_hosts_of_a_laboratory_are_those_of_the_workers() -> None:
+    """Rank, and host, is stage * replicas + replica."""
+    path = DemoOptions(slow_paths=["0.1>1.2:40ms"], data_parallel=2, netlab=True)
+    assert path.rules == []
+    assert [(rule.source, rule.target) for rule in path.host_rules] == [(2, 5)]
+    link = DemoOptions(slow_links=["1>2"], data_parallel=2, netlab=True)
+    assert [(rule.source, rule.target) for rule in link.host_rules] == [(2, 4), (3, 5)]
+
+
+def test_links_of_all_replicas_are_named_by_stages() -> None:
+    rules = ["1-2:40ms", "1.2>1.3:40ms", "0.0>1.1:5ms"]
+    options = DemoOptions(emulate_link=rules, data_parallel=2)
+    assert options.slow_links == ["0.0>1.1", "1.2>1.3", "1>2", "2>1"]
     assert DemoOptions.load(options.dump()) == options

@@ -1,14 +1,15 @@
-"""Emulated slow links under stock Megatron: its own communicator, its sends held in flight.
+"""Emulated slow links and workers under stock Megatron: its own schedule and communicator.
 
 Megatron's 1F1B sends with `torch.distributed.batch_isend_irecv`. While `emulated_sends` is in
 force, a send to a neighbour over a slow link is copied and handed to the same delay line that our
-own sends go through; all else goes to torch unchanged.
+own sends go through; all else goes to torch unchanged. While `slowed_ops` is, each of its ops
+waits where ours do.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import schedules
 
 from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.runtime.worker_emulator import WorkerEmulator
 from megatron_adaptra.transport.emulate import LinkEmulator
 
 
@@ -38,6 +40,27 @@ def emulated_sends(emulator: LinkEmulator, ranks: Sequence[int]) -> Iterator[Non
         return [*held, *(batch(direct) if direct else [])]
 
     with patch("emulated-sends", batch_isend_irecv=batch_isend_irecv):
+        yield
+
+
+@contextlib.contextmanager
+def slowed_ops(emulator: WorkerEmulator) -> Iterator[None]:
+    """Around one iteration: forwards and backwards end when the `emulator` has waited."""
+
+    def slowed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            since = emulator.clock()
+            result = function(*args, **kwargs)
+            emulator.wait(since)
+            return result
+
+        return run
+
+    with patch(
+        "emulated-workers",
+        forward_step=slowed(schedules.forward_step),
+        backward_step=slowed(schedules.backward_step),
+    ):
         yield
 
 

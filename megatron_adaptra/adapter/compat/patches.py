@@ -241,6 +241,15 @@ PATCHES: Mapping[str, Patch] = {
         lambda job: job.demo or (job.config.engine == "stock" and bool(job.config.emulate_link)),
         feature="emulated links under engine stock",
     ),
+    "emulated-workers": Patch(
+        _in(_SCHEDULES, "forward_step", "backward_step"),
+        "makes the ops of emulated slow workers slow in Megatron's own schedule, too",
+        Lasts.ITERATION,
+        "--adaptra-emulate-worker with engine stock; in the demo's run of stock Megatron with a "
+        "slow worker",
+        lambda job: bool(job.config.emulate_worker)
+        and (job.demo or job.config.engine == "stock"),
+    ),
     "whole-outputs": Patch(
         _in(_CONFIG, "deallocate_pipeline_outputs", "overlap_p2p_comm", "batch_p2p_comm"),
         "keeps Megatron before 0.18 from freeing what gloo still sends",

@@ -66,7 +66,7 @@ def activate(
     Raises:
         UnsupportedMegatron: this release is not known, or a function that we patch is not as in it.
         UnsupportedBackend: messages are on GPUs, and some rank cannot open its own.
-        BadInput: a rule of `--adaptra-emulate-link` cannot be used.
+        BadInput: a rule of `--adaptra-emulate-link` or `--adaptra-emulate-worker` cannot be used.
         PeerLost: messages are on GPUs, and some rank has not come in `waits.CONNECT` seconds.
         RuntimeError: it is active already.
     """

@@ -101,4 +101,6 @@ def _plan(args: Any, config: AdaptraConfig) -> list[str]:
         out += ["", *(f"  {text}" for text in drawing)]
     if config.emulate_link:
         out += ["", f"  emulated links   {'; '.join(config.emulate_link)}"]
+    if config.emulate_worker:
+        out += ["", f"  emulated workers {'; '.join(config.emulate_worker)}"]
     return out

@@ -110,19 +110,24 @@ class Plugin:
         """All problems that are known before processes meet."""
         from megatron_adaptra.adapter.compat.profiles import profile
         from megatron_adaptra.plan.collectives.setting import plan_in_file
+        from megatron_adaptra.runtime import worker_rules
         from megatron_adaptra.transport.scenario import load_rules
 
         assert self.config is not None
         flags.refuse(args)
         profile()
-        load_rules(self.config.emulate_link, args.pipeline_model_parallel_size)
+        stages, replicas = args.pipeline_model_parallel_size, args.data_parallel_size
+        load_rules(self.config.emulate_link, stages, replicas=replicas)
+        worker_rules.load(self.config.emulate_worker, stages, replicas)
+        job = _job(args, self.config)
+        if self.config.emulate_worker and (why := worker_rules.impossible(stages, job.device)):
+            raise BadInput(worker_rules.FIELD, ", ".join(self.config.emulate_worker), why)
         late = self.config.late
         ranks = args.data_parallel_size * getattr(args, "context_parallel_size", 1)
         plan_in_file(self.config.allreduce, ranks)
         if late and (late[-1] >= ranks or len(late) == ranks):
             allowed = f"data-parallel ranks are 0 to {ranks - 1}, of whom one has to be left"
             raise BadInput("--adaptra-late-ranks", self.config.late_ranks, allowed)
-        job = _job(args, self.config)
         if args.adaptra_dry_run:
             from megatron_adaptra.adapter.entry.dry_run import show
 

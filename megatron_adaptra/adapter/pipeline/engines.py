@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from megatron.core import parallel_state as mpu
@@ -42,10 +43,12 @@ def run_megatron(context: RankContext, function: Any, arguments: ScheduleArgs) -
 
 
 def run_stock(context: RankContext, function: Any, arguments: ScheduleArgs) -> Any:
-    """Megatron's own schedule `function` over links that are as slow as ours, where emulated."""
-    if context.emulator is None or context.patches.why_not("emulated-sends"):
-        return run_megatron(context, function, arguments)
-    with stock.emulated_sends(context.emulator, context.ranks):
+    """Megatron's own schedule `function`, its links and ops as slow as ours, where emulated."""
+    with contextlib.ExitStack() as stack:
+        if context.emulator is not None and not context.patches.why_not("emulated-sends"):
+            stack.enter_context(stock.emulated_sends(context.emulator, context.workers))
+        if context.worker_emulator.rules:
+            stack.enter_context(stock.slowed_ops(context.worker_emulator))
         return run_megatron(context, function, arguments)
 
 

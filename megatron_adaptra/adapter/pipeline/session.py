@@ -49,7 +49,7 @@ class Session:
         device: what runs the ops.
 
     Raises:
-        BadInput: a rule of `--adaptra-emulate-link` cannot be used.
+        BadInput: a rule of `--adaptra-emulate-link` or `--adaptra-emulate-worker` cannot be used.
 
     `run` is None until the first training iteration, which shows the number of microbatches and the
     size of a message; another one takes its place when that number changes. `iteration`: the one to
@@ -111,6 +111,7 @@ class Session:
             return run_megatron(self.context, function, arguments)
         if self.context.emulator is not None:
             self.context.emulator.iteration = self.iteration
+        self.context.worker_emulator.iteration = self.iteration
         if self.config.engine == "stock":
             result = run_stock(self.context, function, arguments)
             self.iteration += 1

@@ -17,6 +17,7 @@ from megatron_adaptra.adapter.compat.patches import Resolved, patch
 from megatron_adaptra.adapter.compat.profiles import Profile
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_bytes, models_of
 from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks
+from megatron_adaptra.adapter.pipeline.emulation import Emulation
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
@@ -43,6 +44,7 @@ from megatron_adaptra.runtime.record import RunRecord
 from megatron_adaptra.runtime.relink import Relink
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
+from megatron_adaptra.runtime.worker_emulator import WorkerEmulator
 from megatron_adaptra.telemetry.link_probe import LinkProbes
 from megatron_adaptra.transport.address import local_address
 from megatron_adaptra.transport.base import Transport
@@ -52,7 +54,6 @@ from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.engine_wire import EngineWire, StoreRendezvous
 from megatron_adaptra.transport.gloo import GlooTransport
-from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.transport.wire import GlooWire, Wire
 
 GROUPS = 4  # sets of ranks with small collectives: all, a model's, its embeddings', experts'
@@ -79,6 +80,7 @@ class RankContext:
         notices: what is logged once, at rank 0; None if it has failed to open.
         device: what runs the ops, in whose memory messages are. On a GPU a healthy pipeline is
             Megatron's own.
+        worker_emulator: makes ops slow, where this worker is to be; the probe's are already.
     """
 
     config: AdaptraConfig
@@ -95,6 +97,7 @@ class RankContext:
     probe: GuardedProbe
     notices: LogOnce | None
     device: Device
+    worker_emulator: WorkerEmulator
 
     @classmethod
     def create(
@@ -104,9 +107,10 @@ class RankContext:
         group = mpu.get_pipeline_model_parallel_group()
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
         replicas = _replicas(config)
-        worker = mpu.get_data_parallel_rank() * len(ranks) + stage if len(replicas) > 1 else stage
+        together = len(replicas) > 1
+        worker = mpu.get_data_parallel_rank() * len(ranks) + stage if together else stage
         workers = tuple(rank + apart for apart in replicas for rank in ranks)
-        rules = load_rules(config.emulate_link, len(ranks))
+        emulation = Emulation.of_rank(config, stage, len(ranks), together)
         guard = Guard(f"stage {stage} (rank {dist.get_rank()})")
         failure_log: FailureLog = guard.call(SharedFailureLog) or FailureLog()
         context = cls(
@@ -117,13 +121,14 @@ class RankContext:
             ranks,
             worker,
             workers,
-            LinkEmulator(stage, rules) if rules else None,
+            emulation.links,
             failure_log,
             Watchdog(worker, workers, failure_log, len(replicas)),
             guard,
-            GuardedProbe(guard, worker, device),
+            emulation.probe(guard, worker, device),
             guard.call(LogOnce, dist.get_rank() == 0),
             device,
+            emulation.worker,
         )
         adapts = len(ranks) > 1 and config.engine != "stock" and not device.behind
         falls_back = config.transport == "auto" and not config.encrypt

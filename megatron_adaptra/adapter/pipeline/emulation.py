@@ -1,0 +1,55 @@
+"""What of this rank is emulated: slow links and paths of its worker, and slow ops."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from megatron.core import parallel_state as mpu
+
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.device.base import Device
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.runtime import worker_rules
+from megatron_adaptra.runtime.guard import Guard
+from megatron_adaptra.runtime.guarded_probe import GuardedProbe
+from megatron_adaptra.runtime.worker_emulator import SlowedProbe, WorkerEmulator
+from megatron_adaptra.transport.emulate import LinkEmulator
+from megatron_adaptra.transport.rules import in_replica
+from megatron_adaptra.transport.scenario import load_rules
+
+
+class Emulation(NamedTuple):
+    """`links`: delays messages; None where no link of the job is emulated. `worker`: delays ops."""
+
+    links: LinkEmulator | None
+    worker: WorkerEmulator
+
+    @classmethod
+    def of_rank(
+        cls, config: AdaptraConfig, stage: int, stages: int, together: bool = False
+    ) -> Emulation:
+        """What the `config` asks for of this rank's worker: this `stage` of so many `stages`.
+
+        The links are those of its replica's own pipeline, by stages; where replicas are planned
+        `together`, all of its worker's, by workers. Megatron's groups exist.
+        Raises BadInput for an unusable rule, and for slow workers where there can be none.
+        """
+        on_gpu = torch.device(torch.cuda.current_device()).type == "cuda"
+        if config.emulate_worker and (why := worker_rules.impossible(stages, on_gpu)):
+            raise BadInput(worker_rules.FIELD, ", ".join(config.emulate_worker), why)
+        replica, replicas = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+        links = load_rules(config.emulate_link, stages, replicas=replicas)
+        slow = worker_rules.load(config.emulate_worker, stages, replicas)
+        worker = replica * stages + stage
+        if together:
+            emulator = LinkEmulator(worker, links)
+        else:
+            emulator = LinkEmulator(stage, in_replica(links, replica, stages))
+        return cls(emulator if links else None, WorkerEmulator(worker, slow))
+
+    def probe(self, guard: Guard, worker: int, device: Device) -> GuardedProbe:
+        """The probe of a `worker`, or stage, with this `guard` and `device`."""
+        if self.worker.rules:
+            return SlowedProbe(guard, worker, device, self.worker)
+        return GuardedProbe(guard, worker, device)

@@ -1,0 +1,81 @@
+"""Slow workers for machines whose workers are equally fast: ops wait after they have computed.
+
+The wait is no work: it takes no core from other ranks. It lies inside what is measured of an op, so
+that a worker looks slow to all that plans, as a really slow one does. What is computed is the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from megatron_adaptra.device.base import Device
+from megatron_adaptra.ir.op import Op
+from megatron_adaptra.runtime.guard import Guard
+from megatron_adaptra.runtime.guarded_probe import GuardedProbe
+from megatron_adaptra.runtime.worker_rules import WorkerRule
+
+_LATE = 1e-3  # seconds by which a timer wakes a thread late; more is a suspended process
+
+
+class WorkerEmulator:
+    """Makes the ops of `worker` take as many times as long as `rules` ask for.
+
+    `rules` may be those of all workers; of two in force the first one counts. `iteration`: the one
+    that runs. `clock` (seconds) and `sleep`: of tests.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        rules: Sequence[WorkerRule],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.rules = [rule for rule in rules if rule.worker == worker]
+        self.iteration = 0
+        self.clock = clock
+        self.sleep = sleep
+        self._late = 0.0  # seconds that the last wait was too long
+
+    def seconds(self, op_seconds: float) -> float:
+        """How long an op that has computed for `op_seconds` has to wait; 0 while it is healthy."""
+        active = (rule.times for rule in self.rules if rule.active(self.iteration))
+        return max(0.0, op_seconds) * (next(active, 1.0) - 1.0)
+
+    def wait(self, since: float) -> None:
+        """End an op that has begun at `since`, on the clock, when a slow worker would.
+
+        A timer wakes a thread a little late: the next op's wait is shorter by that.
+        """
+        begun = self.clock()
+        wanted = self.seconds(begun - since)
+        if wanted <= 0:
+            return
+        if wanted > self._late:
+            self.sleep(wanted - self._late)
+        self._late = min(_LATE, max(0.0, self._late + self.clock() - begun - wanted))
+
+
+class SlowedProbe(GuardedProbe):
+    """A probe of a slow worker: each op ends when its `emulator` has waited.
+
+    `guard`, `stage`, `clock`: see GuardedProbe. The waits do not go through the guard: a worker is
+    as slow when nothing adapts any more.
+    """
+
+    def __init__(self, guard: Guard, stage: int, clock: Device, emulator: WorkerEmulator) -> None:
+        super().__init__(guard, stage, clock)
+        measured_begin, measured_end = self.op_begins, self.op_ends
+        since = 0.0
+
+        def op_begins() -> None:
+            nonlocal since
+            measured_begin()
+            since = emulator.clock()
+
+        def op_ends(op: Op) -> None:
+            emulator.wait(since)
+            measured_end(op)
+
+        self.op_begins, self.op_ends = op_begins, op_ends

@@ -1,0 +1,96 @@
+"""One rank of test_slow_worker.py: 2 replicas of 2 stages, worker 1.0 and path 0.0-0.1 slow.
+
+Trains under stock Megatron first, then under each engine with the emulation. What all ranks found
+is printed by rank 0, one JSON line per engine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from megatron_adaptra.adapter.baseline import cpu
+
+cpu.install()
+
+import torch.distributed as dist  # noqa: E402
+from megatron.core import parallel_state as mpu  # noqa: E402
+
+from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
+from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
+from megatron_adaptra.config import AdaptraConfig  # noqa: E402
+
+ITERATIONS, SLOW = 6, 3  # worker and path are slow from iteration SLOW on
+RULES = {
+    "emulate_worker": [f"1.0:3x@{SLOW}.."], "emulate_link": [f"0.0-0.1:30ms@{SLOW}.."],
+}  # fmt: skip
+COMMON: dict[str, Any] = {**RULES, "min_gain": 1e9, "timeout": 60.0}
+ENGINES = {
+    "native": AdaptraConfig(engine="native", **COMMON),
+    "executor": AdaptraConfig(engine="executor", policy="zb-h1", recompute=True, **COMMON),
+    "stock": AdaptraConfig(engine="stock", **COMMON),
+}
+SHAPE = gpt.GPTShape(stages=2, microbatches=4, layers=2, hidden=64, seq_length=64)
+
+
+def train(dataset: Any) -> list[str]:
+    """The losses, and a digest of the parameters, bit for bit."""
+    arm = gpt.Arm.build(SHAPE, dataset)
+    function, losses = gpt.forward_backward_function(), []
+    for _ in range(ITERATIONS):
+        arm.begin()
+        losses += [loss.item().hex() for loss in arm.forward_backward(function)]
+        arm.optimizer.step()
+        arm.end()
+    return [*losses, arm.digest()]
+
+
+def slowed(config: AdaptraConfig, dataset: Any) -> dict[str, Any]:
+    """A training with the emulation: its bits, and what was measured of ops and messages."""
+    activation = activate(config)
+    session = activation.session
+    session.keep_records = range(ITERATIONS)
+    emulator, waits = session.context.worker_emulator, []
+
+    def sleep(seconds: float) -> None:
+        waits.append((emulator.iteration, seconds))
+        time.sleep(seconds)
+
+    emulator.sleep = sleep
+    try:
+        bits = train(dataset)
+    finally:
+        activation.undo()
+    replica = mpu.get_data_parallel_rank()
+    return {
+        "worker": f"{replica}.{session.stage}",
+        "bits": bits,
+        "waits": waits,
+        "ops": [[o.op.kind.value, r.iteration, o.end - o.start, o.cpu]
+                for r in session.records for o in r.ops],
+        "delays": [[r.iteration, t.delay] for r in session.records for _, _, t in r.messages],
+    }  # fmt: skip
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    prefix = Path(sys.argv[1]) / "data" / "text"
+    if dist.get_rank() == 0:
+        gpt.write_dataset(None, prefix.parent, limit=200_000)
+    dist.barrier()
+    gpt.initialize(SHAPE, timeout=60)
+    dataset = gpt.build_dataset(prefix, SHAPE, 8 * ITERATIONS * SHAPE.microbatches)
+    stock = train(dataset)
+    for name, config in ENGINES.items():
+        found = {"engine": name, "stock": stock, **slowed(config, dataset)}
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, found)
+        if dist.get_rank() == 0:
+            print("FOUND " + json.dumps(gathered), flush=True)
+    dist.destroy_process_group()
+
+
+main()

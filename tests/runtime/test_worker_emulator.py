@@ -1,0 +1,124 @@
+"""The emulated slow worker by itself: how long its ops wait, on a clock that is the test's."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from megatron_adaptra.device.host import HOST
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.runtime.guard import Guard
+from megatron_adaptra.runtime.worker_emulator import SlowedProbe, WorkerEmulator
+from megatron_adaptra.runtime.worker_rules import WorkerRule
+
+
+class Clock:
+    """Seconds that pass only in `sleep`, and wakes up `late` by that much."""
+
+    def __init__(self, late: float = 0.0) -> None:
+        self.now, self.late = 100.0, late
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.slept.append(seconds)
+        self.now += seconds + self.late
+
+    def emulator(self, *rules: WorkerRule, worker: int = 5) -> WorkerEmulator:
+        return WorkerEmulator(worker, rules, self, self.sleep)
+
+    def op(self, emulator: WorkerEmulator, seconds: float) -> float:
+        """How long an op takes that computes for so many `seconds`."""
+        begin = self.now
+        self.now += seconds
+        emulator.wait(begin)
+        return self.now - begin
+
+
+def test_an_op_takes_as_many_times_as_long() -> None:
+    clock = Clock()
+    emulator = clock.emulator(WorkerRule(5, 3.0))
+    for seconds in (0.01, 0.002, 1.5):
+        assert clock.op(emulator, seconds) == pytest.approx(3 * seconds)
+    assert clock.op(emulator, 0.0) == 0.0
+
+
+def test_another_worker_does_not_wait() -> None:
+    clock = Clock()
+    emulator = clock.emulator(WorkerRule(4, 3.0), WorkerRule(6, 3.0))
+    assert emulator.rules == []
+    assert clock.op(emulator, 0.01) == pytest.approx(0.01)
+    assert clock.slept == []
+
+
+def test_it_changes_at_the_iterations_of_its_rules() -> None:
+    clock = Clock()
+    emulator = clock.emulator(
+        WorkerRule(5, 2.0, 2, 4), WorkerRule(5, 5.0, 3, 6), WorkerRule(5, 1.5, 8)
+    )
+    times = []
+    for iteration in range(10):
+        emulator.iteration = iteration
+        times.append(round(clock.op(emulator, 1.0), 6))
+    assert times == [1, 1, 2, 2, 5, 5, 1, 1, 1.5, 1.5]
+
+
+def test_late_wakes_do_not_add_up() -> None:
+    """On average an op takes what it should, although a timer is late each time."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng, clock = random.Random(seed), Clock()
+    emulator = clock.emulator(WorkerRule(5, 2.0))
+    computed = taken = 0.0
+    for _ in range(500):
+        clock.late = rng.uniform(0.0, 5e-4)
+        seconds = rng.uniform(1e-3, 5e-3)
+        computed += seconds
+        taken += clock.op(emulator, seconds)
+    assert taken == pytest.approx(2 * computed, abs=1e-3)
+
+
+def test_a_process_that_was_suspended_has_slow_ops_afterwards() -> None:
+    clock = Clock(late=30.0)
+    emulator = clock.emulator(WorkerRule(5, 2.0))
+    clock.op(emulator, 0.01)
+    clock.late = 0.0
+    assert clock.op(emulator, 0.01) == pytest.approx(0.02, abs=1.1e-3)
+
+
+def slowed(times: float, guard: Guard) -> tuple[SlowedProbe, list[float]]:
+    """A probe of a worker that takes `times` as long, and the seconds it has waited."""
+    slept: list[float] = []
+    emulator = WorkerEmulator(1, [WorkerRule(1, times)], sleep=slept.append)
+    return SlowedProbe(guard, 1, HOST, emulator), slept
+
+
+def test_the_wait_is_inside_what_is_measured() -> None:
+    """An op that takes 10 ms is measured with at least 30; CPU seconds are not spent."""
+    probe = SlowedProbe(Guard(), 1, HOST, WorkerEmulator(1, [WorkerRule(1, 3.0)]))
+    probe.begin(0)
+    probe.op_begins()
+    time.sleep(0.01)
+    probe.op_ends(Op(Kind.F, 0))
+    record = probe.pipeline_ends()
+    assert record is not None
+    (op,) = record.ops
+    assert op.op == Op(Kind.F, 0)
+    assert op.end - op.start >= 0.03
+    assert op.cpu < 0.01
+
+
+def test_a_worker_stays_slow_when_nothing_adapts_any_more() -> None:
+    guard = Guard()
+    guard.off = True
+    probe, slept = slowed(3.0, guard)
+    probe.begin(0)
+    probe.op_begins()
+    probe.op_ends(Op(Kind.B, 0))
+    assert len(slept) == 1
+    assert slept[0] > 0
