@@ -95,7 +95,7 @@ def _check_flags(words: Sequence[str]) -> None:
         # Only Megatron knows how many stages there are: any that the rules name may exist.
         if (config := read(words)) is not None:
             check_rules(config.emulate_link)
-            worker_rules.check(config.emulate_worker)
+            worker_rules.check_slowness(config.emulate_worker)
             plan_in_file(config.allreduce)
 
 

@@ -44,10 +44,10 @@ def parse_slowness(text: str, stages: int, replicas: int, field: str = FIELD) ->
     `text`: the rules, for so many `replicas` of so many `stages`. `field`: for errors. Raises
     BadInput.
     """
-    return [_parse(one, stages, replicas, field) for one in text.split(",")]
+    return [_worker_rule(one, stages, replicas, field) for one in text.split(",")]
 
 
-def _parse(text: str, stages: int, replicas: int, field: str) -> WorkerRule:
+def _worker_rule(text: str, stages: int, replicas: int, field: str) -> WorkerRule:
     match = _RULE.fullmatch(text.strip()) if len(text) <= LONGEST_RULE else None
     if match is None:
         raise BadInput(field, text, SYNTAX)
@@ -67,7 +67,9 @@ def _parse(text: str, stages: int, replicas: int, field: str) -> WorkerRule:
     return WorkerRule(replica * stages + stage, float(factor[1]), begin, stop)
 
 
-def load(rules: Sequence[str], stages: int, replicas: int, flag: str = FIELD) -> list[WorkerRule]:
+def load_slowness(
+    rules: Sequence[str], stages: int, replicas: int, flag: str = FIELD
+) -> list[WorkerRule]:
     """The rules in `rules`: text (`1.2:2x@10..`) or names of scenario files. Raises BadInput.
 
     `stages`: of each of so many `replicas`. `flag`: by which the rules came.
@@ -79,12 +81,12 @@ def load(rules: Sequence[str], stages: int, replicas: int, flag: str = FIELD) ->
     ]
 
 
-def check(rules: Sequence[str]) -> None:
+def check_slowness(rules: Sequence[str]) -> None:
     """Raise BadInput for the first of `rules` that suits no job, of any size."""
-    load(rules, 10**9, 10**9)
+    load_slowness(rules, 10**9, 10**9)
 
 
-def impossible(stages: int, device: bool) -> str:
+def why_no_slowness(stages: int, device: bool) -> str:
     """Why no worker of a job can be slowed, or an empty string.
 
     `stages`: of a pipeline. `device`: its ops are on GPUs.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,14 @@ from megatron_adaptra.adapter.baseline import cpu
 
 cpu.install()
 
+import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state as mpu  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
+from megatron_adaptra.errors import BadInput  # noqa: E402
 
 ITERATIONS, SLOW = 6, 3  # worker and path are slow from iteration SLOW on
 RULES = {
@@ -33,7 +34,7 @@ ENGINES = {
     "executor": AdaptraConfig(engine="executor", policy="zb-h1", recompute=True, **COMMON),
     "stock": AdaptraConfig(engine="stock", **COMMON),
 }
-SHAPE = gpt.GPTShape(stages=2, microbatches=4, layers=2, hidden=64, seq_length=64)
+SHAPE = gpt.GPTShape(stages=2, microbatches=4, layers=2, hidden=128, seq_length=128)
 
 
 def train(dataset: Any) -> list[str]:
@@ -55,11 +56,13 @@ def slowed(config: AdaptraConfig, dataset: Any) -> dict[str, Any]:
     session.keep_records = range(ITERATIONS)
     emulator, waits = session.context.worker_emulator, []
 
-    def sleep(seconds: float) -> None:
-        waits.append((emulator.iteration, seconds))
-        time.sleep(seconds)
+    def wait(since: float) -> None:
+        begun = emulator.clock()
+        waited(since)
+        times = emulator.seconds(1.0)
+        waits.append((emulator.iteration, times, begun - since, emulator.clock() - begun))
 
-    emulator.sleep = sleep
+    waited, emulator.wait = emulator.wait, wait
     try:
         bits = train(dataset)
     finally:
@@ -75,6 +78,18 @@ def slowed(config: AdaptraConfig, dataset: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def refusal_on_gpus() -> str:
+    """What a rank whose ops are on a GPU says of a slow worker."""
+    current, torch.cuda.current_device = torch.cuda.current_device, lambda: "cuda:0"
+    try:
+        activate(ENGINES["native"])
+    except BadInput as error:
+        return str(error)
+    finally:
+        torch.cuda.current_device = current
+    return ""
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     prefix = Path(sys.argv[1]) / "data" / "text"
@@ -83,9 +98,9 @@ def main() -> None:
     dist.barrier()
     gpt.initialize(SHAPE, timeout=60)
     dataset = gpt.build_dataset(prefix, SHAPE, 8 * ITERATIONS * SHAPE.microbatches)
-    stock = train(dataset)
+    stock, refusal = train(dataset), refusal_on_gpus()
     for name, config in ENGINES.items():
-        found = {"engine": name, "stock": stock, **slowed(config, dataset)}
+        found = {"engine": name, "stock": stock, "refusal": refusal, **slowed(config, dataset)}
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, found)
         if dist.get_rank() == 0:

@@ -94,3 +94,28 @@ def test_who_trains_as_stock_knows_at_its_end_why(
     plugin._train_as_stock(UnsupportedMegatron("it has no schedule"))
     assert plugin.had_no_effect() == "Megatron has trained as stock: it has no schedule"
     assert "training goes on as stock Megatron: it has no schedule" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "rule", "changed", "allowed"),
+    [
+        ("emulate_worker", "1.1:2x", {"distributed_backend": "nccl"}, "not on GPUs"),
+        ("emulate_worker", "1.0:2x", {"pipeline_model_parallel_size": 1}, "at least 2 stages"),
+        ("emulate_worker", "2.1:2x", {}, "no such worker; they are 0.0 to 1.1"),
+        ("emulate_link", "0.1-2.0:4ms", {}, "no such path; the workers are 0.0 to 1.1"),
+    ],
+)
+def test_what_cannot_be_slow_in_this_job_ends_it_before_it_starts(flag, rule, changed, allowed):
+    args = {
+        "adaptra": True, "adaptra_dry_run": False, "pipeline_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": None, "data_parallel_size": 2, "clip_grad": 1.0,
+        "distributed_backend": "gloo", **changed,
+    }  # fmt: skip
+    plugin = Plugin()
+    plugin.config = AdaptraConfig(**{flag: [rule]})
+    with pytest.raises(BadInput) as bad:
+        plugin._check(SimpleNamespace(**args))
+    assert bad.value.field == f"--adaptra-{flag.replace('_', '-')}"
+    assert bad.value.value in rule
+    assert allowed in str(bad.value)
+    assert "\n" not in str(bad.value)

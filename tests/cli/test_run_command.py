@@ -88,10 +88,12 @@ def test_options_that_torchrun_refuses_end_with_2_and_one_line(words, says, scri
     [
         (["--adaptra-engine", "warp"], "invalid choice: 'warp' (choose from"),
         (["--adaptra", "--adaptra-emulate-link", "0-1:soon"], "it has to be a duration such as"),
+        (["--adaptra", "--adaptra-emulate-link", "0.1-0.3:4ms"], "no such path"),
+        (["--adaptra", "--adaptra-emulate-worker", "1.2:slow"], "a rule such as 1.2:2x@10.."),
         (["--adaptra", "--adaptra-engin", "native"], "did you mean --adaptra-engine?"),
         (["--adaptra-config", "nowhere.yaml"], "--adaptra-config 'nowhere.yaml': it cannot be"),
     ],
-    ids=["value", "rule", "flag", "file"],
+    ids=["value", "rule", "path", "worker", "flag", "file"],
 )
 def test_a_misspelt_flag_ends_a_script_that_never_reads_it(way, start, words, says, script):
     done = run(*way, script, *words, **({"RANK": "0"} if start == "a rank" else {}))

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.runtime.worker_rules import WorkerRule, check, load, parse_slowness
+from megatron_adaptra.runtime.worker_rules import (
+    WorkerRule,
+    check_slowness,
+    load_slowness,
+    parse_slowness,
+)
 from megatron_adaptra.transport.scenario import load_rules
 
 STAGES, REPLICAS = 4, 2
@@ -98,7 +103,7 @@ def test_what_is_written_is_read() -> None:
 def scenario(tmp_path: Path, text: str) -> list[WorkerRule]:
     path = tmp_path / "scenario.yaml"
     path.write_text(text)
-    return load([str(path)], STAGES, REPLICAS)
+    return load_slowness([str(path)], STAGES, REPLICAS)
 
 
 def test_rules_and_scenarios_mix(tmp_path: Path) -> None:
@@ -107,7 +112,7 @@ def test_rules_and_scenarios_mix(tmp_path: Path) -> None:
         "workers: [{worker: '1.2', times: 2x, from: 10, to: 20}, {worker: '0.1', times: 3x}]\n"
         "links: [{link: 1-2, delay: 1ms}]\n"
     )
-    got = load(["1.3:2x@4..", str(path)], STAGES, REPLICAS)
+    got = load_slowness(["1.3:2x@4..", str(path)], STAGES, REPLICAS)
     assert got == [WorkerRule(7, 2.0, 4), WorkerRule(6, 2.0, 10, 20), WorkerRule(1, 3.0)]
     # The same file serves the flag of links.
     assert len(load_rules([str(path)], STAGES)) == 2
@@ -134,6 +139,6 @@ def test_a_bad_scenario_is_refused(tmp_path: Path, text: str, words: str) -> Non
 
 
 def test_without_a_job_any_worker_may_exist() -> None:
-    check(["999999.999999:2x", "0.0:2x@3..5"])
+    check_slowness(["999999.999999:2x", "0.0:2x@3..5"])
     with pytest.raises(BadInput, match="a rule such as"):
-        check(["1.2:twice"])
+        check_slowness(["1.2:twice"])

@@ -92,6 +92,23 @@ def test_page_shows_the_result() -> None:
         assert words in page.words
 
 
+def test_what_got_slow_is_named() -> None:
+    full = sample_report()
+    slow = {"slow_paths": ["0.1-0.2:40ms"], "slow_workers": ["1.1:2x", "0.0:3x"]}
+
+    def page(**config: object) -> str:
+        settings = {**full.summary["config"], **config}
+        return Page(report_html(replace(full, summary={**full.summary, "config": settings}))).words
+
+    words = page(**slow)
+    names = "link 2–3 and path 0.1–0.2 and workers 1.1 and 0.0"
+    assert f"2.47× as fast while {names} are slow" in words
+    assert "40 ms longer, slow paths 0.1-0.2:40ms, slow workers 1.1:2x, 0.0:3x" in words
+    words = page(slow_links=[], delay_ms=None, slow_workers=["1.1:2x"])
+    assert "2.47× as fast while worker 1.1 is slow" in words
+    assert "in iterations 14 to 39 slow workers 1.1:2x" in words
+
+
 def crowd(stages: int) -> Report:
     """A report of so many stages, whose figures repeat."""
     full = sample_report()

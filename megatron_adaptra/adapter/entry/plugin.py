@@ -118,9 +118,9 @@ class Plugin:
         profile()
         stages, replicas = args.pipeline_model_parallel_size, args.data_parallel_size
         load_rules(self.config.emulate_link, stages, replicas=replicas)
-        worker_rules.load(self.config.emulate_worker, stages, replicas)
+        worker_rules.load_slowness(self.config.emulate_worker, stages, replicas)
         job = _job(args, self.config)
-        if self.config.emulate_worker and (why := worker_rules.impossible(stages, job.device)):
+        if self.config.emulate_worker and (why := worker_rules.why_no_slowness(stages, job.device)):
             raise BadInput(worker_rules.FIELD, ", ".join(self.config.emulate_worker), why)
         late = self.config.late
         ranks = args.data_parallel_size * getattr(args, "context_parallel_size", 1)
@@ -166,6 +166,8 @@ class Plugin:
         except (UnsupportedBackend, UnsupportedMegatron) as error:
             self._train_as_stock(error)
             return
+        except BadInput as error:  # gloo beside GPUs: only now it is known where ops run
+            flags.fail(error)
         self._why = ""
         self.session.announce = True
         self.activation.undo_with(self.session.watchdog.end_on_signal())

@@ -36,11 +36,11 @@ class Emulation(NamedTuple):
         Raises BadInput for an unusable rule, and for slow workers where there can be none.
         """
         on_gpu = torch.device(torch.cuda.current_device()).type == "cuda"
-        if config.emulate_worker and (why := worker_rules.impossible(stages, on_gpu)):
+        if config.emulate_worker and (why := worker_rules.why_no_slowness(stages, on_gpu)):
             raise BadInput(worker_rules.FIELD, ", ".join(config.emulate_worker), why)
         replica, replicas = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
         links = load_rules(config.emulate_link, stages, replicas=replicas)
-        slow = worker_rules.load(config.emulate_worker, stages, replicas)
+        slow = worker_rules.load_slowness(config.emulate_worker, stages, replicas)
         worker = replica * stages + stage
         if together:
             emulator = LinkEmulator(worker, links)
