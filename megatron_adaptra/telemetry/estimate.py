@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
 from megatron_adaptra.telemetry.link_estimates import LinkEstimates
 from megatron_adaptra.telemetry.op_seconds import WINDOW, OpSeconds, StageOps
@@ -125,13 +126,13 @@ class Estimator:
             "message_bytes": self.message_bytes, "budget": budget, "rendezvous": self.rendezvous,
             "everything": self.everything, "chunks": self.chunks, "split": self._splits,
             "recompute": self.recompute, "on_device": self._on_device,
-            "at_first": [None if math.isinf(x) else x for x in self._at_first],
+            "at_first": [null_if_infinite(x) for x in self._at_first],
         }  # fmt: skip
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Estimator:
         """One that has measured nothing yet, made with the `settings()` of another."""
-        at_first = [math.inf if x is None else x for x in settings["at_first"]]
+        at_first = [infinite_if_null(x) for x in settings["at_first"]]
         budget = Budget(**settings["budget"])
         return cls(**{**settings, "budget": budget, "at_first": at_first})
 

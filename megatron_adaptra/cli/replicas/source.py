@@ -13,16 +13,16 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.replicas.swaps import at_home
 from megatron_adaptra.plan.reroute import (
     NONE,
     REROUTE,
     SHIFT,
     SWAP,
-    Move,
     ReplicaPlan,
+    evaluate_replicas,
     plan_replicas,
 )
-from megatron_adaptra.sim.clock import simulate
 
 BEST = "adaptive"  # of --policy: the best move
 SOON = 100_000  # replicas x stages x microbatches that take a minute at the most
@@ -57,7 +57,8 @@ def replica_plan(args: argparse.Namespace, job: Job) -> ReplicaPlan:
         if policy not in known:
             allowed = f"this job has no such plan, only {', '.join(known)}"
             raise BadInput("--policy", policy, allowed)
-        plan = replica_plan_of(known[policy].schedule, conditions, args.sends, plan.moves)
+        chosen = evaluate_replicas(known[policy].schedule, conditions, args.sends)
+        plan = replace(chosen, moves=plan.moves)
     check(plan.program, conditions.activation_budget)
     return plan
 
@@ -93,26 +94,7 @@ def replica_plan_from(args: argparse.Namespace, job: Job, schedule: Schedule | N
         check(lower(schedule), conditions.activation_budget)
     except ScheduleError as error:
         raise BadFile("--schedule", args.schedule, f"it cannot run: {error}") from None
-    return replica_plan_of(schedule, conditions, args.sends)
-
-
-def replica_plan_of(
-    schedule: Schedule,
-    conditions: ReplicaConditions,
-    sends: str,
-    moves: tuple[Move, ...] = (),
-) -> ReplicaPlan:
-    """A plan for a `schedule` that is already there.
-
-    Args:
-        schedule: of as many replicas and stages as the conditions.
-        conditions: of all workers.
-        sends: "eager" or "rendezvous".
-        moves: what else was tried.
-    """
-    program = lower(schedule)
-    timeline = simulate(program, conditions, sends)
-    return ReplicaPlan(schedule, program, timeline, conditions, moves)
+    return evaluate_replicas(schedule, conditions, args.sends)
 
 
 def healthy_seconds(conditions: ReplicaConditions, sends: str) -> float | None:
@@ -132,13 +114,8 @@ def untreated(conditions: ReplicaConditions, sends: str) -> ReplicaPlan | None:
     stock = stock_of(conditions.pipeline, sends)
     if stock is None or conditions.failed:
         return None
-    order = tuple(
-        tuple(op._replace(home=home) for op in line)
-        for home in conditions.all_replicas
-        for line in stock.schedule.order
-    )
-    schedule = replace(stock.schedule, order=order, replicas=conditions.replicas)
-    return replica_plan_of(schedule, conditions, sends)
+    schedule = at_home(stock.schedule, conditions.replicas)
+    return evaluate_replicas(schedule, conditions, sends)
 
 
 def chosen_move(plan: ReplicaPlan) -> str:
