@@ -154,6 +154,10 @@ class ReplicaConditions:
         """Seconds for which one message keeps the path from `source` to `target` busy."""
         return self.pipeline.message_bytes / self.link(source, target).bandwidth
 
+    def message_seconds(self, source: int, target: int) -> float:
+        """What a message takes from `source` to `target`: on the way, and for its bytes."""
+        return self.link(source, target).delay + self.wire(source, target)
+
     def port(self, worker: int) -> float:
         """Seconds for which one message keeps what `worker` sends or receives by busy."""
         return self.pipeline.message_bytes / self.ports.get(worker, math.inf)

@@ -13,7 +13,7 @@ from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
 from megatron_adaptra.telemetry.link_estimates import LinkEstimates
-from megatron_adaptra.telemetry.op_seconds import WINDOW, OpSeconds, StageOps
+from megatron_adaptra.telemetry.op_seconds import Correction, OpSeconds, StageOps
 from megatron_adaptra.telemetry.report import Memory, StageReport
 from megatron_adaptra.telemetry.step_sync import StepSyncModel
 from megatron_adaptra.telemetry.stock_messages import RECENT, Link
@@ -76,7 +76,7 @@ class Estimator:
         self._ops = [StageOps(cores, chunks) for _ in range(stages)]
         self._on_device = on_device
         self._step = StepSyncModel(None) if on_device else StepSyncModel()
-        self._ratios: deque[float] = deque(maxlen=WINDOW)
+        self._correction = Correction()
         self._waits: deque[float] = deque(maxlen=RECENT)  # unexplained, per second of delay
 
     def update(self, reports: Sequence[StageReport]) -> list[Link]:
@@ -108,6 +108,11 @@ class Estimator:
     def accept(self) -> None:
         """The links of now are planned for."""
         self._links.accept()
+
+    @property
+    def known(self) -> bool:
+        """Whether there has been a report of every stage: without there are no conditions."""
+        return all(ops.known for ops in self._ops)
 
     @property
     def calibrated(self) -> bool:
@@ -144,8 +149,7 @@ class Estimator:
 
     def learn(self, predicted: float, measured: float) -> None:
         """Take note of an iteration's `predicted` (uncorrected) and `measured` seconds."""
-        if predicted > 0:
-            self._ratios.append(measured / predicted)
+        self._correction.learn(predicted, measured)
 
     def learn_stock(self, predicted: float, measured: float) -> None:
         """The same of one over Megatron's own messages: its `predicted` and `measured` seconds.
@@ -170,7 +174,7 @@ class Estimator:
     @property
     def correction(self) -> float:
         """What op seconds are multiplied with: cores and caches are shared in ways not modelled."""
-        return min(max(median(self._ratios), 0.9), 1.25) if self._ratios else 1.0
+        return self._correction.factor
 
     def delays(self) -> dict[str, float]:
         """Seconds of every link now, by `"2>3"`."""
