@@ -246,7 +246,8 @@ class ReplicaEstimator:
         factors = self.slow_workers.factors()
         scale = self.correction.factor if corrected else 1.0
         ops = [self._healthy(stage, factors, scale) for stage in range(self.stages)]
-        step = max(each, key=lambda one: one.step_seconds)
+        # The others wait in theirs for the slowest replica, whose own is the shortest.
+        step = min(each, key=lambda one: one.step_seconds)
         links, own = {}, {}
         for pair in each[0].links:
             row = [one.links[pair] for one in each]
