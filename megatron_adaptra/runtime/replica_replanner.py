@@ -125,6 +125,7 @@ class ReplicaReplanner:
         self._again: int | None = None  # when those that have shown nothing are tried again
         self._paths: dict[Path, float] = {}  # not yet planned for, with their old seconds
         self._workers: dict[int, float] = {}  # the same, with their old factors
+        self._seen: set[int] = set()  # workers that had changed an iteration ago
         self._planned: Mapping[int, float] = {}  # factors by the last plan
         self._over_budget = False
         self._tried: tuple[Schedule, tuple[int, ...], int] | None = None  # before; who; until when
@@ -232,8 +233,9 @@ class ReplicaReplanner:
         charts = self.estimator.charts
         for path in changed.paths:
             self._paths.setdefault(path, charts[path].level or 0.0)
-        for worker in changed.workers:
+        for worker in set(changed.workers) & self._seen:  # once more than a link: see SlowWorkers
             self._workers.setdefault(worker, self._planned.get(worker, 1.0))
+        self._seen = set(changed.workers)
 
     def _probed(self) -> bool:
         """Whether the paths of a plan that waits have shown what they take, or never will."""

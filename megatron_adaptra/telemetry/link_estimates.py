@@ -16,7 +16,7 @@ from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.stock_messages import Excess, Link, is_stock, stock_links
 
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
-LONGEST = 3600.0  # seconds; what is said to take longer, or is no number, is nonsense
+LONGEST = 3600.0  # seconds: no message takes longer
 THIN = 0.05  # of a stage's seconds, from which on a message's time on the wire matters
 
 
