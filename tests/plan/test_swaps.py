@@ -13,6 +13,7 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.base import Plan, evaluate, make_plan
 from megatron_adaptra.plan.fixed.baselines import first_schedule
+from megatron_adaptra.plan.replicas.chains import swapped_chains
 from megatron_adaptra.plan.replicas.one_back import one_back
 from megatron_adaptra.plan.replicas.swaps import at_home, chain_conditions, chain_schedules
 from megatron_adaptra.plan.reroute import evaluate_replicas, plan_replicas
@@ -74,6 +75,15 @@ def test_the_cheapest_first_and_each_runs() -> None:
     healthy = evaluate_replicas(at_home(first_schedule(STAGES, COUNT, math.inf), 2), job())
     assert seconds[1] == pytest.approx(healthy.predicted)
     assert seconds[0] > seconds[1]
+
+
+def test_slow_workers_are_gathered_and_others_stay_at_home() -> None:
+    """In one pipeline they cost the time of one; a single one has nobody to go to."""
+    assert list(swapped_chains(job(slow={4: 2.0}))) == []
+    assert list(swapped_chains(job(slow={1: 2.0}))) == []
+    both = [[[0, 1, 5], [3, 4, 2]]]
+    assert list(swapped_chains(job(slow={1: 2.0, 5: 2.0}))) == both
+    assert list(swapped_chains(job(slow={4: 2.0, 2: 2.0}))) == both
 
 
 def test_a_worker_gets_one_microbatch_back() -> None:

@@ -282,6 +282,16 @@ def test_nonsense_raises_nothing_and_names_nobody(spoilt: list[tuple[int, int, f
     assert e.conditions().slow == {}
 
 
+@pytest.mark.parametrize("value", [-1e-9, 4000.0, math.nan, math.inf])
+def test_what_cannot_be_is_left_out(value: float) -> None:
+    e, rows = estimator(), reports()
+    rows[1] = replace(rows[1], wall={"F": value, "B": 0.02})
+    rows[2] = replace(rows[2], cpu={"F": value})
+    rows[9] = rows[3]
+    rows[4] = replace(rows[4], stage=2)
+    assert sorted(e.usable(rows)) == [0, 3, 5]
+
+
 @pytest.mark.parametrize("other", [(COUNT, 2, 1), (5, STAGES, 1), (COUNT, STAGES, 2)])
 def test_replicas_that_differ_are_refused(other: tuple[int, int, int]) -> None:
     count, stages, chunks = other
