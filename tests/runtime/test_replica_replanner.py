@@ -77,6 +77,9 @@ def test_a_slow_path_three_times(mode: str, plus: float) -> None:
         assert job.reasons[-1][1] == f"{first}: {last}"
         ran = job.train(40, paths={})
         assert all(one.same_as(job.start) for one in ran[SOON:]), job.reasons
+        assert job.reasons[-1][1].startswith(
+            "path 0.1>0.2 takes 0.1 ms, before 60 ms, path 0.2>0.1"
+        )
     assert len(job.changes) == 6, job.reasons
 
 

@@ -163,7 +163,7 @@ def test_a_cross_path_counts_as_healthy_and_is_not_proven_until_it_is_measured()
 
 
 def test_a_slow_cross_path_is_no_link_of_either_replica() -> None:
-    """0.1 sends to 1.2, which hears nothing from 1.1 but probes."""
+    """0.1 sends to 1.2, to which 1.1 sends probes alone."""
     e = estimator()
     fed(e)
     home = dict.fromkeys(OWN, 0.1 * MS)
