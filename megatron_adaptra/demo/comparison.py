@@ -14,6 +14,7 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.view.ranges import ranges
 
 WARM_UP = 2  # iterations at the start that no median counts
@@ -33,6 +34,7 @@ class Outlook(NamedTuple):
     def now(cls, controller: Leader) -> Outlook:
         """The links and stages as they are measured now. Only on the leader."""
         loop = controller.loop
+        assert isinstance(loop, ReplanLoop)
         return cls(loop.estimator.conditions(), loop.replanner.stock())
 
     @classmethod

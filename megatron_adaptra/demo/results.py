@@ -28,6 +28,7 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.telemetry.probe import IterationRecord, merge
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.units import size
@@ -86,6 +87,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         for name in run.losses
     }
     ran = len(iteration_ms["adaptra"])
+    assert isinstance(controller.loop, ReplanLoop)
     phases = phases_until(options, ran)
     ends = [end for _, end in phases.values()]
     lived: dict[int, range] = {}  # a plan's whole life in its phase, by its first iteration
@@ -194,6 +196,7 @@ def _memory(
     kept = [[r.memory for r in row if r.memory is not None] for row in records]
     if not all(kept):
         return None
+    assert isinstance(controller.loop, ReplanLoop)
     budgets = controller.loop.estimator.budgets
     # A plan's bytes are counted once, in its second iteration; those of a microbatch are the same
     # under every plan.

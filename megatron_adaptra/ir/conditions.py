@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from megatron_adaptra.errors import BadInput, reading
+from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
 from megatron_adaptra.ir.op import Kind
 
 
@@ -175,13 +176,13 @@ class Conditions:
             "links": {
                 f"{a}>{b}": {
                     "delay": link.delay,
-                    "bandwidth": _none(link.bandwidth),
+                    "bandwidth": null_if_infinite(link.bandwidth),
                     "jitter": link.jitter,
                 }
                 for (a, b), link in sorted(self.links.items())
             },
             "message_bytes": self.message_bytes,
-            "activation_budget": [_none(b) for b in self.activation_budget],
+            "activation_budget": [null_if_infinite(b) for b in self.activation_budget],
             "step_seconds": self.step_seconds,
             "step_sync": list(self.step_sync),
             "cores": self.cores,
@@ -200,7 +201,7 @@ class Conditions:
             for key, link in data["links"].items():
                 source, target = key.split(">")
                 links[int(source), int(target)] = LinkState(
-                    link["delay"], _inf(link["bandwidth"]), link["jitter"]
+                    link["delay"], infinite_if_null(link["bandwidth"]), link["jitter"]
                 )
             return cls(
                 microbatches=data["microbatches"],
@@ -209,7 +210,7 @@ class Conditions:
                 backward_weight=tuple(data["backward_weight"]),
                 links=links,
                 message_bytes=data["message_bytes"],
-                activation_budget=tuple(_inf(b) for b in data["activation_budget"]),
+                activation_budget=tuple(infinite_if_null(b) for b in data["activation_budget"]),
                 step_seconds=data["step_seconds"],
                 step_sync=tuple(data.get("step_sync", ())),
                 cores=data["cores"],
@@ -228,11 +229,3 @@ def both_ways(pairs: Mapping[int, float] | Sequence[float]) -> dict[tuple[int, i
     for i, delay in items:
         links[i, i + 1] = links[i + 1, i] = LinkState(delay)
     return links
-
-
-def _none(value: float) -> float | None:
-    return None if math.isinf(value) else value
-
-
-def _inf(value: float | None) -> float:
-    return math.inf if value is None else value

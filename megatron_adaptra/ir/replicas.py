@@ -9,6 +9,7 @@ from typing import Any
 
 from megatron_adaptra.errors import BadInput, reading
 from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.routes import parse_worker, worker_name
 
@@ -153,6 +154,10 @@ class ReplicaConditions:
         """Seconds for which one message keeps the path from `source` to `target` busy."""
         return self.pipeline.message_bytes / self.link(source, target).bandwidth
 
+    def message_seconds(self, source: int, target: int) -> float:
+        """What a message takes from `source` to `target`: on the way, and for its bytes."""
+        return self.link(source, target).delay + self.wire(source, target)
+
     def port(self, worker: int) -> float:
         """Seconds for which one message keeps what `worker` sends or receives by busy."""
         return self.pipeline.message_bytes / self.ports.get(worker, math.inf)
@@ -166,11 +171,13 @@ class ReplicaConditions:
             "failed": [names(worker) for worker in sorted(self.failed)],
             "slow": {names(worker): times for worker, times in sorted(self.slow.items())},
             "paths": {
-                f"{names(a)}>{names(b)}": [link.delay, _none(link.bandwidth)]
+                f"{names(a)}>{names(b)}": [link.delay, null_if_infinite(link.bandwidth)]
                 for (a, b), link in sorted(self.paths.items())
             },
-            "ports": {names(worker): _none(rate) for worker, rate in sorted(self.ports.items())},
-            "activation_budget": [_none(budget) for budget in self.activation_budget],
+            "ports": {
+                names(worker): null_if_infinite(rate) for worker, rate in sorted(self.ports.items())
+            },
+            "activation_budget": [null_if_infinite(budget) for budget in self.activation_budget],
         }
 
     @classmethod
@@ -181,21 +188,16 @@ class ReplicaConditions:
             stages, paths = pipeline.stages, {}
             for key, (delay, bandwidth) in data["paths"].items():
                 source, target = (parse_worker(text, stages) for text in key.split(">"))
-                paths[source, target] = LinkState(delay, _inf(bandwidth))
+                paths[source, target] = LinkState(delay, infinite_if_null(bandwidth))
             return cls(
                 pipeline,
                 data["replicas"],
                 frozenset(parse_worker(text, stages) for text in data["failed"]),
                 {parse_worker(text, stages): times for text, times in data["slow"].items()},
                 paths,
-                {parse_worker(text, stages): _inf(r) for text, r in data["ports"].items()},
-                tuple(_inf(budget) for budget in data["activation_budget"]),
+                {
+                    parse_worker(text, stages): infinite_if_null(r)
+                    for text, r in data["ports"].items()
+                },
+                tuple(infinite_if_null(budget) for budget in data["activation_budget"]),
             )
-
-
-def _none(value: float) -> float | None:
-    return None if math.isinf(value) else value
-
-
-def _inf(value: float | None) -> float:
-    return math.inf if value is None else value

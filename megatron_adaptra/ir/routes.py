@@ -15,6 +15,7 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.op import Kind, Op
 
 Place = tuple[int, int, int]  # stage, home, microbatch
+Path = tuple[int, int]  # directed, between workers of adjacent stages
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,17 @@ class Routes:
         if home is None:
             return stage
         return self.moved.get((stage, home, microbatch), home) * self.stages + stage
+
+    def cross_paths(self, microbatches: int) -> frozenset[Path]:
+        """The paths between two replicas that an iteration of so many `microbatches` uses."""
+        found: set[Path] = set()
+        for stage in range(1, self.stages):
+            for home in range(self.replicas):
+                for microbatch in range(microbatches):
+                    a, b = (self.worker(s, microbatch, home) for s in (stage - 1, stage))
+                    if a // self.stages != b // self.stages:
+                        found |= {(a, b), (b, a)}
+        return frozenset(found)
 
     def name(self, worker: int) -> str:
         """`stage 2` of a single pipeline, `worker 1.2` of several: replica and stage."""

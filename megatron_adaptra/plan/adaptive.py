@@ -25,6 +25,7 @@ from megatron_adaptra.plan.search.job_shop import ROOM, JobShop, Order, exact_ti
 from megatron_adaptra.plan.search.rule_search import RuleSearch, shorter
 from megatron_adaptra.plan.search.search_budget import SearchBudget, end_of, late, left
 from megatron_adaptra.plan.search.tabu_search import TabuSearch
+from megatron_adaptra.plan.ten_digits import ten_digits
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.units import brief
 
@@ -69,11 +70,11 @@ def plan(conditions: Conditions, sends: str, time_limit: float | None) -> Schedu
     found += rivals(conditions, sends, RIVALS if plain else (*RIVALS, "warmup"), end)
     found = found or [one_by_one(conditions)]
     if not plain:
-        return min(found, key=lambda schedule: _rank(_simulated(schedule, conditions, sends)))
+        return min(found, key=lambda schedule: ten_digits(_simulated(schedule, conditions, sends)))
     timings = [shop.time(shop.order_of(schedule)) for schedule in found]
     best = min(
         range(len(found)),
-        key=lambda i: _rank(math.inf if (timing := timings[i]) is None else timing.makespan),
+        key=lambda i: ten_digits(math.inf if (timing := timings[i]) is None else timing.makespan),
     )
     return merge_backwards(shop, found[best]) if conditions.split else found[best]
 
@@ -152,11 +153,6 @@ def rivals(
 
 def _simulated(schedule: Schedule, conditions: Conditions, sends: str) -> float:
     return simulate(lower(schedule), conditions, sends).makespan
-
-
-def _rank(seconds: float) -> float:
-    """Ten digits: what differs in the last bits is equal, and then the first of all is taken."""
-    return float(f"{seconds:.9e}")
 
 
 def explain(schedule: Schedule, conditions: Conditions) -> str:

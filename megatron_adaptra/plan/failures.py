@@ -17,6 +17,7 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.model.replica_bounds import replica_bound
 from megatron_adaptra.plan.reroute import plan_replicas
+from megatron_adaptra.plan.ten_digits import ten_digits
 
 SHORT = 60_000  # ops of the search that ranks the places
 LONG = 2  # of the best places are searched in full
@@ -84,14 +85,14 @@ def best_failures(
     ]
     candidates = [(vector, with_failures(c, vector)) for vector in vectors]
     jobs = [(replica_bound(job), vector, job) for vector, job in candidates]
-    jobs.sort(key=lambda one: (_ten_digits(one[0]), one[1]))
+    jobs.sort(key=lambda one: (ten_digits(one[0]), one[1]))
     found: list[tuple[float, Vector, ReplicaConditions, FailurePlan]] = []
     for bound, vector, job in jobs:
         if found and bound >= min(one[0] for one in found) * (1 - 1e-9):
             break
         plan = plan_replicas(job, sends, ops=SHORT)
         kept = FailurePlan(vector, plan.predicted, plan.schedule)
-        found.append((_ten_digits(plan.predicted), vector, job, kept))
+        found.append((ten_digits(plan.predicted), vector, job, kept))
     found.sort(key=lambda one: one[:2])
     best = found[0][3]
     for _, vector, job, _ in found[:LONG]:
@@ -100,11 +101,6 @@ def best_failures(
             if plan.predicted < best.seconds * (1 - 1e-9):
                 best = FailurePlan(vector, plan.predicted, plan.schedule)
     return best
-
-
-def _ten_digits(seconds: float) -> float:
-    """What differs in the last bits is equal."""
-    return float(f"{seconds:.9e}")
 
 
 def failure_plans(

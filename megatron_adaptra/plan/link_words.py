@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.replicas import ReplicaConditions
 
 MOST_NAMED = 8  # links in a sentence
 
@@ -24,7 +25,7 @@ def _first(links: list[str]) -> list[str]:
     return [*links[:MOST_NAMED], f"and {len(links) - MOST_NAMED} more"]
 
 
-def link_in_words(conditions: Conditions, link: tuple[int, int]) -> str:
+def link_in_words(conditions: Conditions | ReplicaConditions, link: tuple[int, int]) -> str:
     """What a message takes on `link`, and how much of it because of its bytes."""
     text = f"{1e3 * conditions.message_seconds(*link):.3g} ms"
     if wire := conditions.wire(*link):

@@ -35,6 +35,7 @@ from megatron_adaptra.plan.replicas.shares import (
 )
 from megatron_adaptra.plan.replicas.words import loads_in_words
 from megatron_adaptra.plan.search.search_budget import end_of
+from megatron_adaptra.plan.ten_digits import ten_digits
 from megatron_adaptra.sim.clock import simulate
 
 NONE, SWAP, SHIFT, REROUTE = "none", "swap", "shift", "re-route"
@@ -70,13 +71,15 @@ class ReplicaPlan:
         timeline: as the simulator predicts it.
         conditions: what it was planned for.
         moves: the best of each kind, the cheapest first; without "none" where a worker is dead.
+        extra: seconds that it takes beyond its timeline, as measured.
     """
 
     schedule: Schedule
     program: Program
     timeline: Timeline
     conditions: ReplicaConditions
-    moves: tuple[Move, ...]
+    moves: tuple[Move, ...] = ()
+    extra: float = 0.0
 
     @cached_property
     def lower_bound(self) -> float:
@@ -86,7 +89,7 @@ class ReplicaPlan:
     @property
     def predicted(self) -> float:
         """Seconds of an iteration, the optimizer step included."""
-        return self.timeline.makespan
+        return self.timeline.makespan + self.extra
 
     @property
     def gap(self) -> float:
@@ -119,17 +122,33 @@ def plan_replicas(
     workers, bound = Workers(c), replica_bound(c) - c.pipeline.step_seconds
     search = RouteSearch(workers, min(ops, TIMES * workers.ops), end_of(time_limit))
     found = _moves(c, workers, search, bound)
-    moves, programs = [], {}
+    moves, plans = [], {}
     for name, one in found.items():
         schedule = workers.schedule(one.made, name)
         why = loads_in_words(schedule) or "every microbatch runs at home"
-        schedule = replace(schedule, why=why)
-        programs[name] = program = lower(schedule)
-        seconds = simulate(program, c, sends).makespan
-        moves.append(Move(name, schedule, seconds, _moved(schedule), schedule.peak_in_flight()))
-    best = min(moves, key=lambda move: float(f"{move.seconds:.9e}"))
-    program = programs[best.name]
-    return ReplicaPlan(best.schedule, program, simulate(program, c, sends), c, tuple(moves))
+        plan = plans[name] = evaluate_replicas(replace(schedule, why=why), c, sends)
+        held = plan.peak_in_flight
+        moves.append(Move(name, plan.schedule, plan.predicted, _moved(schedule), held))
+    best = min(moves, key=lambda move: ten_digits(move.seconds))
+    return replace(plans[best.name], moves=tuple(moves))
+
+
+def evaluate_replicas(
+    schedule: Schedule,
+    conditions: ReplicaConditions,
+    sends: str = "eager",
+    ahead: int | None = None,
+) -> ReplicaPlan:
+    """A plan for a `schedule` that is already there.
+
+    Args:
+        schedule: of as many replicas and stages as the conditions.
+        conditions: of all workers.
+        sends: "eager" or "rendezvous".
+        ahead: see `lower`.
+    """
+    program = lower(schedule, ahead)
+    return ReplicaPlan(schedule, program, simulate(program, conditions, sends), conditions)
 
 
 def _moves(

@@ -46,12 +46,16 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkEnd:
-    """One end of a link. `through`: the interface, RDMA ports or `memory` there; "" if unknown."""
+    """One end of a link. `through`: the interface, RDMA ports or `memory` there; "" if unknown.
+
+    `worker`: replica and stage, `1.2`, where replicas are planned together; else "".
+    """
 
     stage: int
     rank: int
     host: str
     through: str
+    worker: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from megatron_adaptra.runtime.agreement import (
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Controller
-from megatron_adaptra.runtime.replan_loop import ReplanLoop
+from megatron_adaptra.runtime.planning_thread import PlanningThread
 from megatron_adaptra.telemetry.report import StageReport
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
@@ -38,7 +38,7 @@ class Leader(Controller):
         ballot: Ballot,
         channels: Mapping[int, Channel],
         store: DecisionStore,
-        loop: ReplanLoop,
+        loop: PlanningThread[Any],
         *,
         first: int = 0,
         watcher: int | None = None,

@@ -45,7 +45,7 @@ class RunRecord:
     def iteration(
         self, iteration: int, reports: Sequence[StageReport], status: Mapping[str, Any]
     ) -> None:
-        """All stages have reported `iteration`. `status`: what charts show, see ReplanLoop."""
+        """All stages have reported `iteration`. `status`: what charts show, see PlanningThread."""
         if self._file is not None:
             each = [report.to_json() for report in reports]
             status = {k: v for k, v in status.items() if k != "iteration"}
@@ -99,7 +99,7 @@ def shortened(lines: Sequence[bytes]) -> list[bytes]:
 
 @dataclass(frozen=True)
 class RecordedIteration:
-    """`at`: seconds since 1970. `status`: of charts, see ReplanLoop. `reports`: by stage."""
+    """`at`: seconds since 1970. `status`: of charts, see PlanningThread. `reports`: by stage."""
 
     at: float
     status: Mapping[str, Any]

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan, evaluate, make_plan
+from megatron_adaptra.plan.reroute import ReplicaPlan
 
+AnyPlan = Plan | ReplicaPlan
 NOISE = 0.05  # share by which the medians of iterations may differ, whatever the plan
 
 
@@ -51,11 +53,11 @@ class ReplanPolicy:
     def _plan(self, conditions: Conditions) -> Plan:
         return make_plan(conditions, self.policy, self.sends, ahead=self.ahead)
 
-    def gains(self, plan: Plan, current: Plan) -> bool:
+    def gains(self, plan: AnyPlan, current: AnyPlan) -> bool:
         """Whether a plan is clearly faster."""
         return plan.predicted <= current.predicted * (1 - self.min_gain)
 
-    def worth(self, plan: Plan, current: Plan, eased: bool) -> bool:
+    def worth(self, plan: AnyPlan, current: AnyPlan, eased: bool) -> bool:
         """Whether to swap: clearly faster, or a link is better (`eased`) and memory is freed.
 
         Back to Megatron's own messages always frees some.
@@ -66,7 +68,7 @@ class ReplanPolicy:
         much = current.predicted * (1 + self.min_gain)
         return self.gains(plan, current) or (eased and lighter and plan.predicted <= much)
 
-    def spares(self, start: Plan, current: Plan) -> bool:
+    def spares(self, start: AnyPlan, current: AnyPlan) -> bool:
         """Whether the plan in force gains so little that the first one would do.
 
         Half the gain that brings a plan in: what is just worth it does not go to and fro.

@@ -20,7 +20,7 @@ from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.runtime.decisions import what_back, why_none, why_swap, why_undone
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.trial import AFTER, Backoff, History, Outcome
+from megatron_adaptra.runtime.trial import Outcome, Trials
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.report import StageReport
@@ -74,12 +74,8 @@ class Replanner:
         self._changed: dict[Link, float] = {}  # links not yet planned for, with their old delays
         self._over_budget = False  # a plan in force may take more memory than there is
         self._iteration = 0  # the last one
-        self._since = 0  # the first iteration of the plan in force
         self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
-        self._history = History()
-        self._trial: Change | None = None  # in force, and not yet compared with what was before
-        self._slower: tuple[Change, Outcome] | None = None  # in force, and to be undone
-        self._to_start, self._from_start = Backoff(), Backoff()  # by where a change leads
+        self._trials: Trials[Change] = Trials(start, rule)
 
     def observe(
         self, iteration: int, reports: Sequence[StageReport], ran: Schedule | None
@@ -98,9 +94,8 @@ class Replanner:
         seconds = reports[0].seconds
         if seconds is not None:
             self._seconds.append(seconds)
-        self._history.add(iteration, reports)
         changed = self.estimator.update(reports)
-        self._judge(iteration, bool(changed))
+        self._trials.observe(iteration, reports, seconds, bool(changed))
         self._over_budget |= self.estimator.measure_budget(reports)
         self.predicted = None
         # To simulate an iteration takes a while, in which training launches less.
@@ -128,7 +123,7 @@ class Replanner:
             return None
         self._in_force = in_force
         self._iteration = iteration
-        before = iteration < self._since  # of the plan before: what has changed shows again
+        before = iteration < self._trials.since  # of the plan before: what has changed shows again
         changed = [] if before else list(changed)
         for link in changed:
             self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
@@ -136,8 +131,8 @@ class Replanner:
             return None
         if self._over_budget and (change := self._for_memory()) is not None:
             return change
-        if self._slower is not None:
-            return self._undo(*self._slower)
+        if self._trials.slower is not None:
+            return self._undo(*self._trials.slower)
         if before:
             return None
         if self._changed and not self._postponed(bool(changed)):
@@ -148,8 +143,8 @@ class Replanner:
 
     def swapped(self, change: Change, iteration: int) -> None:
         """`change` is in force from `iteration` on."""
-        self._since, self._changed = iteration, {}
-        self._trial, self._slower = change if change.trial else None, None
+        self._trials.swapped(change, iteration)
+        self._changed = {}
         if (undone := change.undoes) is not None and undone.retry:
             self._changed = dict(undone.links)  # once it is not blocked any more
 
@@ -165,47 +160,12 @@ class Replanner:
         schedule = make_plan(conditions, policy, self.rule.sends).schedule
         return simulate(lower(schedule, 0), conditions, self.rule.sends)
 
-    def _judge(self, iteration: int, changed: bool) -> None:
-        """Compare the iterations on a new plan with those before, once there are enough.
-
-        `changed`: some link is another one now, so that a comparison says nothing of the plan.
-        """
-        change = self._trial
-        if change is None or iteration < self._since:
-            return
-        if changed or iteration > self._since + AFTER:
-            self._trial = None
-        outcome = self._history.compare(self._since)
-        if changed or outcome is None:
-            return
-        expected = outcome.before + change.plan.predicted - change.current.predicted
-        backoff = self._backoff(change.plan.schedule)
-        if self.rule.slower(outcome.before, outcome.after, expected):
-            self._slower = change, outcome
-            backoff.failed(iteration)
-        else:
-            backoff.passed()
-
-    def _backoff(self, schedule: Schedule) -> Backoff:
-        return self._to_start if schedule.same_as(self._start) else self._from_start
-
-    def _blocked(self, schedule: Schedule) -> bool:
-        """Whether it is of a kind that has lately turned out slower."""
-        return self._backoff(schedule).blocks(self._iteration)
-
     def _postponed(self, changed: bool) -> bool:
-        """Whether links that have changed, some of them just now (`changed`), are to wait.
-
-        They do while a kind of plan is blocked. New delays wait, too: what has failed is the
-        model's prediction, and the next plan would be made by the same model. A link that flaps
-        would bring in, each time, a plan that loses.
-        """
-        if not (self._to_start.blocks(self._iteration) or self._from_start.blocks(self._iteration)):
-            return False
-        if changed:
+        """Whether links that have changed, some of them just now (`changed`), are to wait."""
+        postponed = self._trials.postpones(self._in_force, self._iteration, LEARN)
+        if changed and (postponed or self._trials.blocks_any(self._iteration)):
             self.estimator.accept()
-        only = self._in_force.same_as(self._start) and self._from_start.blocks(self._iteration)
-        return only or self._iteration % LEARN != 0
+        return postponed
 
     def _undo(self, change: Change, outcome: Outcome) -> Change:
         """The plan before was faster, by what iterations have taken, whatever was predicted."""
@@ -232,7 +192,7 @@ class Replanner:
         if not self.rule.worth(plan, current, eased):
             self.stays = why_none(before, conditions)
             return None
-        if self._blocked(plan.schedule):
+        if self._trials.blocks(plan.schedule, self._iteration):
             self._changed = before
             return None
         why = why_swap(before, conditions, current, plan, back=plan.schedule is self._start)
@@ -243,6 +203,7 @@ class Replanner:
         now, budgets = self._in_force, self.estimator.budgets
         if now.chunks == 1 and not self._start.stock:  # Megatron's own is what it is
             self._start = first_schedule(now.stages, now.microbatches, budgets)
+            self._trials.start = self._start
         conditions = self.estimator.conditions()
         current = self._evaluate(now, conditions)
         held = [] if now.stock else current.peak_in_flight
@@ -261,8 +222,8 @@ class Replanner:
         """Whether the plan in force is still needed: it was made from a few hasty samples."""
         began = time.perf_counter()
         at_start = self._in_force.same_as(self._start)
-        backoff = self._from_start if at_start else self._to_start
-        if backoff.blocks(self._iteration) or (at_start and self.estimator.stock_extra == 0):
+        blocked = self._trials.blocks_leaving(self._in_force, self._iteration)
+        if blocked or (at_start and self.estimator.stock_extra == 0):
             return None
         conditions = self.estimator.conditions()
         current = self._evaluate(self._in_force, conditions)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection
 from statistics import median, median_low
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.report import StageReport
 
 BEFORE, AFTER = 2, 4  # iterations whose medians are compared; the first one on a plan is in neither
@@ -35,9 +37,9 @@ class History:
         self._measured: deque[tuple[int, Measured]] = deque(maxlen=BEFORE + 1 + AFTER)
         self._last: tuple[int, float] | None = None  # observed: its number, and its `microbatch`
 
-    def add(self, iteration: int, reports: Sequence[StageReport]) -> None:
-        """Take all stages' `reports` of `iteration`, which have the seconds of the one before."""
-        seconds, last = reports[0].seconds, self._last
+    def add(self, iteration: int, reports: Collection[StageReport], seconds: float | None) -> None:
+        """Take all `reports` of `iteration`; `seconds`: of the one before, None if not known."""
+        last = self._last
         if seconds is not None and last is not None and last[0] == iteration - 1:
             self._measured.append((iteration - 1, Measured(seconds, last[1])))
         self._last = iteration, _microbatch_seconds(reports)
@@ -57,7 +59,7 @@ class History:
         return Outcome(median(m.seconds for m in old), median_low(m.seconds for m in new))
 
 
-def _microbatch_seconds(reports: Sequence[StageReport]) -> float:
+def _microbatch_seconds(reports: Collection[StageReport]) -> float:
     """What the ops of one microbatch took on the slowest stage, by the wall clock.
 
     On crowded cores that grows with what else runs there, which is no fault of a plan.
@@ -87,3 +89,119 @@ class Backoff:
     def blocks(self, iteration: int) -> bool:
         """Whether it is not to be tried in `iteration`."""
         return iteration < self._until
+
+
+class Evaluated(Protocol):
+    """A Plan, or a ReplicaPlan."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """That was planned."""
+        ...
+
+    @property
+    def predicted(self) -> float:
+        """Seconds of an iteration."""
+        ...
+
+
+class OnTrial(Protocol):
+    """A change of plan: from the `current` one to another `plan`; see Change."""
+
+    @property
+    def plan(self) -> Evaluated:
+        """What comes."""
+        ...
+
+    @property
+    def current(self) -> Evaluated:
+        """What was in force."""
+        ...
+
+    @property
+    def trial(self) -> bool:
+        """If iterations turn out slower, the plan before comes back."""
+        ...
+
+
+C = TypeVar("C", bound=OnTrial)
+
+
+class Trials(Generic[C]):
+    """Which change has made iterations slower, and which kind of plan is not tried for now.
+
+    Args:
+        start: the schedule to come back to; changes to it and from it are kinds of their own.
+        rule: which says what is slower.
+
+    `since`: the first iteration of the plan in force. `slower`: the change that is to be undone,
+    and what was measured.
+    """
+
+    def __init__(self, start: Schedule, rule: ReplanPolicy) -> None:
+        self.start, self.since = start, 0
+        self.slower: tuple[C, Outcome] | None = None
+        self._rule, self._history = rule, History()
+        self._trial: C | None = None  # in force, and not yet compared with what was before
+        self._to_start, self._from_start = Backoff(), Backoff()
+
+    def observe(
+        self, iteration: int, reports: Collection[StageReport], seconds: float | None, changed: bool
+    ) -> None:
+        """Compare the iterations on a new plan with those before, once there are enough.
+
+        Args:
+            iteration: its number.
+            reports: of all workers.
+            seconds: of the iteration before; None if not known.
+            changed: something is other than before, so that a comparison shows nothing of the plan.
+        """
+        self._history.add(iteration, reports, seconds)
+        change = self._trial
+        if change is None or iteration < self.since:
+            return
+        if changed or iteration > self.since + AFTER:
+            self._trial = None
+        outcome = self._history.compare(self.since)
+        if changed or outcome is None:
+            return
+        expected = outcome.before + change.plan.predicted - change.current.predicted
+        backoff = self._backoff(change.plan.schedule)
+        if self._rule.slower(outcome.before, outcome.after, expected):
+            self.slower = change, outcome
+            backoff.failed(iteration)
+        else:
+            backoff.passed()
+
+    def swapped(self, change: C, iteration: int) -> None:
+        """`change` is in force from `iteration` on."""
+        self.since = iteration
+        self._trial, self.slower = change if change.trial else None, None
+
+    def blocks(self, schedule: Schedule, iteration: int) -> bool:
+        """Whether a `schedule` is of a kind that has turned out slower before this `iteration`."""
+        return self._backoff(schedule).blocks(iteration)
+
+    def blocks_leaving(self, schedule: Schedule, iteration: int) -> bool:
+        """Whether no other kind of plan may follow a `schedule` in this `iteration`."""
+        at_start = schedule.same_as(self.start)
+        return (self._from_start if at_start else self._to_start).blocks(iteration)
+
+    def blocks_any(self, iteration: int) -> bool:
+        """Whether some kind of plan is not to be tried in this `iteration`."""
+        return self._to_start.blocks(iteration) or self._from_start.blocks(iteration)
+
+    def postpones(self, in_force: Schedule, iteration: int, every: int) -> bool:
+        """Whether what has changed is to wait while a kind of plan is blocked in this `iteration`.
+
+        New changes wait, too: what has failed is the model's prediction, and the next plan would be
+        made by the same model. What flaps would bring in, each time, a plan that loses. With a plan
+        `in_force` that is not the start, one of `every` iterations does not wait.
+        """
+        if not self.blocks_any(iteration):
+            return False
+        only = in_force.same_as(self.start) and self._from_start.blocks(iteration)
+        return only or iteration % every != 0
+
+    def _backoff(self, schedule: Schedule) -> Backoff:
+        return self._to_start if schedule.same_as(self.start) else self._from_start

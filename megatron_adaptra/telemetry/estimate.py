@@ -10,9 +10,10 @@ from typing import Any
 
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
 from megatron_adaptra.telemetry.link_estimates import LinkEstimates
-from megatron_adaptra.telemetry.op_seconds import WINDOW, OpSeconds, StageOps
+from megatron_adaptra.telemetry.op_seconds import Correction, OpSeconds, StageOps
 from megatron_adaptra.telemetry.report import Memory, StageReport
 from megatron_adaptra.telemetry.step_sync import StepSyncModel
 from megatron_adaptra.telemetry.stock_messages import RECENT, Link
@@ -75,7 +76,7 @@ class Estimator:
         self._ops = [StageOps(cores, chunks) for _ in range(stages)]
         self._on_device = on_device
         self._step = StepSyncModel(None) if on_device else StepSyncModel()
-        self._ratios: deque[float] = deque(maxlen=WINDOW)
+        self._correction = Correction()
         self._waits: deque[float] = deque(maxlen=RECENT)  # unexplained, per second of delay
 
     def update(self, reports: Sequence[StageReport]) -> list[Link]:
@@ -109,6 +110,11 @@ class Estimator:
         self._links.accept()
 
     @property
+    def known(self) -> bool:
+        """Whether there has been a report of every stage: without there are no conditions."""
+        return all(ops.known for ops in self._ops)
+
+    @property
     def calibrated(self) -> bool:
         """Whether of every link it is known what is normal."""
         return all(chart.level is not None for chart in self.charts.values())
@@ -125,13 +131,13 @@ class Estimator:
             "message_bytes": self.message_bytes, "budget": budget, "rendezvous": self.rendezvous,
             "everything": self.everything, "chunks": self.chunks, "split": self._splits,
             "recompute": self.recompute, "on_device": self._on_device,
-            "at_first": [None if math.isinf(x) else x for x in self._at_first],
+            "at_first": [null_if_infinite(x) for x in self._at_first],
         }  # fmt: skip
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Estimator:
         """One that has measured nothing yet, made with the `settings()` of another."""
-        at_first = [math.inf if x is None else x for x in settings["at_first"]]
+        at_first = [infinite_if_null(x) for x in settings["at_first"]]
         budget = Budget(**settings["budget"])
         return cls(**{**settings, "budget": budget, "at_first": at_first})
 
@@ -143,8 +149,7 @@ class Estimator:
 
     def learn(self, predicted: float, measured: float) -> None:
         """Take note of an iteration's `predicted` (uncorrected) and `measured` seconds."""
-        if predicted > 0:
-            self._ratios.append(measured / predicted)
+        self._correction.learn(predicted, measured)
 
     def learn_stock(self, predicted: float, measured: float) -> None:
         """The same of one over Megatron's own messages: its `predicted` and `measured` seconds.
@@ -169,7 +174,7 @@ class Estimator:
     @property
     def correction(self) -> float:
         """What op seconds are multiplied with: cores and caches are shared in ways not modelled."""
-        return min(max(median(self._ratios), 0.9), 1.25) if self._ratios else 1.0
+        return self._correction.factor
 
     def delays(self) -> dict[str, float]:
         """Seconds of every link now, by `"2>3"`."""

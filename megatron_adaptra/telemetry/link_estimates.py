@@ -1,7 +1,12 @@
-"""What the links of a pipeline take now: a chart and a model for each, fed with stages' reports."""
+"""What links take now: a chart and a model for each, fed with reports.
+
+Between the stages of a pipeline, or the workers of several (`ir.routes` numbers both): `stage` of a
+report here is the number of its worker, as are the sources in it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from megatron_adaptra.ir.conditions import LinkState
@@ -11,11 +16,12 @@ from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.stock_messages import Excess, Link, is_stock, stock_links
 
 TIME_SLICE = 0.003  # seconds for which Linux lets a process have a core that others want
+LONGEST = 3600.0  # seconds: no message takes longer
 THIN = 0.05  # of a stage's seconds, from which on a message's time on the wire matters
 
 
 class LinkEstimates:
-    """All directed links between neighbours.
+    """Directed links: by default all between neighbours of one pipeline.
 
     Args:
         hosts: by stage, an identity of its machine. Stages of one machine share a clock; between
@@ -25,6 +31,7 @@ class LinkEstimates:
         rendezvous: a message moves only after its receive is posted.
         shared: stages share cores.
         on_device: Megatron's own messages are NCCL's.
+        links: to begin with; None for those of a pipeline.
 
     `charts`: of the seconds that a message takes, by link.
     """
@@ -38,23 +45,34 @@ class LinkEstimates:
         rendezvous: bool = False,
         shared: bool = False,
         on_device: bool = False,
+        links: Iterable[Link] | None = None,
     ) -> None:
         self._hosts, self._message_bytes, self._chunks = hosts, message_bytes, chunks
         self._rendezvous, self._on_device = rendezvous, on_device
-        stages = len(hosts)
-        pairs = [(s, s + 1) for s in range(stages - 1)]
-        if chunks > 1 and stages > 2:
-            pairs.append((stages - 1, 0))
         # A message that waits for a core to be handled looks like one that is still on its way.
         self._floor = TIME_SLICE if shared else 0.0
         # Where threads wait for a core, many a message does; a slow link delays all of them.
         self._crowded = on_device or shared
-        self.charts = {link: DelayChart(self._floor) for a, b in pairs for link in ((a, b), (b, a))}
-        self._models = {link: LinkModel() for link in self.charts}
-        self._excesses = {link: Excess() for link in self.charts}
-        self._excess = dict.fromkeys(self.charts, 0.0)  # now, of Megatron's messages over ours
+        self.charts: dict[Link, DelayChart] = {}
+        self._models: dict[Link, LinkModel] = {}
+        self._excesses: dict[Link, Excess] = {}
+        self._excess: dict[Link, float] = {}  # now, of Megatron's messages over ours
         self._stage_seconds = 0.0
-        self._planned = dict.fromkeys(self.charts, 0.0)  # seconds for its bytes, planned for
+        self._planned: dict[Link, float] = {}  # seconds for its bytes, planned for
+        for link in _of_pipeline(len(hosts), chunks) if links is None else links:
+            self.watch(link)
+
+    def watch(self, link: Link) -> None:
+        """Take in another `link`, if it is a new one."""
+        if link not in self.charts:
+            self.charts[link] = DelayChart(self._floor)
+            self._models[link], self._excesses[link] = LinkModel(), Excess()
+            self._excess[link] = self._planned[link] = 0.0
+
+    def forget(self, link: Link) -> None:
+        """Nothing is known of this `link` any more."""
+        for rows in (self.charts, self._models, self._excesses, self._excess, self._planned):
+            rows.pop(link, None)
 
     def update(self, reports: Sequence[StageReport], stage_seconds: float) -> list[Link]:
         """Take one iteration's `reports`, one per stage; the links whose change is confirmed.
@@ -68,7 +86,8 @@ class LinkEstimates:
         changed = [
             link
             for link, chart in self.charts.items()
-            if link in delays and chart.update(max(0.0, delays[link]), stage_seconds)
+            if delays.get(link, math.inf) <= LONGEST
+            and chart.update(max(0.0, delays[link]), stage_seconds)
         ]
         # What of it is for its bytes takes some more iterations to find out.
         return changed + [link for link in self.charts if link not in changed and self._apart(link)]
@@ -111,14 +130,19 @@ class LinkEstimates:
     def _of_ours(self, reports: Sequence[StageReport]) -> dict[Link, float]:
         """Seconds per link, from the stamps of our messages.
 
-        What a link is worse for Megatron's messages is added where that was once measured.
+        What a link is worse for Megatron's messages is added where that was once measured. A link
+        that carries none of ours at the moment has its probes, for which receives stand posted.
         """
-        delays = _by_link((r.stage, r.delay_p25 if self._crowded else r.delay) for r in reports)
-        transits = _by_link((r.stage, r.transit) for r in reports)
-        ahead = _by_link((r.stage, r.ahead) for r in reports)
+        probed = _by_link((r.stage, r.probed) for r in reports)
+        carried = _by_link((r.stage, r.delay_p25 if self._crowded else r.delay) for r in reports)
+        delays = probed | carried
+        transits = probed | _by_link((r.stage, r.transit) for r in reports)
+        ahead = dict.fromkeys(probed, math.inf) | _by_link((r.stage, r.ahead) for r in reports)
         found = {}
         for link in self.charts:
             if (delay := self._delay(link, delays, transits, ahead)) is not None:
+                if link not in carried:  # a small message shows nothing of what bytes take
+                    delay += self._models[link].wire(self._message_bytes)
                 self._excess[link] = excess = self._excesses[link].believed()
                 found[link] = self._models[link].as_stock(delay) + max(0.0, excess)
         return found
@@ -184,6 +208,14 @@ class LinkEstimates:
         if ahead[reverse] < delays[link]:  # its own time may contain such a wait
             handshake = min(handshake, delays[link] / 2)
         return delays[link] - handshake
+
+
+def _of_pipeline(stages: int, chunks: int) -> list[Link]:
+    """Both ways between neighbours; several chunks make a ring of the stages."""
+    pairs = [(s, s + 1) for s in range(stages - 1)]
+    if chunks > 1 and stages > 2:
+        pairs.append((stages - 1, 0))
+    return [link for a, b in pairs for link in ((a, b), (b, a))]
 
 
 def _by_link(rows: Iterable[tuple[int, Mapping[int, float]]]) -> dict[Link, float]:

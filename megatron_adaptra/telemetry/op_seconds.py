@@ -10,6 +10,7 @@ from typing import NamedTuple
 from megatron_adaptra.telemetry.report import StageReport
 
 WINDOW = 5  # iterations over which op seconds are taken
+LIMITS = 0.9, 1.25  # of a correction
 
 
 class OpSeconds(NamedTuple):
@@ -42,7 +43,9 @@ class StageOps:
         self._shares: deque[Shares] = deque(maxlen=WINDOW)
 
     def update(self, report: StageReport) -> None:
-        """Take the stage's `report` of an iteration."""
+        """Take the stage's `report` of an iteration, if it has run a microbatch."""
+        if "F" not in report.wall:
+            return
         scale, seconds = 1.0, report.wall
         if self._cores is not None:
             scale, seconds = report.overhead, report.cpu
@@ -59,6 +62,24 @@ class StageOps:
     def seconds(self) -> OpSeconds:
         """The medians of the last iterations."""
         return OpSeconds(*_medians(self._seconds))
+
+
+class Correction:
+    """What op seconds are multiplied with: cores and caches are shared in ways not modelled."""
+
+    def __init__(self) -> None:
+        self._ratios: deque[float] = deque(maxlen=WINDOW)
+
+    def learn(self, predicted: float, measured: float) -> None:
+        """Take note of an iteration's `predicted` (uncorrected) and `measured` seconds."""
+        if predicted > 0:
+            self._ratios.append(measured / predicted)
+
+    @property
+    def factor(self) -> float:
+        """By the median of the last iterations, within limits."""
+        least, most = LIMITS
+        return min(max(median(self._ratios), least), most) if self._ratios else 1.0
 
 
 def _shares(seconds: Mapping[str, float], before: Shares) -> Shares:

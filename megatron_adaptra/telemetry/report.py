@@ -68,7 +68,10 @@ class StockOp(NamedTuple):
 
 @dataclass(frozen=True)
 class StageReport:
-    """Seconds everywhere; by kind of op (`F`), or by the stage that messages came from.
+    """Seconds everywhere; by kind of op (`F`), or by the worker that messages came from.
+
+    A worker is a number as in `ir.routes`: of a single pipeline, its stage. `stage` is one in any
+    case; who has sent a report shows whose it is.
 
     `overhead`: CPU seconds of the process per CPU second of its ops. `delay`, `delay_p25`,
     `transit`, `ahead`, `starved`: see IterationRecord. `probed`: delays of small messages

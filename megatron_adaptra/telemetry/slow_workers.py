@@ -135,10 +135,7 @@ class SlowWorkers:
         found = []
         for worker, factor in self.factors().items():
             if _differ(factor, self._decided[worker]):
-                takes = "as long as its peers again"
-                if _differ(factor, 1.0):
-                    takes = f"{factor:.1f} times as long as its peers"
-                found.append(f"worker {worker_name(worker, self._stages)} takes {takes}")
+                found.append(worker_in_words(worker, factor, self._stages))
         return found
 
     def alarms(self) -> list[str]:
@@ -165,6 +162,14 @@ class SlowWorkers:
 
     def _of(self, stage: int) -> range:
         return range(stage, self._workers, self._stages)
+
+
+def worker_in_words(worker: int, factor: float, stages: int) -> str:
+    """That a `worker`, of replicas with so many `stages`, takes `factor` times as long as peers."""
+    takes = f"{factor:.1f} times as long as its peers"
+    if not _differ(factor, 1.0):
+        takes = "as long as its peers again"
+    return f"worker {worker_name(worker, stages)} takes {takes}"
 
 
 class _Normal:

@@ -105,7 +105,7 @@ def history(seconds: Sequence[float], missing: Sequence[int] = ()) -> History:
     out = History()
     for i, last in enumerate([None, *seconds]):
         if i not in missing:
-            out.add(i, [report(0, iteration=i, seconds=last, wall={"F": 1.0, "B": 2.0})])
+            out.add(i, [report(0, iteration=i, wall={"F": 1.0, "B": 2.0})], last)
     return out
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,9 +36,12 @@ from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.decisions import Worker
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.planning_thread import PlanningThread
 from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.runtime.replica_loop import ReplicaLoop
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 
 # Microbatches whose memory the first half of a backward may take besides, on a GPU: gradients of
 # all that is kept for the second half, while nothing is freed. Measured: 0.4 to 1.2.
@@ -49,7 +53,8 @@ _LONGEST = 300  # characters of a reason
 class _Means:
     """What plans of a run are made for.
 
-    `searches`: plans may have any order of ops. `pinned`: the order has to stay Megatron's.
+    `executes`: our executor runs the ops. `searches`: plans may have any order of ops. `pinned`:
+    the order has to stay Megatron's.
     """
 
     microbatches: int
@@ -57,6 +62,7 @@ class _Means:
     rendezvous: bool
     split: bool
     recompute: bool
+    executes: bool
     searches: bool
     pinned: bool
 
@@ -92,6 +98,7 @@ def start_run(
         rendezvous=wiring.rendezvous and context.emulator is None,
         split=executes and SPLIT not in limits,
         recompute=config.recompute and RECOMPUTE not in limits,
+        executes=executes,
         # Of chunks the order is Megatron's: dropout falls as it does there.
         searches=config.policy == "adaptive" and executes and chunks == 1,
         pinned=bool(pinned),
@@ -164,14 +171,10 @@ def _prepare(
             prepare=prepare,
         )  # fmt: skip
         return member, digest
-    peaks = ballot.lasting[SCHEDULE].peak_in_flight()
-    estimator = _estimator(context, wiring, means, new_message().nbytes, peaks)
-    estimator.resume(delays)
     last = dist.get_world_size() - 1  # Megatron's own writers are there
-    workers = [Worker(rank, group.names[rank]) for rank in context.ranks]
-    loop = ReplanLoop(
-        start, estimator, _policy(context, means), log, workers,
-        announce=announce and group.members[0] == 0,
+    loop = _loop(
+        context, wiring, means, start, ballot.lasting[SCHEDULE], delays, new_message().nbytes,
+        announce and group.members[0] == 0,
     )  # fmt: skip
     watcher = group.members.index(last) if last in group.members[1:] else None
     leader = Leader(
@@ -183,6 +186,43 @@ def _prepare(
 def _prepared(cross: CrossLinks, ballot: Ballot, proposal: Proposal) -> None:
     """Make sure that this rank can run a proposal. Raises an AdaptraError if not."""
     cross.open(proposal, ballot.lasting)
+
+
+def _loop(
+    context: RankContext,
+    wiring: Wiring,
+    means: _Means,
+    start: Schedule,
+    first: Schedule,
+    delays: Mapping[str, float],
+    message_bytes: int,
+    announce: bool,
+) -> PlanningThread[Any]:
+    """What plans on the leader.
+
+    `first`: what the job begins with; `delays`: that it was made for.
+    """
+    group, log, peaks = wiring.plan_group, wiring.log, first.peak_in_flight()
+    assert log is not None
+    workers = [Worker(rank, group.names[rank]) for rank in context.workers]
+    rule = _policy(context, means)
+    estimators = []
+    for replica in range(context.replicas):
+        own = slice(replica * context.stages, (replica + 1) * context.stages)
+        estimators.append(
+            _estimator(context, wiring, means, message_bytes, peaks[own], context.workers[own])
+        )
+        resumed = {}
+        for link, seconds in delays.items():
+            a, b = (int(worker) - own.start for worker in link.split(">"))
+            resumed[f"{a}>{b}"] = seconds
+        estimators[-1].resume(resumed)
+    if context.replicas == 1:
+        return ReplanLoop(start, estimators[0], rule, log, workers, announce=announce)
+    moves = context.config.reroute if means.executes else "swap"
+    return ReplicaLoop(
+        start, ReplicaEstimator(estimators), rule, log, workers, mode=moves, announce=announce
+    )
 
 
 def _starting(context: RankContext, wiring: Wiring, means: _Means) -> Schedule:
@@ -217,9 +257,13 @@ def _estimator(
     means: _Means,
     message_bytes: int,
     at_first: Sequence[float],
+    ranks: Sequence[int],
 ) -> Estimator:
-    """`at_first`: microbatches per stage that fit, for the job begins with as many."""
-    hosts, cores = _hosts_and_cores(context, wiring)
+    """Of the pipeline of `ranks`, by stage.
+
+    `at_first`: microbatches per stage that fit, for the job begins with as many.
+    """
+    hosts, cores = _hosts_and_cores(wiring, ranks)
     return Estimator(
         means.microbatches, hosts, cores, message_bytes, context.budget, means.rendezvous,
         context.emulator is None or context.device.behind, chunks=means.chunks, split=means.split,
@@ -244,14 +288,14 @@ def _resumed(
         return None, {}
 
 
-def _hosts_and_cores(context: RankContext, wiring: Wiring) -> tuple[list[str], float | None]:
-    """Stage by stage the machine's identity, and the cores this pipeline can count on.
+def _hosts_and_cores(wiring: Wiring, ranks: Sequence[int]) -> tuple[list[str], float | None]:
+    """Stage by stage the machine's identity, and the cores that the pipeline of `ranks` has.
 
     None where each stage has cores enough.
     """
-    everywhere = wiring.plan_group.clock_ids
-    hosts = [everywhere[rank] for rank in context.ranks]
+    everywhere, stages = wiring.plan_group.clock_ids, len(ranks)
+    hosts = [everywhere[rank] for rank in ranks]
     if wiring.device.type == "cuda" or len(set(hosts)) > 1:
         return hosts, None
-    cores = len(os.sched_getaffinity(0)) * context.stages / everywhere.count(hosts[0])
-    return hosts, cores if cores < context.stages else None
+    cores = len(os.sched_getaffinity(0)) * stages / everywhere.count(hosts[0])
+    return hosts, cores if cores < stages else None

@@ -14,7 +14,7 @@ def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
     if run is None or not isinstance(run.controller, Leader):
         return None
     schedule = run.controller.ballot.lasting[SCHEDULE]
-    return {"schedule": schedule.text(), "delays": run.controller.loop.estimator.state()}
+    return {"schedule": schedule.text(), "delays": run.controller.loop.state()}
 
 
 def summary(run: Run | None) -> str:

@@ -26,13 +26,12 @@ from megatron_adaptra.cli.replicas.source import (
     baselines,
     chosen_move,
     plan_within,
-    replica_plan_of,
     untreated,
 )
 from megatron_adaptra.cli.replicas.words import decision, in_table
 from megatron_adaptra.files import results_folder
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.plan.reroute import ReplicaPlan
+from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas
 from megatron_adaptra.view import drawing
 from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.pipeline import pipeline_gantt
@@ -137,7 +136,7 @@ def _gantts(plan: ReplicaPlan, sends: str) -> dict[str, Gantt]:
     if stock is not None:
         shown[UNTREATED] = stock
     for move in plan.moves:
-        shown[in_table(move.name)] = replica_plan_of(move.schedule, conditions, sends)
+        shown[in_table(move.name)] = evaluate_replicas(move.schedule, conditions, sends)
     return {
         name: pipeline_gantt(one.timeline, one.timeline.makespan, conditions)
         for name, one in shown.items()

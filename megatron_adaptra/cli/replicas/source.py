@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import NamedTuple
 
 from megatron_adaptra.cli.job import Job
@@ -17,11 +18,10 @@ from megatron_adaptra.plan.reroute import (
     REROUTE,
     SHIFT,
     SWAP,
-    Move,
     ReplicaPlan,
+    evaluate_replicas,
     plan_replicas,
 )
-from megatron_adaptra.sim.clock import simulate
 
 BEST = "adaptive"  # of --policy: the best move
 SOON = 100_000  # replicas x stages x microbatches that take a minute at the most
@@ -56,7 +56,8 @@ def replica_plan(args: argparse.Namespace, job: Job) -> ReplicaPlan:
         if policy not in known:
             allowed = f"this job has no such plan, only {', '.join(known)}"
             raise BadInput("--policy", policy, allowed)
-        plan = replica_plan_of(known[policy].schedule, conditions, args.sends, plan.moves)
+        chosen = evaluate_replicas(known[policy].schedule, conditions, args.sends)
+        plan = replace(chosen, moves=plan.moves)
     check(plan.program, conditions.activation_budget)
     return plan
 
@@ -92,26 +93,7 @@ def replica_plan_from(args: argparse.Namespace, job: Job, schedule: Schedule | N
         check(lower(schedule), conditions.activation_budget)
     except ScheduleError as error:
         raise BadFile("--schedule", args.schedule, f"it cannot run: {error}") from None
-    return replica_plan_of(schedule, conditions, args.sends)
-
-
-def replica_plan_of(
-    schedule: Schedule,
-    conditions: ReplicaConditions,
-    sends: str,
-    moves: tuple[Move, ...] = (),
-) -> ReplicaPlan:
-    """A plan for a `schedule` that is already there.
-
-    Args:
-        schedule: of as many replicas and stages as the conditions.
-        conditions: of all workers.
-        sends: "eager" or "rendezvous".
-        moves: what else was tried.
-    """
-    program = lower(schedule)
-    timeline = simulate(program, conditions, sends)
-    return ReplicaPlan(schedule, program, timeline, conditions, moves)
+    return evaluate_replicas(schedule, conditions, args.sends)
 
 
 def healthy_seconds(conditions: ReplicaConditions, sends: str) -> float | None:
@@ -132,7 +114,7 @@ def untreated(conditions: ReplicaConditions, sends: str) -> ReplicaPlan | None:
     if stock is None or conditions.failed:
         return None
     schedule = stock.schedule.replicated(conditions.replicas)
-    return replica_plan_of(schedule, conditions, sends)
+    return evaluate_replicas(schedule, conditions, sends)
 
 
 def chosen_move(plan: ReplicaPlan) -> str:

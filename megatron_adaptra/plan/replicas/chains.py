@@ -7,6 +7,7 @@ is planned. Other partners at a stage boundary cost neither memory nor work.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from megatron_adaptra.ir.replicas import ReplicaConditions
 
@@ -39,19 +40,26 @@ def _joined(c: ReplicaConditions, gather: bool) -> Chains:
         below = [d * c.stages + stage for d in c.all_replicas]
         wanted = below
         if gather:
-            # The slowest so far get the slowest of this stage; of equals each keeps its own.
-            slowness = [_slowness(c, chain) for chain in chains]
-            slow_first = sorted(c.all_replicas, key=lambda i: -slowness[i])
-            ranked = sorted(below, key=lambda w: -_slowness(c, [w]))
-            wanted = [0] * c.replicas
-            left = set(ranked)
-            for i in slow_first:
-                best = max(left, key=lambda w: (_slowness(c, [w]), w == below[i], -w))
-                wanted[i] = best
-                left.discard(best)
+            wanted = _slow_together(
+                [_slowness(c, x) for x in chains], [_slowness(c, [w]) for w in below]
+            )
+            wanted = [below[k] for k in wanted]
         for chain, worker in zip(chains, _matched(c, above, wanted), strict=True):
             chain.append(worker)
     return chains
+
+
+def _slow_together(above: list[float], below: list[float]) -> list[int]:
+    """For each chain, so slow `above`, one of those `below`: the slowest get the slowest.
+
+    Of equals each keeps its own, which has the same number.
+    """
+    partner: dict[int, int] = {}
+    pairs = product(range(len(above)), range(len(below)))
+    for i, k in sorted(pairs, key=lambda ik: (-above[ik[0]], -below[ik[1]], ik[0] != ik[1], ik)):
+        if i not in partner and k not in partner.values():
+            partner[i] = k
+    return [partner[i] for i in range(len(above))]
 
 
 def _slowness(c: ReplicaConditions, chain: list[int]) -> float:

@@ -12,6 +12,7 @@ from random import Random
 
 from megatron_adaptra.plan.replicas.list_schedule import Made, Rule, Runs, Workers, list_schedule
 from megatron_adaptra.plan.search.search_budget import late
+from megatron_adaptra.plan.ten_digits import ten_digits
 
 UNIFORM = tuple(
     Rule(forward, weight, first)
@@ -145,8 +146,8 @@ class Found:
 
     def __init__(self, runs: Runs, rules: list[Rule], turns: list[int], made: Made) -> None:
         self.runs, self.rules, self.turns, self.made = runs, rules, turns, made
-        # Ten digits: what differs in the last bits is equal. Then the sooner all are done.
-        self.rank = float(f"{made.seconds:.9e}"), float(f"{sum(made.ends):.9e}")
+        # Of equals the one in which all are done sooner.
+        self.rank = ten_digits(made.seconds), ten_digits(sum(made.ends))
 
 
 def transfers(

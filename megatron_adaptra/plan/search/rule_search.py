@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from megatron_adaptra.plan.search.dispatch import Rule, dispatch
 from megatron_adaptra.plan.search.job_shop import JobShop, Order
 from megatron_adaptra.plan.search.search_budget import SearchBudget, late
+from megatron_adaptra.plan.ten_digits import ten_digits
 
 Rules = tuple[Rule, ...]
 Change = dict[str, Any]  # fields of a Rule
@@ -86,7 +87,7 @@ class RuleSearch:
     def leaders(self, most: int) -> list[RuleResult]:
         """The best, one for each time that was reached, at most so many: `most`."""
         ranked = sorted(t for t in self.known.values() if t is not None)
-        return [next(same) for _, same in groupby(ranked, lambda t: f"{t.seconds:.9e}")][:most]
+        return [next(same) for _, same in groupby(ranked, lambda t: ten_digits(t.seconds))][:most]
 
     @property
     def done(self) -> bool:

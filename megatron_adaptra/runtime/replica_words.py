@@ -1,0 +1,90 @@
+"""Why a plan for several replicas comes or goes, in one sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.routes import Path
+from megatron_adaptra.plan.link_words import MOST_NAMED, link_in_words
+from megatron_adaptra.plan.reroute import ReplicaPlan
+from megatron_adaptra.telemetry.slow_workers import worker_in_words
+from megatron_adaptra.units import brief
+
+BACK = "back to 1F1B, every microbatch at home"
+
+
+def why_change(
+    paths: Mapping[Path, float],
+    workers: Iterable[int],
+    conditions: ReplicaConditions,
+    current: ReplicaPlan,
+    plan: ReplicaPlan,
+    back: bool,
+) -> str:
+    """What has changed, and what is done about it.
+
+    Args:
+        paths: with the seconds that a message took there before.
+        workers: that are slow, or not any more.
+        conditions: what they are now.
+        current: what is in force.
+        plan: what comes.
+        back: whether that is the start.
+    """
+    c = conditions
+    found = [worker_in_words(worker, c.slow.get(worker, 1.0), c.stages) for worker in workers]
+    found += [
+        f"path {c.name(a)}>{c.name(b)} takes {link_in_words(c, (a, b))}, "
+        + (f"before {1e3 * old:.3g} ms" if old else "from the start")
+        for (a, b), old in paths.items()
+    ]
+    if len(found) > MOST_NAMED:
+        found = [*found[:MOST_NAMED], f"and {len(found) - MOST_NAMED} more"]
+    what = ", ".join(found) or "measured again"
+    return f"{what}: {BACK if back else what_runs(current, plan)}"
+
+
+def what_runs(current: ReplicaPlan, plan: ReplicaPlan) -> str:
+    """Who runs what in `plan`; where all is at home, what is other than in the `current` one."""
+    if plan.schedule.routes.moved:
+        return plan.schedule.why
+    old, new = (brief(one.schedule.warmup) for one in (current, plan))
+    return f"every microbatch at home (warmup {old} -> {new})"
+
+
+def why_spared(current: ReplicaPlan, start: ReplicaPlan) -> str:
+    """That the `current` plan is not needed any more, and `start` comes back."""
+    return (
+        f"{what_runs(start, current)}: that gains too little now, an iteration takes "
+        f"{1e3 * current.predicted:.4g} ms, and {1e3 * start.predicted:.4g} without it: {BACK}"
+    )
+
+
+def why_undone(current: ReplicaPlan, plan: ReplicaPlan, back: bool) -> str:
+    """That iterations have become slower.
+
+    Args:
+        current: what is in force, with the seconds that were measured.
+        plan: what was in force before, and comes back, with the same.
+        back: whether that is the start.
+    """
+    return (
+        f"iterations take {1e3 * current.predicted:.4g} ms, on the plan before "
+        f"{1e3 * plan.predicted:.4g} ms: {BACK if back else 'back to that plan'}"
+    )
+
+
+def why_tried(worker: str, idle: int) -> str:
+    """That the `worker`, `1.2`, gets a microbatch: nothing is known of it for `idle` iterations."""
+    return (
+        f"worker {worker} has run nothing for {idle} iterations: it gets one microbatch, which "
+        "shows what it takes now"
+    )
+
+
+def why_tried_enough(workers: Iterable[int], conditions: ReplicaConditions) -> str:
+    """That the `workers` that have got a microbatch are as slow as before."""
+    c = conditions
+    found = [worker_in_words(worker, c.slow.get(worker, 1.0), c.stages) for worker in workers]
+    return f"{', '.join(found)}: the plan before comes back"

@@ -1,0 +1,341 @@
+"""From the reports of all workers of several replicas to ReplicaConditions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from statistics import median
+from typing import Any, NamedTuple
+
+from megatron_adaptra.errors import AdaptraError, BadInput
+from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.routes import Path, worker_name
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.telemetry.detect import RELATIVE, DelayChart
+from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.link_estimates import LONGEST, THIN, LinkEstimates
+from megatron_adaptra.telemetry.op_seconds import Correction, OpSeconds, StageOps
+from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.telemetry.slow_workers import SlowWorkers
+
+STALE = 1000  # iterations after which a cross path has to be measured anew
+_MOST = 1e15  # seconds, bytes or moments; what is more is nonsense
+_BY_SOURCE = ("delay", "delay_p25", "transit", "ahead", "probed", "through", "busy")
+
+
+class Changed(NamedTuple):
+    """What is no longer as it is planned for: paths between workers, and workers."""
+
+    paths: list[Path]
+    workers: list[int]
+
+    @property
+    def any(self) -> bool:
+        """Whether there is something."""
+        return bool(self.paths or self.workers)
+
+
+class ReplicaEstimator:
+    """What is known of all workers, numbered as in `ir.routes`.
+
+    Reports name the sources of messages by these numbers, too. The links of each replica's own
+    pipeline are measured whether they carry messages or only probes; a *cross path*, between
+    workers of two replicas, from the first message or probe on. Until then it counts as healthy,
+    and as not proven.
+
+    Op seconds are by the wall clock, also where ranks share cores: plans across replicas are for a
+    device per worker, and what sharing costs is in those seconds as long as others run as much as
+    they do now.
+
+    Args:
+        estimators: of each replica, alike in all but hosts.
+
+    `slow_workers`, `correction`: see there.
+
+    Raises:
+        BadInput: there are fewer than two, they differ, or have virtual stages.
+    """
+
+    def __init__(self, estimators: Sequence[Estimator]) -> None:
+        self.estimators = tuple(estimators)
+        if len(self.estimators) < 2:
+            raise BadInput("replicas", len(self.estimators), "at least 2")
+        first = self.estimators[0]
+        self.stages, self.replicas = len(first.hosts), len(self.estimators)
+        for other in self.estimators:
+            if len(other.hosts) != self.stages or other.microbatches != first.microbatches:
+                shape = f"{len(other.hosts)} stages x {other.microbatches} microbatches"
+                raise BadInput("replicas", shape, "all have as many as the first one")
+            if other.chunks > 1:
+                allowed = "1: virtual stages are not planned across replicas"
+                raise BadInput("chunks", other.chunks, allowed)
+        self.workers = self.stages * self.replicas
+        self.slow_workers = SlowWorkers(self.stages, self.replicas)
+        self.correction = Correction()
+        self._ops = [StageOps(None, 1) for _ in range(self.workers)]
+        hosts = [host for one in self.estimators for host in one.hosts]
+        self._cross = LinkEstimates(
+            hosts, first.message_bytes, rendezvous=first.rendezvous, links=(),
+            shared=first.cores is not None,
+        )  # fmt: skip
+        self._updates = 0
+        self._seen: dict[Path, int] = {}  # of cross paths the last update with a sample
+        self._lost: set[Path] = set()
+
+    def usable(self, reports: Mapping[int, StageReport]) -> dict[int, StageReport]:
+        """Of the `reports`, by worker, those that can be true."""
+        return {w: report for w, report in reports.items() if self._can_be(w, report)}
+
+    def _can_be(self, worker: int, report: StageReport) -> bool:
+        if worker not in range(self.workers) or report.stage != worker % self.stages:
+            return False
+        ops = [*report.wall.values(), *report.cpu.values()]
+        return all(0 <= x <= LONGEST for x in ops) and all(
+            -_MOST <= x <= _MOST for x in _numbers(report)
+        )
+
+    def update(self, reports: Mapping[int, StageReport]) -> Changed:
+        """Take one iteration; what has changed for good.
+
+        Args:
+            reports: by worker, such as are `usable`. Some may be missing.
+        """
+        for worker, report in reports.items():
+            self._ops[worker].update(report)
+        paths: list[Path] = []
+        for replica, estimator in enumerate(self.estimators):
+            rows = self._own(reports, replica)
+            over_stock = any(row.ops for row in rows)
+            if not rows or (over_stock and len(rows) < self.stages):
+                continue
+            try:
+                changed = estimator.update(rows)
+            except (AdaptraError, KeyError, ValueError):  # ops that do not fit each other
+                continue
+            first = replica * self.stages
+            paths += [(first + a, first + b) for a, b in changed]
+        paths += self._update_cross(reports)
+        return Changed(paths, self.slow_workers.update(reports))
+
+    def _update_cross(self, reports: Mapping[int, StageReport]) -> list[Path]:
+        self._updates += 1
+        for path in [p for p, last in self._seen.items() if last < self._updates - STALE]:
+            self._cross.forget(path)
+            del self._seen[path]
+        rows = []
+        for worker, report in reports.items():
+            row = _of_sources(report, self._others(worker), {})
+            sources = {source for name in ("delay", "probed") for source in getattr(row, name)}
+            for source in sources:
+                self._cross.watch((source, worker))
+                self._seen[source, worker] = self._updates
+                self._lost.discard((source, worker))
+            if sources:
+                rows.append(replace(row, stage=worker, ops=None))
+        return self._cross.update(rows, self.stage_seconds()) if rows else []
+
+    def _own(self, reports: Mapping[int, StageReport], replica: int) -> list[StageReport]:
+        """The reports of one replica, with sources and ops as those of a single pipeline."""
+        first = replica * self.stages
+        stages = {first + stage: stage for stage in range(self.stages)}
+        rows = []
+        for worker in stages:
+            if (report := reports.get(worker)) is not None:
+                ops = report.ops and tuple(
+                    one._replace(op=one.op.partition("@")[0]) for one in report.ops
+                )
+                rows.append(replace(_of_sources(report, stages, stages), ops=ops))
+        return rows
+
+    def _others(self, worker: int) -> list[int]:
+        """The workers of adjacent stages in other replicas."""
+        replica, stage = divmod(worker, self.stages)
+        return [
+            other * self.stages + near
+            for other in range(self.replicas)
+            for near in (stage - 1, stage + 1)
+            if other != replica and 0 <= near < self.stages
+        ]
+
+    def measure_budget(self, reports: Mapping[int, StageReport]) -> bool:
+        """Whether budgets in bytes now mean other microbatches; `reports` as for `update`."""
+        each = [e.measure_budget(self._own(reports, i)) for i, e in enumerate(self.estimators)]
+        return any(each)
+
+    @property
+    def budgets(self) -> tuple[float, ...]:
+        """Microbatches in flight that each worker may have."""
+        return tuple(most for one in self.estimators for most in one.budgets)
+
+    @property
+    def known(self) -> bool:
+        """Whether there has been a report of every worker: without there are no conditions."""
+        return all(ops.known for ops in self._ops) and all(e.known for e in self.estimators)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether of every link of a pipeline it is known what is normal."""
+        return self.known and all(estimator.calibrated for estimator in self.estimators)
+
+    @property
+    def charts(self) -> dict[Path, DelayChart]:
+        """Of the seconds that a message takes, by path."""
+        found: dict[Path, DelayChart] = {}
+        for replica, estimator in enumerate(self.estimators):
+            first = replica * self.stages
+            found |= {(first + a, first + b): c for (a, b), c in estimator.charts.items()}
+        return found | dict(self._cross.charts)
+
+    def seconds(self, path: Path) -> float:
+        """What a message takes on a `path` now; 0 where that is not known."""
+        chart = self.charts.get(path)
+        return 0.0 if chart is None else chart.estimate
+
+    def stage_seconds(self) -> float:
+        """What one microbatch takes on the slowest worker."""
+        return max(estimator.stage_seconds() for estimator in self.estimators)
+
+    def proven(self, path: Path) -> bool:
+        """Whether a `path` has been measured often enough to plan with."""
+        chart = self._cross.charts.get(path)
+        own = path[0] // self.stages == path[1] // self.stages
+        return own or (chart is not None and chart.level is not None)
+
+    def unproven(self, schedule: Schedule) -> list[Path]:
+        """The cross paths of a `schedule` that are to be probed before it comes into force."""
+        paths = schedule.routes.cross_paths(schedule.microbatches)
+        return sorted(path for path in paths if not self.proven(path))
+
+    def lost(self, paths: Iterable[Path]) -> None:
+        """Cross `paths` cannot be measured: no plan uses them, until they are."""
+        self._lost |= {path for path in paths if not self.proven(path)}
+
+    def forget_lost(self) -> None:
+        """They may be tried again."""
+        self._lost.clear()
+
+    def accept(self) -> None:
+        """Everything is planned for as it is now."""
+        for estimator in self.estimators:
+            estimator.accept()
+        self._cross.accept()
+        self.slow_workers.accept()
+
+    def learn(self, predicted: float, measured: float) -> None:
+        """Take note of an iteration's `predicted` (uncorrected) and `measured` seconds."""
+        self.correction.learn(predicted, measured)
+
+    def learn_stock(self, predicted: float, measured: float) -> None:
+        """The same of one over Megatron's own messages: its `predicted` and `measured` seconds."""
+        for estimator in self.estimators:
+            estimator.learn_stock(predicted, measured)
+
+    @property
+    def stock_extra(self) -> float:
+        """Seconds of an iteration over Megatron's own messages beyond what the model says."""
+        return max(estimator.stock_extra for estimator in self.estimators)
+
+    def conditions(self, corrected: bool = True, native: bool = False) -> ReplicaConditions:
+        """What to plan for; only once everything is `known`.
+
+        `corrected`: by `correction`. `native`: stock's messages and step. Seconds of ops and links
+        are those of a healthy worker and link of the stage; who differs stands beside.
+        """
+        each = [one.conditions(False, native) for one in self.estimators]
+        factors = self.slow_workers.factors()
+        scale = self.correction.factor if corrected else 1.0
+        ops = [self._healthy(stage, factors, scale) for stage in range(self.stages)]
+        # The others wait in theirs for the slowest replica, whose own is the shortest.
+        step = min(each, key=lambda one: one.step_seconds)
+        links, own = {}, {}
+        for pair in each[0].links:
+            row = [one.links[pair] for one in each]
+            row_seconds = sorted(row, key=self._message_seconds)
+            links[pair] = row_seconds[(len(row) - 1) // 2]
+            for replica, state in enumerate(row):
+                own[replica * self.stages + pair[0], replica * self.stages + pair[1]] = state
+        pipeline = replace(
+            each[0],
+            forward=tuple(op.forward for op in ops),
+            backward_input=tuple(op.backward_input for op in ops),
+            backward_weight=tuple(op.backward_weight for op in ops),
+            backward=tuple(op.backward for op in ops) if each[0].backward else (),
+            recomputation=tuple(op.recomputation for op in ops) if each[0].recomputation else (),
+            links=links,
+            step_seconds=step.step_seconds,
+            step_sync=step.step_sync,
+            split=all(one.split for one in each),
+            cores=None,
+        )
+        return ReplicaConditions(
+            pipeline,
+            self.replicas,
+            slow={worker: factor for worker, factor in factors.items() if factor != 1.0},
+            paths=dict(self._that_differ(links, own)),
+            activation_budget=self.budgets,
+        )
+
+    def _healthy(self, stage: int, factors: Mapping[int, float], scale: float) -> OpSeconds:
+        """What ops of a stage take on a healthy worker, by those that are, if there is one."""
+        line = range(stage, self.workers, self.stages)
+        rows = [(self._ops[w].seconds(), factors[w]) for w in line]
+        rows = [row for row in rows if row[1] == 1.0] or rows
+        columns = zip(*([x / factor for x in op] for op, factor in rows), strict=True)
+        return OpSeconds(*(scale * median(column) for column in columns))
+
+    def _that_differ(
+        self, links: Mapping[Path, LinkState], own: Mapping[Path, LinkState]
+    ) -> Iterator[tuple[Path, LinkState]]:
+        """Paths, own and proven cross ones, that are other than the links of their stages."""
+        cross = {path: self._cross.state(path, False) for path in self._cross.charts}
+        least = THIN * self.stage_seconds()
+        for path, state in {**own, **cross}.items():
+            if self.proven(path):
+                a, b = (worker % self.stages for worker in path)
+                seconds, normally = (self._message_seconds(one) for one in (state, links[a, b]))
+                if abs(seconds - normally) > max(least, RELATIVE * normally):
+                    yield path, state
+        for path in sorted(self._lost):
+            yield path, LinkState(LONGEST)
+
+    def _message_seconds(self, state: LinkState) -> float:
+        return state.delay + self.estimators[0].message_bytes / state.bandwidth
+
+    def delays(self) -> dict[str, float]:
+        """Seconds of every path that is measured now, by `"0.1>1.2"`."""
+        return {self._name(path): chart.estimate for path, chart in self.charts.items()}
+
+    def alarms(self) -> list[str]:
+        """Paths (`"0.1>1.2"`) and workers (`"1.2"`) whose last sample is out of its chart."""
+        paths = [self._name(path) for path, chart in self.charts.items() if chart.alarm]
+        return paths + self.slow_workers.alarms()
+
+    def _name(self, path: Path) -> str:
+        return ">".join(worker_name(worker, self.stages) for worker in path)
+
+
+def _of_sources(
+    report: StageReport, sources: Iterable[int], names: Mapping[int, int]
+) -> StageReport:
+    """What a `report` has of messages from these `sources`, by their other `names`."""
+    wanted = set(sources)
+    rows: dict[str, Any] = {
+        field: {names.get(k, k): x for k, x in getattr(report, field).items() if k in wanted}
+        for field in _BY_SOURCE
+    }
+    return replace(report, **rows)
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All numbers in a report."""
+    if isinstance(value, float | int):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _numbers(one)
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _numbers(one)
+    elif is_dataclass(value):
+        yield from _numbers(vars(value))

@@ -1,0 +1,177 @@
+"""A training of several replicas without threads or a clock: what the replanner sees of it.
+
+Each iteration is simulated under the true conditions, with a little noise, and a plan comes into
+force two iterations after it was proposed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from megatron_adaptra.ir.conditions import Conditions, LinkState
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.routes import Path
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.fixed.baselines import first_schedule
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.runtime.replica_replanner import ReplicaChange, ReplicaReplanner
+from megatron_adaptra.sim.clock import simulate
+from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.link_probe import NBYTES
+from megatron_adaptra.telemetry.probe import IterationRecord, OpTime
+from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
+from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.transport.base import Stamps
+
+MS = 1e-3
+FORWARD, BACKWARD = 20 * MS, 40 * MS
+DELAY = 0.1 * MS  # of a healthy path
+MESSAGE = 1 << 20
+SIGMA = 0.02  # of the logarithm of what an iteration's ops take on one worker
+BURSTS = 0.02  # share of a worker's iterations in which ops take longer: SPAN times as long
+SPAN = 1.1, 2.0
+
+Spoil = Callable[[int, dict[int, StageReport]], Mapping[int, StageReport]]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What really takes how long.
+
+    `slow`: factors, by worker. `paths`: delays. `hidden`: factor of an iteration in which replicas
+    help each other, which nothing measures.
+    """
+
+    slow: Mapping[int, float] = field(default_factory=dict)
+    paths: Mapping[Path, float] = field(default_factory=dict)
+    hidden: float = 1.0
+
+
+class Job:
+    """A training of so many `replicas` x `stages` x `count`, seeded, for which `truth` holds.
+
+    `ran`, `took`: the schedule and the seconds of every iteration; `changes`: what was proposed,
+    by iteration; `probed`: the cross paths that have been opened.
+    """
+
+    def __init__(
+        self, replicas: int = 2, stages: int = 3, count: int = 8, mode: str = "auto", seed: int = 0,
+        plus: float = float("inf"),
+    ) -> None:  # fmt: skip
+        self.replicas, self.stages, self.count, self.truth = replicas, stages, count, Truth()
+        self.rng = random.Random(seed)
+        one = first_schedule(stages, count, float("inf"))
+        self.start = one.replicated(replicas)
+        each = [Estimator(count, ["host"] * stages, None, MESSAGE) for _ in range(replicas)]
+        for estimator in each:
+            estimator.budgets = tuple(held + plus for held in one.peak_in_flight())
+        self.budgets = each[0].budgets
+        self.estimator = ReplicaEstimator(each)
+        self.replanner = ReplicaReplanner(
+            self.start, self.estimator, ReplanPolicy(sends="eager"), mode, ops=20_000
+        )
+        self.ran: list[Schedule] = []
+        self.took: list[float] = []
+        self.changes: dict[int, ReplicaChange] = {}
+        self.probed: set[Path] = set()
+        self.deaf: set[Path] = set()  # cross paths whose probes do not arrive
+        self.refused = 0  # so many proposals do not come into force
+        self.spoil: Spoil = lambda iteration, reports: reports
+        self._in_force = self.start
+        self._before: list[IterationRecord] | None = None
+        self._due: tuple[int, ReplicaChange] | None = None
+
+    def conditions(self, noisy: bool = False) -> ReplicaConditions:
+        """The truth."""
+        links = {
+            link: LinkState(DELAY)
+            for s in range(self.stages - 1)
+            for link in ((s, s + 1), (s + 1, s))
+        }
+        half = (BACKWARD / 2,) * self.stages
+        forward = (FORWARD,) * self.stages
+        pipeline = Conditions(
+            self.count, forward, half, half, links, split=False, activation_budget=self.budgets
+        )
+        slow = {w: self.truth.slow.get(w, 1.0) for w in range(self.replicas * self.stages)}
+        if noisy:
+            for worker in slow:
+                slow[worker] *= self.rng.lognormvariate(0.0, SIGMA)
+                slow[worker] *= self.rng.uniform(*SPAN) if self.rng.random() < BURSTS else 1.0
+        paths = {path: LinkState(delay) for path, delay in self.truth.paths.items()}
+        return ReplicaConditions(pipeline, self.replicas, slow=slow, paths=paths)
+
+    def seconds(self, schedule: Schedule) -> float:
+        """What an iteration of it takes now, without noise."""
+        makespan = simulate(lower(schedule), self.conditions(), "eager").makespan
+        return makespan * (self.truth.hidden if schedule.routes.moved else 1.0)
+
+    def train(self, iterations: int, **truth: object) -> list[Schedule]:
+        """The schedules that ran; `truth`: what is different from now on."""
+        self.truth = replace(self.truth, **truth)  # type: ignore[arg-type]
+        for iteration in range(len(self.ran), len(self.ran) + iterations):
+            if self._due is not None and iteration >= self._due[0]:
+                self._close(iteration, self._due[1])
+            self.probed |= set(self.replanner.to_probe)
+            now = self._records(iteration)
+            before = self._before or [None] * len(now)
+            reports = {w: r.report(b) for w, (r, b) in enumerate(zip(now, before, strict=True))}
+            ran = self.ran[-1] if self.ran else None
+            self.ran.append(self._in_force)
+            seen = self.spoil(iteration, reports)
+            changed = self.replanner.observe(iteration, seen, ran)
+            possible = self._due is None
+            change = self.replanner.propose(iteration, changed, self._in_force, possible)
+            if change is not None:
+                self._due = iteration + 2, change
+                self.changes[iteration] = change
+            self._before = now
+        return self.ran[-iterations:]
+
+    def _close(self, iteration: int, change: ReplicaChange) -> None:
+        self._due = None
+        if self.refused:
+            self.refused -= 1
+            self.replanner.failed(change)
+        else:
+            self._in_force = change.plan.schedule
+            self.replanner.swapped(change, iteration)
+
+    def _records(self, iteration: int) -> list[IterationRecord]:
+        """What the workers measure, the hidden part aside."""
+        schedule, c = self._in_force, self.conditions(noisy=True)
+        timeline = simulate(lower(schedule), c, "eager")
+        took = timeline.makespan * (self.truth.hidden if schedule.routes.moved else 1.0)
+        self.took.append(took)
+        out = []
+        for worker in range(c.workers):
+            record = IterationRecord(worker % self.stages, iteration, 9.0, 9.0 + took)
+            mine = (s for s in timeline.spans if s.stage == worker and s.op.kind.computes)
+            for s in sorted(mine, key=lambda s: s.start):
+                record.ops.append(OpTime(s.op, 9 + s.start, 9 + s.end, 0.0))
+            for m in timeline.messages:
+                if m.target == worker:
+                    stamps = Stamps(9 + m.sent, 8.0, 9 + m.arrived, eager=True, nbytes=MESSAGE)
+                    record.messages.append((m.source, m.op, stamps))
+            for source in self._sources(worker):
+                seconds = c.link(source, worker).delay
+                stamps = Stamps(1.0, 0.5, 1.0 + seconds, eager=True, nbytes=NBYTES)
+                record.probed.append((source, stamps))
+            out.append(record)
+        return out
+
+    def _sources(self, worker: int) -> Iterable[int]:
+        """Whose probes arrive: the neighbours' at home, and over cross paths that are open."""
+        replica, stage = divmod(worker, self.stages)
+        for near in (stage - 1, stage + 1):
+            if 0 <= near < self.stages:
+                yield replica * self.stages + near
+        yield from (a for a, b in self.probed - self.deaf if b == worker)
+
+    @property
+    def reasons(self) -> list[tuple[int, str]]:
+        """Of all changes, by iteration."""
+        return [(iteration, change.why) for iteration, change in self.changes.items()]

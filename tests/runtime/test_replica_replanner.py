@@ -1,0 +1,246 @@
+"""Slow workers and paths of several replicas: found, planned round, and back to the start."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from runtime.replica_job import MS, Job
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.check import check
+from megatron_adaptra.ir.program import lower
+from megatron_adaptra.plan.fixed.baselines import first_schedule
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.runtime.replica_replanner import PATIENCE, RETRY, TRIED, ReplicaReplanner
+from megatron_adaptra.runtime.trial import AFTER, FIRST_BLOCK
+from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.telemetry.slow_workers import TRY_AGAIN
+
+WORKER, HALF_SPEED = 4, {4: 2.0}  # 1.1 of 2 x 3
+PATH = {(1, 2): 60 * MS, (2, 1): 60 * MS}  # 0.1 - 0.2
+SOON = 12  # iterations in which a change has been found, probed, and planned for
+
+
+def seeded(seed: int | None = None, **more: object) -> Job:
+    """A job with a seed that is printed."""
+    seed = random.randrange(2**32) if seed is None else seed
+    print("seed", seed)
+    return Job(seed=seed, **more)  # type: ignore[arg-type]
+
+
+def swaps(job: Job) -> list[int]:
+    """The first iteration of each plan but the first."""
+    return [i for i in range(1, len(job.ran)) if not job.ran[i].same_as(job.ran[i - 1])]
+
+
+@pytest.mark.parametrize("plus", [0.0, 2.0, math.inf])
+def test_a_worker_at_half_speed_three_times(plus: float) -> None:
+    """At least 1.3 times as fast as untreated; the iteration takes what was predicted."""
+    job = seeded(plus=plus)
+    job.train(20)
+    for _ in range(3):
+        ran = job.train(40, slow=HALF_SPEED)
+        least = 1.3 if plus else 1.25  # where memory is short a factor of 1.9 leads to less
+        assert job.seconds(job.start) / job.seconds(ran[SOON]) >= least, job.reasons
+        assert all(one.same_as(ran[SOON]) for one in ran[SOON:]), job.reasons
+        check(lower(ran[-1]), job.conditions().activation_budget)
+        change = max(job.changes.items())[1]
+        assert change.plan.predicted == pytest.approx(job.seconds(ran[-1]), rel=0.1)
+        assert re.match(r"worker 1\.1 takes (1\.9|2\..) times as long as its peers: ", change.why)
+        ran = job.train(40, slow={})
+        assert all(one.same_as(job.start) for one in ran[SOON:]), job.reasons
+        assert job.reasons[-1][1].endswith("back to 1F1B, every microbatch at home")
+    assert len(job.changes) == 6, job.reasons
+
+
+@pytest.mark.parametrize("mode", ["swap", "auto"])
+@pytest.mark.parametrize("plus", [0.0, math.inf])
+def test_a_slow_path_three_times(mode: str, plus: float) -> None:
+    """Within 10 % of healthy, and home again when it has healed."""
+    job = seeded(mode=mode, plus=plus)
+    healthy = job.seconds(job.start)
+    job.train(20)
+    for _ in range(3):
+        ran = job.train(40, paths=PATH)
+        assert job.seconds(job.start) > 1.5 * healthy
+        assert job.seconds(ran[SOON]) <= 1.1 * healthy, job.reasons
+        assert all(one.same_as(ran[SOON]) for one in ran[SOON:]), job.reasons
+        assert len(ran[-1].routes.moved) == 2 * job.count, "one stage of two replicas"
+        first = "path 0.1>0.2 takes 60 ms, before 0.1 ms, path 0.2>0.1 takes 60 ms, before 0.1 ms"
+        last = "worker 0.2 and worker 1.2 run each other's microbatches"
+        assert job.reasons[-1][1] == f"{first}: {last}"
+        ran = job.train(40, paths={})
+        assert all(one.same_as(job.start) for one in ran[SOON:]), job.reasons
+        assert job.reasons[-1][1].startswith(
+            "path 0.1>0.2 takes 0.1 ms, before 60 ms, path 0.2>0.1"
+        )
+    assert len(job.changes) == 6, job.reasons
+
+
+def test_other_partners_keep_the_order_of_the_start() -> None:
+    job = seeded(mode="swap", plus=0.0)
+    job.train(20)
+    ran = job.train(SOON + 1, paths=PATH)[-1]
+    lines = [[str(op).partition("@")[0] for op in line] for line in ran.order]
+    assert lines == [[str(op).partition("@")[0] for op in line] for line in job.start.order]
+    assert [{op.home for op in line} for line in ran.order] == [{0}, {0}, {1}, {1}, {1}, {0}]
+
+
+def test_a_path_is_probed_before_it_is_relied_on() -> None:
+    """Between the others it is as slow: no partner is better, and nothing is changed."""
+    job = seeded(mode="swap", plus=0.0)
+    job.train(20)
+    everywhere = {
+        path: 60 * MS
+        for a in (1, 4)
+        for b in (2, 5)
+        for path in ((a, b), (b, a))
+        if (a, b) != (4, 5)
+    }
+    assert all(one.same_as(job.start) for one in job.train(60, paths=everywhere)), job.reasons
+    assert job.probed >= {(4, 2), (2, 4), (1, 5), (5, 1)}
+
+
+def test_a_path_whose_probes_do_not_come_is_not_used_and_tried_again_later() -> None:
+    job = seeded(mode="swap", plus=0.0)
+    job.deaf = {(4, 2)}
+    job.train(20)
+    assert all(one.same_as(job.start) for one in job.train(SOON + PATIENCE, paths=PATH))
+    assert job.replanner.to_probe == []
+    job.deaf = set()
+    job.probed = set()
+    ran = job.train(RETRY + PATIENCE)
+    assert ran[RETRY - 2 * PATIENCE].same_as(job.start), job.reasons
+    assert ran[-1].routes.moved, job.reasons
+
+
+def test_swap_alone_moves_no_microbatch_from_a_slow_worker() -> None:
+    job = seeded(mode="swap")
+    job.train(20)
+    assert all(one.same_as(job.start) for one in job.train(40, slow=HALF_SPEED)), job.reasons
+
+
+@pytest.mark.parametrize("mode", ["swap", "auto"])
+def test_nothing_happens_in_a_healthy_job(mode: str) -> None:
+    job = seeded(mode=mode)
+    job.train(500)
+    assert job.changes == {}, job.reasons
+    assert job.probed == set()
+
+
+def test_a_slow_worker_and_a_slow_path_at_once() -> None:
+    job = seeded(plus=2.0)
+    job.train(20)
+    ran = job.train(60, slow=HALF_SPEED, paths=PATH)
+    assert job.seconds(job.start) / job.seconds(ran[-1]) >= 1.3, job.reasons
+    ran = job.train(60, slow={}, paths={})
+    assert ran[-1].same_as(job.start), job.reasons
+
+
+def test_a_plan_that_turns_out_slower_is_undone_and_not_tried_for_a_while() -> None:
+    job = seeded(mode="swap", plus=0.0)
+    job.train(20, hidden=3.0)
+    job.train(2 * FIRST_BLOCK + SOON, paths=PATH)
+    there, back, again = swaps(job)[:3]
+    assert back - there <= AFTER + 5, job.reasons
+    assert again - back >= FIRST_BLOCK - AFTER, job.reasons
+    assert job.ran[back].same_as(job.start)
+    assert "on the plan before" in job.changes[back - 2].why
+    assert job.changes[back - 2].why.endswith("back to 1F1B, every microbatch at home")
+
+
+def test_a_proposal_that_is_refused_is_made_again() -> None:
+    job = seeded(mode="swap", plus=0.0)
+    job.refused = 2
+    job.train(20)
+    ran = job.train(2 * SOON, paths=PATH)
+    assert ran[-1].routes.moved, job.reasons
+    assert len(job.changes) == 3, job.reasons
+
+
+def test_a_worker_without_a_microbatch_gets_one_to_show_that_it_has_healed() -> None:
+    """So slow that it runs nothing: every so often it gets one, which costs little."""
+    job = seeded(plus=2.0)
+    job.train(20)
+    ran = job.train(SOON + 1, slow={WORKER: 40.0})
+    assert not ran[-1].order[WORKER], job.reasons
+    begun = len(job.ran)
+    ran = job.train(TRY_AGAIN + TRIED + 8)
+    tried = [one for one in ran if one.order[WORKER]]
+    assert TRIED <= len(tried) <= TRIED + 4, job.reasons
+    assert all(len(one.order[WORKER]) == 2 for one in tried)
+    assert not ran[-1].order[WORKER]
+    assert max(job.changes) >= begun + TRY_AGAIN - SOON
+    job.train(TRY_AGAIN + TRIED + SOON, slow={})
+    assert job.ran[-1].same_as(job.start), job.reasons
+    assert any("it gets one microbatch" in why for _, why in job.reasons)
+
+
+def test_a_stage_that_is_slow_in_all_replicas_moves_nothing() -> None:
+    job = seeded(plus=0.0)
+    job.train(20)
+    ran = job.train(60, slow={1: 2.0, WORKER: 2.0})
+    assert not ran[-1].routes.moved, job.reasons
+
+
+def test_more_replicas() -> None:
+    job = seeded(replicas=4, stages=2, count=8, plus=2.0)
+    job.train(20)
+    ran = job.train(30, slow={3: 2.0})
+    assert job.seconds(job.start) / job.seconds(ran[-1]) >= 1.5, job.reasons
+    assert job.train(30, slow={})[-1].same_as(job.start), job.reasons
+
+
+NONSENSE = [math.nan, math.inf, -math.inf, -1.0, 1e5, 1e300]
+
+
+@pytest.mark.parametrize("what", ["wall", "delay", "probed", "seconds", "missing", "strangers"])
+def test_nonsense_is_no_reason_for_a_plan(what: str) -> None:
+    """In half of the reports; what is true besides is found all the same."""
+    job = seeded(mode="auto", plus=2.0)
+    rng = random.Random(job.rng.random())
+
+    def spoil(_: int, reports: dict[int, StageReport]) -> Mapping[int, StageReport]:
+        out = dict(reports)
+        for worker, report in reports.items():
+            if rng.random() < 0.5:
+                value = rng.choice(NONSENSE)
+                if what == "missing":
+                    del out[worker]
+                elif what == "strangers":
+                    out[worker + 6] = out[-1] = report
+                elif what == "seconds":
+                    out[worker] = replace(report, seconds=value)
+                else:
+                    row = dict.fromkeys(getattr(report, what), value)
+                    out[worker] = replace(report, **{what: row})
+        return out
+
+    job.spoil = spoil
+    job.train(120)
+    assert job.changes == {}, job.reasons
+    job.train(60, slow=HALF_SPEED)
+    assert job.seconds(job.start) / job.seconds(job.ran[-1]) >= 1.25, job.reasons
+
+
+def test_reports_of_nothing_at_all() -> None:
+    job = seeded()
+    job.spoil = lambda i, reports: (
+        {} if i % 2 else {w: replace(r, wall={}) for w, r in reports.items()}
+    )
+    job.train(30)
+    assert job.changes == {}
+
+
+def test_what_cannot_be_asked_for() -> None:
+    job = Job()
+    with pytest.raises(BadInput, match="reroute 'shift': it has to be one of swap, auto"):
+        ReplicaReplanner(job.start, job.estimator, ReplanPolicy(), "shift")
+    start = first_schedule(3, 8, math.inf).replicated(3)
+    with pytest.raises(BadInput, match="2 replicas of 3 stages, as are measured"):
+        ReplicaReplanner(start, job.estimator, ReplanPolicy())
