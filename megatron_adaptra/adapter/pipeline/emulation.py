@@ -26,11 +26,14 @@ class Emulation(NamedTuple):
     worker: WorkerEmulator
 
     @classmethod
-    def of_rank(cls, config: AdaptraConfig, stage: int, stages: int) -> Emulation:
+    def of_rank(
+        cls, config: AdaptraConfig, stage: int, stages: int, together: bool = False
+    ) -> Emulation:
         """What the `config` asks for of this rank's worker: this `stage` of so many `stages`.
 
-        The links are those of its replica's own pipeline, by stages. Megatron's groups exist.
-        Raises BadInput for an unusable rule, and for slow workers where there can be none.
+        The links are those of its replica's own pipeline, between stages; where replicas are
+        planned `together`, those to all workers, between workers. Megatron's groups exist. Raises
+        BadInput for an unusable rule, and for slow workers where there can be none.
         """
         on_gpu = torch.device(torch.cuda.current_device()).type == "cuda"
         if config.emulate_worker and (why := worker_rules.why_no_slowness(stages, on_gpu)):
@@ -38,11 +41,13 @@ class Emulation(NamedTuple):
         replica, replicas = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
         links = load_rules(config.emulate_link, stages, replicas=replicas)
         slow = worker_rules.load_slowness(config.emulate_worker, stages, replicas)
-        own = in_replica(links, replica, stages)
-        return cls(
-            LinkEmulator(stage, own) if links else None,
-            WorkerEmulator(replica * stages + stage, slow),
-        )
+        worker = replica * stages + stage
+        emulator = None
+        if links and together:
+            emulator = LinkEmulator(worker, links)
+        elif links:
+            emulator = LinkEmulator(stage, in_replica(links, replica, stages))
+        return cls(emulator, WorkerEmulator(worker, slow))
 
     def probe(self, guard: Guard, stage: int, device: Device) -> GuardedProbe:
         """The probe of a rank at this `stage`, with this `guard` and `device`."""
