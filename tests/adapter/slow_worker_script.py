@@ -21,6 +21,7 @@ from megatron.core import parallel_state as mpu  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
+from megatron_adaptra.adapter.pipeline.emulation import Emulation  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.errors import BadInput  # noqa: E402
 
@@ -90,6 +91,15 @@ def refusal_on_gpus() -> str:
     return ""
 
 
+def targets(together: bool) -> list[int]:
+    """Whom this rank's messages get to late, as stages or, of all replicas, as workers."""
+    rules = ["0.1-1.0:60s", "0.0-0.1:60s"]
+    config, stage = AdaptraConfig(emulate_link=rules), mpu.get_pipeline_model_parallel_rank()
+    links = Emulation.of_rank(config, stage, 2, together).links
+    assert links is not None
+    return [target for target in range(4) if links.holds(target)]
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     prefix = Path(sys.argv[1]) / "data" / "text"
@@ -101,6 +111,7 @@ def main() -> None:
     stock, refusal = train(dataset), refusal_on_gpus()
     for name, config in ENGINES.items():
         found = {"engine": name, "stock": stock, "refusal": refusal, **slowed(config, dataset)}
+        found["targets"] = [targets(together=False), targets(together=True)]
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, found)
         if dist.get_rank() == 0:

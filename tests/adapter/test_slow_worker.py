@@ -91,6 +91,13 @@ def test_the_path_of_one_replica_is_slow(engine: str) -> None:
         assert min(delays) < 0.03, worker
 
 
+def test_paths_to_other_replicas_are_there_where_these_are_planned_together() -> None:
+    found = {worker: one["targets"] for worker, one in trained()["native"].items()}
+    assert found == {
+        "0.0": [[1], [1]], "0.1": [[0], [0, 2]], "1.0": [[], [1]], "1.1": [[], []],
+    }  # fmt: skip
+
+
 def test_where_ops_are_on_gpus_it_is_refused() -> None:
     """In one line, by all ranks alike, before anything is patched."""
     for worker, one in trained()["native"].items():

@@ -31,9 +31,9 @@ class Emulation(NamedTuple):
     ) -> Emulation:
         """What the `config` asks for of this rank's worker: this `stage` of so many `stages`.
 
-        The links are those of its replica's own pipeline, by stages; where replicas are planned
-        `together`, all of its worker's, by workers. Megatron's groups exist.
-        Raises BadInput for an unusable rule, and for slow workers where there can be none.
+        The links are those of its replica's own pipeline, between stages; where replicas are
+        planned `together`, those to all workers, between workers. Megatron's groups exist. Raises
+        BadInput for an unusable rule, and for slow workers where there can be none.
         """
         on_gpu = torch.device(torch.cuda.current_device()).type == "cuda"
         if config.emulate_worker and (why := worker_rules.why_no_slowness(stages, on_gpu)):
@@ -42,14 +42,15 @@ class Emulation(NamedTuple):
         links = load_rules(config.emulate_link, stages, replicas=replicas)
         slow = worker_rules.load_slowness(config.emulate_worker, stages, replicas)
         worker = replica * stages + stage
-        if together:
+        emulator = None
+        if links and together:
             emulator = LinkEmulator(worker, links)
-        else:
+        elif links:
             emulator = LinkEmulator(stage, in_replica(links, replica, stages))
-        return cls(emulator if links else None, WorkerEmulator(worker, slow))
+        return cls(emulator, WorkerEmulator(worker, slow))
 
-    def probe(self, guard: Guard, worker: int, device: Device) -> GuardedProbe:
-        """The probe of a `worker`, or stage, with this `guard` and `device`."""
+    def probe(self, guard: Guard, stage: int, device: Device) -> GuardedProbe:
+        """The probe of a rank at this `stage`, with this `guard` and `device`."""
         if self.worker.rules:
-            return SlowedProbe(guard, worker, device, self.worker)
-        return GuardedProbe(guard, worker, device)
+            return SlowedProbe(guard, stage, device, self.worker)
+        return GuardedProbe(guard, stage, device)
