@@ -16,8 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from megatron_adaptra.cli.output import note
-from megatron_adaptra.config import POLICIES
-from megatron_adaptra.demo.options import DEMO_ENGINES, ENVIRONMENT, PRECISIONS, DemoOptions
+from megatron_adaptra.config import POLICIES, REROUTES
+from megatron_adaptra.demo.options import (
+    DEMO_ENGINES,
+    DROPOUT,
+    ENVIRONMENT,
+    PRECISIONS,
+    DemoOptions,
+)
 from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.run import check_rank
 from megatron_adaptra.transport.engine.bindings import missing
@@ -76,9 +82,10 @@ def _add_model(group: Any) -> None:
     group.add_argument(
         "--dropout",
         type=number,
-        default=d.dropout,
+        default=None,
         metavar="P",
-        help=f"hidden and attention dropout (default: {d.dropout})",
+        help=f"hidden and attention dropout (default: {DROPOUT}, but 0 with --reroute auto: with "
+        "dropout no single microbatch moves)",
     )
     group.add_argument(
         "--text",
@@ -165,7 +172,16 @@ def _add_run(group: Any) -> None:
         choices=DEMO_ENGINES,
         default="",
         help="native: Megatron's own schedule; executor: our loop over ops (default: native, or "
-        "executor where policy, chunks or recompute need it)",
+        "executor where policy, chunks, recompute or --reroute auto need it)",
+    )
+    group.add_argument(
+        "--reroute",
+        choices=REROUTES,
+        default="",
+        help="plan all replicas together: swap, they exchange partners round slow paths; auto, "
+        "single microbatches move round slow workers, too; off, each by itself (default: off; with "
+        "several replicas auto for --slow-worker, and for --slow-path swap, or auto with --engine "
+        "executor)",
     )
     group.add_argument(
         "--policy",

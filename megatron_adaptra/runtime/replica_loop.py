@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links, scheduled
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog, LinkChange, LinkEnd, Worker
@@ -46,6 +48,10 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
         self.replanner = ReplicaReplanner(start, estimator, rule, mode)
         self.estimator, self.rule = estimator, rule
         self._opening: Proposal | None = None  # of links to other replicas
+
+    def evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
+        """What an iteration of the schedule takes, as plans are compared."""
+        return self.replanner.simulated(schedule, conditions)
 
     def _begin(self, vote: Vote) -> None:
         """Nothing: a record is of one pipeline, and replay knows no other."""

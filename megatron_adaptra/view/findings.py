@@ -167,7 +167,9 @@ def pictures(report: Report) -> list[Picture]:
     for arm in report.arms:
         if arm.measured is not None or arm.predicted is not None:
             for timeline, word in ((arm.measured, "measured"), (arm.predicted, "predicted")):
-                gantt = None if timeline is None else pipeline_gantt(timeline)
+                gantt = None
+                if timeline is not None:
+                    gantt = pipeline_gantt(timeline, conditions=arm.conditions)
                 out.append(Picture(f"{arm.name} {word}", gantt, word == "measured"))
     return out
 
