@@ -36,6 +36,7 @@ from megatron_adaptra.telemetry.probe import IterationRecord, merge
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.units import size
 from megatron_adaptra.view.chrome import chrome_trace
+from megatron_adaptra.view.findings import slow_noun
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.png import no_matplotlib
@@ -133,8 +134,9 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         if timeline is not None
     }
     out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(gantts)))
+    pipelines = "a pipeline" if run.replicas == 1 else f"{run.replicas} pipelines"
     report = Report(
-        title=f"A GPT through a pipeline with a slow {_slow_thing(options)}",
+        title=f"A GPT through {pipelines} with a slow {slow_noun(summary)}",
         summary=summary,
         arms=arms,
         phases=phases,
@@ -147,12 +149,6 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         report_png(report, out / "report.png")
     except ImportError:  # matplotlib is an extra
         print(f"adaptra: no report.png: {no_matplotlib()}", flush=True)
-
-
-def _slow_thing(options: DemoOptions) -> str:
-    if options.slow_links:
-        return "link"
-    return "path" if options.slow_paths else "worker"
 
 
 def phases_until(options: DemoOptions, ran: int) -> dict[str, tuple[int, int]]:
