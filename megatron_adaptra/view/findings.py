@@ -156,9 +156,9 @@ def _changes(c: Mapping[str, Any]) -> list[str]:
         more += [f"crosses at {number(rate / 1e6)} MB/s"] if rate else []
         links = f"link{'s' if len(names) > 1 else ''} {' and '.join(names)}"
         out.append(f"every message over {links} {' and '.join(more)}")
-    for key, noun in (("slow_paths", "paths"), ("slow_workers", "workers")):
-        if given := ", ".join(map(str, listing(c.get(key)))):
-            out.append(f"slow {noun} {given}")
+    for key, noun in (("slow_paths", "path"), ("slow_workers", "worker")):
+        if given := [str(one) for one in listing(c.get(key))]:
+            out.append(f"slow {noun}{'s' if len(given) > 1 else ''} {', '.join(given)}")
     return out
 
 
@@ -196,8 +196,9 @@ def pictures(report: Report) -> list[Picture]:
         if arm.measured is not None or arm.predicted is not None:
             for timeline, word in ((arm.measured, "measured"), (arm.predicted, "predicted")):
                 gantt = None
-                if timeline is not None:
-                    gantt = pipeline_gantt(timeline, conditions=arm.conditions)
+                if timeline is not None:  # rows of a prediction are too low for notes
+                    who = arm.conditions if word == "measured" else None
+                    gantt = pipeline_gantt(timeline, conditions=who)
                 out.append(Picture(f"{arm.name} {word}", gantt, word == "measured"))
     return out
 
