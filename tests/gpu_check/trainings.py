@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_check.ranks import Deadline, Failed, run_command
-from gpu_check.target import CPU, FAKE, HERE, TESTS, Target
+from gpu_check.target import ALONE, CPU, FAKE, HERE, TESTS, Target
 
 from scripts.megatron_lm_rows import FLAGS, LINE
 
@@ -32,18 +32,19 @@ class Plan:
     end: int
     iterations: int
     flags: tuple[str, ...]
+    microbatches: int
 
 
+MESSAGE = 2.0  # MiB of one between stages, in single precision, of _LARGE
 _LARGE = (
     "--hidden-size", "1024", "--num-attention-heads", "16", "--seq-length", "512",
-    "--max-position-embeddings", "512", "--num-layers", "8", "--global-batch-size", "12",
+    "--max-position-embeddings", "512", "--num-layers", "8",
 )  # fmt: skip
 _SMALL = (
-    "--num-layers", "4", "--global-batch-size", "8", "--no-check-for-nan-in-loss-and-grad",
-    "--rerun-mode", "disabled",
+    "--num-layers", "4", "--no-check-for-nan-in-loss-and-grad", "--rerun-mode", "disabled",
 )  # fmt: skip
-ON_GPUS = Plan(8, 32, 48, _LARGE)
-REHEARSED = Plan(6, 22, 38, _SMALL)
+ON_GPUS = Plan(8, 32, 48, _LARGE, 12)
+REHEARSED = Plan(6, 22, 38, _SMALL, 8)
 
 
 @dataclass(frozen=True)
@@ -120,10 +121,12 @@ def _train(
         "delay": options.delay / 1e3, "begin": plan.begin, "end": plan.end,
         "iterations": plan.iterations, "script": str(script), "spoil": plant == "spoil",
     }  # fmt: skip
+    samples = round(options.hide_message / MESSAGE)
     words = [
         *FLAGS, "--distributed-backend", "nccl" if nccl else "gloo",
         "--pipeline-model-parallel-size", str(STAGES), "--train-iters", str(plan.iterations),
-        *plan.flags,
+        *plan.flags, "--micro-batch-size", str(samples),
+        "--global-batch-size", str(plan.microbatches * samples),
     ]  # fmt: skip
     launcher = []
     if plugin:
@@ -137,7 +140,7 @@ def _train(
         **target.environment(queues=QUEUES, **machine), "ADAPTRA_GPU_CHECK": json.dumps(given),
         "TORCHDYNAMO_DISABLE": "1",  # compiling kernels would take longer than training
     }  # fmt: skip
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+    command = [sys.executable, "-m", "torch.distributed.run", *ALONE, "--nproc-per-node",
                str(STAGES), *launcher, str(HERE / "pretrain.py"), *words]  # fmt: skip
     text = run_command(command, f"training, {folder.name}", environment, deadline,
                        folder / "text.log")  # fmt: skip
