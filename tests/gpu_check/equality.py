@@ -17,7 +17,7 @@ from typing import Any
 
 from adapter.cases import LAYOUTS, Case, matrix
 from gpu_check.deterministic import without
-from gpu_check.ranks import Deadline, run_command
+from gpu_check.ranks import Deadline, Failed, run_command
 from gpu_check.result import Result
 from gpu_check.target import ALONE, CPU, FAKE, GPU, HERE, Target
 from gpu_check.trainings import train, why_not
@@ -58,7 +58,12 @@ def _layout(
     folder.mkdir()
     file = folder / "cases.json"
     file.write_text(json.dumps([case.dump() for case in cases]))
-    out = _run(target, layout, file, deadline, options)
+    try:
+        out = _run(target, layout, file, deadline, options)
+    except Failed as error:  # the cases before that one still count
+        found.wrong.append(str(error))
+        print(error.log, file=sys.stderr, flush=True)
+        out = (folder / "text.log").read_text()
     _note(found, layout, out)
     done = [json.loads(line[5:]) for line in out.splitlines() if line.startswith("CASE ")]
     bad = {case[0]["name"]: what for case in done if (what := differs(case, compared))}
