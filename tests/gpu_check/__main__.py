@@ -28,7 +28,7 @@ from gpu_check.target import NoTarget, Target, find
 from gpu_check.trainings import MESSAGE
 
 from megatron_adaptra.cli.output import show_table
-from megatron_adaptra.processes import become_subreaper
+from megatron_adaptra.processes import become_subreaper, ending_on_sigterm
 
 PARTS = ("paths", "clock", "sync", "hide", "equality", "memory")
 MOST = 290.0  # seconds of a part
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     become_subreaper()
     print(target.text, flush=True)
     try:
-        with _work(options.keep) as work:
+        with ending_on_sigterm(), _work(options.keep) as work:
             results = run_parts(target, work, options)
     except OSError as error:
         print(f"gpu_check: error: {error}", file=sys.stderr)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from gpu_check import __main__ as program
 from gpu_check import deterministic, page, paths, ranks
 from gpu_check.result import Result, not_run
 from gpu_check.target import CPU, Target
 from launch.launching import ROOT, refused, run
+
+from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.telemetry.report import Memory
 
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"
 TARGET = Target(
@@ -94,14 +101,34 @@ def test_kernels_that_torch_warns_of_are_named() -> None:
     assert deterministic.without(text + text + "all else\n") == {"put_"}
 
 
-def test_gloo_stands_in_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megatron_adaptra.adapter.compat import backend
-
+@pytest.fixture
+def pretrain(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, as the second of two ranks on one GPU imports it."""
     monkeypatch.setenv("ADAPTRA_GPU_CHECK", json.dumps({"gpus": 1}))
     monkeypatch.setenv("LOCAL_RANK", "1")
-    from gpu_check import pretrain
-
+    monkeypatch.delitem(sys.modules, "gpu_check.pretrain", raising=False)
+    yield importlib.import_module("gpu_check.pretrain")
     assert os.environ["LOCAL_RANK"] == "0", "the one GPU"
+
+
+def test_what_a_rank_of_a_training_writes(
+    pretrain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setitem(pretrain.GIVEN, "folder", str(tmp_path))
+    known = IterationRecord(1, 7, begin=1.0, memory=Memory(2.0, peak_bytes=30, per_microbatch=15))
+    session = SimpleNamespace(records=[known, IterationRecord(1, 8, stock=True, unusable="odd")])
+    pretrain.Watch(None).write([torch.nn.Linear(2, 2)], session)
+    first, second = json.loads((tmp_path / "rank1.json").read_text())["records"]
+    assert (first["iteration"], first["starved"], first["unusable"]) == (7, 0.0, "")
+    assert (first["memory"]["peak"], first["memory"]["peak_bytes"]) == (2.0, 30)
+    assert first["memory"]["per_microbatch"] == 15
+    assert (second["stock"], second["starved"], second["memory"]) == (True, None, None)
+
+
+def test_gloo_stands_in_for_a_gpu(pretrain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from megatron_adaptra.adapter.compat import backend
+
     monkeypatch.setattr(backend, "messages_on_gpus", backend.messages_on_gpus)  # put back later
     pretrain.on_a_gpu_all_the_same()
     assert backend.messages_on_gpus()
