@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_check import __main__ as program
-from gpu_check import deterministic, page, paths, ranks
+from gpu_check import deterministic, page, paths, ranks, trainings
 from gpu_check.result import Result, not_run
 from gpu_check.target import CPU, Target
 from launch.launching import ROOT, refused, run
@@ -124,6 +124,23 @@ def test_what_a_rank_of_a_training_writes(
     assert (first["memory"]["peak"], first["memory"]["peak_bytes"]) == (2.0, 30)
     assert first["memory"]["per_microbatch"] == 15
     assert (second["stock"], second["starved"], second["memory"]) == (True, None, None)
+
+
+def test_a_training_that_failed_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def fails(*_: Any) -> Any:
+        tries.append(1)
+        raise ranks.Failed("rank 1 is gone", "its log")
+
+    monkeypatch.setattr(trainings, "_train", fails)
+    monkeypatch.setattr(trainings, "_done", {})
+    for words in ("rank 1 is gone", "rank 1 is gone .as for the part before."):
+        with pytest.raises(ranks.Failed, match=words):
+            trainings.train(TARGET, tmp_path, ranks.Deadline(1.0), None, plugin=False)
+    assert len(tries) == 1
 
 
 def test_gloo_stands_in_for_a_gpu(pretrain: Any, monkeypatch: pytest.MonkeyPatch) -> None:

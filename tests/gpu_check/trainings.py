@@ -82,7 +82,7 @@ class Trained:
         return list(zip(*(rank["rows"] for rank in self.ranks), strict=True))
 
 
-_done: dict[str, Trained] = {}
+_done: dict[str, Trained | Failed] = {}
 
 
 def why_not(target: Target) -> str:
@@ -102,11 +102,21 @@ def why_not(target: Target) -> str:
 def train(
     target: Target, work: Path, deadline: Deadline, options: Any, plugin: bool, plant: str = ""
 ) -> Trained:
-    """`plant`: a fault: "spoil" has peaks of memory forgotten, "fixed" has the plan stay."""
+    """`plant`: a fault: "spoil" has peaks of memory forgotten, "fixed" has the plan stay.
+
+    Raises Failed; also for a later part, which does not try again.
+    """
     name = f"{'ours' if plugin else 'stock'}{plant and f'-{plant}'}"
     if name not in _done:
-        _done[name] = _train(target, work / name, deadline, options, plugin, plant)
-    return _done[name]
+        try:
+            _done[name] = _train(target, work / name, deadline, options, plugin, plant)
+        except Failed as error:
+            _done[name] = Failed(f"{error} (as for the part before)")
+            raise
+    done = _done[name]
+    if isinstance(done, Failed):
+        raise done
+    return done
 
 
 def _train(
