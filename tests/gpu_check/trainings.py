@@ -38,7 +38,7 @@ class Plan:
 MESSAGE = 2.0  # MiB of one between stages, in single precision, of _LARGE
 _LARGE = (
     "--hidden-size", "1024", "--num-attention-heads", "16", "--seq-length", "512",
-    "--max-position-embeddings", "512", "--num-layers", "8",
+    "--max-position-embeddings", "512", "--num-layers", "16",
 )  # fmt: skip
 _SMALL = (
     "--num-layers", "4", "--no-check-for-nan-in-loss-and-grad", "--rerun-mode", "disabled",
@@ -65,6 +65,11 @@ class Trained:
     def ours(self) -> list[bool]:
         """Of each iteration, whether the engine carried the messages."""
         return [all(row["ours"] for row in rows) for rows in self._rows]
+
+    @property
+    def left(self) -> int:
+        """The first iteration over the engine; the number of iterations if there is none."""
+        return next((i for i, ours in enumerate(self.ours) if ours), self.plan.iterations)
 
     @property
     def losses(self) -> list[tuple[str, str]]:
