@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,15 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
         for place, compared, words in places:
             rows.append(_layout(found, layout, place, compared, words, work, deadline, options))
     same, ran = (sum(int(row[i]) for row in rows if "fake" not in row[0]) for i in (3, 2))
-    found.figures.append(f"{same} of {ran} cases have the bits of stock")
-    found.table("Cases", ("layout: models", "processes", "cases", "same bits as stock"), rows)
+    cases = f"{same} of {ran} cases have the bits of stock"
+    found.figures.append(cases)
+    found.table("Cases", ("layout: models", "processes", "cases", "same bits as stock", "s"), rows)
     if target.kind == GPU:
-        _trainings(found, target, work, deadline, options)
+        try:
+            _trainings(found, target, work, deadline, options)
+        except Failed as error:  # minutes long, and what the cases came to is known
+            found.wrong.append(f"{error}; {cases}")
+            print(error.log, file=sys.stderr, flush=True)
     return found
 
 
@@ -58,6 +64,7 @@ def _layout(
     folder.mkdir()
     file = folder / "cases.json"
     file.write_text(json.dumps([case.dump() for case in cases]))
+    begin = time.monotonic()
     try:
         out = _run(target, layout, file, deadline, options)
     except Failed as error:  # the cases before that one still count
@@ -72,7 +79,8 @@ def _layout(
     found.check(ended == len(cases), f"{layout}{words}: {ended} of {len(cases)} cases ended")
     shapes = ", ".join(dict.fromkeys(c.name.split(", ")[0].partition(" ")[2] for c in cases))
     count = str(LAYOUTS[layout][0])
-    return [f"{layout}: {shapes}{words}", count, str(len(cases)), str(len(done) - len(bad))]
+    took = f"{time.monotonic() - begin:.0f}"
+    return [f"{layout}: {shapes}{words}", count, str(len(cases)), str(len(done) - len(bad)), took]
 
 
 def _note(found: Result, what: str, text: str) -> None:

@@ -45,6 +45,11 @@ class Deadline:
     def left(self) -> float:
         return max(0.0, self._end - time.monotonic())
 
+    def begin(self, name: str) -> None:
+        """Raises Failed if there is no time left to."""
+        if not self.left:
+            raise Failed(f"{name}: not begun: the part's {self.seconds:g} s are over")
+
 
 def run_ranks(
     target: Target, job: str, work: Path, deadline: Deadline, *, ranks: int = 1,
@@ -80,8 +85,9 @@ def run_command(
     command: Sequence[str], name: str, environment: Mapping[str, str], deadline: Deadline,
     output: Path,
 ) -> str:  # fmt: skip
-    """What a command printed; it goes to `output`. Raises Failed."""
+    """What a command printed; it goes to `output`. Raises Failed, also with no time left for it."""
     with output.open("w+") as text:
+        deadline.begin(name)
         with started(command, GRACE, env=dict(environment), stdin=subprocess.DEVNULL,
                      stdout=text, stderr=subprocess.STDOUT) as process:  # fmt: skip
             _await([process], [text], name, deadline)

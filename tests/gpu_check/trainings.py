@@ -109,10 +109,11 @@ def train(
 ) -> Trained:
     """`plant`: a fault: "spoil" has peaks of memory forgotten, "fixed" has the plan stay.
 
-    Raises Failed; also for a later part, which does not try again.
+    Raises Failed; also for a later part, which does not try again what was begun.
     """
     name = f"{'ours' if plugin else 'stock'}{plant and f'-{plant}'}"
     if name not in _done:
+        deadline.begin(f"training, {name}")
         try:
             _done[name] = _train(target, work / name, deadline, options, plugin, plant)
         except Failed as error:
