@@ -131,6 +131,18 @@ class Job:
             self._before = now
         return self.ran[-iterations:]
 
+    def run(self, schedule: Schedule, pairs: Iterable[Path]) -> None:
+        """From now on `schedule` runs, and links between these `pairs` of workers are open."""
+        self._in_force = schedule
+        self.probed |= {way for a, b in pairs for way in ((a, b), (b, a))}
+
+    def records(self, iteration: int) -> list[IterationRecord]:
+        """What the workers measure of an iteration of it, each under its own number."""
+        found = self._records(iteration)
+        for worker, record in enumerate(found):
+            record.stage = worker
+        return found
+
     def _close(self, iteration: int, change: ReplicaChange) -> None:
         self._due = None
         if self.refused:

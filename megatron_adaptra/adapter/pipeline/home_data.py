@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -53,16 +53,26 @@ class HomeData:
         """What stands in for Megatron's `iterator` in an iteration of so many `microbatches`."""
         return None if iterator is None else IterationData(self, iterator, microbatches)
 
-    def _others(self, iterator: Any, microbatches: int, home: int) -> Iterator[Any]:
+    def others(self, iterator: Any, microbatches: int) -> Callable[[int], Iterator[Any]]:
+        """What gives, by home, the batches of the iteration that is about to begin.
+
+        `iterator`, `microbatches`: see `begin`. What it returns raises ScheduleError for data that
+        nobody can read for another replica.
+        """
         if isinstance(iterator, ReadsHomes):
-            return iterator.of_home(home)
+            return iterator.of_home
         if (loader := loader_of(iterator)) is None:
-            raise ScheduleError(f"replica {home}: {self.why_not(iterator)}")
+            return functools.partial(self._refuse, iterator)
         homes = self._loaders.get(id(loader))
         if homes is None or homes.loader is not loader:
             homes = self._loaders[id(loader)] = LoaderHomes(loader)
+        # Now: by the time that a batch is wanted, this replica may have read some of its own.
         replaying = getattr(iterator, "replaying", False)
-        return homes.batches(home, loader._num_yielded - (microbatches if replaying else 0))
+        first = loader._num_yielded - (microbatches if replaying else 0)
+        return functools.partial(homes.batches, first)
+
+    def _refuse(self, iterator: Any, home: int) -> Iterator[Any]:
+        raise ScheduleError(f"replica {home}: {self.why_not(iterator)}")
 
 
 class IterationData:
@@ -73,9 +83,7 @@ class IterationData:
 
     def __init__(self, data: HomeData, iterator: Any, microbatches: int) -> None:
         self._data, self._iterator, self._count = data, iterator, microbatches
-        self._places: dict[int, Any] = {}
-        # Before anything is read: a loader is at the iteration's first batch now.
-        self._others = functools.partial(data._others, iterator, microbatches)
+        self._others = data.others(iterator, microbatches)
         self._rows: dict[int, list[Any]] = {data._replica: []}
         self._sources: dict[int, Iterator[Any]] = {data._replica: iterator}
         self._op: Op | None = None
@@ -123,8 +131,8 @@ class LoaderHomes:
         self.loader = loader
         self._at: dict[int, tuple[int, Iterator[Any]]] = {}  # by home: the next place
 
-    def batches(self, home: int, first: int) -> Iterator[Any]:
-        """Those of replica `home` from its batch number `first` on."""
+    def batches(self, first: int, home: int) -> Iterator[Any]:
+        """Those from number `first` on of replica `home`."""
         at, rows = self._at.get(home, (0, None))
         if rows is None or at > first:
             sampler = copy.copy(self.loader._index_sampler)
