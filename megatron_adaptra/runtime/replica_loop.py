@@ -49,7 +49,7 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
         self._opening: Proposal | None = None  # of links to other replicas
 
     def evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
-        """What an iteration of the schedule takes, as plans are compared."""
+        """What an iteration of a `schedule` takes under `conditions`, as plans are compared."""
         return self.replanner.simulated(schedule, conditions)
 
     def _begin(self, vote: Vote) -> None:
@@ -158,5 +158,8 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
 
 
 def of_stages(reports: Mapping[int, StageReport], stages: int) -> dict[int, StageReport]:
-    """The `reports` of workers, by number, as those of their stages, of which there are so many."""
+    """The `reports` of workers, by number, as those of their stages.
+
+    `stages`: of each replica.
+    """
     return {w: replace(report, stage=w % stages) for w, report in reports.items()}

@@ -275,7 +275,8 @@ def memory_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str,
     rows.append(("one microbatch, bytes", [size(round(one)) for one in _known(each)]))
     rows = [(name, cells) for name, cells in rows if cells]
     stages = max((len(cells) for _, cells in rows), default=0)
-    names = [*map(str, listing(summary.get("workers")))] or [*map(str, range(stages))]
+    names = [str(name) for name in listing(summary.get("workers"))]
+    names = names if len(names) >= stages else [str(stage) for stage in range(stages)]
     if stages <= COLUMNS:
         return [f"{row_noun(summary)} {name}" for name in names[:stages]], rows
     head = f"{row_noun(summary)}s {names[0]} to {names[stages - 1]}"
@@ -283,7 +284,10 @@ def memory_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str,
 
 
 def row_noun(summary: Mapping[str, Any]) -> str:
-    """What lists by worker are of: a worker where replicas have one plan, else a stage."""
+    """What lists by worker are of: a worker where replicas have one plan, else a stage.
+
+    `summary`: what summary.json holds.
+    """
     return "worker" if listing(summary.get("workers")) else "stage"
 
 
