@@ -161,7 +161,7 @@ class ReplicaReplanner:
     def _learn(self, ran: Schedule | None, seconds: float) -> None:
         if ran is not None:
             plain = self.estimator.conditions(corrected=False, native=ran.stock)
-            self.predicted = self._simulated(ran, plain).predicted
+            self.predicted = self.simulated(ran, plain).predicted
             learn = self.estimator.learn_stock if ran.stock else self.estimator.learn
             learn(self.predicted, seconds)
 
@@ -223,7 +223,13 @@ class ReplicaReplanner:
     def stock(self) -> Timeline:
         """What the start would do now."""
         native = self._start.stock
-        return self._simulated(self._start, self.estimator.conditions(native=native)).timeline
+        return self.simulated(self._start, self.estimator.conditions(native=native)).timeline
+
+    def simulated(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
+        """What an iteration of a `schedule` takes under `conditions`, by the rule's messages."""
+        if schedule.stock:
+            return evaluate_replicas(schedule, conditions, "eager", 0)
+        return evaluate_replicas(schedule, conditions, self.rule.sends, self.rule.ahead)
 
     def _restore(self, change: ReplicaChange) -> None:
         self._paths = {**change.paths, **self._paths}
@@ -404,11 +410,6 @@ class ReplicaReplanner:
     def _evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
         """What an iteration takes under `conditions`; what Megatron runs has links of its own."""
         if not schedule.stock:
-            return self._simulated(schedule, conditions)
-        plan = self._simulated(schedule, self.estimator.conditions(native=True))
+            return self.simulated(schedule, conditions)
+        plan = self.simulated(schedule, self.estimator.conditions(native=True))
         return replace(plan, extra=self.estimator.stock_extra)
-
-    def _simulated(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
-        if schedule.stock:
-            return evaluate_replicas(schedule, conditions, "eager", 0)
-        return evaluate_replicas(schedule, conditions, self.rule.sends, self.rule.ahead)

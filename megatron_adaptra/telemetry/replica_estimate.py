@@ -83,6 +83,15 @@ class ReplicaEstimator:
         self._seen: dict[Path, int] = {}  # of cross paths the last update with a sample
         self._lost: set[Path] = set()
 
+    def settings(self) -> list[dict[str, Any]]:
+        """What it was made with, for json.dump and `from_settings`."""
+        return [estimator.settings() for estimator in self.estimators]
+
+    @classmethod
+    def from_settings(cls, settings: Sequence[Mapping[str, Any]]) -> ReplicaEstimator:
+        """One that has measured nothing yet, made with the `settings()` of another."""
+        return cls([Estimator.from_settings(one) for one in settings])
+
     def usable(self, reports: Mapping[int, StageReport]) -> dict[int, StageReport]:
         """Of the `reports`, by worker, those that can be true."""
         return {w: report for w, report in reports.items() if self._can_be(w, report)}

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch.distributed as dist
 from patience import PATIENCE
@@ -24,11 +25,15 @@ from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Member
 from megatron_adaptra.runtime.decisions import DecisionLog, Worker
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.record import RunRecord, read_record
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_loop import ReplicaLoop
+from megatron_adaptra.runtime.replica_loop import ReplicaLoop, of_stages
+from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 
+SCHEMA = Path(__file__).parents[2] / "docs" / "decision-log.schema.json"
 Prepare = Callable[[int, Proposal], None]
 
 
@@ -66,8 +71,8 @@ class Training:
                 )
                 continue
             loop = ReplicaLoop(
-                self.job.start, self.job.estimator, ReplanPolicy(sends="eager"), DecisionLog(path),
-                names, mode=mode,
+                self.job.start, self.job.estimator, ReplanPolicy(sends="eager"),
+                DecisionLog(path, RunRecord(path.with_name("replica-0.jsonl"))), names, mode=mode,
             )  # fmt: skip
             self.job.replanner = loop.replanner
             self.controllers.append(Leader(ballot, channels, decisions, loop, prepare=prepares(0)))
@@ -127,6 +132,9 @@ def test_a_slow_path_is_left_and_taken_again(mode: str, tmp_path: Path) -> None:
     assert healed[-1].same_as(start)
     training.close()
     lines = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
+    for line in lines:
+        validator.validate(line)
     first_line = lines[0]
     assert {link["source"]["worker"] for link in first_line["links"]} == {"0.1", "0.2"}
     assert first_line["links"][0]["source"]["host"] in ("host1", "host2")
@@ -145,6 +153,39 @@ def test_a_slow_worker_gives_work_away_and_takes_it_back(tmp_path: Path) -> None
     healed = training.train(60, slow={})
     assert healed[-1].same_as(training.job.start)
     training.close()
+
+
+@pytest.mark.parametrize("mode", ["swap", "auto"])
+def test_a_replay_of_the_record_comes_to_the_same_plans(mode: str, tmp_path: Path) -> None:
+    training = Training(tmp_path / "decisions.jsonl", mode)
+    training.train(12)
+    training.train(25, paths={(1, 2): 60 * MS, (2, 1): 60 * MS})
+    training.train(25, paths={})
+    training.close()
+    (run,) = read_record(tmp_path / "replica-0.jsonl")
+    assert list(run.iterations) == list(range(62))
+    assert run.seconds()[30] == pytest.approx(training.job.took[30], rel=1e-3)
+    start, now = (Schedule.from_json(run.about[name]) for name in ("start", "now"))
+    estimator = ReplicaEstimator.from_settings(run.about["estimators"])
+    rule = ReplanPolicy(**run.about["rule"])
+    replanner = ReplicaReplanner(start, estimator, rule, run.about["mode"])
+    swaps = {d["iteration"]: Schedule.parse(d["plan"]) for d in run.decisions}
+    found = []
+    for iteration, row in run.iterations.items():
+        ran, now = now, swaps.get(iteration, now)
+        if iteration == run.about["iteration"]:
+            continue
+        reports = of_stages(dict(enumerate(row.reports)), start.stages)
+        changed = replanner.observe(iteration, reports, ran)
+        if iteration in swaps:
+            replanner.swapped(found[-1][1], iteration)
+        due = [d for d in run.decisions if d["detected"] < iteration <= d["iteration"]]
+        change = replanner.propose(iteration, changed, now, possible=not due)
+        if change is not None:
+            found.append((iteration, change))
+    plans = [(iteration, change.plan.schedule.text()) for iteration, change in found]
+    assert plans == [(d["detected"], d["plan"]) for d in run.decisions]
+    assert len(plans) == 2
 
 
 @pytest.mark.parametrize("refuses", [0, 4])
