@@ -126,6 +126,7 @@ class ReplicaReplanner:
         self._paths: dict[Path, float] = {}  # not yet planned for, with their old seconds
         self._workers: dict[int, float] = {}  # the same, with their old factors
         self._seen: set[int] = set()  # workers that had changed an iteration ago
+        self._not_before = 0  # to plan takes a while, in which training launches less
         self._planned: Mapping[int, float] = {}  # factors by the last plan
         self._over_budget = False
         self._tried: tuple[Schedule, tuple[int, ...], int] | None = None  # before; who; until when
@@ -198,6 +199,7 @@ class ReplicaReplanner:
         elif self._again is not None and iteration >= self._again:
             self._again, due = None, True
             self.estimator.forget_lost()
+        due &= changed.any or iteration >= self._not_before
         if due and not self._postponed(changed.any):
             return self._plan()
         if self._tried is not None:
@@ -272,6 +274,7 @@ class ReplicaReplanner:
             self._paths, self._workers = {}, {}
             return None
         if self._trials.blocks(plan.schedule, self._iteration):
+            self._not_before = self._iteration + FIRST_BLOCK
             return None
         if unproven := self.estimator.unproven(plan.schedule):
             self.to_probe, self._asked = unproven, self._iteration

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.ir.routes import Path, worker_name
+from megatron_adaptra.ir.routes import Path, parse_worker, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.telemetry.detect import RELATIVE, DelayChart
 from megatron_adaptra.telemetry.estimate import Estimator
@@ -169,6 +169,11 @@ class ReplicaEstimator:
         return tuple(most for one in self.estimators for most in one.budgets)
 
     @property
+    def unmet(self) -> str:
+        """Why a budget in bytes was given up; "" where none was."""
+        return next((one.unmet for one in self.estimators if one.unmet), "")
+
+    @property
     def known(self) -> bool:
         """Whether there has been a report of every worker: without there are no conditions."""
         return all(ops.known for ops in self._ops) and all(e.known for e in self.estimators)
@@ -301,6 +306,32 @@ class ReplicaEstimator:
 
     def _message_seconds(self, state: LinkState) -> float:
         return state.delay + self.estimators[0].message_bytes / state.bandwidth
+
+    def state(self) -> dict[str, float]:
+        """What is planned for, to go on from after a restart: seconds per path, `"0.1>1.2"`.
+
+        How slow workers are is known again within a few iterations.
+        """
+        levels = {self._name(path): chart.level for path, chart in self.charts.items()}
+        return {name: level for name, level in levels.items() if level is not None}
+
+    def resume(self, state: Mapping[str, float]) -> None:
+        """Take the seconds of `state()` for those that the plan in force is made for."""
+        for name, level in state.items():
+            source, target = (parse_worker(text, self.stages) for text in name.split(">"))
+            if source // self.stages != target // self.stages:
+                self._cross.watch((source, target))
+                self._seen[source, target] = self._updates
+            self.charts[source, target].resume(level)
+
+    def settings(self) -> list[dict[str, Any]]:
+        """What its estimators were made with, for json.dump and `from_settings`."""
+        return [one.settings() for one in self.estimators]
+
+    @classmethod
+    def from_settings(cls, settings: Sequence[Mapping[str, Any]]) -> ReplicaEstimator:
+        """One that has measured nothing yet, made with the `settings()` of another."""
+        return cls([Estimator.from_settings(one) for one in settings])
 
     def delays(self) -> dict[str, float]:
         """Seconds of every path that is measured now, by `"0.1>1.2"`."""
