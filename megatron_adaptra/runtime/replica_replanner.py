@@ -232,7 +232,7 @@ class ReplicaReplanner:
         self._workers = {**change.workers, **self._workers}
 
     def _remember(self, changed: Changed) -> None:
-        charts = self.estimator.charts
+        charts = self.estimator.charts if changed.paths else {}
         for path in changed.paths:
             self._paths.setdefault(path, charts[path].level or 0.0)
         for worker in set(changed.workers) & self._seen:  # once more than a link: see SlowWorkers

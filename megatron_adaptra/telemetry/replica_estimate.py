@@ -92,7 +92,10 @@ class ReplicaEstimator:
             return False
         ops = [*report.wall.values(), *report.cpu.values()]
         return all(0 <= x <= LONGEST for x in ops) and all(
-            -_MOST <= x <= _MOST for x in _numbers(report)
+            -_MOST <= x <= _MOST
+            for name, value in vars(report).items()
+            if name != "ops"
+            for x in _numbers(value)
         )
 
     def update(self, reports: Mapping[int, StageReport]) -> Changed:
@@ -160,7 +163,11 @@ class ReplicaEstimator:
 
     def measure_budget(self, reports: Mapping[int, StageReport]) -> bool:
         """Whether budgets in bytes now mean other microbatches; `reports` as for `update`."""
-        each = [e.measure_budget(self._own(reports, i)) for i, e in enumerate(self.estimators)]
+        rows: list[list[StageReport]] = [[] for _ in self.estimators]
+        for worker, report in reports.items():
+            rows[worker // self.stages].append(report)
+        pairs = zip(self.estimators, rows, strict=True)
+        each = [estimator.measure_budget(row) for estimator, row in pairs]
         return any(each)
 
     @property
@@ -191,11 +198,6 @@ class ReplicaEstimator:
             first = replica * self.stages
             found |= {(first + a, first + b): c for (a, b), c in estimator.charts.items()}
         return found | dict(self._cross.charts)
-
-    def seconds(self, path: Path) -> float:
-        """What a message takes on a `path` now; 0 where that is not known."""
-        chart = self.charts.get(path)
-        return 0.0 if chart is None else chart.estimate
 
     def stage_seconds(self) -> float:
         """What one microbatch takes on the slowest worker."""

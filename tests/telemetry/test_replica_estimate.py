@@ -133,8 +133,8 @@ def test_a_home_path_that_carries_nothing_is_measured_by_its_probes(
     swapped = {(0, 1): 0.1 * MS, (1, 0): 0.1 * MS, (3, 4): 0.1 * MS, (4, 3): 0.1 * MS}
     swapped |= {(1, 5): 0.2 * MS, (5, 1): 0.2 * MS, (4, 2): 0.2 * MS, (2, 4): 0.2 * MS}
     assert fed(e, paths=swapped, probed=slow, clock=clocks) == []
-    assert e.seconds((1, 2)) == pytest.approx(40 * MS)
-    assert e.seconds((1, 5)) == pytest.approx(0.2 * MS)
+    assert e.delays()["0.1>0.2"] == pytest.approx(40 * MS)
+    assert e.delays()["0.1>1.2"] == pytest.approx(0.2 * MS)
     healed = dict.fromkeys(OWN, 0.1 * MS)
     found = fed(e, paths=swapped, probed=healed, clock=clocks)
     assert [changed.paths for _, changed in found] == [[(1, 2), (2, 1)]]  # type: ignore[attr-defined]
