@@ -32,7 +32,7 @@ from megatron_adaptra.runtime.replica_words import (
     why_tried_enough,
     why_undone,
 )
-from megatron_adaptra.runtime.trial import FIRST_BLOCK, Outcome, Trials
+from megatron_adaptra.runtime.trial import FIRST_BLOCK, Backoff, Outcome, Trials
 from megatron_adaptra.telemetry.detect import ABSOLUTE
 from megatron_adaptra.telemetry.link_estimates import LONGEST
 from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
@@ -44,6 +44,7 @@ OPS = 200_000  # that a search for routes schedules at most: some 0.6 s, beside 
 NEAR = 0.01  # share of an iteration for which a cheaper remedy is taken
 PATIENCE = 20  # iterations that probes of a cross path may take to show what it takes
 RETRY = 8 * FIRST_BLOCK  # iterations after which one that showed nothing is probed again
+LONGEST_WITHOUT_TRY = 400  # iterations
 TRIED = 8  # iterations for which an idle worker gets a microbatch
 
 
@@ -130,6 +131,7 @@ class ReplicaReplanner:
         self._planned: Mapping[int, float] = {}  # factors by the last plan
         self._over_budget = False
         self._tried: tuple[Schedule, tuple[int, ...], int] | None = None  # before; who; until when
+        self._tries = Backoff(LONGEST_WITHOUT_TRY)  # a microbatch there makes an iteration longer
         self._trials: Trials[ReplicaChange] = Trials(start, rule)
 
     def observe(
@@ -211,7 +213,12 @@ class ReplicaReplanner:
     def swapped(self, change: ReplicaChange, iteration: int) -> None:
         """`change` is in force from `iteration` on."""
         self._trials.swapped(change, iteration)
-        self._paths, self._workers, self.to_probe, self._tried = {}, {}, [], None
+        self._paths, self._workers, self.to_probe = {}, {}, []
+        tried, self._tried = self._tried, None
+        if change.workers:  # who is slow is not as it was
+            self._tries.passed()
+        elif tried is not None:
+            self._tries.failed(iteration)
         if change.tries:
             self._tried = change.current.schedule, change.tries, iteration + TRIED
         if (undone := change.undoes) is not None and undone.retry:
@@ -378,7 +385,7 @@ class ReplicaReplanner:
     def _try_idle(self) -> ReplicaChange | None:
         """Give slow workers that have run nothing for long a microbatch, some iterations long."""
         idle = [w for w in self.estimator.slow_workers.to_try() if not self._in_force.order[w]]
-        if not idle:
+        if not idle or self._tries.blocks(self._iteration):
             return None
         c, schedule = self.estimator.conditions(), self._in_force
         for worker in idle:
