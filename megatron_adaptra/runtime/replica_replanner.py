@@ -8,17 +8,15 @@ that run on another replica.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan.base import Plan
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.replicas.one_back import one_back
 from megatron_adaptra.plan.replicas.swaps import at_home, chain_schedules
@@ -28,6 +26,7 @@ from megatron_adaptra.runtime.replanner import LEARN
 from megatron_adaptra.runtime.replica_words import (
     why_change,
     why_spared,
+    why_stays,
     why_tried,
     why_tried_enough,
     why_undone,
@@ -279,6 +278,8 @@ class ReplicaReplanner:
         worth |= eased and back and self.rule.spares(plan, current)
         if not worth or plan.schedule.same_as(self._in_force):
             self._paths, self._workers = {}, {}
+            if not eased and (paths or workers):
+                self.stays = why_stays(paths, workers, c)
             return None
         if self._trials.blocks(plan.schedule, self._iteration):
             self._not_before = self._iteration + FIRST_BLOCK
@@ -296,26 +297,25 @@ class ReplicaReplanner:
         start = self._evaluate(self._start, conditions)
         if self._healthy(conditions):
             return start
-        plans = [self._evaluate(one, conditions) for one in self._schedules(conditions)]
+        c, one = conditions, self._one()
+        plans = [
+            self._evaluate(schedule, c)
+            for schedule in chain_schedules(c, one, self.rule.evaluate, self.rule.make_plan)
+        ]
         least = min(plan.predicted for plan in plans)
+        well = self.rule.evaluate(one, c.pipeline.healthy()).predicted
+        if self.mode == "auto" and least > well * (1 + NEAR):  # else there is nothing to search for
+            moves = plan_replicas(c, self.rule.sends, ops=self._ops).moves
+            plans += [self._evaluate(move.schedule, c) for move in moves]
+            least = min(plan.predicted for plan in plans)
         best = next(plan for plan in plans if plan.predicted <= least * (1 + NEAR))
         return best if self.rule.gains(best, start) else start
-
-    def _schedules(self, conditions: ReplicaConditions) -> Iterator[Schedule]:
-        """The cheapest first."""
-        yield from chain_schedules(conditions, self._one(), self.rule.evaluate, self._deeper)
-        if self.mode == "auto":
-            plan = plan_replicas(conditions, self.rule.sends, ops=self._ops)
-            yield from (move.schedule for move in plan.moves)
 
     def _one(self) -> Schedule:
         """The start, of one pipeline, over our messages."""
         lines = self._start.order[: self._start.stages]
         order = tuple(tuple(op._replace(home=None) for op in line) for line in lines)
         return Schedule(order, self._start.microbatches, policy="1f1b")
-
-    def _deeper(self, conditions: Conditions) -> Plan:
-        return self.rule.make_plan(conditions)
 
     def _healthy(self, conditions: ReplicaConditions) -> bool:
         """Whether no worker is slow, nor any link of a pipeline."""

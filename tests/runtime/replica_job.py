@@ -60,7 +60,7 @@ class Job:
     another number; `stock`: it starts over Megatron's own messages.
 
     `ran`, `took`: the schedule and the seconds of every iteration; `changes`: what was proposed,
-    by iteration; `probed`: the cross paths that have been opened.
+    by iteration; `stays`: why nothing was; `probed`: the cross paths that have been opened.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Job:
         self.ran: list[Schedule] = []
         self.took: list[float] = []
         self.changes: dict[int, ReplicaChange] = {}
+        self.stays: dict[int, str] = {}
         self.probed: set[Path] = set()
         self.deaf: set[Path] = set()  # cross paths whose probes do not arrive
         self.refused = 0  # so many proposals do not come into force
@@ -136,6 +137,8 @@ class Job:
             changed = self.replanner.observe(iteration, seen, ran)
             possible = self._due is None
             change = self.replanner.propose(iteration, changed, self._in_force, possible)
+            if self.replanner.stays:
+                self.stays[iteration] = self.replanner.stays
             if change is not None:
                 self._due = iteration + 2, change
                 self.changes[iteration] = change
