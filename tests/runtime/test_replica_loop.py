@@ -189,9 +189,7 @@ def test_a_replay_of_the_record_comes_to_the_same_plans(mode: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("refuses", [0, 4])
-def test_who_cannot_open_its_links_keeps_all_from_the_plan(
-    refuses: int, tmp_path: Path
-) -> None:
+def test_who_cannot_open_its_links_keeps_all_from_the_plan(refuses: int, tmp_path: Path) -> None:
     """Also the leader: its own vote counts."""
 
     def prepare(worker: int, proposal: Proposal) -> None:
