@@ -158,5 +158,5 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
 
 
 def of_stages(reports: Mapping[int, StageReport], stages: int) -> dict[int, StageReport]:
-    """The `reports` of workers, by number, as those of their stages, of which there are so many."""
+    """The `reports` of workers, by number, as those of the `stages` of their replica."""
     return {w: replace(report, stage=w % stages) for w, report in reports.items()}

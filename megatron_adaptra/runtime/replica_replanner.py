@@ -8,7 +8,7 @@ that run on another replica.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from megatron_adaptra.errors import BadInput
@@ -32,7 +32,7 @@ from megatron_adaptra.runtime.replica_words import (
     why_undone,
 )
 from megatron_adaptra.runtime.trial import FIRST_BLOCK, Backoff, Outcome, Trials
-from megatron_adaptra.telemetry.detect import ABSOLUTE
+from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE
 from megatron_adaptra.telemetry.link_estimates import LONGEST
 from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.telemetry.report import StageReport
@@ -76,6 +76,11 @@ class ReplicaChange:
     trial: bool = True
     undoes: ReplicaChange | None = None
     tries: tuple[int, ...] = ()
+
+    @property
+    def links(self) -> Mapping[Path, float]:
+        """The paths, by the name that they have in a Change."""
+        return self.paths
 
 
 class ReplicaReplanner:
@@ -134,7 +139,10 @@ class ReplicaReplanner:
         self._trials: Trials[ReplicaChange] = Trials(start, rule)
 
     def observe(
-        self, iteration: int, reports: Mapping[int, StageReport], ran: Schedule | None
+        self,
+        iteration: int,
+        reports: Mapping[int, StageReport] | Sequence[StageReport],
+        ran: Schedule | None,
     ) -> Changed:
         """Take the reports of an iteration.
 
@@ -148,7 +156,8 @@ class ReplicaReplanner:
             What has changed for good, to plan for.
         """
         self.predicted = None
-        usable = self.estimator.usable(reports)
+        by_worker = reports if isinstance(reports, Mapping) else dict(enumerate(reports))
+        usable = self.estimator.usable(by_worker)
         if not usable:
             return Changed([], [])
         each = [r.seconds for r in usable.values() if r.stage == 0 and r.seconds is not None]
@@ -274,9 +283,12 @@ class ReplicaReplanner:
         """Something has changed for good."""
         began = time.perf_counter()
         c = self.estimator.conditions()
-        paths, workers = self._paths, self._workers
-        eased = any(c.message_seconds(*path) < paths[path] for path in paths)
-        eased |= any(c.slow.get(worker, 1.0) < workers[worker] for worker in workers)
+        # Some may be as they were by now.
+        now = {path: (old, c.message_seconds(*path)) for path, old in self._paths.items()}
+        paths = {path: old for path, (old, new) in now.items() if _differ(old, new)}
+        factors = {w: (old, c.slow.get(w, 1.0)) for w, old in self._workers.items()}
+        workers = {w: old for w, (old, new) in factors.items() if _differ(old, new)}
+        eased = any(new < old for old, new in (*now.values(), *factors.values()))
         self._accept(c)
         current, plan = self._evaluate(self._in_force, c), self._choose(c)
         back = plan.schedule is self._start
@@ -423,3 +435,7 @@ class ReplicaReplanner:
             return self.simulated(schedule, conditions)
         plan = self.simulated(schedule, self.estimator.conditions(native=True))
         return replace(plan, extra=self.estimator.stock_extra)
+
+
+def _differ(old: float, new: float) -> bool:
+    return abs(new - old) > RELATIVE / 2 * max(old, new)

@@ -88,9 +88,12 @@ class ReplicaEstimator:
         return {w: report for w, report in reports.items() if self._can_be(w, report)}
 
     def _can_be(self, worker: int, report: StageReport) -> bool:
+        wall = report.wall
         if worker not in range(self.workers) or report.stage != worker % self.stages:
             return False
-        ops = [*report.wall.values(), *report.cpu.values()]
+        if ("I" in wall) != ("W" in wall):  # both halves of a backward, or none
+            return False
+        ops = [*wall.values(), *report.cpu.values()]
         return all(0 <= x <= LONGEST for x in ops) and all(
             -_MOST <= x <= _MOST
             for name, value in vars(report).items()

@@ -7,15 +7,16 @@ force two iterations after it was proposed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.initial import over_own_messages
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
@@ -36,7 +37,8 @@ SIGMA = 0.02  # of the logarithm of what an iteration's ops take on one worker
 BURSTS = 0.02  # share of a worker's iterations in which ops take longer: SPAN times as long
 SPAN = 1.1, 2.0
 
-Spoil = Callable[[int, dict[int, StageReport]], Mapping[int, StageReport]]
+Reports = Mapping[int, StageReport] | Sequence[StageReport]
+Spoil = Callable[[int, dict[int, StageReport]], Reports]
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class Job:
         self.deaf: set[Path] = set()  # cross paths whose probes do not arrive
         self.refused = 0  # so many proposals do not come into force
         self.spoil: Spoil = lambda iteration, reports: reports
+        self._program: tuple[Schedule, Program] | None = None
         self._in_force = self.start
         self._before: list[IterationRecord] | None = None
         self._due: tuple[int, ReplicaChange] | None = None
@@ -116,9 +119,13 @@ class Job:
 
     def seconds(self, schedule: Schedule) -> float:
         """What an iteration of it takes now, without noise."""
-        program = lower(schedule, 0 if schedule.stock else None)
-        makespan = simulate(program, self.conditions(), "eager").makespan
+        makespan = self._simulated(schedule, self.conditions()).makespan
         return makespan * (self.truth.hidden if schedule.routes.moved else 1.0)
+
+    def _simulated(self, schedule: Schedule, conditions: ReplicaConditions) -> Timeline:
+        if self._program is None or self._program[0] is not schedule:
+            self._program = schedule, lower(schedule, 0 if schedule.stock else None)
+        return simulate(self._program[1], conditions, "eager")
 
     def train(self, iterations: int, **truth: object) -> list[Schedule]:
         """The schedules that ran; `truth`: what is different from now on."""
@@ -168,7 +175,7 @@ class Job:
     def _records(self, iteration: int) -> list[IterationRecord]:
         """What the workers measure, the hidden part aside."""
         schedule, c = self._in_force, self.conditions(noisy=True)
-        timeline = simulate(lower(schedule, 0 if schedule.stock else None), c, "eager")
+        timeline = self._simulated(schedule, c)
         took = timeline.makespan * (self.truth.hidden if schedule.routes.moved else 1.0)
         self.took.append(took)
         out = []

@@ -274,6 +274,15 @@ def test_nonsense_is_no_reason_for_a_plan(what: str) -> None:
     assert job.seconds(job.start) / job.seconds(job.ran[-1]) >= 1.25, job.reasons
 
 
+def test_reports_may_come_in_the_order_of_workers() -> None:
+    job = seeded(mode="swap", plus=0.0)
+    job.spoil = lambda i, reports: [reports[worker] for worker in range(6)]
+    job.train(20)
+    assert job.train(SOON, paths=PATH)[-1].routes.moved
+    (change,) = job.changes.values()
+    assert change.links == change.paths == pytest.approx(dict.fromkeys(PATH, 0.1 * MS))
+
+
 def test_reports_of_nothing_at_all() -> None:
     job = seeded()
     job.spoil = lambda i, reports: (

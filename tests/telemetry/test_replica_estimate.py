@@ -260,7 +260,7 @@ def numbers() -> st.SearchStrategy[float]:
     return st.floats() | st.sampled_from([1e300, -1e300, 1e17, 4000.0, 0.0])
 
 
-@given(st.lists(st.tuples(st.integers(-1, 7), st.integers(0, 8), numbers()), max_size=12))
+@given(st.lists(st.tuples(st.integers(-1, 7), st.integers(0, 9), numbers()), max_size=12))
 def test_nonsense_raises_nothing_and_names_nobody(spoilt: list[tuple[int, int, float]]) -> None:
     e = estimator()
     fed(e, 6)
@@ -274,6 +274,7 @@ def test_nonsense_raises_nothing_and_names_nobody(spoilt: list[tuple[int, int, f
             replace(old, overhead=value), replace(old, step=Step(value)),
             replace(old, memory=Memory(value, 100, 100)), replace(old, stage=7),
             replace(old, ops=(StockOp("X0", value, 1.0, 1.0, 1.0),)),
+            replace(old, wall={"F": 0.01, "I": value}),
         ][what]  # fmt: skip
         if not e.update(e.usable(rows)).any:
             e.measure_budget(e.usable(rows))

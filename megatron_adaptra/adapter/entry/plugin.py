@@ -119,9 +119,9 @@ class Plugin:
         stages, replicas = args.pipeline_model_parallel_size, args.data_parallel_size
         load_rules(self.config.emulate_link, stages, replicas=replicas)
         worker_rules.load_slowness(self.config.emulate_worker, stages, replicas)
-        if slow := self.config.emulate_worker:
-            if why := worker_rules.why_no_slowness(stages, _job(args, self.config).device):
-                raise BadInput(worker_rules.FIELD, ", ".join(slow), why)
+        slow = self.config.emulate_worker
+        if slow and (why := worker_rules.why_no_slowness(stages, _job(args, self.config).device)):
+            raise BadInput(worker_rules.FIELD, ", ".join(slow), why)
         late = self.config.late
         ranks = args.data_parallel_size * getattr(args, "context_parallel_size", 1)
         plan_in_file(self.config.allreduce, ranks)
