@@ -17,7 +17,7 @@ ROUNDING = {"fp32": 1e-5, "bf16": 1e-2}
 
 @dataclass(frozen=True)
 class Differences:
-    """What tells the arms apart at the end; see docs/files.md.
+    """What the arms differ by at the end; see docs/files.md.
 
     Args:
         losses_identical, parameters_identical: to the last bit.

@@ -158,8 +158,5 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
 
 
 def of_stages(reports: Mapping[int, StageReport], stages: int) -> dict[int, StageReport]:
-    """The `reports` of workers, by number, as those of their stages.
-
-    `stages`: of each replica.
-    """
+    """The `reports` of workers, by number, as those of the `stages` of their replica."""
     return {w: replace(report, stage=w % stages) for w, report in reports.items()}

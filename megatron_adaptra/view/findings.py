@@ -284,10 +284,7 @@ def memory_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str,
 
 
 def row_noun(summary: Mapping[str, Any]) -> str:
-    """What lists by worker are of: a worker where replicas have one plan, else a stage.
-
-    `summary`: what summary.json holds.
-    """
+    """What lists of a `summary` are of: workers where replicas have one plan, else stages."""
     return "worker" if listing(summary.get("workers")) else "stage"
 
 

@@ -138,7 +138,7 @@ def test_a_slow_path_is_left_and_taken_again(mode: str, tmp_path: Path) -> None:
     first_line = lines[0]
     assert {link["source"]["worker"] for link in first_line["links"]} == {"0.1", "0.2"}
     assert first_line["links"][0]["source"]["host"] in ("host1", "host2")
-    # Everybody was asked for links, and for each plan.
+    # All were asked for links, and for each plan.
     assert len({len(mine) for mine in training.prepared.values()}) == 1
 
 
@@ -189,9 +189,7 @@ def test_a_replay_of_the_record_comes_to_the_same_plans(mode: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("refuses", [0, 4])
-def test_who_cannot_open_its_links_keeps_everybody_from_the_plan(
-    refuses: int, tmp_path: Path
-) -> None:
+def test_who_cannot_open_its_links_keeps_all_from_the_plan(refuses: int, tmp_path: Path) -> None:
     """Also the leader: its own vote counts."""
 
     def prepare(worker: int, proposal: Proposal) -> None:

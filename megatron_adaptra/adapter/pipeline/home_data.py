@@ -78,7 +78,8 @@ class HomeData:
 class IterationData:
     """The batches of one iteration, by home and microbatch; Megatron calls `next` as ever.
 
-    Made by HomeData. `at` goes before each forward.
+    Made by HomeData, as its `data`, for Megatron's `iterator` and so many `microbatches`. `at` goes
+    before each forward.
     """
 
     def __init__(self, data: HomeData, iterator: Any, microbatches: int) -> None:
@@ -110,7 +111,7 @@ class IterationData:
         return self._batch(home, self._op.microbatch)
 
     def end(self) -> None:
-        """Every replica goes on after its own batches, whoever has run them."""
+        """Every replica goes on after its own batches, which any may have run."""
         if self._data._reads and not self._data._several:
             self._batch(self._data._replica, self._count - 1)
 
