@@ -11,7 +11,7 @@ from megatron_adaptra.ir.infinity import null_if_infinite
 from megatron_adaptra.ir.schedule import Schedule
 
 # By precision, the largest relative difference of losses that counts as rounding. Another order of
-# sums has made less than 1e-7 in 50 iterations of fp32.
+# sums has made less than 1e-7 in 50 iterations of fp32, and 1e-4 in bf16.
 ROUNDING = {"fp32": 1e-5, "bf16": 1e-2}
 
 
