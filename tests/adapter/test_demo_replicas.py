@@ -102,10 +102,11 @@ def test_partners_swap_round_a_slow_path_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.quiet
 @pytest.mark.timing
 def test_a_slow_worker_gives_microbatches_away_and_gets_them_back(tmp_path: Path) -> None:
     done = summary(
-        tmp_path, **SHAPE, microbatches=8, iterations=70, from_iteration=10, to_iteration=34,
+        tmp_path, **SHAPE, microbatches=8, iterations=90, from_iteration=10, to_iteration=34,
         slow_workers=["1.1:6x"],
     )  # fmt: skip
     config = done["config"]
@@ -121,6 +122,6 @@ def test_a_slow_worker_gives_microbatches_away_and_gets_them_back(tmp_path: Path
     assert any(home == 1 and new == 0 for (_, home, _), new in away.items())
     pairs = zip(done["replans"], plans, strict=True)
     home = [replan["iteration"] for replan, plan in pairs if not plan.routes.moved]
-    in_time("iterations until all is at home again", max(home, default=math.inf), 70)
+    in_time("iterations until all is at home again", max(home, default=math.inf), 90)
     slow = done["arms"]["stock"]["measured_slow_ms"]
     in_time("an adapted iteration", 1.2 * done["arms"]["adaptra"]["measured_slow_ms"], slow)
