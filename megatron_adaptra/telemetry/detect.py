@@ -39,6 +39,11 @@ class DelayChart:
         """From how many the level is learned."""
         return len(self._calm)
 
+    @property
+    def outside(self) -> list[float]:
+        """Those of the last three samples that are out of the chart, the oldest first."""
+        return [sample for sample, is_out in self._recent if is_out]
+
     def update(self, delay: float, stage_seconds: float) -> bool:
         """Whether a change is confirmed: 2 of the last 3 delays are out of the chart, and agree.
 
@@ -63,7 +68,7 @@ class DelayChart:
         known = [sample for sample, _ in self._recent]
         # Right after a change was accepted the level stands in for the samples that are missing.
         self.estimate = median(known + [self.level] * (3 - len(known)))
-        outside = [sample for sample, is_out in self._recent if is_out]
+        outside = self.outside
         if not out:
             # Only once two more have come: it may be the first sample of another level.
             if len(self._calm) < CALM and len(known) == 3 and not outside:
@@ -74,7 +79,8 @@ class DelayChart:
         new = median(outside)
         if len(outside) < 2 or not all(self._agrees(sample, new) for sample in outside):
             return False
-        self.estimate = new
+        # A link changes within an iteration, whose sample is of neither level.
+        self.estimate = median(outside[1:])
         return True
 
     def _begin(self, delay: float, stage_seconds: float) -> bool:
@@ -100,8 +106,9 @@ class DelayChart:
             return
         if not self._material(abs(self.estimate - self.level), stage_seconds):
             return
-        samples = [sample for sample, _ in self._recent]
-        self._calm = [s for s in samples if self._agrees(s, self.estimate)] or [self.estimate]
+        self._calm = [s for s in self.outside[1:] if self._agrees(s, self.estimate)] or [
+            self.estimate
+        ]
         self._average = self._learn()
         self._recent.clear()
         self.alarm = False  # the last delay was out; logged at once, but a plan waits for more

@@ -101,7 +101,7 @@ class SlowWorkers:
             before = self._suspected.pop(worker, None)
             self._confirmed.discard(worker)
             if confirmed:
-                factor = self._suspected[worker] = math.exp(self.charts[worker].estimate)
+                factor = self._suspected[worker] = math.exp(median(self.charts[worker].outside))
                 if before is not None and not _differ(factor, before):
                     self._confirmed.add(worker)
 
