@@ -49,7 +49,7 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
         self._opening: Proposal | None = None  # of links to other replicas
 
     def evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
-        """What an iteration of the schedule takes, as plans are compared."""
+        """What an iteration of a `schedule` takes under `conditions`, as plans are compared."""
         return self.replanner.simulated(schedule, conditions)
 
     def _begin(self, vote: Vote) -> None:
