@@ -39,12 +39,14 @@ class HomeData:
         self._several = False
 
     def why_not(self, iterator: Any) -> str:
-        """Why no batch of another replica can be read, or an empty string.
+        """Why no batch of another replica can be read, or an empty string; before an iteration.
 
         `iterator`: what Megatron hands to its schedule; None where this rank reads nothing.
         """
         if self._several:
             return "a forward reads several batches"
+        if getattr(iterator, "replaying", False):
+            return "a checkpoint's iteration is run again"  # whose batches no loader has given
         if iterator is None or isinstance(iterator, ReadsHomes) or loader_of(iterator) is not None:
             return ""
         return f"the data come from a {type(iterator).__name__}, not from Megatron's loader"
@@ -53,7 +55,7 @@ class HomeData:
         """What stands in for Megatron's `iterator` in an iteration of so many `microbatches`."""
         return None if iterator is None else IterationData(self, iterator, microbatches)
 
-    def _others(self, iterator: Any, microbatches: int, home: int) -> Iterator[Any]:
+    def _others(self, iterator: Any, first: int, home: int) -> Iterator[Any]:
         if isinstance(iterator, ReadsHomes):
             return iterator.of_home(home)
         if (loader := loader_of(iterator)) is None:
@@ -61,8 +63,7 @@ class HomeData:
         homes = self._loaders.get(id(loader))
         if homes is None or homes.loader is not loader:
             homes = self._loaders[id(loader)] = LoaderHomes(loader)
-        replaying = getattr(iterator, "replaying", False)
-        return homes.batches(home, loader._num_yielded - (microbatches if replaying else 0))
+        return homes.batches(home, first)
 
 
 class IterationData:
@@ -73,9 +74,8 @@ class IterationData:
 
     def __init__(self, data: HomeData, iterator: Any, microbatches: int) -> None:
         self._data, self._iterator, self._count = data, iterator, microbatches
-        self._places: dict[int, Any] = {}
         # Before anything is read: a loader is at the iteration's first batch now.
-        self._others = functools.partial(data._others, iterator, microbatches)
+        self._others = functools.partial(data._others, iterator, _place(iterator, microbatches))
         self._rows: dict[int, list[Any]] = {data._replica: []}
         self._sources: dict[int, Iterator[Any]] = {data._replica: iterator}
         self._op: Op | None = None
@@ -139,6 +139,15 @@ class LoaderHomes:
         for indices in rows:
             self._at[home] = self._at[home][0] + 1, rows
             yield loader._collate_fn([loader._dataset[i] for i in indices])
+
+
+def _place(iterator: Any, microbatches: int) -> int:
+    """How many batches Megatron's loader had given before this iteration of so many.
+
+    An iteration that Megatron runs again has read its batches already.
+    """
+    given = getattr(loader_of(iterator), "_num_yielded", 0)
+    return int(given) - (microbatches if getattr(iterator, "replaying", False) else 0)
 
 
 def loader_of(iterator: Any) -> Any:
