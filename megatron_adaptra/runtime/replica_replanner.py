@@ -39,7 +39,8 @@ from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimato
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.slow_workers import TRY_AGAIN
 
-MODES = ("swap", "auto")
+NO_ROUTES = "none"
+MODES = (NO_ROUTES, "swap", "auto")
 OPS = 200_000  # that a search for routes schedules at most: some 0.6 s, beside a training
 NEAR = 0.01  # share of an iteration for which a cheaper remedy is taken
 PATIENCE = 20  # iterations that probes of a cross path may take to show what it takes
@@ -88,8 +89,8 @@ class ReplicaReplanner:
         start: of all replicas, each by itself; what to come back to when nobody is slow.
         estimator: of all workers.
         rule: by which plans are compared, and those of one pipeline are made.
-        mode: "swap": only whom a worker exchanges messages with changes, and warmups; "auto":
-            microbatches may run on other replicas, too.
+        mode: "none": only warmups change; "swap": also whom a worker exchanges messages with;
+            "auto": microbatches may run on other replicas, too. May be changed later.
         ops: that a search for routes may schedule.
 
     `predicted`: seconds that the last iteration was expected to take, uncorrected; None where that
@@ -293,8 +294,11 @@ class ReplicaReplanner:
 
     def _schedules(self, conditions: ReplicaConditions) -> Iterator[Schedule]:
         """The cheapest first."""
-        yield from chain_schedules(conditions, self._one(), self.rule.evaluate, self._deeper)
-        if self.mode == "auto":
+        mode = self.mode
+        for one in chain_schedules(conditions, self._one(), self.rule.evaluate, self._deeper):
+            if mode != NO_ROUTES or not one.routes.moved:
+                yield one
+        if mode == "auto":
             plan = plan_replicas(conditions, self.rule.sends, ops=self._ops)
             yield from (move.schedule for move in plan.moves)
 
