@@ -249,6 +249,7 @@ PATCHES: Mapping[str, Patch] = {
         "sees whether a forward of the first iteration waits for other replicas",
         Lasts.CALL, "--adaptra-reroute other than off",
         lambda job: job.runs and job.config.reroute != "off" and not job.device,
+        feature="work for other replicas",
     ),
     "emulated-workers": Patch(
         _in(_SCHEDULES, "forward_step", "backward_step"),

@@ -90,7 +90,9 @@ class Session:
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
         self._homes = HomeData(context.replica) if context.replicas > 1 else None
-        self._watch = ForwardWatch() if context.replicas > 1 else None  # in the first iteration
+        self._watch: ForwardWatch | None = None  # in the first iteration
+        if context.replicas > 1 and patches.uses("watched-forwards"):
+            self._watch = ForwardWatch()
         self._idle = IdleLosses(mpu.get_data_parallel_group())
         self._unreported: deque[tuple[Run, IterationRecord]] = deque()
         self._heap = self.guard.call(FrozenHeap)
@@ -242,7 +244,8 @@ class Session:
         if self._executor.runs(arguments):
             limits = limits_of(arguments, self.config, self.patches)
         if self._homes is not None:
-            why = self._homes.why_not(_only(arguments["data_iterator"]))
+            unseen = self.patches.why_not("watched-forwards")
+            why = unseen or self._homes.why_not(_only(arguments["data_iterator"]))
             moves = self.config.reroute == "auto" and self._executor.runs(arguments)
             limits |= route_limits.limits(arguments, why, moves)
         return open_wiring(self.context, arguments, self.resumed, limits, self.defer_hooks)

@@ -20,7 +20,7 @@ from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks
 from megatron_adaptra.adapter.pipeline.emulation import Emulation
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
-from megatron_adaptra.adapter.pipeline.route_limits import apart
+from megatron_adaptra.adapter.pipeline.route_limits import MOVED, ROUTES, apart
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.cuda import CudaDevice
@@ -247,6 +247,8 @@ def open_wiring(
     chunks = len(models_of(arguments))
     opened = _connect(context, group, device, chunks, name)
     wire, pipelines, control, probed = opened
+    if ROUTES in group.limits:  # then it does not matter which ones
+        group.limits.pop(MOVED, None)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
     context.guard.call(context.failure_log.connected, group.serial, group.visible_pids)
