@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # What to run first on a machine with GPUs: six parts, a result each. See --help.
-# ADAPTRA_PYTHON names a python with torch and megatron-core, used as it is; else .venv-newest is set up, or .venv where there is no Python 3.12.
+# ADAPTRA_PYTHON names a python with torch and megatron-core, used as it is, but for the engine, which is built in place if need be; else .venv-newest is set up, or .venv where there is no Python 3.12.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/lib.sh
 python=${ADAPTRA_PYTHON:-}
-if [ -z "$python" ]; then
+if [ -n "$python" ]; then
+  build_engine "$python" || exit 2
+else
   venv=${ADAPTRA_VENV:-$PWD/.venv}
   # Only the newest megatron-core has Megatron's training program in its wheel.
   if newest=$(find_python 3.12 2>/dev/null); then

@@ -77,3 +77,25 @@ make_venv() {
   fi
   printf "$sum %s\n" ${extras//,/ } ${cuda:+cuda} >>"$folder/adaptra.stamp"
 }
+
+# build_engine PYTHON: the C++ engine in the source tree, if that Python cannot import it. Needs no network and no pip:
+# a compiler, and of that Python its headers, setuptools and pybind11. Is false, with an error in one line, where it fails.
+build_engine() {
+  local python=$1 compiler=${CXX:-c++} log ask='import megatron_adaptra.transport.engine._native'
+  command -v "$python" >/dev/null || { echo "adaptra: error: there is no $python (ADAPTRA_PYTHON)" >&2; return 1; }
+  (cd "$lib_root" && "$python" -c "$ask") 2>/dev/null && return
+  command -v "${compiler%% *}" >/dev/null || {
+    echo "adaptra: error: the engine is not built for $python, and there is no C++ compiler ${compiler%% *}; install one, or name it by CXX" >&2
+    return 1
+  }
+  echo "adaptra: building the engine for $python in place" >&2
+  log=$(mktemp)
+  (cd "$lib_root" && "$python" setup.py -q build_ext --inplace) >"$log" 2>&1 || true
+  if (cd "$lib_root" && "$python" -c "$ask") 2>>"$log"; then
+    rm -f "$log"
+    return
+  fi
+  # A failed compiler is a warning to setup.py; the reason is the first error.
+  echo "adaptra: error: the engine could not be built for $python: $(grep -m 1 -E '(E|e)rror' "$log" || tail -n 1 "$log"); it needs a C++17 compiler, and of that Python its headers, setuptools and pybind11; all output is in $log" >&2
+  return 1
+}

@@ -77,7 +77,7 @@ def test_every_setting_has_a_flag():
             continue
         others = {
             "engine": "executor", "allreduce": "direct", "emulate_link": "0-1:1ms", "log": "a",
-            "emulate_worker": "0.1:2x",
+            "emulate_worker": "0.1:2x", "reroute": "swap",
             "small_collectives": "off",
             "post_receives": "on-demand", "policy": "1f1b", "transport": "gloo",
         }  # fmt: skip

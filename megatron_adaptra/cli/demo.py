@@ -16,13 +16,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from megatron_adaptra.cli.output import note
-from megatron_adaptra.config import POLICIES
-from megatron_adaptra.demo.options import DEMO_ENGINES, ENVIRONMENT, PRECISIONS, DemoOptions
+from megatron_adaptra.config import POLICIES, REROUTES
+from megatron_adaptra.demo.options import (
+    DEMO_ENGINES,
+    DROPOUT,
+    ENVIRONMENT,
+    PRECISIONS,
+    DemoOptions,
+)
 from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.run import check_rank
 from megatron_adaptra.transport.engine.bindings import missing
 from megatron_adaptra.units import number, parse_rate, parse_seconds, whole
-from megatron_adaptra.view.findings import memory_table, peak_bytes
+from megatron_adaptra.view.findings import equalities, memory_table, peak_bytes, row_noun
 from megatron_adaptra.view.ranges import ranges
 
 _DEFAULTS = DemoOptions()
@@ -76,9 +82,10 @@ def _add_model(group: Any) -> None:
     group.add_argument(
         "--dropout",
         type=number,
-        default=d.dropout,
+        default=None,
         metavar="P",
-        help=f"hidden and attention dropout (default: {d.dropout})",
+        help=f"hidden and attention dropout (default: {DROPOUT}, but 0 with --reroute auto: with "
+        "dropout no single microbatch moves)",
     )
     group.add_argument(
         "--text",
@@ -165,7 +172,16 @@ def _add_run(group: Any) -> None:
         choices=DEMO_ENGINES,
         default="",
         help="native: Megatron's own schedule; executor: our loop over ops (default: native, or "
-        "executor where policy, chunks or recompute need it)",
+        "executor where policy, chunks, recompute or --reroute auto need it)",
+    )
+    group.add_argument(
+        "--reroute",
+        choices=REROUTES,
+        default="",
+        help="plan all replicas together: swap, they exchange partners round slow paths; auto, "
+        "single microbatches move round slow workers, too; off, each by itself (default: off; with "
+        "several replicas auto for --slow-worker, and for --slow-path swap, or auto with --engine "
+        "executor)",
     )
     group.add_argument(
         "--policy",
@@ -359,11 +375,12 @@ def _one_rank(args: argparse.Namespace, options: DemoOptions) -> int:
 
 
 def _show_memory(summary: dict[str, Any], console: Console) -> None:
-    """What the executor's activations took, per stage, in the slow phase."""
+    """What the executor's activations took, per worker, in the slow phase."""
     head, rows = memory_table(summary)
     if not rows:
         return
-    table = Table(title="Activations of adaptra, stage by stage")
+    row = row_noun(summary)
+    table = Table(title=f"Activations of adaptra, {row} by {row}")
     table.add_column("")
     for name in head:
         table.add_column(name, justify="right")
@@ -405,9 +422,8 @@ def _show(summary: dict[str, Any], options: DemoOptions, console: Console) -> No
         )
     if not summary["replans"]:
         console.print("no replan: no change was worth one")
-    for what in ("losses", "parameters"):
-        same = summary[f"{what}_identical"]
-        console.print(f"{what}: " + ("identical to the last bit" if same else "[red]DIFFERENT[/]"))
+    for what, words, good in equalities(summary):
+        console.print(f"{what}: {words if good else f'[red]DIFFERENT[/]: they {words}'}")
     for text in summary["notes"]:
         console.print(text, highlight=False, markup=False)
     console.print(f"results: {options.out}/report.html, timeline.json, decisions.jsonl")

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from megatron_adaptra.demo.cpu_load import Load
 from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.routes import parse_worker
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan
+from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.replan_loop import ReplanLoop
+from megatron_adaptra.runtime.replica_loop import ReplicaLoop
 from megatron_adaptra.view.ranges import ranges
 
+AnyConditions = Conditions | ReplicaConditions
+AnyPlan = Plan | ReplicaPlan
 WARM_UP = 2  # iterations at the start that no median counts
 OFF = 0.15  # a prediction that is off by more is explained
 BUSY = 0.10  # others' share of the CPU time from which on a machine is called busy
@@ -24,23 +30,36 @@ _DIFFERS = 0.10  # share by which a cause has to differ to be named
 _WAY = {1: "longer", -1: "less"}
 
 
+def loop_of(controller: Leader) -> ReplanLoop | ReplicaLoop:
+    """What has planned, of one pipeline or of all replicas. Only on the leader."""
+    loop = controller.loop
+    assert isinstance(loop, ReplanLoop | ReplicaLoop)
+    return loop
+
+
 class Outlook(NamedTuple):
     """The `conditions` that a plan is judged under, and what stock Megatron would do there."""
 
-    conditions: Conditions
+    conditions: AnyConditions
     stock: Timeline
 
     @classmethod
     def now(cls, controller: Leader) -> Outlook:
         """The links and stages as they are measured now. Only on the leader."""
-        loop = controller.loop
-        assert isinstance(loop, ReplanLoop)
+        loop = loop_of(controller)
         return cls(loop.estimator.conditions(), loop.replanner.stock())
 
     @classmethod
     def of(cls, decision: Decision) -> Outlook:
         """As it was when the decision was made."""
-        return cls(Conditions.from_json(decision.conditions), decision.stock)
+        return cls(conditions_of(decision), decision.stock)
+
+
+def conditions_of(decision: Decision) -> AnyConditions:
+    """What it was made for: of one pipeline, or of all replicas."""
+    data = decision.conditions
+    several = "replicas" in data
+    return ReplicaConditions.from_json(data) if several else Conditions.from_json(data)
 
 
 class Life(NamedTuple):
@@ -64,7 +83,7 @@ class Comparison:
 
     iterations: range
     since: int
-    plan: Plan
+    plan: AnyPlan
     stock: Timeline
     predicted_ms: Mapping[str, float]
     measured_ms: Mapping[str, float]
@@ -88,7 +107,7 @@ class Ran(NamedTuple):
     iterations: range
     predicted_ms: float
     measured_ms: float
-    conditions: Conditions
+    conditions: AnyConditions
     drawn: tuple[Timeline, Timeline] | None = None
 
 
@@ -113,7 +132,7 @@ def compare(
     iteration_ms: Mapping[str, Sequence[float]],
     start: Schedule,
     at_end: Outlook,
-    evaluate: Callable[[Schedule, Conditions], Plan],
+    evaluate: Callable[[Schedule, Any], AnyPlan],
 ) -> Comparison | None:
     """The last plan of `phase` under which a whole iteration ran; None where no iteration did.
 
@@ -155,7 +174,8 @@ def compare(
 def why_off(ran: Ran, delays: Mapping[int, Mapping[str, float]], load: Load | None) -> str:
     """Why a prediction for what `ran` is off, in one sentence; empty where it is not by much.
 
-    `delays`: seconds by iteration and link, such as `2>3`. `load`: of the machine meanwhile.
+    `delays`: seconds by iteration and link, such as `2>3`, or `0.1>1.2` of replicas that are
+    planned together. `load`: of the machine meanwhile.
     """
     off = ran.measured_ms / ran.predicted_ms - 1 if ran.predicted_ms > 0 else 0.0
     if abs(off) <= OFF:
@@ -182,7 +202,7 @@ def used_by_others(load: Load) -> str:
 
 
 def _of_ops(predicted: Timeline, measured: Timeline, sign: int) -> list[str]:
-    expected, found = (sum(map(t.busy, range(t.stages))) for t in (predicted, measured))
+    expected, found = (sum(map(t.busy, range(t.workers))) for t in (predicted, measured))
     if expected <= 0 or sign * (found / expected - 1) <= _DIFFERS:
         return []
     return [f"its forwards and backwards took {_percent(abs(found / expected - 1))} {_WAY[sign]}"]
@@ -198,12 +218,16 @@ def _of_the_step(predicted: Timeline, measured: Timeline, sign: int) -> list[str
 def _of_links(ran: Ran, delays: Mapping[int, Mapping[str, float]], sign: int) -> list[str]:
     rows = [delays[i] for i in ran.iterations if i in delays]
     causes = []
-    for link in rows[0] if rows else ():
+    names = dict.fromkeys(link for row in rows for link in row)
+    several, stages = isinstance(ran.conditions, ReplicaConditions), ran.conditions.stages
+    for link in names:
         source, _, target = link.partition(">")
-        planned = 1e3 * ran.conditions.link(int(source), int(target)).delay
+        ends = (parse_worker(end, stages) if several else int(end) for end in (source, target))
+        planned = 1e3 * ran.conditions.link(*ends).delay
         found = 1e3 * median(row[link] for row in rows if link in row)
         if sign * (found - planned) > _DIFFERS * ran.predicted_ms:
-            causes.append(f"link {source}->{target} took {found:.3g} ms, planned {planned:.3g} ms")
+            what = f"path {link}" if several else f"link {source}->{target}"
+            causes.append(f"{what} took {found:.3g} ms, planned {planned:.3g} ms")
     return causes
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from megatron_adaptra.config import (
     POLICIES,
+    REROUTES,
     SPLITTING,
     AdaptraConfig,
     load_yaml,
@@ -24,6 +25,7 @@ from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.units import LONGEST
 from megatron_adaptra.user_files import files_in, read_bytes
 
+DROPOUT = 0.1  # unless it is given
 MOST_RANKS = 256  # processes on one machine
 MOST_FILES = 1000  # empty ones that are looked at before a folder counts as empty
 PRECISIONS = ("fp32", "bf16")
@@ -34,7 +36,7 @@ LAUNCHED = (
 PROGRESS = "@adaptra "  # what rank 0 sends the launcher, one JSON object a line
 # Settings of the plugin that the demo makes itself, and where they are given instead.
 _NOT_IN_CONFIG = {
-    **{name: f"pass --{name}" for name in ("engine", "policy", "recompute", "timeout")},
+    **{name: f"pass --{name}" for name in ("engine", "policy", "recompute", "reroute", "timeout")},
     "emulate_link": "pass --emulate-link",
     "emulate_worker": "pass --slow-worker",
     **dict.fromkeys(("decision_log", "record"), "the demo keeps it in --out"),
@@ -57,8 +59,12 @@ class DemoOptions:
 
     `bandwidth`: of the slow links, in bytes per second; None: as without emulation.
 
-    `engine` empty: native, or the executor where policy, chunks or recompute need it. `chunks` 0:
-    2 per stage under policy interleaved, else 1.
+    `reroute`: as the plugin's; empty: off, or, where a worker or a path is slow and there are
+    several replicas, auto with the executor and swap with engine native.
+
+    `engine` empty: native, or the executor where policy, chunks or recompute need it, or where
+    microbatches are to move away from a slow worker. `chunks` 0: 2 per stage under policy
+    interleaved, else 1. `dropout` None: 0.1, or 0 where microbatches may move.
 
     `emulate_link`: rules or scenario files instead of `slow_links`, `delay`, `bandwidth` and the
     two iterations.
@@ -85,11 +91,12 @@ class DemoOptions:
     from_iteration: int = -1
     to_iteration: int = -1
     engine: str = ""
+    reroute: str = ""
     policy: str = "adaptive"
     chunks: int = 0
     recompute: bool = False
     precision: str = "fp32"
-    dropout: float = 0.1
+    dropout: float | None = None
     activation_budget: str = ""
     seed: int = 1234
     text: str = ""
@@ -118,6 +125,7 @@ class DemoOptions:
             hosts = f"with --netlab it has to be at most {MOST_HOSTS} ranks, one per host"
             raise BadInput(_flag(name), getattr(self, name), hosts)
         self._check_schedule()
+        self._check_reroute()
         positions = self.stages * self.chunks
         self.num_layers = self.num_layers or positions
         if self.num_layers % positions:
@@ -132,6 +140,8 @@ class DemoOptions:
                 self.hidden_size,
                 "it has to be a multiple of the 4 attention heads",
             )
+        if self.dropout is None:
+            self.dropout = 0.0 if self.reroute == "auto" else DROPOUT
         if not 0 <= self.dropout < 1:
             raise BadInput("--dropout", self.dropout, "it has to be from 0 up to, not including, 1")
         for name, allowed in (("engine", DEMO_ENGINES), ("precision", PRECISIONS)):
@@ -235,10 +245,33 @@ class DemoOptions:
             allowed = f"with several chunks it has to be a multiple of the {self.stages} stages"
             raise BadInput("--microbatches", self.microbatches, allowed)
         needed = self.policy in SPLITTING or self.recompute or self.chunks > 1
-        self.engine = self.engine or ("executor" if needed else "native")
+        moves = self.reroute == "auto" or (not self.reroute and self.slow_workers and self._routes)
+        self.engine = self.engine or ("executor" if needed or moves else "native")
         if self.engine == "native" and needed:
             allowed = "--policy zb-h1 and zb-h2, --recompute, and several --chunks need executor"
             raise BadInput("--engine", self.engine, allowed)
+
+    @property
+    def _routes(self) -> bool:
+        """Whether replicas can have one plan."""
+        return self.data_parallel > 1 and self.chunks == 1 and self.policy == "adaptive"
+
+    def _check_reroute(self) -> None:
+        if not self.reroute:
+            slow = self.emulate and (self.slow_workers or self.slow_paths) and self._routes
+            most = "auto" if self.engine == "executor" else "swap"
+            self.reroute = most if slow else "off"
+        if self.reroute not in REROUTES:
+            raise BadInput("--reroute", self.reroute, f"it has to be one of {', '.join(REROUTES)}")
+        for wrong, allowed in (
+            (self.data_parallel == 1, "it needs several replicas, --data-parallel 2"),
+            (self.chunks > 1, "chunks of several replicas are not planned together"),
+            (self.policy != "adaptive", f"policy {self.policy} stays as it is; use adaptive"),
+            (self.reroute == "auto" and self.engine == "native",
+             "to move microbatches it needs --engine executor; with native it has to be swap"),
+        ):  # fmt: skip
+            if self.reroute != "off" and wrong:
+                raise BadInput("--reroute", self.reroute, allowed)
 
     def _check_config(self) -> None:
         if not self.config:

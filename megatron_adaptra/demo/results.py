@@ -19,20 +19,24 @@ from megatron_adaptra.demo.comparison import (
     Outlook,
     Ran,
     compare,
+    conditions_of,
+    loop_of,
     why_off,
 )
 from megatron_adaptra.demo.cpu_load import Sample, load_of
 from megatron_adaptra.demo.options import DemoOptions
-from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.demo.rounding import Differences
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.replan_loop import ReplanLoop
 from megatron_adaptra.telemetry.probe import IterationRecord, merge
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.units import size
 from megatron_adaptra.view.chrome import chrome_trace
+from megatron_adaptra.view.findings import slow_noun
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.pipeline import pipeline_gantt
 from megatron_adaptra.view.png import no_matplotlib
@@ -44,13 +48,15 @@ class RankResult:
     """What one rank has measured.
 
     By arm: `seconds` of each iteration, `digests` of the parameters, `records` of the iterations
-    that may be drawn. `counted`: the iterations whose activations were measured in bytes.
+    that may be drawn. `apart`: both arms' parameters, see `Arm.apart`. `counted`: the iterations
+    whose activations were measured in bytes.
     `samples`: of the CPU time used. `kernel`: see `cpu_load.kernel`.
     """
 
     stage: int
     seconds: dict[str, list[float]]
     digests: dict[str, str]
+    apart: float
     records: dict[str, list[IterationRecord]]
     counted: list[tuple[int, Memory]]
     samples: list[Sample]
@@ -63,17 +69,25 @@ class Run:
 
     `losses`: of each iteration, by arm. `decisions`: those that came into force. `start`: the
     schedule that the run began with. `at_end`: what was measured at the end of the phase that the
-    report is about. `pipeline`: the ranks whose timelines are shown. `versions`: of what was used,
-    by package. `interrupted`: the signal's name, or empty.
+    report is about. `workers`: the ranks whose timelines are shown, of so many `replicas`.
+    `versions`: of what was used, by package. `interrupted`: the signal's name, or empty.
     """
 
     losses: Mapping[str, list[float]]
     decisions: Sequence[Decision]
     start: Schedule
     at_end: Outlook
-    pipeline: Sequence[int]
+    workers: Sequence[int]
+    replicas: int
     versions: Mapping[str, str]
     interrupted: str = ""
+
+    @property
+    def names(self) -> list[str] | None:
+        """Of the workers, where replicas have one plan; None for the stages of one pipeline."""
+        stages = len(self.workers) // self.replicas
+        several = self.replicas > 1
+        return [worker_name(w, stages) for w in range(len(self.workers))] if several else None
 
 
 def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controller: Leader) -> None:
@@ -87,7 +101,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         for name in run.losses
     }
     ran = len(iteration_ms["adaptra"])
-    assert isinstance(controller.loop, ReplanLoop)
+    loop = loop_of(controller)
     phases = phases_until(options, ran)
     ends = [end for _, end in phases.values()]
     lived: dict[int, range] = {}  # a plan's whole life in its phase, by its first iteration
@@ -98,19 +112,19 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
             end = min(end, until.iteration)
         lived[decision.iteration] = whole = range(decision.iteration + 1, end)
         times = iteration_ms["adaptra"][whole.start : whole.stop]
-        controller.loop.log.measure(decision, median(times) if times else None)
-    shown = [ranks[rank] for rank in run.pipeline]
+        loop.log.measure(decision, median(times) if times else None)
+    shown = [ranks[rank] for rank in run.workers]
     comparison = compare(
         phases[key_phase(phases)], run.decisions, iteration_ms, run.start, run.at_end,
-        controller.loop.rule.evaluate,
+        loop.evaluate,
     )  # fmt: skip
-    arms = _arm_reports(iteration_ms, shown, comparison)
+    arms = _arm_reports(iteration_ms, shown, run.replicas, comparison)
     summary = _summary(options, ranks, run, iteration_ms, phases, arms, comparison)
     summary["memory"] = None if comparison is None else _memory(controller, shown, comparison)
     summary["machine"] = machine = _machine(ranks, phases, comparison)
     summary["notes"] = [
         *_of_the_run(options, run, ran, machine),
-        *_of_predictions(run, lived, ranks, comparison, arms, controller.loop.delays),
+        *_of_predictions(run, lived, ranks, comparison, arms, loop.delays),
     ]
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     gantts = {
@@ -120,12 +134,13 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         if timeline is not None
     }
     out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(gantts)))
+    pipelines = "a pipeline" if run.replicas == 1 else f"{run.replicas} pipelines"
     report = Report(
-        title=f"A GPT through a pipeline with a slow {_slow_thing(options)}",
+        title=f"A GPT through {pipelines} with a slow {slow_noun(summary)}",
         summary=summary,
         arms=arms,
         phases=phases,
-        link_delay_ms=_delays_ms(controller.loop.delays),
+        link_delay_ms=_delays_ms(loop.delays),
     )
     out.joinpath("report.html").write_text(report_html(report))
     try:
@@ -134,10 +149,6 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         report_png(report, out / "report.png")
     except ImportError:  # matplotlib is an extra
         print(f"adaptra: no report.png: {no_matplotlib()}", flush=True)
-
-
-def _slow_thing(options: DemoOptions) -> str:
-    return "worker" if options.slow_workers and not options.slow_links else "link"
 
 
 def phases_until(options: DemoOptions, ran: int) -> dict[str, tuple[int, int]]:
@@ -154,30 +165,35 @@ def key_phase(phases: Mapping[str, tuple[int, int]]) -> str:
 def _delays_ms(delays: Mapping[int, Mapping[str, float]]) -> dict[str, list[float]]:
     """By link one value for each iteration up to the last one that was measured.
 
-    Iteration 0 is not measured: allocators and caches warm up.
+    Iteration 0 is not measured: allocators and caches warm up. NaN before the first message of a
+    link that was opened later.
     """
     last, rows = dict.fromkeys(next(iter(delays.values()), ()), 0.0), []
     for iteration in range(max(delays, default=-1) + 1):
         last = {**last, **delays.get(iteration, {})}
         rows.append(last)
-    return {link: [1e3 * row[link] for row in rows] for link in last}
+    return {link: [1e3 * row.get(link, math.nan) for row in rows] for link in last}
 
 
 def _arm_reports(
     iteration_ms: Mapping[str, list[float]],
     shown: Sequence[RankResult],
+    replicas: int,
     comparison: Comparison | None,
 ) -> list[ArmReport]:
     """Both arms, each with a measured and the predicted timeline of the plan compared."""
     if comparison is None:
         return [ArmReport(name, iteration_ms[name]) for name in ("stock", "adaptra")]
     predicted = {"stock": comparison.stock, "adaptra": comparison.plan.timeline}
+    conditions = comparison.plan.conditions
+    several = conditions if isinstance(conditions, ReplicaConditions) else None
     return [
         ArmReport(
             name,
             iteration_ms[name],
-            _typical(shown, name, iteration_ms[name], comparison),
+            _typical(shown, replicas, name, iteration_ms[name], comparison),
             predicted[name],
+            several,
         )
         for name in ("stock", "adaptra")
     ]
@@ -186,7 +202,7 @@ def _arm_reports(
 def _memory(
     controller: Leader, shown: Sequence[RankResult], comparison: Comparison
 ) -> dict[str, Any] | None:
-    """What activations take under the plan compared, by stage: microbatches and, counted, bytes.
+    """What activations take under the plan compared, by worker: microbatches and, counted, bytes.
 
     None for Megatron's own schedule, which keeps them itself.
     """
@@ -196,8 +212,7 @@ def _memory(
     kept = [[r.memory for r in row if r.memory is not None] for row in records]
     if not all(kept):
         return None
-    assert isinstance(controller.loop, ReplanLoop)
-    budgets = controller.loop.estimator.budgets
+    budgets = loop_of(controller).estimator.budgets
     # A plan's bytes are counted once, in its second iteration; those of a microbatch are the same
     # under every plan.
     counted = [[(i, memory) for i, memory in rank.counted if i < end][-1:] for rank in shown]
@@ -220,6 +235,7 @@ def _memory(
 
 def _typical(
     shown: Sequence[RankResult],
+    replicas: int,
     arm: str,
     iteration_ms: Sequence[float],
     comparison: Comparison,
@@ -231,7 +247,7 @@ def _typical(
     middle = comparison.measured_ms[arm]
     drawn = min(sorted(kept), key=lambda i: abs(iteration_ms[i] - middle))
     records = [next(r for r in rank.records[arm] if r.iteration == drawn) for rank in shown]
-    return merge(records, f"{arm} measured")
+    return merge(records, f"{arm} measured", replicas)
 
 
 def _machine(
@@ -300,8 +316,8 @@ def _of_predictions(
         whole = lived[d.iteration]
         if d.measured_ms is None or (comparison is not None and comparison.iterations == whole):
             continue
-        who, conditions = f"The plan of iteration {d.iteration}", Conditions.from_json(d.conditions)
-        judged.append(Ran(who, whole, d.predicted_ms, d.measured_ms, conditions))
+        who = f"The plan of iteration {d.iteration}"
+        judged.append(Ran(who, whole, d.predicted_ms, d.measured_ms, conditions_of(d)))
     samples, kernels = [r.samples for r in ranks], [r.kernel for r in ranks]
     for one in judged:
         load = load_of(samples, kernels, one.iterations.start, one.iterations.stop)
@@ -333,6 +349,10 @@ def _summary(
             return None
         return medians[of][phase]["iteration_ms"] / medians[to][phase]["iteration_ms"]
 
+    differences = Differences.between(
+        run.losses, [r.digests for r in ranks], [r.apart for r in ranks],
+        [Schedule.parse(d.plan) for d in run.decisions], options.precision,
+    )  # fmt: skip
     onset = options.from_iteration if options.emulate else 0
     found = [d for d in run.decisions if d.detected >= onset]
     return {
@@ -356,6 +376,7 @@ def _summary(
             "from_iteration": options.from_iteration if options.emulate else None,
             "to_iteration": options.to_iteration if options.emulate else None,
             "engine": options.engine,
+            "reroute": options.reroute,
             "policy": options.policy,
             "chunks": options.chunks,
             "recompute": options.recompute,
@@ -375,8 +396,8 @@ def _summary(
             }
             for arm in arms
         },
-        "losses_identical": run.losses["stock"] == run.losses["adaptra"],
-        "parameters_identical": all(r.digests["stock"] == r.digests["adaptra"] for r in ranks),
+        "workers": run.names,
+        **differences.to_json(),
         "interrupted": run.interrupted or None,
         # Ratios of the medians above, and no other statistic.
         "speedup_slow": ratio("slow" if options.emulate else "measured", "stock", "adaptra"),

@@ -103,7 +103,7 @@ class _Demo:
             layers=options.num_layers,
             hidden=options.hidden_size,
             seq_length=options.seq_length,
-            dropout=options.dropout,
+            dropout=options.dropout or 0.0,
             precision=options.precision,
             seed=options.seed,
         )
@@ -126,6 +126,7 @@ class _Demo:
             AdaptraConfig.from_mapping(settings, options.config),
             engine=options.engine,
             policy=options.policy,
+            reroute=options.reroute,
             recompute=options.recompute,
             emulate_link=options.rules,
             emulate_worker=options.worker_rules,
@@ -142,7 +143,9 @@ class _Demo:
         stock = starting_schedule(
             "adaptive", options.stages, options.microbatches, options.chunks, math.inf, False
         )
-        self.stock_line = stock.order[self.session.stage]
+        context = self.session.context
+        self.worker = context.worker
+        self.stock_line = stock.replicated(context.replicas).order[self.worker]
         self.emulation = Emulation.of_rank(config, self.session.stage, options.stages)
         # One of the last iterations of this phase will be drawn.
         phases = options.phases
@@ -262,7 +265,7 @@ class _Demo:
             stack.enter_context(watched_messages(self.session.watchdog))
             probe = None
             if iteration in self.session.keep_records:
-                probe = Probe(self.session.stage)
+                probe = Probe(self.worker)
                 probe.begin(iteration)
                 stack.enter_context(traced_ops(probe, self.stock_line))
             yield probe
@@ -294,6 +297,7 @@ class _Demo:
             stage=self.session.stage,
             seconds=self.seconds,
             digests={name: arm.digest() for name, arm in self.arms.items()},
+            apart=self.arms["adaptra"].apart(self.arms["stock"]),
             records={"stock": list(self.stock_records), "adaptra": self.session.records},
             counted=self.session.counted,
             samples=self.samples,
@@ -305,7 +309,8 @@ class _Demo:
             assert self.start is not None
             run = Run(
                 losses, self.decisions, self.start, self.at_end or Outlook.now(controller),
-                self.session.ranks, self.gpt.versions(), self.interrupted,
+                self.session.context.workers, self.session.context.replicas, self.gpt.versions(),
+                self.interrupted,
             )  # fmt: skip
             write(self.options, gathered[: self.options.world], run, controller)
 

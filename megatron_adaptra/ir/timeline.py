@@ -83,9 +83,11 @@ class Timeline:
     def iteration(self) -> float:
         """Seconds as the first stage sees them: it starts the pipeline and is the last to end.
 
-        Another stage's step may reach into the next iteration.
+        Another stage's step may reach into the next iteration. Of several replicas from the first
+        start to the last end.
         """
-        own = [s for s in self.spans if s.stage == 0]
+        stages = self.stages
+        own = [s for s in self.spans if s.stage % stages == 0]
         return max(s.end for s in own) - min(s.start for s in own) if own else 0.0
 
     @property

@@ -166,7 +166,10 @@ def _moves(
             _keep(found, SHIFT, shift)
         _keep(found, REROUTE, _reroute(c, workers, search, chains))
     best = min(found.values(), key=lambda one: one.rank)
-    _keep(found, REROUTE, search.anneal(best, bound))
+    annealed = search.anneal(best, bound)
+    if not c.failed:  # else some have no home
+        annealed = search.bring_home(annealed, home_runs(workers, own))
+    _keep(found, REROUTE, annealed)
     names = (name for name in (NONE, SWAP, SHIFT, REROUTE) if name in found)
     return {name: search.least_memory(found[name]) for name in names}
 

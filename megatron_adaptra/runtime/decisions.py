@@ -91,14 +91,15 @@ class Decision:
         links: it is for them; empty where memory, better knowledge of the costs, or slower
             iterations are the reason.
         why: the reason, in one sentence.
-        warmup_before, warmup_after: warmup depth by stage.
+        warmup_before, warmup_after: warmup depth by stage, of several replicas by worker.
         predicted_ms: an iteration on the new plan.
         predicted_without_ms: an iteration under the same conditions on the plan before.
         stock: what unchanged Megatron would do under the same conditions.
         lower_bound_ms: no plan takes less under the same conditions.
         planning_ms: what planning took.
         digest, plan: of the new schedule, and its text form.
-        conditions: it was made for; see `Conditions.to_json`.
+        conditions: it was made for; see `Conditions.to_json`, and of several replicas
+            `ReplicaConditions.to_json`.
         committed: all ranks run it.
         refreshed_ms: predicted again for the iterations to come, uncorrected, once all that the
             model uses was measured under the plan. Ops take longer while a pipeline stalls.

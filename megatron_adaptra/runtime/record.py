@@ -1,9 +1,10 @@
 """The record of a run: what stages reported and what was decided, for reports and replays.
 
-One file per data-parallel replica, written by its leader; JSON lines, each with its `kind`:
+One file per data-parallel replica, or for all that are planned together, written by the leader;
+JSON lines, each with its `kind`:
 
 - `run`: a controller starts, at the beginning of a job or with another number of microbatches;
-- `iteration`: the reports of all stages, the delays and alarms of the links, what was predicted;
+- `iteration`: the reports of all stages or workers, the delays and alarms of links, predictions;
 - `decision`, `vote`, `prediction`, `outcome`: as in the log of decisions.
 
 Seconds everywhere but in decisions. An iteration has as many bytes as any other, and a file at most
@@ -99,7 +100,10 @@ def shortened(lines: Sequence[bytes]) -> list[bytes]:
 
 @dataclass(frozen=True)
 class RecordedIteration:
-    """`at`: seconds since 1970. `status`: of charts, see PlanningThread. `reports`: by stage."""
+    """`at`: seconds since 1970. `status`: of charts, see PlanningThread. `reports`: by stage.
+
+    Of replicas that are planned together `reports` are by worker.
+    """
 
     at: float
     status: Mapping[str, Any]
@@ -108,7 +112,7 @@ class RecordedIteration:
 
 @dataclass
 class Recorded:
-    """One start of a replica's replan loop: `about` it, its `iterations`, its `decisions`.
+    """One start of a replan loop: `about` it, its `iterations`, its `decisions`.
 
     `iterations`: by number, in order. `decisions`: oldest first, each with all that became known.
     """
@@ -118,9 +122,17 @@ class Recorded:
     decisions: list[dict[str, Any]] = field(default_factory=list)
 
     def seconds(self) -> dict[int, float]:
-        """By iteration, what it took, which the one after it has reported."""
-        each = ((number, row.reports[0].seconds) for number, row in self.iterations.items())
-        return {number - 1: seconds for number, seconds in each if seconds is not None}
+        """By iteration, what it took, which the one after it has reported.
+
+        Of replicas that are planned together, the slowest one.
+        """
+        replicas, found = self.about.get("replicas", 1), {}
+        for number, row in self.iterations.items():
+            first_stages = row.reports[:: max(1, len(row.reports) // replicas)]
+            known = [one.seconds for one in first_stages if one.seconds is not None]
+            if known:
+                found[number - 1] = max(known)
+        return found
 
 
 def read_record(path: Path) -> list[Recorded]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan import Plan
 from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.bundle import SCHEDULE, scheduled
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog, LinkChange, LinkEnd, Worker
@@ -45,6 +47,10 @@ class ReplanLoop(PlanningThread[Change]):
     def state(self) -> dict[str, float]:
         """As for PlanningThread."""
         return self.estimator.state()
+
+    def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
+        """What an iteration of the schedule takes, as plans are compared."""
+        return self.rule.evaluate(schedule, conditions)
 
     def _begin(self, vote: Vote) -> None:
         self.log.record.run(

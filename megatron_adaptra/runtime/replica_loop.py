@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
 
+from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links, scheduled
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog, LinkChange, LinkEnd, Worker
@@ -51,13 +52,16 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
         """From now on plans do no more than this `mode` allows, see ReplicaReplanner."""
         self.replanner.mode = mode
 
-    def _begin(self, vote: Vote) -> None:
-        """Nothing: a record is of one pipeline, and replay knows no other."""
+    def evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
+        """What an iteration of the schedule takes, as plans are compared."""
+        return self.replanner.simulated(schedule, conditions)
 
-    def _keep(
-        self, iteration: int, reports: Mapping[int, StageReport], status: dict[str, Any]
-    ) -> None:
-        """Nothing, as for `_begin`."""
+    def _begin(self, vote: Vote) -> None:
+        self.log.record.run(
+            vote.first, start=self._start.to_json(), now=vote.in_force[SCHEDULE].to_json(),
+            replicas=self._start.replicas, estimators=self.estimator.settings(),
+            delays=self.estimator.delays(), rule=asdict(self.rule), mode=self.replanner.mode,
+        )  # fmt: skip
 
     def state(self) -> dict[str, float]:
         """As for PlanningThread, of the links within replicas, by workers."""
@@ -72,12 +76,11 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
         return self.estimator.delays(), self.estimator.alarms()
 
     def _on_reports(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
-        stages, first = self._start.stages, iteration == self._vote.first
-        rows = {w: replace(report, stage=w % stages) for w, report in reports.items()}
+        rows = of_stages(reports, self._start.stages)
         each = [r.seconds for r in rows.values() if r.stage == 0 and r.seconds is not None]
         if each:
             self.log.record_outcome(iteration - 1, max(each))  # of the slowest replica
-        if first:
+        if iteration == self._vote.first:
             return  # allocators and caches warm up
         ran = self._ran.pop(iteration - 1, None)
         changed = self.replanner.observe(iteration, rows, ran)
@@ -156,3 +159,8 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
             self.replanner.swapped(change, proposal.swap)
         else:
             self.replanner.failed(change)
+
+
+def of_stages(reports: Mapping[int, StageReport], stages: int) -> dict[int, StageReport]:
+    """The `reports` of workers, by number, as those of the `stages` of their replica."""
+    return {w: replace(report, stage=w % stages) for w, report in reports.items()}

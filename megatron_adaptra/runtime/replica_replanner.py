@@ -8,17 +8,15 @@ that run on another replica.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan.base import Plan
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.replicas.one_back import one_back
 from megatron_adaptra.plan.replicas.swaps import chain_schedules
@@ -28,12 +26,13 @@ from megatron_adaptra.runtime.replanner import LEARN
 from megatron_adaptra.runtime.replica_words import (
     why_change,
     why_spared,
+    why_stays,
     why_tried,
     why_tried_enough,
     why_undone,
 )
-from megatron_adaptra.runtime.trial import FIRST_BLOCK, Outcome, Trials
-from megatron_adaptra.telemetry.detect import ABSOLUTE
+from megatron_adaptra.runtime.trial import FIRST_BLOCK, Backoff, Outcome, Trials
+from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE
 from megatron_adaptra.telemetry.link_estimates import LONGEST
 from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.telemetry.report import StageReport
@@ -45,6 +44,7 @@ OPS = 200_000  # that a search for routes schedules at most: some 0.6 s, beside 
 NEAR = 0.01  # share of an iteration for which a cheaper remedy is taken
 PATIENCE = 20  # iterations that probes of a cross path may take to show what it takes
 RETRY = 8 * FIRST_BLOCK  # iterations after which one that showed nothing is probed again
+LONGEST_WITHOUT_TRY = 400  # iterations
 TRIED = 8  # iterations for which an idle worker gets a microbatch
 
 
@@ -77,6 +77,11 @@ class ReplicaChange:
     trial: bool = True
     undoes: ReplicaChange | None = None
     tries: tuple[int, ...] = ()
+
+    @property
+    def links(self) -> Mapping[Path, float]:
+        """The paths, by the name that they have in a Change."""
+        return self.paths
 
 
 class ReplicaReplanner:
@@ -127,13 +132,18 @@ class ReplicaReplanner:
         self._paths: dict[Path, float] = {}  # not yet planned for, with their old seconds
         self._workers: dict[int, float] = {}  # the same, with their old factors
         self._seen: set[int] = set()  # workers that had changed an iteration ago
+        self._not_before = 0  # to plan takes a while, in which training launches less
         self._planned: Mapping[int, float] = {}  # factors by the last plan
         self._over_budget = False
         self._tried: tuple[Schedule, tuple[int, ...], int] | None = None  # before; who; until when
+        self._tries = Backoff(LONGEST_WITHOUT_TRY)  # a microbatch there makes an iteration longer
         self._trials: Trials[ReplicaChange] = Trials(start, rule)
 
     def observe(
-        self, iteration: int, reports: Mapping[int, StageReport], ran: Schedule | None
+        self,
+        iteration: int,
+        reports: Mapping[int, StageReport] | Sequence[StageReport],
+        ran: Schedule | None,
     ) -> Changed:
         """Take the reports of an iteration.
 
@@ -147,7 +157,8 @@ class ReplicaReplanner:
             What has changed for good, to plan for.
         """
         self.predicted = None
-        usable = self.estimator.usable(reports)
+        by_worker = reports if isinstance(reports, Mapping) else dict(enumerate(reports))
+        usable = self.estimator.usable(by_worker)
         if not usable:
             return Changed([], [])
         each = [r.seconds for r in usable.values() if r.stage == 0 and r.seconds is not None]
@@ -162,7 +173,7 @@ class ReplicaReplanner:
     def _learn(self, ran: Schedule | None, seconds: float) -> None:
         if ran is not None:
             plain = self.estimator.conditions(corrected=False, native=ran.stock)
-            self.predicted = self._simulated(ran, plain).predicted
+            self.predicted = self.simulated(ran, plain).predicted
             learn = self.estimator.learn_stock if ran.stock else self.estimator.learn
             learn(self.predicted, seconds)
 
@@ -199,6 +210,7 @@ class ReplicaReplanner:
         elif self._again is not None and iteration >= self._again:
             self._again, due = None, True
             self.estimator.forget_lost()
+        due &= changed.any or iteration >= self._not_before
         if due and not self._postponed(changed.any):
             return self._plan()
         if self._tried is not None:
@@ -210,7 +222,12 @@ class ReplicaReplanner:
     def swapped(self, change: ReplicaChange, iteration: int) -> None:
         """`change` is in force from `iteration` on."""
         self._trials.swapped(change, iteration)
-        self._paths, self._workers, self.to_probe, self._tried = {}, {}, [], None
+        self._paths, self._workers, self.to_probe = {}, {}, []
+        tried, self._tried = self._tried, None
+        if change.workers:  # who is slow is not as it was
+            self._tries.passed()
+        elif tried is not None:
+            self._tries.failed(iteration)
         if change.tries:
             self._tried = change.current.schedule, change.tries, iteration + TRIED
         if (undone := change.undoes) is not None and undone.retry:
@@ -224,14 +241,20 @@ class ReplicaReplanner:
     def stock(self) -> Timeline:
         """What the start would do now."""
         native = self._start.stock
-        return self._simulated(self._start, self.estimator.conditions(native=native)).timeline
+        return self.simulated(self._start, self.estimator.conditions(native=native)).timeline
+
+    def simulated(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
+        """What an iteration of a `schedule` takes under `conditions`, by the rule's messages."""
+        if schedule.stock:
+            return evaluate_replicas(schedule, conditions, "eager", 0)
+        return evaluate_replicas(schedule, conditions, self.rule.sends, self.rule.ahead)
 
     def _restore(self, change: ReplicaChange) -> None:
         self._paths = {**change.paths, **self._paths}
         self._workers = {**change.workers, **self._workers}
 
     def _remember(self, changed: Changed) -> None:
-        charts = self.estimator.charts
+        charts = self.estimator.charts if changed.paths else {}
         for path in changed.paths:
             self._paths.setdefault(path, charts[path].level or 0.0)
         for worker in set(changed.workers) & self._seen:  # once more than a link: see SlowWorkers
@@ -261,9 +284,12 @@ class ReplicaReplanner:
         """Something has changed for good."""
         began = time.perf_counter()
         c = self.estimator.conditions()
-        paths, workers = self._paths, self._workers
-        eased = any(c.message_seconds(*path) < paths[path] for path in paths)
-        eased |= any(c.slow.get(worker, 1.0) < workers[worker] for worker in workers)
+        # Some may be as they were by now.
+        now = {path: (old, c.message_seconds(*path)) for path, old in self._paths.items()}
+        paths = {path: old for path, (old, new) in now.items() if _differ(old, new)}
+        factors = {w: (old, c.slow.get(w, 1.0)) for w, old in self._workers.items()}
+        workers = {w: old for w, (old, new) in factors.items() if _differ(old, new)}
+        eased = any(new < old for old, new in (*now.values(), *factors.values()))
         self._accept(c)
         current, plan = self._evaluate(self._in_force, c), self._choose(c)
         back = plan.schedule is self._start
@@ -271,8 +297,11 @@ class ReplicaReplanner:
         worth |= eased and back and self.rule.spares(plan, current)
         if not worth or plan.schedule.same_as(self._in_force):
             self._paths, self._workers = {}, {}
+            if not eased and (paths or workers):
+                self.stays = why_stays(paths, workers, c)
             return None
         if self._trials.blocks(plan.schedule, self._iteration):
+            self._not_before = self._iteration + FIRST_BLOCK
             return None
         if unproven := self.estimator.unproven(plan.schedule):
             self.to_probe, self._asked = unproven, self._iteration
@@ -287,29 +316,25 @@ class ReplicaReplanner:
         start = self._evaluate(self._start, conditions)
         if self._healthy(conditions):
             return start
-        plans = [self._evaluate(one, conditions) for one in self._schedules(conditions)]
+        c, one = conditions, self._one()
+        plans, mode = [], self.mode
+        for schedule in chain_schedules(c, one, self.rule.evaluate, self.rule.make_plan):
+            if mode != NO_ROUTES or not schedule.routes.moved:
+                plans.append(self._evaluate(schedule, c))
         least = min(plan.predicted for plan in plans)
+        well = self.rule.evaluate(one, c.pipeline.healthy()).predicted
+        if mode == "auto" and least > well * (1 + NEAR):  # else there is nothing to search for
+            moves = plan_replicas(c, self.rule.sends, ops=self._ops).moves
+            plans += [self._evaluate(move.schedule, c) for move in moves]
+            least = min(plan.predicted for plan in plans)
         best = next(plan for plan in plans if plan.predicted <= least * (1 + NEAR))
         return best if self.rule.gains(best, start) else start
-
-    def _schedules(self, conditions: ReplicaConditions) -> Iterator[Schedule]:
-        """The cheapest first."""
-        mode = self.mode
-        for one in chain_schedules(conditions, self._one(), self.rule.evaluate, self._deeper):
-            if mode != NO_ROUTES or not one.routes.moved:
-                yield one
-        if mode == "auto":
-            plan = plan_replicas(conditions, self.rule.sends, ops=self._ops)
-            yield from (move.schedule for move in plan.moves)
 
     def _one(self) -> Schedule:
         """The start, of one pipeline, over our messages."""
         lines = self._start.order[: self._start.stages]
         order = tuple(tuple(op._replace(home=None) for op in line) for line in lines)
         return Schedule(order, self._start.microbatches, policy="1f1b")
-
-    def _deeper(self, conditions: Conditions) -> Plan:
-        return self.rule.make_plan(conditions)
 
     def _healthy(self, conditions: ReplicaConditions) -> bool:
         """Whether no worker is slow, nor any link of a pipeline."""
@@ -379,7 +404,7 @@ class ReplicaReplanner:
     def _try_idle(self) -> ReplicaChange | None:
         """Give slow workers that have run nothing for long a microbatch, some iterations long."""
         idle = [w for w in self.estimator.slow_workers.to_try() if not self._in_force.order[w]]
-        if not idle:
+        if not idle or self._tries.blocks(self._iteration):
             return None
         c, schedule = self.estimator.conditions(), self._in_force
         for worker in idle:
@@ -408,11 +433,10 @@ class ReplicaReplanner:
     def _evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
         """What an iteration takes under `conditions`; what Megatron runs has links of its own."""
         if not schedule.stock:
-            return self._simulated(schedule, conditions)
-        plan = self._simulated(schedule, self.estimator.conditions(native=True))
+            return self.simulated(schedule, conditions)
+        plan = self.simulated(schedule, self.estimator.conditions(native=True))
         return replace(plan, extra=self.estimator.stock_extra)
 
-    def _simulated(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
-        if schedule.stock:
-            return evaluate_replicas(schedule, conditions, "eager", 0)
-        return evaluate_replicas(schedule, conditions, self.rule.sends, self.rule.ahead)
+
+def _differ(old: float, new: float) -> bool:
+    return abs(new - old) > RELATIVE / 2 * max(old, new)

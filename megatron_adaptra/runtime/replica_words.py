@@ -32,6 +32,21 @@ def why_change(
         plan: what comes.
         back: whether that is the start.
     """
+    what = _changes(paths, workers, conditions)
+    return f"{what}: {BACK if back else what_runs(current, plan)}"
+
+
+def why_stays(
+    paths: Mapping[Path, float], workers: Iterable[int], conditions: ReplicaConditions
+) -> str:
+    """That what has changed leads to no plan; `paths` and `workers` as for `why_change`."""
+    what = _changes(paths, workers, conditions)
+    return f"{what}: no plan is enough faster, so that the one in force stays"
+
+
+def _changes(
+    paths: Mapping[Path, float], workers: Iterable[int], conditions: ReplicaConditions
+) -> str:
     c = conditions
     found = [worker_in_words(worker, c.slow.get(worker, 1.0), c.stages) for worker in workers]
     found += [
@@ -41,8 +56,7 @@ def why_change(
     ]
     if len(found) > MOST_NAMED:
         found = [*found[:MOST_NAMED], f"and {len(found) - MOST_NAMED} more"]
-    what = ", ".join(found) or "measured again"
-    return f"{what}: {BACK if back else what_runs(current, plan)}"
+    return ", ".join(found) or "measured again"
 
 
 def what_runs(current: ReplicaPlan, plan: ReplicaPlan) -> str:

@@ -72,15 +72,19 @@ def _microbatch_seconds(reports: Collection[StageReport]) -> float:
 
 
 class Backoff:
-    """For how long a kind of change that has failed is not tried again; twice as long each time."""
+    """For how long a kind of change that has failed is not tried again; twice as long each time.
 
-    def __init__(self) -> None:
-        self._length, self._until = FIRST_BLOCK, 0
+    Args:
+        longest: iterations.
+    """
+
+    def __init__(self, longest: int = LONGEST_BLOCK) -> None:
+        self._length, self._until, self._longest = FIRST_BLOCK, 0, longest
 
     def failed(self, iteration: int) -> None:
         """The change has made iterations slower, as is known in `iteration`."""
         self._until = iteration + self._length
-        self._length = min(2 * self._length, LONGEST_BLOCK)
+        self._length = min(2 * self._length, self._longest)
 
     def passed(self) -> None:
         """It has not."""

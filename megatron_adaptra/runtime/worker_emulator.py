@@ -21,21 +21,24 @@ _LATE = 1e-3  # seconds by which a timer wakes a thread late; more is a suspende
 class WorkerEmulator:
     """Makes the ops of `worker` take as many times as long as `rules` ask for.
 
-    `rules` may be those of all workers; of two in force the first one counts. `iteration`: the one
-    that runs. `clock` (seconds) and `sleep`: of tests.
+    What counts is what an op computes, in CPU seconds of its thread: other processes on the same
+    cores do not make a slow worker slower still. `rules` may be those of all workers; of two in
+    force the first one counts. `iteration`: the one that runs. `work` (CPU seconds), `clock`
+    (seconds) and `sleep`: of tests.
     """
 
     def __init__(
         self,
         worker: int,
         rules: Sequence[WorkerRule],
+        work: Callable[[], float] = time.thread_time,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.rules = [rule for rule in rules if rule.worker == worker]
         self.iteration = 0
-        self.clock = clock
-        self.sleep = sleep
+        self.work = work
+        self._clock, self._sleep = clock, sleep
         self._late = 0.0  # seconds that the last wait was too long
 
     def seconds(self, op_seconds: float) -> float:
@@ -44,17 +47,16 @@ class WorkerEmulator:
         return max(0.0, op_seconds) * (next(active, 1.0) - 1.0)
 
     def wait(self, since: float) -> None:
-        """End an op that has begun at `since`, on the clock, when a slow worker would.
+        """End an op that has begun at `since`, of `work`, when a slow worker would.
 
         A timer wakes a thread a little late: the next op's wait is shorter by that.
         """
-        begun = self.clock()
-        wanted = self.seconds(begun - since)
+        begun, wanted = self._clock(), self.seconds(self.work() - since)
         if wanted <= 0:
             return
         if wanted > self._late:
-            self.sleep(wanted - self._late)
-        self._late = min(_LATE, max(0.0, self._late + self.clock() - begun - wanted))
+            self._sleep(wanted - self._late)
+        self._late = min(_LATE, max(0.0, self._late + self._clock() - begun - wanted))
 
 
 class SlowedProbe(GuardedProbe):
@@ -72,7 +74,7 @@ class SlowedProbe(GuardedProbe):
         def op_begins() -> None:
             nonlocal since
             measured_begin()
-            since = emulator.clock()
+            since = emulator.work()
 
         def op_ends(op: Op) -> None:
             emulator.wait(since)

@@ -30,7 +30,6 @@ class DelayChart:
         self.estimate = 0.0  # the delay now
         self.alarm = False  # the last delay was out; logged at once, but a plan waits for more
         self._deviation = 0.0  # of the calm samples, as a standard deviation
-        self._spread = 0.0  # the same, and no less than what means nothing
         self._average = 0.0
         self._recent: deque[tuple[float, bool]] = deque(maxlen=3)  # sample, whether it is out
         self._calm: list[float] = []  # samples of the level, CALM at most
@@ -59,7 +58,9 @@ class DelayChart:
         self._average = LAMBDA * delay + (1 - LAMBDA) * self._average
         # The level is a median of few samples, and as uncertain as these differ.
         uncertain = self._deviation * math.sqrt(math.pi / (2 * max(1, len(self._calm))))
-        width = LIMIT * math.hypot(self._spread * math.sqrt(LAMBDA / (2 - LAMBDA)), uncertain)
+        # No less than what means nothing now: a stage may have been slower when it was learned.
+        spread = max(self._deviation, 0.05 * self.level, 0.05 * stage_seconds, 1e-6)
+        width = LIMIT * math.hypot(spread * math.sqrt(LAMBDA / (2 - LAMBDA)), uncertain)
         change = abs(delay - self.level)
         out = abs(self._average - self.level) > width and self._material(change, stage_seconds)
         self.alarm = out
@@ -72,7 +73,7 @@ class DelayChart:
             # Only once two more have come: it may be the first sample of another level.
             if len(self._calm) < CALM and len(known) == 3 and not outside:
                 self._calm.append(known[0])
-                self._learn(stage_seconds)
+                self._learn()
             return False
         # Two chance peaks differ from each other; a link that has changed does not.
         new = median(outside)
@@ -88,13 +89,14 @@ class DelayChart:
         self.estimate = median(self._calm)
         if self.estimate < max(ABSOLUTE * stage_seconds, self.floor):
             if len(self._calm) >= BASELINE:
-                self._average = self._learn(stage_seconds)
+                self._average = self._learn()
             return False
         last = self._calm[-3:]
         new = median(last)
         if len(last) < 3 or any(abs(sample - new) > 0.5 * new for sample in last):
             return False  # it may have got slow just now: wait until three agree
         self.level, self.estimate, self._calm, self.alarm = 0.0, new, [], True
+        self._average = new
         self._recent.extend((sample, True) for sample in last)
         return True
 
@@ -107,7 +109,7 @@ class DelayChart:
         self._calm = [s for s in self.outside[1:] if self._agrees(s, self.estimate)] or [
             self.estimate
         ]
-        self._average = self._learn(stage_seconds)
+        self._average = self._learn()
         self._recent.clear()
         self.alarm = False  # the last delay was out; logged at once, but a plan waits for more
 
@@ -115,7 +117,6 @@ class DelayChart:
         """Start from a delay, `level`, that is planned for already; the spread is learned anew."""
         self._calm, self._deviation = [level], 0.0
         self.level = self.estimate = self._average = level
-        self._spread = max(0.05 * level, 1e-6)
 
     def _material(self, change: float, stage_seconds: float) -> bool:
         assert self.level is not None
@@ -126,9 +127,8 @@ class DelayChart:
         assert self.level is not None
         return abs(sample - new) <= 0.5 * abs(new - self.level)
 
-    def _learn(self, stage_seconds: float) -> float:
-        """Level and spread from the calm samples; the level."""
+    def _learn(self) -> float:
+        """Level and deviation from the calm samples; the level."""
         level = self.level = median(self._calm)
         self._deviation = 1.4826 * median(abs(sample - level) for sample in self._calm)
-        self._spread = max(self._deviation, 0.05 * level, 0.05 * stage_seconds, 1e-6)
         return level

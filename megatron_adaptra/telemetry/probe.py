@@ -388,8 +388,11 @@ def _to_come(mark: Mark) -> bool:
     return mark.at() is None and not mark.fault
 
 
-def merge(records: Sequence[IterationRecord], name: str) -> Timeline:
-    """The measured Timeline, called `name`, of one iteration of stages that share a clock."""
+def merge(records: Sequence[IterationRecord], name: str, replicas: int = 1) -> Timeline:
+    """The measured Timeline, called `name`, of one iteration of workers that share a clock.
+
+    `records`: of all workers of so many `replicas`.
+    """
     zero = min(r.begin for r in records)
     spans, messages = [], []
     finish = max(r.last_op_end for r in records)
@@ -403,7 +406,8 @@ def merge(records: Sequence[IterationRecord], name: str) -> Timeline:
             )
             for source, op, s in r.messages
         ]
-    return Timeline(tuple(spans), tuple(messages), name)
+    depth = len(records) // replicas if replicas > 1 else 0
+    return Timeline(tuple(spans), tuple(messages), name, replicas, depth)
 
 
 def _step_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, float]]:

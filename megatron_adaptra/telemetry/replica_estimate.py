@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.ir.routes import Path, worker_name
+from megatron_adaptra.ir.routes import Path, parse_worker, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.telemetry.detect import RELATIVE, DelayChart
 from megatron_adaptra.telemetry.estimate import Estimator
@@ -88,11 +88,17 @@ class ReplicaEstimator:
         return {w: report for w, report in reports.items() if self._can_be(w, report)}
 
     def _can_be(self, worker: int, report: StageReport) -> bool:
+        wall = report.wall
         if worker not in range(self.workers) or report.stage != worker % self.stages:
             return False
-        ops = [*report.wall.values(), *report.cpu.values()]
+        if ("I" in wall) != ("W" in wall):  # both halves of a backward, or none
+            return False
+        ops = [*wall.values(), *report.cpu.values()]
         return all(0 <= x <= LONGEST for x in ops) and all(
-            -_MOST <= x <= _MOST for x in _numbers(report)
+            -_MOST <= x <= _MOST
+            for name, value in vars(report).items()
+            if name != "ops"
+            for x in _numbers(value)
         )
 
     def update(self, reports: Mapping[int, StageReport]) -> Changed:
@@ -160,13 +166,22 @@ class ReplicaEstimator:
 
     def measure_budget(self, reports: Mapping[int, StageReport]) -> bool:
         """Whether budgets in bytes now mean other microbatches; `reports` as for `update`."""
-        each = [e.measure_budget(self._own(reports, i)) for i, e in enumerate(self.estimators)]
+        rows: list[list[StageReport]] = [[] for _ in self.estimators]
+        for worker, report in reports.items():
+            rows[worker // self.stages].append(report)
+        pairs = zip(self.estimators, rows, strict=True)
+        each = [estimator.measure_budget(row) for estimator, row in pairs]
         return any(each)
 
     @property
     def budgets(self) -> tuple[float, ...]:
         """Microbatches in flight that each worker may have."""
         return tuple(most for one in self.estimators for most in one.budgets)
+
+    @property
+    def unmet(self) -> str:
+        """Why a budget in bytes was given up; "" where none was."""
+        return next((one.unmet for one in self.estimators if one.unmet), "")
 
     @property
     def known(self) -> bool:
@@ -186,11 +201,6 @@ class ReplicaEstimator:
             first = replica * self.stages
             found |= {(first + a, first + b): c for (a, b), c in estimator.charts.items()}
         return found | dict(self._cross.charts)
-
-    def seconds(self, path: Path) -> float:
-        """What a message takes on a `path` now; 0 where that is not known."""
-        chart = self.charts.get(path)
-        return 0.0 if chart is None else chart.estimate
 
     def stage_seconds(self) -> float:
         """What one microbatch takes on the slowest worker."""
@@ -301,6 +311,32 @@ class ReplicaEstimator:
 
     def _message_seconds(self, state: LinkState) -> float:
         return state.delay + self.estimators[0].message_bytes / state.bandwidth
+
+    def state(self) -> dict[str, float]:
+        """What is planned for, to go on from after a restart: seconds per path, `"0.1>1.2"`.
+
+        How slow workers are is known again within a few iterations.
+        """
+        levels = {self._name(path): chart.level for path, chart in self.charts.items()}
+        return {name: level for name, level in levels.items() if level is not None}
+
+    def resume(self, state: Mapping[str, float]) -> None:
+        """Take the seconds of `state()` for those that the plan in force is made for."""
+        for name, level in state.items():
+            source, target = (parse_worker(text, self.stages) for text in name.split(">"))
+            if source // self.stages != target // self.stages:
+                self._cross.watch((source, target))
+                self._seen[source, target] = self._updates
+            self.charts[source, target].resume(level)
+
+    def settings(self) -> list[dict[str, Any]]:
+        """What its estimators were made with, for json.dump and `from_settings`."""
+        return [one.settings() for one in self.estimators]
+
+    @classmethod
+    def from_settings(cls, settings: Sequence[Mapping[str, Any]]) -> ReplicaEstimator:
+        """One that has measured nothing yet, made with the `settings()` of another."""
+        return cls([Estimator.from_settings(one) for one in settings])
 
     def delays(self) -> dict[str, float]:
         """Seconds of every path that is measured now, by `"0.1>1.2"`."""

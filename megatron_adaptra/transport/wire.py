@@ -115,7 +115,7 @@ class GlooWire(Wire):
     def extend(
         self, transport: Transport, name: str, ranks: Sequence[int], links: Links, timeout: float
     ) -> None:
-        """As for Wire."""
+        """As for Wire, within `timeout` seconds for each link."""
         assert isinstance(transport, GlooTransport)
         shared = self.devices if transport.two_way else []
         pairs = sorted({(min(link), max(link)) for link in links}) if shared else sorted(links)

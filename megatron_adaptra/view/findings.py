@@ -103,6 +103,13 @@ def slow_parts(report: Report) -> list[str]:
     return parts
 
 
+def slow_noun(summary: Mapping[str, Any]) -> str:
+    """What got slow: link, path or worker. `summary`: what summary.json holds."""
+    given = mapping(summary.get("config"))
+    nouns = (("slow_links", "link"), ("slow_paths", "path"), ("slow_workers", "worker"))
+    return next((noun for key, noun in nouns if listing(given.get(key))), "link")
+
+
 def headline(report: Report) -> str:
     """What came out, in one line."""
     times, parts = speedup(report), slow_parts(report)
@@ -118,8 +125,12 @@ def headline(report: Report) -> str:
 def setting(report: Report) -> str:
     """The experiment in a sentence."""
     c, parts = config(report), []
-    for key, noun in (("stages", "stages"), ("microbatches", "microbatches")):
-        if value(c.get(key)) is not None:
+    for key, noun, least in (
+        ("data_parallel", "replicas", 2), ("stages", "stages", 1),
+        ("microbatches", "microbatches", 1),
+    ):  # fmt: skip
+        count = value(c.get(key))
+        if count is not None and count >= least:
             parts.append(f"{c[key]} {noun}")
     text = " × ".join(parts)
     if value(c.get("iterations")) is not None:
@@ -145,19 +156,36 @@ def _changes(c: Mapping[str, Any]) -> list[str]:
         more += [f"crosses at {number(rate / 1e6)} MB/s"] if rate else []
         links = f"link{'s' if len(names) > 1 else ''} {' and '.join(names)}"
         out.append(f"every message over {links} {' and '.join(more)}")
-    for key, noun in (("slow_paths", "paths"), ("slow_workers", "workers")):
-        if given := ", ".join(map(str, listing(c.get(key)))):
-            out.append(f"slow {noun} {given}")
+    for key, noun in (("slow_paths", "path"), ("slow_workers", "worker")):
+        if given := [str(one) for one in listing(c.get(key))]:
+            out.append(f"slow {noun}{'s' if len(given) > 1 else ''} {', '.join(given)}")
     return out
 
 
 def comparisons(report: Report) -> list[tuple[str, bool]]:
     """What was proved equal, or found different; what was not compared is left out."""
     out = []
-    for key, noun in (("losses_identical", "Losses"), ("parameters_identical", "Parameters")):
-        same = report.summary.get(key)
-        if isinstance(same, bool):
-            out.append((f"{noun} {'identical, bit for bit' if same else 'differ'}", same))
+    for what, words, good in equalities(report.summary):
+        out.append((f"{what.capitalize()} {words}", good))
+    return out
+
+
+def equalities(summary: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+    """Of losses and of parameters: which, how equal they are in both arms, whether that is fine.
+
+    `summary`: what summary.json holds.
+    """
+    out, rounded = [], summary.get("equal_to_rounding") is True
+    for what in ("losses", "parameters"):
+        same, apart = (summary.get(f"{what}_{k}") for k in ("identical", "difference"))
+        if not isinstance(same, bool):
+            continue
+        share = value(apart)
+        how = "" if same or share is None else f" by {share:.1g} of their size"
+        words = "identical, bit for bit" if same else f"differ{how}"
+        if rounded and not same:
+            words = f"equal to rounding, they {words}"
+        out.append((what, words, same or rounded))
     return out
 
 
@@ -167,7 +195,10 @@ def pictures(report: Report) -> list[Picture]:
     for arm in report.arms:
         if arm.measured is not None or arm.predicted is not None:
             for timeline, word in ((arm.measured, "measured"), (arm.predicted, "predicted")):
-                gantt = None if timeline is None else pipeline_gantt(timeline)
+                gantt = None
+                if timeline is not None:  # rows of a prediction are too low for notes
+                    who = arm.conditions if word == "measured" else None
+                    gantt = pipeline_gantt(timeline, conditions=who)
                 out.append(Picture(f"{arm.name} {word}", gantt, word == "measured"))
     return out
 
@@ -229,7 +260,8 @@ def peak_bytes(summary: Mapping[str, Any], arm: str) -> str:
 def memory_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """What activations may take, should have taken, and took: columns, and rows of name and cells.
 
-    A column per stage, or one for all where there are many. `summary`: what summary.json holds.
+    A column per stage, or worker, or one for all where there are many. `summary`: what
+    summary.json holds.
     """
     memory = mapping(summary.get("memory"))
     each = memory.get("bytes_per_microbatch")
@@ -243,9 +275,16 @@ def memory_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str,
     rows.append(("one microbatch, bytes", [size(round(one)) for one in _known(each)]))
     rows = [(name, cells) for name, cells in rows if cells]
     stages = max((len(cells) for _, cells in rows), default=0)
+    names = [*map(str, listing(summary.get("workers")))] or [*map(str, range(stages))]
     if stages <= COLUMNS:
-        return [f"stage {stage}" for stage in range(stages)], rows
-    return [f"stages 0 to {stages - 1}"], [(name, [ranges(cells)]) for name, cells in rows]
+        return [f"{row_noun(summary)} {name}" for name in names[:stages]], rows
+    head = f"{row_noun(summary)}s {names[0]} to {names[stages - 1]}"
+    return [head], [(name, [ranges(cells)]) for name, cells in rows]
+
+
+def row_noun(summary: Mapping[str, Any]) -> str:
+    """What lists of a `summary` are of: workers where replicas have one plan, else stages."""
+    return "worker" if listing(summary.get("workers")) else "stage"
 
 
 def _known(data: object) -> list[float]:
@@ -284,6 +323,12 @@ def time_series(report: Report) -> list[Series]:
     ]
 
 
+def _goes_back(source: str, target: str) -> bool:
+    """Whether a link, between stages or workers, leads to an earlier stage."""
+    here, there = (name.rpartition(".")[2] for name in (source, target))
+    return int(here) > int(there) if here.isdecimal() and there.isdecimal() else here > there
+
+
 def delay_series(report: Report) -> list[Series]:
     """One line per directed link; the quiet ones grey under one name, the way back dashed."""
     links = {name: values for name, values in report.link_delay_ms.items() if known(values)}
@@ -297,7 +342,7 @@ def delay_series(report: Report) -> list[Series]:
             quiet.append(Series("other links", values, STOCK))
         else:
             colour = OTHER[len(loud) % len(OTHER)]
-            loud.append(Series(f"{source} → {target}", values, colour, source > target))
+            loud.append(Series(f"{source} → {target}", values, colour, _goes_back(source, target)))
     return quiet + loud
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.timeline import Timeline
 
 
@@ -17,12 +18,14 @@ class ArmReport:
         name: "stock" or "adaptra".
         iteration_ms: how long each iteration took, in order.
         measured, predicted: one iteration of the slow phase; None where there is none.
+        conditions: of replicas that are planned together, as they were then; else None.
     """
 
     name: str
     iteration_ms: Sequence[float]
     measured: Timeline | None = None
     predicted: Timeline | None = None
+    conditions: ReplicaConditions | None = None
 
 
 @dataclass(frozen=True)

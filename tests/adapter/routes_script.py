@@ -1,4 +1,4 @@
-"""One rank of test_routes.py: trains under routes between replicas, and as stock Megatron does.
+"""One rank of test_replica_routes.py: trains under routes between replicas, and as stock does.
 
 Prints one JSON line per case, from rank 0: what stock and ours had at the end, on all ranks.
 Arguments: a file with the cases, a folder for the dataset.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,10 @@ def slowed(config: AdaptraConfig, dataset: Any) -> dict[str, Any]:
     emulator, waits = session.context.worker_emulator, []
 
     def wait(since: float) -> None:
-        begun = emulator.clock()
+        computed, begun = emulator.work() - since, time.monotonic()
         waited(since)
         times = emulator.seconds(1.0)
-        waits.append((emulator.iteration, times, begun - since, emulator.clock() - begun))
+        waits.append((emulator.iteration, times, computed, time.monotonic() - begun))
 
     waited, emulator.wait = emulator.wait, wait
     try:

@@ -1,4 +1,4 @@
-"""Batches of another replica are those that Megatron's loader gives that one."""
+"""Batches by home and microbatch: of loaders like Megatron's, of iterators that know homes."""
 
 from __future__ import annotations
 
@@ -6,95 +6,126 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from megatron.core.rerun_state_machine import (
-    RerunDataIterator,
-    RerunMode,
-    destroy_rerun_state_machine,
-    initialize_rerun_state_machine,
-)
-from torch.utils.data import DataLoader, Dataset
+import torch
 
-from megatron_adaptra.adapter.pipeline.home_data import HomeData
+from megatron_adaptra.adapter.pipeline.home_data import HomeData, IterationData
+from megatron_adaptra.errors import ScheduleError
 from megatron_adaptra.ir.op import Kind, Op
 
-SIZE, REPLICAS, COUNT, ITERATIONS = 2, 2, 4, 3
+REPLICAS, EACH = 3, 4
 
 
-class Samples(Dataset[int]):
+class MegatronPretrainingSampler:
+    """Megatron's, as far as it matters here: replicas take turns."""
+
+    def __init__(self, consumed_samples: int, replica: int, size: int = 2) -> None:
+        self.consumed_samples, self.data_parallel_rank, self.size = consumed_samples, replica, size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        at = self.consumed_samples + self.data_parallel_rank * self.size
+        while at < 400:
+            yield list(range(at, at + self.size))
+            at += REPLICAS * self.size
+
     def __len__(self) -> int:
         return 1000
 
+
+class Samples(torch.utils.data.Dataset[int]):
     def __getitem__(self, index: int) -> int:
         return index
 
 
-class MegatronPretrainingSampler:
-    """Megatron's, in short: replicas take turns from where a checkpoint has left off."""
+class RerunDataIterator:
+    """Megatron's: it can give the last iteration's batches once more."""
 
-    def __init__(self, replica: int, consumed: int) -> None:
-        self.data_parallel_rank, self.consumed = replica, consumed
+    def __init__(self, iterable: Any) -> None:
+        self.iterable, self.saved, self.replaying, self.at = iterable, [], False, 0
 
-    def __iter__(self) -> Iterator[list[int]]:
-        for first in range(self.consumed, 1000, SIZE * REPLICAS):
-            own = first + SIZE * self.data_parallel_rank
-            yield list(range(own, own + SIZE))
+    def __next__(self) -> Any:
+        if self.replaying:
+            self.at += 1
+            return self.saved[self.at - 1]
+        self.saved.append(next(self.iterable))
+        return self.saved[-1]
+
+    def rewind(self) -> None:
+        self.replaying, self.at = True, 0
+
+    def advance(self) -> None:
+        self.saved, self.replaying = [], False
 
 
-def loader(replica: int, processes: int) -> Any:
-    sampler: Any = MegatronPretrainingSampler(replica, consumed=40)
-    return iter(DataLoader(Samples(), batch_sampler=sampler, num_workers=processes))
+def loader(replica: int, workers: int = 0, consumed: int = 12) -> RerunDataIterator:
+    sampler = MegatronPretrainingSampler(consumed, replica)
+    made = torch.utils.data.DataLoader(Samples(), batch_sampler=sampler, num_workers=workers)
+    return RerunDataIterator(iter(made))
 
 
-def read(data: Any, microbatches: list[tuple[int, int]]) -> list[list[int]]:
-    """What forwards of these homes and microbatches get."""
+def ran(data: IterationData, ops: str) -> list[list[int]]:
+    """What the forwards of `ops` read."""
     found = []
-    for home, microbatch in microbatches:
-        data.at(Op(Kind.F, microbatch, home=home))
+    for op in map(Op.parse, ops.split()):
+        data.at(op)
         found.append(next(data).tolist())
     data.end()
     return found
 
 
-@pytest.fixture
-def reruns() -> Iterator[None]:
-    """Megatron keeps what it has read in an iteration only if it may run that again."""
-    destroy_rerun_state_machine()
-    initialize_rerun_state_machine(mode=RerunMode.VALIDATE_RESULTS)
-    yield
-    destroy_rerun_state_machine()
+def batch(home: int, number: int, consumed: int = 12) -> list[int]:
+    """By the formula of Megatron's sampler: batch `number` of a replica, from the start on."""
+    first = consumed + (number * REPLICAS + home) * 2
+    return [first, first + 1]
 
 
-@pytest.mark.usefixtures("reruns")
-@pytest.mark.parametrize("processes", [0, 2])
-def test_any_order_of_homes_reads_what_these_would(processes: int) -> None:
-    own, other = (loader(replica, 0) for replica in (0, 1))
-    iterator, homes = RerunDataIterator(loader(0, processes)), HomeData(0)
-    orders = [
-        [(0, 0), (0, 1), (1, 1), (0, 3), (1, 3)],  # one of its own is not read here at all
-        [(1, 0), (1, 1), (1, 2), (1, 3)],
-        [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 2)],
+@pytest.mark.parametrize("workers", [0, 1])
+def test_every_replica_reads_what_another_would(workers: int) -> None:
+    data, iterator = HomeData(1), loader(1, workers)
+    assert data.why_not(iterator) == ""
+    plans = [
+        "F0@1 F1@1 F2@1 F3@1",  # at home
+        "F0@1 F0@2 F1@2 F3@0 F2@1",  # some of two others, some of its own not
+        "F0@0 F1@0 F2@0 F3@0",  # another's alone
+        "F3@2",
+        "F0@1 F1@1 F2@1 F3@1",
+        "F2@2 F3@2",
     ]
-    assert len(orders) == ITERATIONS
-    for order in orders:
-        batches = [[next(rows).tolist() for _ in range(COUNT)] for rows in (own, other)]
-        expected = [batches[home][microbatch] for home, microbatch in order]
-        for again in (False, True):  # as Megatron runs an iteration whose result it doubts
-            if again:
-                iterator.rewind()
-            data = homes.begin(iterator, COUNT)
-            assert read(data, order) == expected, (order, again)
+    for i, plan in enumerate(plans):
+        ops = [Op.parse(text) for text in plan.split()]
+        wanted = [batch(op.home or 0, i * EACH + op.microbatch) for op in ops]
+        assert ran(data.begin(iterator, EACH), plan) == wanted, plan
         iterator.advance()
 
 
-def test_the_first_batch_of_another_replica_may_be_read_last() -> None:
-    data = HomeData(1).begin(loader(1, 0), COUNT)
-    rows = read(data, [(1, 0), (1, 1), (1, 2), (0, 0)])
-    assert rows == [[42, 43], [46, 47], [50, 51], [40, 41]]
+def test_an_iteration_that_is_run_again_reads_the_same() -> None:
+    data, iterator = HomeData(0), loader(0)
+    plan = "F0@0 F1@0 F0@1 F3@2"
+    first = ran(data.begin(iterator, EACH), plan)
+    iterator.rewind()
+    assert ran(data.begin(iterator, EACH), plan) == first
+    iterator.advance()
+    assert ran(data.begin(iterator, EACH), "F0@1") == [batch(1, EACH)]
 
 
-@pytest.mark.parametrize("wrapped", [iter, RerunDataIterator])
-def test_other_data_are_refused_in_words(wrapped: Any) -> None:
-    words = HomeData(0).why_not(wrapped(iter([1, 2])))
-    assert "not from Megatron's loader" in words
-    assert not HomeData(0).why_not(None)
-    assert not HomeData(0).why_not(RerunDataIterator(loader(0, 0)))
+def test_a_stage_that_reads_nothing_takes_nothing() -> None:
+    data, iterator = HomeData(0), loader(0)
+    one = data.begin(iterator, EACH)
+    one.at(Op(Kind.F, 0, home=1))
+    one.end()
+    assert iterator.saved == []
+    assert HomeData(0).begin(None, EACH) is None
+
+
+def test_what_nobody_can_read_for_another_is_named() -> None:
+    data = HomeData(0)
+    generator = (x for x in range(9))
+    assert "come from a generator, not from Megatron's loader" in data.why_not(generator)
+    one = data.begin(generator, 2)
+    one.at(Op.parse("F0@0"))
+    assert next(one) == 0
+    with pytest.raises(ScheduleError, match="replica 1: the data come from a generator"):
+        one.at(Op.parse("F1@1"))
+    one.at(Op.parse("F1@0"))
+    assert [next(one), next(one)] == [1, 2]
+    one.end()
+    assert "a forward reads 1 or 2 batches, not one" in data.why_not(loader(0))

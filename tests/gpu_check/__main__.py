@@ -11,10 +11,13 @@ memory    peak bytes against budget and prediction, pinned memory, Megatron's ow
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,9 +25,10 @@ from gpu_check import page
 from gpu_check.ranks import Deadline, Failed
 from gpu_check.result import FAIL, Result
 from gpu_check.target import NoTarget, Target, find
+from gpu_check.trainings import MESSAGE
 
 from megatron_adaptra.cli.output import show_table
-from megatron_adaptra.processes import become_subreaper
+from megatron_adaptra.processes import become_subreaper, ending_on_sigterm
 
 PARTS = ("paths", "clock", "sync", "hide", "equality", "memory")
 MOST = 290.0  # seconds of a part
@@ -49,10 +53,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rehearse", action="store_true", help=f"{text}its build for CUDA, else on the CPU")
     add("--gpus", type=int, metavar="N", help="use so many (default: all; of the fake machine 2)")
     add("--write", action="store_true", help=f"write the results of these parts into {page.NAME}")
+    add("--out", type=Path, metavar="PLACE", help="write them to a folder, or a file of .md or "
+        ".json, too: as for the page, and as JSON")  # fmt: skip
+    add("--keep", type=Path, metavar="FOLDER", help="what ranks print stays in this new folder")
     add("--timeout", type=float, default=MOST, metavar="S",
         help=f"seconds of each part, at most (default: {MOST:g})")  # fmt: skip
     add("--delay", type=float, default=40.0, metavar="MS",
         help="of the slow link of hide and memory, one way (default: 40)")  # fmt: skip
+    add("--hide-message", type=float, default=MESSAGE, metavar="MIB",
+        help="of hide and memory, a multiple of the default, by samples of a microbatch (default: "
+        f"{MESSAGE:g}; a rehearsal's is 8 KiB, and so many times more)")  # fmt: skip
     add("--layouts", metavar="NAMES", help="of equality: layouts of tests/adapter/cases.py, all "
         "their cases (default: those of pp2)")  # fmt: skip
     add("--plant", action="store_true", help="plant a fault in every part, which has to find it")
@@ -68,6 +78,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         value = getattr(options, flag)
         if value is not None and not value > 0:
             parser.error(f"--{flag} {value:g}: more than 0")
+    if not options.hide_message >= MESSAGE or options.hide_message % MESSAGE:
+        parser.error(f"--hide-message {options.hide_message:g}: a multiple of {MESSAGE:g}")
+    if options.keep is not None and options.keep.exists():
+        parser.error(f"--keep {options.keep}: it is there already")
     if options.layouts is not None:
         from gpu_check import equality
 
@@ -80,15 +94,47 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def judge(part: str, target: Target, work: Path, options: Any) -> Result:
     """A part's result; an error that ends it early is one, too."""
+    begin = time.monotonic()
     try:
         found: Result = importlib.import_module(f"gpu_check.{part}").run(
             target, work, Deadline(options.timeout), options
         )
-    except (Failed, OSError, ValueError, KeyError, NoTarget) as error:
-        found = Result(part, wrong=[str(error) if isinstance(error, Failed) else repr(error)])
-        if isinstance(error, Failed):
-            print(error.log, file=sys.stderr)
+    except Failed as error:
+        found = Result(part, wrong=[str(error)])
+        print(error.log, file=sys.stderr, flush=True)
+    except Exception as error:  # the other parts have still to be run
+        found = Result(part, wrong=[repr(error)])
+        traceback.print_exc()
+    found.seconds = time.monotonic() - begin
     return found
+
+
+@contextlib.contextmanager
+def _work(keep: Path | None) -> Iterator[Path]:
+    """Where ranks write."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="adaptra-gpu-") as work:
+            yield Path(work)
+    else:
+        keep.mkdir(parents=True)
+        yield keep.resolve()
+
+
+def run_parts(target: Target, work: Path, options: Any) -> list[Result]:
+    """Each is shown, and written, when it has ended: a later one may be the machine's last."""
+    results: list[Result] = []
+    for part in options.parts:
+        result = judge(part, target, work, options)
+        results.append(result)
+        print(f"{result.line} [{result.seconds:.0f} s]", flush=True)
+        for table in result.tables:
+            show_table(table)
+        if options.write:
+            page.write(target.text, options.words, results, PARTS)
+        if options.out:
+            page.write_apart(options.out, target.text, options.words, results, PARTS)
+        sys.stdout.flush()
+    return results
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,19 +146,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     become_subreaper()
     print(target.text, flush=True)
-    results = []
-    with tempfile.TemporaryDirectory(prefix="adaptra-gpu-") as work:
-        for part in options.parts:
-            result = judge(part, target, Path(work), options)
-            results.append(result)
-            print(result.line, flush=True)
-    for result in results:
-        for table in result.tables:
-            print()
-            show_table(table)
-    if options.write:
-        page.write(target.text, options.words, results, PARTS)
-        print(f"\nwritten: {page.NAME}")
+    try:
+        with ending_on_sigterm(), _work(options.keep) as work:
+            results = run_parts(target, work, options)
+    except OSError as error:
+        print(f"gpu_check: error: {error}", file=sys.stderr)
+        return 2
+    written = [page.NAME] if options.write else []
+    written += [str(options.out)] if options.out else []
+    if written:
+        print(f"written: {', '.join(written)}")
     return 1 if any(result.word == FAIL for result in results) else 0
 
 

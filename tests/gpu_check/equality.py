@@ -11,14 +11,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from adapter.cases import LAYOUTS, Case, matrix
-from gpu_check.ranks import Deadline, run_command
+from gpu_check.deterministic import without
+from gpu_check.ranks import Deadline, Failed, run_command
 from gpu_check.result import Result
-from gpu_check.target import CPU, FAKE, GPU, HERE, Target
+from gpu_check.target import ALONE, CPU, FAKE, GPU, HERE, Target
 from gpu_check.trainings import train, why_not
 
 SAME = ("losses", "steps", "parameters", "random", "statistics")
@@ -40,10 +42,15 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
         for place, compared, words in places:
             rows.append(_layout(found, layout, place, compared, words, work, deadline, options))
     same, ran = (sum(int(row[i]) for row in rows if "fake" not in row[0]) for i in (3, 2))
-    found.figures.append(f"{same} of {ran} cases have the bits of stock")
-    found.table("Cases", ("layout: models", "processes", "cases", "same bits as stock"), rows)
+    cases = f"{same} of {ran} cases have the bits of stock"
+    found.figures.append(cases)
+    found.table("Cases", ("layout: models", "processes", "cases", "same bits as stock", "s"), rows)
     if target.kind == GPU:
-        _trainings(found, target, work, deadline, options)
+        try:
+            _trainings(found, target, work, deadline, options)
+        except Failed as error:  # minutes long, and what the cases came to is known
+            found.wrong.append(f"{error}; {cases}")
+            print(error.log, file=sys.stderr, flush=True)
     return found
 
 
@@ -57,7 +64,14 @@ def _layout(
     folder.mkdir()
     file = folder / "cases.json"
     file.write_text(json.dumps([case.dump() for case in cases]))
-    out = _run(target, layout, file, deadline, options)
+    begin = time.monotonic()
+    try:
+        out = _run(target, layout, file, deadline, options)
+    except Failed as error:  # the cases before that one still count
+        found.wrong.append(str(error))
+        print(error.log, file=sys.stderr, flush=True)
+        out = (folder / "text.log").read_text()
+    _note(found, layout, out)
     done = [json.loads(line[5:]) for line in out.splitlines() if line.startswith("CASE ")]
     bad = {case[0]["name"]: what for case in done if (what := differs(case, compared))}
     found.wrong += [f"{name}{words}: other {', '.join(what)}" for name, what in bad.items()]
@@ -65,7 +79,13 @@ def _layout(
     found.check(ended == len(cases), f"{layout}{words}: {ended} of {len(cases)} cases ended")
     shapes = ", ".join(dict.fromkeys(c.name.split(", ")[0].partition(" ")[2] for c in cases))
     count = str(LAYOUTS[layout][0])
-    return [f"{layout}: {shapes}{words}", count, str(len(cases)), str(len(done) - len(bad))]
+    took = f"{time.monotonic() - begin:.0f}"
+    return [f"{layout}: {shapes}{words}", count, str(len(cases)), str(len(done) - len(bad)), took]
+
+
+def _note(found: Result, what: str, text: str) -> None:
+    if names := sorted(without(text)):
+        found.figures.append(f"{what}: no deterministic kernel for {', '.join(names)}")
 
 
 def _trainings(found: Result, target: Target, work: Path, deadline: Deadline, options: Any) -> None:
@@ -74,6 +94,7 @@ def _trainings(found: Result, target: Target, work: Path, deadline: Deadline, op
         return
     stock = train(target, work, deadline, options, plugin=False)
     ours = train(target, work, deadline, options, plugin=True)
+    _note(found, "training", stock.text)
     for i, (theirs, mine) in enumerate(zip(stock.losses, ours.losses, strict=True)):
         if theirs != mine:
             found.wrong.append(f"a training whose messages change their way: iteration {i} has "
@@ -111,7 +132,7 @@ def differs(ranks_of_case: Sequence[dict[str, Any]], compared: Sequence[str]) ->
 def _run(target: Target, layout: str, file: Path, deadline: Deadline, options: Any) -> str:
     ranks = LAYOUTS[layout][0]
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+        sys.executable, "-m", "torch.distributed.run", *ALONE, "--nproc-per-node",
         str(ranks), str(HERE / "equality_rank.py"), str(file), str(file.parent),
         str(target.gpus), str(int(options.plant)), str(int(target.kind == FAKE)),
     ]  # fmt: skip

@@ -46,7 +46,11 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
         found.check(abs(predicted / took - 1) <= OFF, f"{predicted:.0f} ms were predicted, "
                     f"{took:.0f} measured")  # fmt: skip
     healed = [i for i in range(plan.end, plan.iterations) if not ours.ours[i]]
-    found.check(bool(healed), "the link has healed, and messages are not back with Megatron")
+    if not healed and ours.left < plan.begin and not target.nccl(2):
+        found.left_out.append("messages that go back: gloo's are slow enough here to leave before "
+                              "the link is slow")  # fmt: skip
+    else:
+        found.check(bool(healed), "the link has healed, and messages are not back with Megatron")
     forecast = "none" if predicted is None else f"{predicted:.0f} ms"
     found.figures.append(
         f"{options.delay:g} ms on the link: stock {slow:.0f} ms, ours {took:.0f} ms, {gain:.2f} x; "

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from gpu_check.result import Result
 from gpu_check.target import ROOT
@@ -14,13 +16,16 @@ from benchmarks.common import markdown
 NAME = "docs/evidence/gpu.md"
 PAGE = ROOT / NAME
 HEADING = "## What scripts/gpu_check.sh found"
+FILES = (".md", ".json")
 
 
 def block(target: str, words: Sequence[str], result: Result) -> str:
     """A part's: its result, date, target, its tables. `words`: the command's."""
     command = " ".join(["scripts/gpu_check.sh", *words])
     tables = "\n".join(markdown(table) for table in result.tables)
-    return f"{result.line}\n\n`{command}`, {datetime.date.today()}: {target}.\n\n{tables}".strip()
+    took = f"{result.seconds:.0f} s" if result.seconds else ""
+    head = f"{result.line}\n\n`{command}`, {datetime.date.today()}{took and f', {took}'}: {target}."
+    return f"{head}\n\n{tables}".strip()
 
 
 def replaced(text: str, blocks: Mapping[str, str], order: Sequence[str]) -> str:
@@ -45,3 +50,22 @@ def write(
     """`order`: of all parts there are."""
     blocks = {result.part: block(target, words, result) for result in results}
     PAGE.write_text(replaced(PAGE.read_text(), blocks, order))
+
+
+def write_apart(
+    out: Path, target: str, words: Sequence[str], results: Sequence[Result], order: Sequence[str]
+) -> list[Path]:
+    """The same section as a file of its own, and all of it as JSON beside it; returns both.
+
+    `out`: a folder, which may be new, or the name of one of the two files.
+    """
+    if out.suffix not in FILES:
+        out = out / "gpu_check.md"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    text, data = (out.with_suffix(suffix) for suffix in FILES)
+    blocks = {result.part: block(target, words, result) for result in results}
+    text.write_text(replaced("", blocks, order).lstrip())
+    found = {"date": f"{datetime.date.today()}", "target": target, "words": list(words),
+             "parts": [result.data() for result in results]}  # fmt: skip
+    data.write_text(json.dumps(found, indent=1) + "\n")
+    return [text, data]

@@ -37,6 +37,7 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
     sizes = SIZES if target.kind not in (CPU, FAKE) else SMALL
     given = {"sizes": sizes, "nccl": target.nccl(2), "plant": options.plant}
     machine = {"kernel_us": 500} if target.kind == FAKE else {}
+    copied: list[str] = []  # why, by run and rank
     rows, columns = [], ["queues, way", "MiB", "one, ms", "out", "way", "in", "several, GB/s"]
     against = "NCCL" if target.nccl(2) else "cudaMemcpy, out and in"
     if target.kind == CPU:
@@ -50,6 +51,7 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
                          **machine)  # fmt: skip
         if not both[0]["rails"] and queues == QUEUES[0]:
             found.left_out.append("RDMA: there is no active port")
+        copied += [mine["copied"] for mine in both if mine["copied"]]
         for rank, mine in enumerate(both):
             found.check(not mine["lost"], f"no messages over RDMA: {mine['lost']}")
             rows += [_row(queues, rank, one, against) for one in mine["received"]]
@@ -61,6 +63,8 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
     best = max(float(row[-2 if against else -1]) for row in rows)
     found.figures.insert(0, f"{len(rows)} kinds of messages with all their bits, "
                          f"up to {best:.2f} GB/s")  # fmt: skip
+    if copied:
+        found.figures.append(f"the engine's memory is not pinned, and is copied: {copied[0]}")
     found.table("Messages", [*columns, *([f"{against}, GB/s"] if against else [])], rows)
     return found
 
@@ -101,17 +105,19 @@ def _beside(found: Result, queues: int, both: list[dict[str, Any]]) -> None:
 
 
 def on_rank(fixture: RankFixture, sizes: list[int], nccl: bool, plant: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"received": [], "lost": "", "rails": len(rails())}
+    found: dict[str, Any] = {"received": [], "lost": "", "copied": "", "rails": len(rails())}
     if nccl:
         _open_nccl(fixture)
     for kind in KINDS if rails() else KINDS[:2]:
         try:
-            with fixture.messages(kind) as (transport, _):
+            with fixture.messages(kind) as (transport, staging):
                 for number, size in enumerate(sizes):
                     messages = _Paths(fixture, transport, kind, size, 1000 * number, plant)
                     found["received"].append(messages.measure())
                 if fixture.on_gpu and kind == KINDS[0]:
                     found["beside"] = _Beside(fixture, transport).measure()
+                if staging is not None:
+                    found["copied"] = found["copied"] or staging.memory().copied
         except PeerLost as error:  # the other kinds have still to be seen
             if kind != "verbs":
                 raise
@@ -187,7 +193,10 @@ class _Beside:
 
     def measure(self) -> dict[str, float]:
         fixture = self.fixture
-        fixture.calibrate()
+        for rank in range(fixture.ranks):  # a GPU that both use is slower meanwhile
+            if rank == fixture.rank:
+                fixture.calibrate()
+            fixture.meet(f"calibrated {rank}")
         self.exchange(None)  # pins
         mine: dict[str, float] = {}
         for rank in range(fixture.ranks):

@@ -15,6 +15,7 @@ import os
 import runpy
 import sys
 import time
+from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ class Watch:
             found["records"] = [
                 {"iteration": r.iteration, "stock": r.stock, "unusable": r.unusable,
                  "starved": r.starved if r.known else None,
-                 "memory": None if r.memory is None else r.memory._asdict()}
+                 "memory": None if r.memory is None else asdict(r.memory)}
                 for r in session.records
             ]  # fmt: skip
         path = Path(GIVEN["folder"]) / f"rank{os.environ['RANK']}.json"
@@ -177,10 +178,9 @@ def on_a_gpu_all_the_same() -> None:
 
     So the plugin measures, plans and switches as under NCCL, though ranks share a GPU.
     """
-    from megatron_adaptra.adapter.compat import backend
-    from megatron_adaptra.device.cuda import device_of
+    from megatron_adaptra.adapter.compat.patch_attr import find, patch_attr
 
-    backend.messages_on = lambda: device_of(torch.device("cuda", torch.cuda.current_device()))
+    patch_attr(*find("megatron_adaptra.adapter.compat.backend:messages_on_gpus"), lambda: True)
 
 
 def main() -> None:

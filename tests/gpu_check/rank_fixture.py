@@ -100,6 +100,9 @@ class RankFixture:
         `kind`: shm, tcp, or verbs, which is over RDMA devices alone. Raises PeerLost.
         """
         peer, folder = 1 - self.rank, self.folder / kind
+        self.meet(
+            f"opening {kind}"
+        )  # the other one may be slow to import torch, and to find its GPU
         folder.mkdir(exist_ok=True)
         machine = kind if kind == "shm" else f"{kind} of rank {self.rank}"
         rendezvous = FolderRendezvous(folder)

@@ -21,12 +21,14 @@ from megatron_adaptra.processes import started
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 RESULT = "RESULT "
-LAST_WORDS, LOG = 300, 6000  # characters
+LAST_WORDS = 300  # characters
+BEFORE, AFTER, END = 1200, 400, 1200  # of the output around the first error, and at its end
 NAMES_ERROR = re.compile(r"\w(Error|Failed|Lost|Exception)\b")
 
 
 class Failed(RuntimeError):
-    """A process has failed, or was late; the text names it. `log`: the last that it printed."""
+    """A process has failed, or was late; the text names it. `log`: what it printed last, and where
+    its first error is."""
 
     def __init__(self, text: str, log: str = "") -> None:
         super().__init__(text)
@@ -42,6 +44,11 @@ class Deadline:
     @property
     def left(self) -> float:
         return max(0.0, self._end - time.monotonic())
+
+    def begin(self, name: str) -> None:
+        """Raises Failed if there is no time left to."""
+        if not self.left:
+            raise Failed(f"{name}: not begun: the part's {self.seconds:g} s are over")
 
 
 def run_ranks(
@@ -78,8 +85,9 @@ def run_command(
     command: Sequence[str], name: str, environment: Mapping[str, str], deadline: Deadline,
     output: Path,
 ) -> str:  # fmt: skip
-    """What a command printed; it goes to `output`. Raises Failed."""
+    """What a command printed; it goes to `output`. Raises Failed, also with no time left for it."""
     with output.open("w+") as text:
+        deadline.begin(name)
         with started(command, GRACE, env=dict(environment), stdin=subprocess.DEVNULL,
                      stdout=text, stderr=subprocess.STDOUT) as process:  # fmt: skip
             _await([process], [text], name, deadline)
@@ -107,13 +115,22 @@ def _await(processes: list[Any], texts: list[Any], name: str, deadline: Deadline
 
 
 def _last(text: Any) -> tuple[str, str]:
-    """The first line that names an error, else the last one; and the end of the output."""
+    """The first line that names an error, else the last one; and what to read of the output."""
     text.seek(0)
     output = text.read()
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if NAMES_ERROR.search(line) and "ChildFailed" not in line]
     words = errors[:1] or lines[-1:] or ["it printed nothing"]  # the first error is the cause
-    return words[0][:LAST_WORDS], output[-LOG:]
+    return words[0][:LAST_WORDS], _excerpt(output, words[0] if errors else "")
+
+
+def _excerpt(output: str, error: str) -> str:
+    """The end of the output, and what is around its first `error`: a launcher writes pages more."""
+    end = max(0, len(output) - END)
+    at = output.find(error) if error else len(output)
+    if at + AFTER >= end:
+        return output[max(0, min(end, at - BEFORE)) :]
+    return f"{output[max(0, at - BEFORE) : at + len(error) + AFTER]}\n[...]\n{output[end:]}"
 
 
 def _result(text: Any, who: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from megatron_adaptra.cli.output import Table
 
@@ -14,7 +15,7 @@ MOST = 3  # things that are wrong, on the line
 @dataclass
 class Result:
     """`figures`: measured, of a part that passed; `wrong`: what failed; `left_out`: what this
-    machine does not allow; `why_not`: it did not run."""
+    machine does not allow; `why_not`: it did not run; `seconds`: what it took."""
 
     part: str
     figures: list[str] = field(default_factory=list)
@@ -22,6 +23,7 @@ class Result:
     left_out: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     why_not: str = ""
+    seconds: float = 0.0
 
     @property
     def word(self) -> str:
@@ -42,6 +44,11 @@ class Result:
         if self.left_out:
             text += f" (left out: {'; '.join(self.left_out)})"
         return " ".join(text.split())
+
+    def data(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        tables = [table._asdict() for table in self.tables]
+        return {**vars(self), "word": self.word, "line": self.line, "tables": tables}
 
     def check(self, well: bool, otherwise: str) -> None:
         """Note what is wrong, unless all is `well`."""

@@ -34,6 +34,8 @@ print(json.dumps({
     "python": platform.python_version(),
 }))
 """
+# Of torchrun: one machine, whose name need not have an address.
+ALONE = ("--standalone", "--local-addr", "127.0.0.1")
 ASKING = 120.0  # seconds to import torch on a busy machine
 
 

@@ -5,6 +5,7 @@ Where torch is its build for CUDA it is rehearsed over the fake machine, else on
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,9 @@ def test_without_a_gpu_it_says_so_in_one_line() -> None:
         (["--gpus", "-1"], "--gpus -1"),
         (["--rehearse", "--write"], "--write: only what was run on a GPU"),
         (["--gpu"], "--gpu"),
+        (["--hide-message", "3"], "--hide-message 3: a multiple of 2"),
+        (["--hide-message", "0"], "--hide-message 0"),
+        (["--keep", "/"], "--keep /: it is there already"),
     ],
 )
 def test_refusals(words: list[str], says: str) -> None:
@@ -123,10 +127,19 @@ def test_a_part_that_takes_too_long_fails_and_leaves_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.cold
-def test_rehearsal() -> None:
-    found = rehearsed("paths", "clock", "sync", status=0)
+def test_rehearsal(tmp_path: Path) -> None:
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    places = ("--out", str(out), "--keep", str(kept))
+    found = rehearsed(*places, "paths", "clock", "sync", status=0)
     assert_all(found, "OK", "paths", "clock", "sync")
     assert "with all their bits" in found["paths"]
+    text = (out / "gpu_check.md").read_text()
+    assert lines(text).keys() == found.keys()
+    assert "| queues, way | MiB |" in text
+    assert [one["part"] for one in json.loads((out / "gpu_check.json").read_text())["parts"]] == [
+        *found
+    ]
+    assert len(list(kept.glob("paths-*/*.txt"))) >= 2, "what its ranks have printed"
 
 
 @pytest.mark.cold

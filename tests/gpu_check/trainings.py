@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_check.ranks import Deadline, Failed, run_command
-from gpu_check.target import CPU, FAKE, HERE, TESTS, Target
+from gpu_check.target import ALONE, CPU, FAKE, HERE, TESTS, Target
 
 from scripts.megatron_lm_rows import FLAGS, LINE
 
@@ -32,18 +32,19 @@ class Plan:
     end: int
     iterations: int
     flags: tuple[str, ...]
+    microbatches: int
 
 
+MESSAGE = 2.0  # MiB of one between stages, in single precision, of _LARGE
 _LARGE = (
     "--hidden-size", "1024", "--num-attention-heads", "16", "--seq-length", "512",
-    "--max-position-embeddings", "512", "--num-layers", "8", "--global-batch-size", "12",
+    "--max-position-embeddings", "512", "--num-layers", "16",
 )  # fmt: skip
 _SMALL = (
-    "--num-layers", "4", "--global-batch-size", "8", "--no-check-for-nan-in-loss-and-grad",
-    "--rerun-mode", "disabled",
+    "--num-layers", "4", "--no-check-for-nan-in-loss-and-grad", "--rerun-mode", "disabled",
 )  # fmt: skip
-ON_GPUS = Plan(8, 32, 48, _LARGE)
-REHEARSED = Plan(6, 22, 38, _SMALL)
+ON_GPUS = Plan(8, 32, 48, _LARGE, 12)
+REHEARSED = Plan(6, 22, 38, _SMALL, 8)
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ class Trained:
         return [all(row["ours"] for row in rows) for rows in self._rows]
 
     @property
+    def left(self) -> int:
+        """The first iteration over the engine; the number of iterations if there is none."""
+        return next((i for i, ours in enumerate(self.ours) if ours), self.plan.iterations)
+
+    @property
     def losses(self) -> list[tuple[str, str]]:
         """As printed, with gradient norms."""
         found = map(LINE.search, self.text.splitlines())
@@ -81,7 +87,7 @@ class Trained:
         return list(zip(*(rank["rows"] for rank in self.ranks), strict=True))
 
 
-_done: dict[str, Trained] = {}
+_done: dict[str, Trained | Failed] = {}
 
 
 def why_not(target: Target) -> str:
@@ -101,11 +107,22 @@ def why_not(target: Target) -> str:
 def train(
     target: Target, work: Path, deadline: Deadline, options: Any, plugin: bool, plant: str = ""
 ) -> Trained:
-    """`plant`: a fault: "spoil" has peaks of memory forgotten, "fixed" has the plan stay."""
+    """`plant`: a fault: "spoil" has peaks of memory forgotten, "fixed" has the plan stay.
+
+    Raises Failed; also for a later part, which does not try again what was begun.
+    """
     name = f"{'ours' if plugin else 'stock'}{plant and f'-{plant}'}"
     if name not in _done:
-        _done[name] = _train(target, work / name, deadline, options, plugin, plant)
-    return _done[name]
+        deadline.begin(f"training, {name}")
+        try:
+            _done[name] = _train(target, work / name, deadline, options, plugin, plant)
+        except Failed as error:
+            _done[name] = Failed(f"{error} (as for the part before)")
+            raise
+    done = _done[name]
+    if isinstance(done, Failed):
+        raise done
+    return done
 
 
 def _train(
@@ -120,10 +137,12 @@ def _train(
         "delay": options.delay / 1e3, "begin": plan.begin, "end": plan.end,
         "iterations": plan.iterations, "script": str(script), "spoil": plant == "spoil",
     }  # fmt: skip
+    samples = round(options.hide_message / MESSAGE)
     words = [
         *FLAGS, "--distributed-backend", "nccl" if nccl else "gloo",
         "--pipeline-model-parallel-size", str(STAGES), "--train-iters", str(plan.iterations),
-        *plan.flags,
+        *plan.flags, "--micro-batch-size", str(samples),
+        "--global-batch-size", str(plan.microbatches * samples),
     ]  # fmt: skip
     launcher = []
     if plugin:
@@ -137,7 +156,7 @@ def _train(
         **target.environment(queues=QUEUES, **machine), "ADAPTRA_GPU_CHECK": json.dumps(given),
         "TORCHDYNAMO_DISABLE": "1",  # compiling kernels would take longer than training
     }  # fmt: skip
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+    command = [sys.executable, "-m", "torch.distributed.run", *ALONE, "--nproc-per-node",
                str(STAGES), *launcher, str(HERE / "pretrain.py"), *words]  # fmt: skip
     text = run_command(command, f"training, {folder.name}", environment, deadline,
                        folder / "text.log")  # fmt: skip

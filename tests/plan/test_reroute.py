@@ -117,6 +117,14 @@ def test_nothing_moves_where_all_is_well():
     assert plan.schedule.why == "every microbatch runs at home"
 
 
+def test_what_chance_has_moved_for_nothing_goes_home_again():
+    """Three microbatches have to leave the slow worker; the search had moved 25, of all workers."""
+    c = job(2, 3, 8, 2, slow={4: 1.97})
+    plan, moves = planned(replace(c, pipeline=replace(c.pipeline, split=False)))
+    assert plan.schedule.policy == "re-route"
+    assert 3 <= moves["re-route"].moved <= 10
+
+
 def test_rendezvous_is_planned_as_the_simulator_times_it():
     c = job(2, 3, 4, 2, slow={1: 2.0}, paths={(0, 1): LinkState(1.0)})
     plan = plan_replicas(c, "rendezvous", ops=OPS)

@@ -7,15 +7,18 @@ force two iterations after it was proposed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.program import Program, lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
+from megatron_adaptra.plan.initial import over_own_messages
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_replanner import ReplicaChange, ReplicaReplanner
 from megatron_adaptra.sim.clock import simulate
@@ -34,7 +37,8 @@ SIGMA = 0.02  # of the logarithm of what an iteration's ops take on one worker
 BURSTS = 0.02  # share of a worker's iterations in which ops take longer: SPAN times as long
 SPAN = 1.1, 2.0
 
-Spoil = Callable[[int, dict[int, StageReport]], Mapping[int, StageReport]]
+Reports = Mapping[int, StageReport] | Sequence[StageReport]
+Spoil = Callable[[int, dict[int, StageReport]], Reports]
 
 
 @dataclass(frozen=True)
@@ -53,21 +57,28 @@ class Truth:
 class Job:
     """A training of so many `replicas` x `stages` x `count`, seeded, for which `truth` holds.
 
+    Workers may hold `plus` microbatches beyond 1F1B's until a `budget` in bytes is known to be
+    another number; `stock`: it starts over Megatron's own messages.
+
     `ran`, `took`: the schedule and the seconds of every iteration; `changes`: what was proposed,
-    by iteration; `probed`: the cross paths that have been opened.
+    by iteration; `stays`: why nothing was; `probed`: the cross paths that have been opened.
     """
 
     def __init__(
         self, replicas: int = 2, stages: int = 3, count: int = 8, mode: str = "auto", seed: int = 0,
-        plus: float = float("inf"),
+        plus: float = float("inf"), stock: bool = False, budget: Budget = UNLIMITED,
     ) -> None:  # fmt: skip
         self.replicas, self.stages, self.count, self.truth = replicas, stages, count, Truth()
         self.rng = random.Random(seed)
         one = first_schedule(stages, count, float("inf"))
-        self.start = one.replicated(replicas)
-        each = [Estimator(count, ["host"] * stages, None, MESSAGE) for _ in range(replicas)]
+        self.start = (over_own_messages(one) if stock else one).replicated(replicas)
+        most = [held + plus for held in one.peak_in_flight()]
+        each = [
+            Estimator(count, ["host"] * stages, None, MESSAGE, budget, at_first=most)
+            for _ in range(replicas)
+        ]
         for estimator in each:
-            estimator.budgets = tuple(held + plus for held in one.peak_in_flight())
+            estimator.budgets = tuple(most)
         self.budgets = each[0].budgets
         self.estimator = ReplicaEstimator(each)
         self.replanner = ReplicaReplanner(
@@ -76,10 +87,12 @@ class Job:
         self.ran: list[Schedule] = []
         self.took: list[float] = []
         self.changes: dict[int, ReplicaChange] = {}
+        self.stays: dict[int, str] = {}
         self.probed: set[Path] = set()
         self.deaf: set[Path] = set()  # cross paths whose probes do not arrive
         self.refused = 0  # so many proposals do not come into force
         self.spoil: Spoil = lambda iteration, reports: reports
+        self._program: tuple[Schedule, Program] | None = None
         self._in_force = self.start
         self._before: list[IterationRecord] | None = None
         self._due: tuple[int, ReplicaChange] | None = None
@@ -106,8 +119,13 @@ class Job:
 
     def seconds(self, schedule: Schedule) -> float:
         """What an iteration of it takes now, without noise."""
-        makespan = simulate(lower(schedule), self.conditions(), "eager").makespan
+        makespan = self._simulated(schedule, self.conditions()).makespan
         return makespan * (self.truth.hidden if schedule.routes.moved else 1.0)
+
+    def _simulated(self, schedule: Schedule, conditions: ReplicaConditions) -> Timeline:
+        if self._program is None or self._program[0] is not schedule:
+            self._program = schedule, lower(schedule, 0 if schedule.stock else None)
+        return simulate(self._program[1], conditions, "eager")
 
     def train(self, iterations: int, **truth: object) -> list[Schedule]:
         """The schedules that ran; `truth`: what is different from now on."""
@@ -125,11 +143,25 @@ class Job:
             changed = self.replanner.observe(iteration, seen, ran)
             possible = self._due is None
             change = self.replanner.propose(iteration, changed, self._in_force, possible)
+            if self.replanner.stays:
+                self.stays[iteration] = self.replanner.stays
             if change is not None:
                 self._due = iteration + 2, change
                 self.changes[iteration] = change
             self._before = now
         return self.ran[-iterations:]
+
+    def run(self, schedule: Schedule, pairs: Iterable[Path]) -> None:
+        """From now on `schedule` runs, and links between these `pairs` of workers are open."""
+        self._in_force = schedule
+        self.probed |= {way for a, b in pairs for way in ((a, b), (b, a))}
+
+    def records(self, iteration: int) -> list[IterationRecord]:
+        """What the workers measure of an iteration of it, each under its own number."""
+        found = self._records(iteration)
+        for worker, record in enumerate(found):
+            record.stage = worker
+        return found
 
     def _close(self, iteration: int, change: ReplicaChange) -> None:
         self._due = None
@@ -143,17 +175,20 @@ class Job:
     def _records(self, iteration: int) -> list[IterationRecord]:
         """What the workers measure, the hidden part aside."""
         schedule, c = self._in_force, self.conditions(noisy=True)
-        timeline = simulate(lower(schedule), c, "eager")
+        timeline = self._simulated(schedule, c)
         took = timeline.makespan * (self.truth.hidden if schedule.routes.moved else 1.0)
         self.took.append(took)
         out = []
         for worker in range(c.workers):
-            record = IterationRecord(worker % self.stages, iteration, 9.0, 9.0 + took)
+            stage, stock = worker % self.stages, schedule.stock
+            record = IterationRecord(stage, iteration, 9.0, 9.0 + took, stock=stock)
             mine = (s for s in timeline.spans if s.stage == worker and s.op.kind.computes)
+            asked = 9.0
             for s in sorted(mine, key=lambda s: s.start):
-                record.ops.append(OpTime(s.op, 9 + s.start, 9 + s.end, 0.0))
+                record.ops.append(OpTime(s.op, 9 + s.start, 9 + s.end, 0.0, asked))
+                asked = 9 + s.end
             for m in timeline.messages:
-                if m.target == worker:
+                if m.target == worker and not stock:
                     stamps = Stamps(9 + m.sent, 8.0, 9 + m.arrived, eager=True, nbytes=MESSAGE)
                     record.messages.append((m.source, m.op, stamps))
             for source in self._sources(worker):

@@ -102,8 +102,11 @@ def test_a_decision_names_both_ends_of_its_links(tmp_path: Path) -> None:
     run = drive(path, lambda i: {(1, 2): 0.04} if i >= 6 else {}, 20, paced=True)
     (found,) = read_log(path)
     (link,) = [one for one in found["links"] if one["source"]["stage"] == 1]
-    assert link["source"] == {"stage": 1, "rank": 11, "host": "host1", "through": "eth2"}
-    assert link["target"] == {"stage": 2, "rank": 12, "host": "host2", "through": "eth1"}
+    ends = [
+        {"stage": 1, "rank": 11, "host": "host1", "through": "eth2", "worker": ""},
+        {"stage": 2, "rank": 12, "host": "host2", "through": "eth1", "worker": ""},
+    ]
+    assert [link["source"], link["target"]] == ends
     assert link["delay_ms"] == pytest.approx(40, rel=0.1)
     assert link["delay_before_ms"] < 1
     last = run.leader.loop.log.last

@@ -11,19 +11,26 @@ from dataclasses import replace
 import pytest
 from runtime.replica_job import MS, Job
 
+from megatron_adaptra.config import Budget
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_replanner import PATIENCE, RETRY, TRIED, ReplicaReplanner
+from megatron_adaptra.runtime.replica_replanner import (
+    LONGEST_WITHOUT_TRY,
+    PATIENCE,
+    RETRY,
+    TRIED,
+    ReplicaReplanner,
+)
 from megatron_adaptra.runtime.trial import AFTER, FIRST_BLOCK
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.telemetry.report import Memory, StageReport, Step
 from megatron_adaptra.telemetry.slow_workers import TRY_AGAIN
 
 WORKER, HALF_SPEED = 4, {4: 2.0}  # 1.1 of 2 x 3
 PATH = {(1, 2): 60 * MS, (2, 1): 60 * MS}  # 0.1 - 0.2
-SOON = 12  # iterations in which a change has been found, probed, and planned for
+SOON = 18  # iterations in which a change has been found, probed, and planned for
 
 
 def seeded(seed: int | None = None, **more: object) -> Job:
@@ -123,6 +130,8 @@ def test_swap_alone_moves_no_microbatch_from_a_slow_worker() -> None:
     job = seeded(mode="swap")
     job.train(20)
     assert all(one.same_as(job.start) for one in job.train(40, slow=HALF_SPEED)), job.reasons
+    (why,) = job.stays.values()
+    assert re.match(r"worker 1\.1 takes .* as its peers: no plan is enough faster, so that", why)
 
 
 @pytest.mark.parametrize("mode", ["swap", "auto"])
@@ -176,9 +185,11 @@ def test_a_worker_without_a_microbatch_gets_one_to_show_that_it_has_healed() -> 
     assert all(len(one.order[WORKER]) == 2 for one in tried)
     assert not ran[-1].order[WORKER]
     assert max(job.changes) >= begun + TRY_AGAIN - SOON
-    job.train(TRY_AGAIN + TRIED + SOON, slow={})
+    job.train(500)
+    tries = [i for i, why in job.reasons if "it gets one microbatch" in why]
+    assert 3 <= len(tries) <= 5, "each time it waits for longer"
+    job.train(LONGEST_WITHOUT_TRY + TRIED + SOON, slow={})
     assert job.ran[-1].same_as(job.start), job.reasons
-    assert any("it gets one microbatch" in why for _, why in job.reasons)
 
 
 def test_a_stage_that_is_slow_in_all_replicas_moves_nothing() -> None:
@@ -186,6 +197,34 @@ def test_a_stage_that_is_slow_in_all_replicas_moves_nothing() -> None:
     job.train(20)
     ran = job.train(60, slow={1: 2.0, WORKER: 2.0})
     assert not ran[-1].routes.moved, job.reasons
+
+
+def test_off_megatrons_own_messages_and_back_to_them() -> None:
+    job = seeded(stock=True, plus=2.0)
+    healthy = job.seconds(job.start)
+    job.train(20)
+    for _ in range(2):
+        ran = job.train(40, paths=PATH)
+        assert job.seconds(ran[-1]) <= 1.1 * healthy, job.reasons
+        assert not ran[-1].stock
+        ran = job.train(40, paths={}, slow=HALF_SPEED)
+        assert job.seconds(job.start) / job.seconds(ran[-1]) >= 1.25, job.reasons
+        ran = job.train(40, slow={})
+        assert all(one.stock for one in ran[SOON:]), job.reasons
+
+
+def test_a_plan_keeps_to_a_budget_in_bytes_once_it_is_known_in_microbatches() -> None:
+    """What the plan in force holds turns out to be too much."""
+    job = seeded(plus=2.0, budget=Budget(nbytes=300.0))
+    job.train(20)
+    ran = job.train(SOON, slow=HALF_SPEED)
+    assert max(ran[-1].peak_in_flight()) > 3
+    each = Memory(1.0, 100, per_microbatch=100)
+    job.spoil = lambda i, reports: {w: replace(r, memory=each) for w, r in reports.items()}
+    ran = job.train(SOON)
+    assert max(ran[-1].peak_in_flight()) <= 3, job.reasons
+    assert any("its memory is for 3" in why for _, why in job.reasons)
+    check(lower(ran[-1]), [3.0] * 6)
 
 
 def test_more_replicas() -> None:
@@ -199,7 +238,10 @@ def test_more_replicas() -> None:
 NONSENSE = [math.nan, math.inf, -math.inf, -1.0, 1e5, 1e300]
 
 
-@pytest.mark.parametrize("what", ["wall", "delay", "probed", "seconds", "missing", "strangers"])
+WHAT = ["wall", "delay", "probed", "seconds", "missing", "strangers", "step", "memory", "overhead"]
+
+
+@pytest.mark.parametrize("what", WHAT)
 def test_nonsense_is_no_reason_for_a_plan(what: str) -> None:
     """In half of the reports; what is true besides is found all the same."""
     job = seeded(mode="auto", plus=2.0)
@@ -214,8 +256,12 @@ def test_nonsense_is_no_reason_for_a_plan(what: str) -> None:
                     del out[worker]
                 elif what == "strangers":
                     out[worker + 6] = out[-1] = report
-                elif what == "seconds":
-                    out[worker] = replace(report, seconds=value)
+                elif what in ("seconds", "overhead"):
+                    out[worker] = replace(report, **{what: value})
+                elif what == "step":
+                    out[worker] = replace(report, step=Step(value))
+                elif what == "memory":
+                    out[worker] = replace(report, memory=Memory(value, 100, 100))
                 else:
                     row = dict.fromkeys(getattr(report, what), value)
                     out[worker] = replace(report, **{what: row})
@@ -226,6 +272,15 @@ def test_nonsense_is_no_reason_for_a_plan(what: str) -> None:
     assert job.changes == {}, job.reasons
     job.train(60, slow=HALF_SPEED)
     assert job.seconds(job.start) / job.seconds(job.ran[-1]) >= 1.25, job.reasons
+
+
+def test_reports_may_come_in_the_order_of_workers() -> None:
+    job = seeded(mode="swap", plus=0.0)
+    job.spoil = lambda i, reports: [reports[worker] for worker in range(6)]
+    job.train(20)
+    assert job.train(SOON, paths=PATH)[-1].routes.moved
+    (change,) = job.changes.values()
+    assert change.links == change.paths == pytest.approx(dict.fromkeys(PATH, 0.1 * MS))
 
 
 def test_reports_of_nothing_at_all() -> None:

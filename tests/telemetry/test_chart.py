@@ -49,6 +49,14 @@ def test_noise_is_no_change(base, stage, sigma):
     assert alarms <= 4
 
 
+def test_a_stage_that_was_slow_once_hides_no_later_change():
+    """While it took 20 times as long, 4 ms meant nothing."""
+    chart = steady(0.1 * MS, 200, 20 * STAGE)
+    assert confirmed(chart, [4 * MS] * 10, 20 * STAGE) == []
+    chart = steady(0.1 * MS, 200, 20 * STAGE)
+    assert confirmed(chart, [4 * MS] * 10) == [2]
+
+
 def alarmed(rng, rows: int, extra: float, count: int) -> list[list[int]]:
     """Of `rows` links of 2 ms, the iterations from 1 on that are alarmed once they get slower."""
     found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Mapping
@@ -131,8 +132,8 @@ def test_a_home_path_that_carries_nothing_is_measured_by_its_probes(
     swapped = {(0, 1): 0.1 * MS, (1, 0): 0.1 * MS, (3, 4): 0.1 * MS, (4, 3): 0.1 * MS}
     swapped |= {(1, 5): 0.2 * MS, (5, 1): 0.2 * MS, (4, 2): 0.2 * MS, (2, 4): 0.2 * MS}
     assert fed(e, paths=swapped, probed=slow, clock=clocks) == []
-    assert e.seconds((1, 2)) == pytest.approx(40 * MS)
-    assert e.seconds((1, 5)) == pytest.approx(0.2 * MS)
+    assert e.delays()["0.1>0.2"] == pytest.approx(40 * MS)
+    assert e.delays()["0.1>1.2"] == pytest.approx(0.2 * MS)
     healed = dict.fromkeys(OWN, 0.1 * MS)
     found = fed(e, paths=swapped, probed=healed, clock=clocks)
     assert [changed.paths for _, changed in found] == [[(1, 2), (2, 1)]]  # type: ignore[attr-defined]
@@ -259,7 +260,7 @@ def numbers() -> st.SearchStrategy[float]:
     return st.floats() | st.sampled_from([1e300, -1e300, 1e17, 4000.0, 0.0])
 
 
-@given(st.lists(st.tuples(st.integers(-1, 7), st.integers(0, 8), numbers()), max_size=12))
+@given(st.lists(st.tuples(st.integers(-1, 7), st.integers(0, 9), numbers()), max_size=12))
 def test_nonsense_raises_nothing_and_names_nobody(spoilt: list[tuple[int, int, float]]) -> None:
     e = estimator()
     fed(e, 6)
@@ -273,12 +274,31 @@ def test_nonsense_raises_nothing_and_names_nobody(spoilt: list[tuple[int, int, f
             replace(old, overhead=value), replace(old, step=Step(value)),
             replace(old, memory=Memory(value, 100, 100)), replace(old, stage=7),
             replace(old, ops=(StockOp("X0", value, 1.0, 1.0, 1.0),)),
+            replace(old, wall={"F": 0.01, "I": value}),
         ][what]  # fmt: skip
         if not e.update(e.usable(rows)).any:
             e.measure_budget(e.usable(rows))
             e.conditions()
     fed(e, 6)
     assert e.conditions().slow == {}
+
+
+def test_what_is_planned_for_outlives_a_restart() -> None:
+    e = estimator(hosts="aba")
+    probed = {(1, 5): 30 * MS, (5, 1): 30 * MS}
+    paths = dict.fromkeys(OWN, 0.1 * MS) | {(4, 5): 40 * MS, (5, 4): 40 * MS}
+    fed(e, probed=probed, paths=paths)
+    again = ReplicaEstimator.from_settings(json.loads(json.dumps(e.settings())))
+    again.resume(json.loads(json.dumps(e.state())))
+    assert again.state() == e.state()
+    assert e.state()["0.1>1.2"] == pytest.approx(30 * MS)
+    rows = reports(
+        probed=probed, paths=dict.fromkeys(OWN, 0.1 * MS) | {(4, 5): 40 * MS, (5, 4): 40 * MS}
+    )
+    for _ in range(5):
+        assert not again.update(rows).any
+    assert again.conditions() == e.conditions()
+    assert again.unmet == ""
 
 
 @pytest.mark.parametrize("value", [-1e-9, 4000.0, math.nan, math.inf])

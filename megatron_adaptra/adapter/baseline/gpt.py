@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -198,6 +199,16 @@ class Arm:
                 flat = parameter.detach().contiguous().view(-1).view(torch.uint8)
                 sha.update(name.encode() + flat.cpu().numpy().tobytes())
         return sha.hexdigest()
+
+    def apart(self, other: Arm) -> float:
+        """How far this rank's parameters are from another arm's, as a share of their norm."""
+        own, apart = 0.0, 0.0
+        for model, twin in zip(self.models, other.models, strict=True):
+            for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+                x, y = a.detach().double(), b.detach().double()
+                own += float(y.square().sum())
+                apart += float((x - y).square().sum())
+        return math.sqrt(apart / own) if own else 0.0
 
 
 class _Batches:

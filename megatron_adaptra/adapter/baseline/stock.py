@@ -49,7 +49,7 @@ def slowed_ops(emulator: WorkerEmulator) -> Iterator[None]:
 
     def slowed(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            since = emulator.clock()
+            since = emulator.work()
             result = function(*args, **kwargs)
             emulator.wait(since)
             return result

@@ -119,15 +119,16 @@ class Plugin:
         stages, replicas = args.pipeline_model_parallel_size, args.data_parallel_size
         load_rules(self.config.emulate_link, stages, replicas=replicas)
         worker_rules.load_slowness(self.config.emulate_worker, stages, replicas)
-        job = _job(args, self.config)
-        if self.config.emulate_worker and (why := worker_rules.why_no_slowness(stages, job.device)):
-            raise BadInput(worker_rules.FIELD, ", ".join(self.config.emulate_worker), why)
+        slow = self.config.emulate_worker
+        if slow and (why := worker_rules.why_no_slowness(stages, _job(args, self.config).device)):
+            raise BadInput(worker_rules.FIELD, ", ".join(slow), why)
         late = self.config.late
         ranks = args.data_parallel_size * getattr(args, "context_parallel_size", 1)
         plan_in_file(self.config.allreduce, ranks)
         if late and (late[-1] >= ranks or len(late) == ranks):
             allowed = f"data-parallel ranks are 0 to {ranks - 1}, of whom one has to be left"
             raise BadInput("--adaptra-late-ranks", self.config.late_ranks, allowed)
+        job = _job(args, self.config)
         if args.adaptra_dry_run:
             from megatron_adaptra.adapter.entry.dry_run import show
 

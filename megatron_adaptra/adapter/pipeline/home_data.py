@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -55,27 +55,38 @@ class HomeData:
         """What stands in for Megatron's `iterator` in an iteration of so many `microbatches`."""
         return None if iterator is None else IterationData(self, iterator, microbatches)
 
-    def _others(self, iterator: Any, first: int, home: int) -> Iterator[Any]:
+    def others(self, iterator: Any, microbatches: int) -> Callable[[int], Iterator[Any]]:
+        """What gives, by home, the batches of the iteration that is about to begin.
+
+        `iterator`, `microbatches`: see `begin`. What it returns raises ScheduleError for data that
+        nobody can read for another replica.
+        """
         if isinstance(iterator, ReadsHomes):
-            return iterator.of_home(home)
+            return iterator.of_home
         if (loader := loader_of(iterator)) is None:
-            raise ScheduleError(f"replica {home}: {self.why_not(iterator)}")
+            return functools.partial(self._refuse, iterator)
         homes = self._loaders.get(id(loader))
         if homes is None or homes.loader is not loader:
             homes = self._loaders[id(loader)] = LoaderHomes(loader)
-        return homes.batches(home, first)
+        # Now: by the time that a batch is wanted, this replica may have read some of its own.
+        replaying = getattr(iterator, "replaying", False)
+        first = loader._num_yielded - (microbatches if replaying else 0)
+        return functools.partial(homes.batches, first)
+
+    def _refuse(self, iterator: Any, home: int) -> Iterator[Any]:
+        raise ScheduleError(f"replica {home}: {self.why_not(iterator)}")
 
 
 class IterationData:
     """The batches of one iteration, by home and microbatch; Megatron calls `next` as ever.
 
-    Made by HomeData. `at` goes before each forward.
+    Made by HomeData, as its `data`, for Megatron's `iterator` and so many `microbatches`. `at` goes
+    before each forward.
     """
 
     def __init__(self, data: HomeData, iterator: Any, microbatches: int) -> None:
         self._data, self._iterator, self._count = data, iterator, microbatches
-        # Before anything is read: a loader is at the iteration's first batch now.
-        self._others = functools.partial(data._others, iterator, _place(iterator, microbatches))
+        self._others = data.others(iterator, microbatches)
         self._rows: dict[int, list[Any]] = {data._replica: []}
         self._sources: dict[int, Iterator[Any]] = {data._replica: iterator}
         self._op: Op | None = None
@@ -104,9 +115,9 @@ class IterationData:
         return self._batch(home, self._op.microbatch)
 
     def end(self) -> None:
-        """Every replica goes on after its own batches, whoever has run them."""
+        """Every replica goes on after its own batches, which any may have run."""
         self._over()
-        if self._own < self._count and self._data._reads == {1}:
+        if self._own < self._count and self._data._reads != {0}:
             self._batch(self._data._replica, self._count - 1)
 
     def _over(self) -> None:
@@ -130,8 +141,8 @@ class LoaderHomes:
         self.loader = loader
         self._at: dict[int, tuple[int, Iterator[Any]]] = {}  # by home: the next place
 
-    def batches(self, home: int, first: int) -> Iterator[Any]:
-        """Those of replica `home` from its batch number `first` on."""
+    def batches(self, first: int, home: int) -> Iterator[Any]:
+        """Those from number `first` on of replica `home`."""
         at, rows = self._at.get(home, (0, None))
         if rows is None or at > first:
             sampler = copy.copy(self.loader._index_sampler)
@@ -146,15 +157,6 @@ class LoaderHomes:
         for indices in rows:
             self._at[home] = self._at[home][0] + 1, rows
             yield loader._collate_fn([loader._dataset[i] for i in indices])
-
-
-def _place(iterator: Any, microbatches: int) -> int:
-    """How many batches Megatron's loader had given before this iteration of so many.
-
-    An iteration that Megatron runs again has read its batches already.
-    """
-    given = getattr(loader_of(iterator), "_num_yielded", 0)
-    return int(given) - (microbatches if getattr(iterator, "replaying", False) else 0)
 
 
 def loader_of(iterator: Any) -> Any:

@@ -23,6 +23,7 @@ KEPT = 2  # of the uniform rules, with which further routes are tried
 CUT = 0.25  # of what a whole one costs does one cost that is cut short, on average
 THRESHOLD = 1.0  # of an op: what may be lost at the start of an annealing
 TRANSFERRED = 5  # microbatches that go to another kind of worker at most, in one step
+HOMING = 0.2  # of the ops of a search, for bringing microbatches home
 CAPS = (0, 1, 2, 4, 8)  # microbatches in flight beyond 1F1B's that are tried for less memory
 
 
@@ -36,7 +37,7 @@ class RouteSearch:
     """
 
     def __init__(self, workers: Workers, ops: int, end: float) -> None:
-        self.workers, self.end, self.left = workers, end, float(ops)
+        self.workers, self.end, self.left, self.ops = workers, end, float(ops), ops
         self.rules = [[rule] * workers.workers for rule in UNIFORM]
         self.random = Random(0)
         work = sum(workers.forward) + sum(workers.backward) + sum(workers.weight)
@@ -87,6 +88,33 @@ class RouteSearch:
                 now = Found(*changed, made)
                 if now.rank < best.rank:
                     best = now
+        return best
+
+    def bring_home(self, best: Found, home: Runs) -> Found:
+        """The same time with fewer microbatches away from home: chance has moved some for nothing.
+
+        One alone, or two that run on each other's workers. This has a share of the ops of its own.
+
+        Args:
+            best: routes that a search has found.
+            home: each microbatch on the worker of its home.
+        """
+        self.left = max(self.left, 0.0) + HOMING * self.ops
+        improved = True
+        while improved and not self.spent:
+            improved = False
+            for stage, line in enumerate(home):
+                away = [u for u, worker in enumerate(best.runs[stage]) if worker != line[u]]
+                for one, other in _returns(best.runs[stage], line, away):
+                    if best.runs[stage][one] == line[one] or self.spent:
+                        continue
+                    changed = list(best.runs[stage])
+                    changed[one], changed[other] = line[one], line[other]
+                    runs = [*best.runs[:stage], changed, *best.runs[stage + 1 :]]
+                    limit = best.made.seconds + self.workers.eps
+                    made = self._schedule(runs, best.rules, best.turns, limit)
+                    if made is not None:
+                        best, improved = Found(runs, best.rules, best.turns, made), True
         return best
 
     def least_memory(self, best: Found) -> Found:
@@ -148,6 +176,21 @@ class Found:
         self.runs, self.rules, self.turns, self.made = runs, rules, turns, made
         # Of equals the one in which all are done sooner.
         self.rank = ten_digits(made.seconds), ten_digits(sum(made.ends))
+
+
+def _returns(
+    runs: Sequence[int], home: Sequence[int], away: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Of a stage: units that are `away`, each with one that is on its worker, and it on that one's.
+
+    Then each alone, as a pair with itself.
+    """
+    for one in away:
+        for other in away:
+            if runs[one] == home[other] and runs[other] == home[one]:
+                yield one, other
+    for one in away:
+        yield one, one
 
 
 def transfers(

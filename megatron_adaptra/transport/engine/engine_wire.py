@@ -79,7 +79,7 @@ class EngineWire(Wire):
     def extend(
         self, transport: Transport, name: str, ranks: Sequence[int], links: Links, timeout: float
     ) -> None:
-        """As for Wire; the endpoint has one connection with each rank, whatever its `name`."""
+        """As for Wire, in `timeout` seconds; one connection with a rank does for every `name`."""
         assert isinstance(transport, EngineTransport)  # GPUs have no links between replicas
         transport.add(self._ends(ranks, links, timeout))
 

@@ -66,7 +66,9 @@ def _tiles(report: Report) -> str:
     after = findings.value(report.summary.get("detected_after_iterations"))
     if after is not None:
         noun = "iteration" if after == 1 else "iterations"
-        items.append((f"{after:g} {noun}", "until the slow link was known"))
+        items.append(
+            (f"{after:g} {noun}", f"until the slow {findings.slow_noun(report.summary)} was known")
+        )
     return tiles(items)
 
 
@@ -115,7 +117,7 @@ def _which_plan(report: Report) -> str:
     when = f"{first:g} to {last:g}" if first < last else f"{first:g}"
     return (
         f" Drawn is a typical one of iterations {when}, all under one plan: adaptra ran {warmup} "
-        f"forwards per stage before its first backward (the warmup)."
+        f"forwards per {findings.row_noun(report.summary)} before its first backward (the warmup)."
     )
 
 
@@ -169,11 +171,12 @@ def _results(report: Report) -> str:
     if any(errors):
         plan.append(_row("measured less predicted", [error or NONE for error in errors]))
     rows += _group(_compared(report), plan, len(arms))
+    row = findings.row_noun(report.summary)
     peaks = [findings.peak_in_flight(report, arm) for arm in arms]
     held = [findings.peak_bytes(report.summary, arm.name) for arm in arms]
     memory = [
         _row(name, [cell or NONE for cell in cells], wraps=True)
-        for name, cells in (("microbatches per stage", peaks), ("bytes per stage", held))
+        for name, cells in ((f"microbatches per {row}", peaks), (f"bytes per {row}", held))
         if any(cells)
     ]
     rows += _group("Activations kept for backwards, at most", memory, len(arms))
@@ -200,7 +203,8 @@ def _memory(report: Report) -> str:
     if not rows:
         return ""
     note = "A microbatch counts with all layers of its stage; bytes are those that autograd saved."
-    title = "Activations of adaptra, stage by stage"
+    row = findings.row_noun(report.summary)
+    title = f"Activations of adaptra, {row} by {row}"
     return section(
         title, table(["", *columns], [[name, *cells] for name, cells in rows]), note=note
     )
@@ -244,7 +248,8 @@ def _replans(report: Report) -> str:
         if items
         else element("p", "The plan did not change during this run.", class_="note")
     )
-    note = "Warmup: how many forwards each stage runs before its first backward." if items else ""
+    row = findings.row_noun(report.summary)
+    note = f"Warmup: how many forwards each {row} runs before its first backward." if items else ""
     return section("Replans", body, note=note)
 
 

@@ -233,7 +233,7 @@ class _Picture:
         length = element(
             "text",
             text(ms(self.finish)),
-            x=max(x, 9.0 * len(self.title)) if room else float(self.width),
+            x=max(x, 9.0 * len(self.title) + 14) if room else float(self.width),
             y=13,
             text_anchor="middle" if room else "end",
             font_size=12,

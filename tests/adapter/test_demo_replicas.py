@@ -1,0 +1,126 @@
+"""The demo of replicas that have one plan: found, moved, healed, and shown worker by worker."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from patience import in_time
+from running import summary
+
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.decision_reader import read_log
+from megatron_adaptra.runtime.record import read_record
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+SHAPE: dict[str, Any] = {"stages": 2, "data_parallel": 2}
+WORKERS = ["0.0", "0.1", "1.0", "1.1"]
+
+
+def lines(out: Path, process: str) -> dict[str, list[str]]:
+    """The ops of the iteration that is drawn, by the name of the row, in order."""
+    events = json.loads((out / "timeline.json").read_text())["traceEvents"]
+    pids = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
+    mine = [event for event in events if event["pid"] == pids[process]]
+    rows = {e["tid"]: e["args"]["name"] for e in mine if e["name"] == "thread_name"}
+    ops = sorted(
+        (e["ts"], rows[e["tid"]], e["name"])
+        for e in mine
+        if e["ph"] == "X" and re.fullmatch(r"[FBIW]\d+@\d", e["name"])
+    )
+    return {row: [op for _, at, op in ops if at == row] for row in rows.values()}
+
+
+def check(done: dict[str, Any], out: Path) -> list[Schedule]:
+    """All files are of all workers; returns the plans that came into force."""
+    assert done["workers"] == WORKERS
+    schema = json.loads((DOCS / "decision-log.schema.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema)
+    for line in (out / "decisions.jsonl").read_text().splitlines():
+        validator.validate(json.loads(line))
+    decisions = [d for d in read_log(out / "decisions.jsonl") if d["committed"]]
+    plans = [Schedule.parse(d["plan"]) for d in decisions]
+    assert [len(r["warmup_after"]) for r in done["replans"]] == [4] * len(done["replans"])
+    conditions = ReplicaConditions.from_json(decisions[0]["conditions"])
+    assert (conditions.replicas, conditions.stages) == (2, 2)
+    (run,) = read_record(out / "replica-0.jsonl")
+    assert run.about["replicas"] == len(run.about["estimators"]) == 2
+    rows = {tuple(report.stage for report in row.reports) for row in run.iterations.values()}
+    assert rows == {(0, 1, 2, 3)}
+    # Drawn are all workers of both arms; ours ran what was planned.
+    compared = done["compared"]
+    names = [f"worker {name}" for name in WORKERS]
+    for process in ("stock measured", "stock predicted", "adaptra measured", "adaptra predicted"):
+        assert list(lines(out, process))[:1] == ["worker 0.0"]
+        assert [row.partition(",")[0] for row in lines(out, process)] == names
+        assert any(lines(out, process).values())
+    at = [d["iteration"] for d in decisions].index(compared["since_iteration"])
+    ran = list(lines(out, "adaptra measured").values())
+    assert ran == [[str(op) for op in line] for line in plans[at].order]
+    page = (out / "report.html").read_text()
+    for words in ("worker 1.1", "2 replicas", "stripe: of replica"):
+        assert words in page
+    assert (out / "report.png").stat().st_size > 0
+    text = (DOCS / "files.md").read_text().partition("## The figures of a demo")[2]
+    named = set(re.findall("`([^`]+)`", text.partition("\n## ")[0]))
+    assert {*done, *done["config"], *done["compared"]} <= named
+    return plans
+
+
+@pytest.mark.timing
+def test_partners_swap_round_a_slow_path_bit_for_bit(tmp_path: Path) -> None:
+    """Over engine native; Megatron's own dropout stays."""
+    done = summary(
+        tmp_path, **SHAPE, microbatches=4, iterations=44, from_iteration=8, to_iteration=24,
+        slow_paths=["0.0-0.1:120ms"],
+    )  # fmt: skip
+    config = done["config"]
+    assert (config["engine"], config["reroute"], config["dropout"]) == ("native", "swap", 0.1)
+    assert done["losses_identical"]
+    assert done["parameters_identical"]
+    assert done["losses_difference"] == done["parameters_difference"] == 0.0
+    assert done["equal_to_rounding"] is None
+    into, *_, back = done["replans"]
+    assert into["iteration"] > 8
+    assert "path 0.0>0.1 takes" in into["why"]
+    first, *_, last = check(done, tmp_path)
+    assert {(stage, home, new) for (stage, home, _), new in first.routes.moved.items()} == {
+        (1, 0, 1), (1, 1, 0),
+    }  # fmt: skip
+    assert not last.routes.moved
+    assert "back to 1F1B" in back["why"]
+    in_time("iterations until it has healed", back["iteration"], 44)
+    slow = done["arms"]["stock"]["measured_slow_ms"]
+    in_time("an adapted iteration", 1.5 * done["arms"]["adaptra"]["measured_slow_ms"], slow)
+
+
+@pytest.mark.long
+@pytest.mark.timing
+def test_a_slow_worker_gives_microbatches_away_and_gets_them_back(tmp_path: Path) -> None:
+    done = summary(
+        tmp_path, **SHAPE, microbatches=8, iterations=70, from_iteration=10, to_iteration=34,
+        slow_workers=["1.1:4x"],
+    )  # fmt: skip
+    config = done["config"]
+    assert (config["engine"], config["reroute"], config["dropout"]) == ("executor", "auto", 0.0)
+    assert done["equal_to_rounding"] is True
+    assert done["losses_difference"] < 1e-6
+    assert done["parameters_difference"] < 1e-4
+    assert [len(done["memory"][key]) for key in ("budget", "predicted_peak")] == [4, 4]
+    plans = check(done, tmp_path)
+    away = {place: new for plan in plans for place, new in plan.routes.moved.items()}
+    assert any(home == 1 and new == 0 for (_, home, _), new in away.items())
+    found = [r["iteration"] for r in done["replans"] if "worker 1.1 takes" in r["why"]]
+    in_time("iterations until it is found", min(found, default=math.inf), 34)
+    home = [
+        r["iteration"] for r, p in zip(done["replans"], plans, strict=True) if not p.routes.moved
+    ]
+    in_time("iterations until all is at home again", max(home, default=math.inf), 70)
+    slow = done["arms"]["stock"]["measured_slow_ms"]
+    in_time("an adapted iteration", 1.2 * done["arms"]["adaptra"]["measured_slow_ms"], slow)

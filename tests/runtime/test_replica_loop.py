@@ -1,0 +1,205 @@
+"""One plan for several replicas by real votes: leader and members, over the loopback transport.
+
+What workers measure is simulated (replica_job.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch.distributed as dist
+from patience import PATIENCE
+from runtime.replica_job import MS, Job
+from transport.loopback import LoopbackNetwork
+from transport.ranks import until
+
+from megatron_adaptra.errors import BadBundle
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.agreement import DecisionStore, Proposal, starting_ballot
+from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
+from megatron_adaptra.runtime.channel import Channel
+from megatron_adaptra.runtime.controller import Member
+from megatron_adaptra.runtime.decisions import DecisionLog, Worker
+from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.record import RunRecord, read_record
+from megatron_adaptra.runtime.replan_policy import ReplanPolicy
+from megatron_adaptra.runtime.replica_loop import ReplicaLoop, of_stages
+from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
+from megatron_adaptra.runtime.store import KeyValueStore
+from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "decision-log.schema.json"
+Prepare = Callable[[int, Proposal], None]
+
+
+class Training:
+    """All workers of two replicas of three stages, in one thread; control threads are theirs.
+
+    `ran`: by iteration the bundle that all of them ran. `prepared`: by worker, the proposals that
+    it was asked to prepare for.
+    """
+
+    def __init__(self, path: Path, mode: str, prepare: Prepare = lambda worker, one: None) -> None:
+        self.job, self.ran = Job(2, 3, 8, mode), list[Bundle]()
+        self.prepared: dict[int, list[Proposal]] = {worker: [] for worker in range(6)}
+        self._network, store = LoopbackNetwork(), dist.HashStore()
+        self._transports = [self._network.open(worker) for worker in range(6)]
+        names = [Worker(10 + worker, f"host{worker}") for worker in range(6)]
+        self._before: list[IterationRecord] | None = None
+        self.controllers: list[Leader | Member] = []
+
+        def prepares(worker: int) -> Callable[[Proposal], None]:
+            def one(proposal: Proposal) -> None:
+                self.prepared[worker].append(proposal)
+                prepare(worker, proposal)
+
+            return one
+
+        for worker, transport in reversed(list(enumerate(self._transports))):
+            peers = [0] if worker else range(1, 6)
+            channels = {peer: Channel(transport, peer) for peer in peers}
+            ballot = starting_ballot(self.job.start, links=Links())
+            decisions = DecisionStore(KeyValueStore("", lambda: store))
+            if worker:
+                self.controllers.append(
+                    Member(ballot, channels, decisions, PATIENCE, prepare=prepares(worker))
+                )
+                continue
+            loop = ReplicaLoop(
+                self.job.start, self.job.estimator, ReplanPolicy(sends="eager"),
+                DecisionLog(path, RunRecord(path.with_name("replica-0.jsonl"))), names, mode=mode,
+            )  # fmt: skip
+            self.job.replanner = loop.replanner
+            self.controllers.append(Leader(ballot, channels, decisions, loop, prepare=prepares(0)))
+        self.controllers.reverse()
+
+    @property
+    def leader(self) -> Leader:
+        assert isinstance(self.controllers[0], Leader)
+        return self.controllers[0]
+
+    def train(self, iterations: int, **truth: object) -> list[Schedule]:
+        """The schedules that ran; `truth`: what is different from now on."""
+        self.job.train(0, **truth)
+        for iteration in range(len(self.ran), len(self.ran) + iterations):
+            bundles = [one.begin(iteration) for one in self.controllers]
+            assert len({bundle.digest for bundle in bundles}) == 1, "all ranks run the same"
+            self.ran.append(bundles[0])
+            self.job.run(bundles[0][SCHEDULE], bundles[0][LINKS].pairs)
+            for controller, record in zip(
+                self.controllers, self.job.records(iteration), strict=True
+            ):
+                controller.report(record)
+            until(lambda i=iteration: self._dealt_with(i), f"iteration {iteration} is dealt with")
+        return [bundle[SCHEDULE] for bundle in self.ran[-iterations:]]
+
+    def _dealt_with(self, iteration: int) -> bool:
+        self.leader.loop.drain(PATIENCE)
+        seen = self.leader.status.get("iteration") == iteration
+        proposal = self.leader._open
+        return seen and (proposal is None or proposal.committed is not None)
+
+    def close(self) -> None:
+        for controller in self.controllers:
+            controller.close()
+        self.leader.loop.log.close()
+        for transport in self._transports:
+            transport.close()
+        self._network.close()
+
+
+@pytest.mark.parametrize("mode", ["swap", "auto"])
+def test_a_slow_path_is_left_and_taken_again(mode: str, tmp_path: Path) -> None:
+    """Its links are opened and probed first; then the partners swap; at the end they are back."""
+    training = Training(tmp_path / "decisions.jsonl", mode)
+    start = training.job.start
+    assert all(one.same_as(start) for one in training.train(12))
+    slow = training.train(25, paths={(1, 2): 60 * MS, (2, 1): 60 * MS})
+    assert slow[-1].routes.cross_paths(8), "microbatches cross"
+    healthy = training.job.took[5]
+    assert training.job.took[-1] <= 1.1 * healthy
+    first = next(i for i, bundle in enumerate(training.ran) if bundle[SCHEDULE] is not start)
+    opened = next(i for i, bundle in enumerate(training.ran) if bundle[LINKS].pairs)
+    assert opened + 3 <= first, "links are measured before a plan relies on them"
+    used = {(min(p), max(p)) for p in slow[-1].routes.cross_paths(8)}
+    assert used <= training.ran[opened][LINKS].pairs
+    healed = training.train(25, paths={})
+    assert healed[-1].same_as(start)
+    training.close()
+    lines = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
+    for line in lines:
+        validator.validate(line)
+    first_line = lines[0]
+    assert {link["source"]["worker"] for link in first_line["links"]} == {"0.1", "0.2"}
+    assert first_line["links"][0]["source"]["host"] in ("host1", "host2")
+    # All were asked for links, and for each plan.
+    assert len({len(mine) for mine in training.prepared.values()}) == 1
+
+
+def test_a_slow_worker_gives_work_away_and_takes_it_back(tmp_path: Path) -> None:
+    training = Training(tmp_path / "decisions.jsonl", "auto")
+    training.train(12)
+    training.train(2, slow={4: 2.0})
+    untreated = training.job.took[-1]
+    slow = training.train(40)
+    assert slow[-1].routes.moved
+    assert training.job.took[-1] <= untreated / 1.3
+    healed = training.train(60, slow={})
+    assert healed[-1].same_as(training.job.start)
+    training.close()
+
+
+@pytest.mark.parametrize("mode", ["swap", "auto"])
+def test_a_replay_of_the_record_comes_to_the_same_plans(mode: str, tmp_path: Path) -> None:
+    training = Training(tmp_path / "decisions.jsonl", mode)
+    training.train(12)
+    training.train(25, paths={(1, 2): 60 * MS, (2, 1): 60 * MS})
+    training.train(25, paths={})
+    training.close()
+    (run,) = read_record(tmp_path / "replica-0.jsonl")
+    assert list(run.iterations) == list(range(62))
+    assert run.seconds()[30] == pytest.approx(training.job.took[30], rel=1e-3)
+    start, now = (Schedule.from_json(run.about[name]) for name in ("start", "now"))
+    estimator = ReplicaEstimator.from_settings(run.about["estimators"])
+    rule = ReplanPolicy(**run.about["rule"])
+    replanner = ReplicaReplanner(start, estimator, rule, run.about["mode"])
+    swaps = {d["iteration"]: Schedule.parse(d["plan"]) for d in run.decisions}
+    found = []
+    for iteration, row in run.iterations.items():
+        ran, now = now, swaps.get(iteration, now)
+        if iteration == run.about["iteration"]:
+            continue
+        reports = of_stages(dict(enumerate(row.reports)), start.stages)
+        changed = replanner.observe(iteration, reports, ran)
+        if iteration in swaps:
+            replanner.swapped(found[-1][1], iteration)
+        due = [d for d in run.decisions if d["detected"] < iteration <= d["iteration"]]
+        change = replanner.propose(iteration, changed, now, possible=not due)
+        if change is not None:
+            found.append((iteration, change))
+    plans = [(iteration, change.plan.schedule.text()) for iteration, change in found]
+    assert plans == [(d["detected"], d["plan"]) for d in run.decisions]
+    assert len(plans) == 2
+
+
+@pytest.mark.parametrize("refuses", [0, 4])
+def test_who_cannot_open_its_links_keeps_all_from_the_plan(refuses: int, tmp_path: Path) -> None:
+    """Also the leader: its own vote counts."""
+
+    def prepare(worker: int, proposal: Proposal) -> None:
+        if worker == refuses:
+            raise BadBundle("no connection")
+
+    training = Training(tmp_path / "decisions.jsonl", "swap", prepare)
+    training.train(12)
+    training.train(25, paths={(1, 2): 60 * MS, (2, 1): 60 * MS})
+    assert all(bundle[SCHEDULE].same_as(training.job.start) for bundle in training.ran)
+    assert all(bundle[LINKS] == Links() for bundle in training.ran)
+    assert training.prepared[5], "it was proposed"
+    training.close()
