@@ -96,12 +96,12 @@ class IterationData:
     def at(self, op: Op) -> None:
         """The forward to come is `op`."""
         self._over()
-        self._op, self._read = op, 0
         home = op.home
-        self._own += home in (None, self._data._replica)
         if home is not None and home not in self._sources:
             self._sources[home] = self._others(home)
             self._rows[home] = []
+        self._op, self._read = op, 0
+        self._own += home in (None, self._data._replica)
 
     def __iter__(self) -> IterationData:
         return self
