@@ -20,9 +20,7 @@ from megatron_adaptra.transport.scenario import load_rules
 
 
 class Emulation(NamedTuple):
-    """`links`: delays messages; None where no link of the job is emulated. `worker`: delays ops,
-    or None.
-    """
+    """`links`: delays messages, `worker`: delays ops; None where the job has no rule for such."""
 
     links: LinkEmulator | None
     worker: WorkerEmulator | None
