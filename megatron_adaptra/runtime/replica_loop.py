@@ -29,7 +29,7 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
         estimator: of all workers; only the planning thread changes it once `start` is called.
         rule: by which plans are made and compared.
         workers: of all replicas, by number.
-        mode: "swap" or "auto", see ReplicaReplanner.
+        mode: see ReplicaReplanner.
     """
 
     def __init__(
@@ -47,6 +47,10 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
         self.replanner = ReplicaReplanner(start, estimator, rule, mode)
         self.estimator, self.rule = estimator, rule
         self._opening: Proposal | None = None  # of links to other replicas
+
+    def limit(self, mode: str) -> None:
+        """From now on plans do no more than this `mode` allows, see ReplicaReplanner."""
+        self.replanner.mode = mode
 
     def evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
         """What an iteration of a `schedule` takes under `conditions`, as plans are compared."""

@@ -38,7 +38,8 @@ from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimato
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.slow_workers import TRY_AGAIN
 
-MODES = ("swap", "auto")
+NO_ROUTES = "none"
+MODES = (NO_ROUTES, "swap", "auto")
 OPS = 200_000  # that a search for routes schedules at most: some 0.6 s, beside a training
 NEAR = 0.01  # share of an iteration for which a cheaper remedy is taken
 PATIENCE = 20  # iterations that probes of a cross path may take to show what it takes
@@ -93,8 +94,8 @@ class ReplicaReplanner:
         start: of all replicas, each by itself; what to come back to when nobody is slow.
         estimator: of all workers.
         rule: by which plans are compared, and those of one pipeline are made.
-        mode: "swap": only whom a worker exchanges messages with changes, and warmups; "auto":
-            microbatches may run on other replicas, too.
+        mode: "none": only warmups change; "swap": also whom a worker exchanges messages with;
+            "auto": microbatches may run on other replicas, too. May be changed later.
         ops: that a search for routes may schedule.
 
     `predicted`: seconds that the last iteration was expected to take, uncorrected; None where that
@@ -271,7 +272,7 @@ class ReplicaReplanner:
     def _postponed(self, changed: bool) -> bool:
         """Whether what has changed, some of it just now (`changed`), is to wait."""
         postponed = self._trials.postpones(self._in_force, self._iteration, LEARN)
-        if changed and (postponed or self._trials.blocks_any(self._iteration)):
+        if changed and self._trials.blocks_any(self._iteration):
             self._accept(self.estimator.conditions())
         return postponed
 
@@ -316,13 +317,13 @@ class ReplicaReplanner:
         if self._healthy(conditions):
             return start
         c, one = conditions, self._one()
-        plans = [
-            self._evaluate(schedule, c)
-            for schedule in chain_schedules(c, one, self.rule.evaluate, self.rule.make_plan)
-        ]
+        plans, mode = [], self.mode
+        for schedule in chain_schedules(c, one, self.rule.evaluate, self.rule.make_plan):
+            if mode != NO_ROUTES or not schedule.routes.moved:
+                plans.append(self._evaluate(schedule, c))
         least = min(plan.predicted for plan in plans)
         well = self.rule.evaluate(one, c.pipeline.healthy()).predicted
-        if self.mode == "auto" and least > well * (1 + NEAR):  # else there is nothing to search for
+        if mode == "auto" and least > well * (1 + NEAR):  # else there is nothing to search for
             moves = plan_replicas(c, self.rule.sends, ops=self._ops).moves
             plans += [self._evaluate(move.schedule, c) for move in moves]
             least = min(plan.predicted for plan in plans)

@@ -1,12 +1,14 @@
 """One rank of test_law.py: trains once as stock Megatron, then under one fault after the other.
 
-Arguments: a file with the cases, or "" to find the sites; a folder for the dataset. Prints a line
-before every case, and one with what came of it. Two ranks are a job; several jobs share the cases.
+Arguments: a file with the cases, or "" to find the sites; a folder for the dataset; how many
+replicas of two stages a job has, two of which exchange partners. Prints a line before every case,
+and one with what came of it. Several jobs share the cases.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 import os
@@ -31,7 +33,9 @@ from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.entry.activate import activate
 from megatron_adaptra.config import AdaptraConfig
 
-ITERATIONS = 9  # a plan for the slow link is in force for the last ones
+REPLICAS = int(sys.argv[3])
+# A plan for what is slow is in force for the last ones; links between replicas are opened before.
+ITERATIONS = 9 if REPLICAS == 1 else 22
 SHAPE = gpt.GPTShape(
     stages=2, microbatches=4, layers=2, hidden=16, heads=2, seq_length=16, dropout=0.0
 )
@@ -53,7 +57,9 @@ def train(dataset: Any, session: Any = None) -> list[Any]:
     function = gpt.forward_backward_function()
     for _ in range(ITERATIONS):
         arm.begin()
-        found += [loss.item().hex() for loss in arm.forward_backward(function)]
+        losses = arm.forward_backward(function)
+        if REPLICAS == 1:  # else they stand where the last stage of their home has run
+            found += [loss.item().hex() for loss in losses]
         _, norm, _ = arm.optimizer.step()
         found.append(float(norm).hex())
         if session is not None:
@@ -68,11 +74,18 @@ def adapted(dataset: Any, engine: str, log: Path) -> tuple[list[Any], str]:
         engine=engine, recompute=engine == "executor", emulate_link=["0-1:6ms"], min_gain=0.0,
         small_collectives="on", timeout=60.0, decision_log=str(log),
     )  # fmt: skip
+    if REPLICAS > 1:
+        config = dataclasses.replace(
+            config, reroute="swap", recompute=False, emulate_link=["0.0-0.1:20ms"], min_gain=0.15
+        )
     activation = activate(config)
     ours = activation.session
     try:
         found = train(dataset, ours)
-        plan = ours.run.controller.ballot.schedule.warmup if ours.run else "stock"
+        plan = "stock"
+        if ours.run:
+            schedule = ours.run.controller.ballot.schedule
+            plan = f"{schedule.warmup}{' swapped' if schedule.routes.moved else ''}"
     finally:
         activation.undo()
     return found, str(plan)
@@ -104,18 +117,19 @@ def fail(case: dict[str, Any], dataset: Any, stock: list[Any], rank: int, log: P
 
 
 def main() -> None:
-    job, rank = divmod(int(os.environ["RANK"]), SHAPE.stages)
-    jobs = int(os.environ["WORLD_SIZE"]) // SHAPE.stages
+    ranks = SHAPE.stages * REPLICAS
+    job, rank = divmod(int(os.environ["RANK"]), ranks)
+    jobs = int(os.environ["WORLD_SIZE"]) // ranks
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     shared = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=300))
     store = dist.PrefixStore(f"job {job}", shared)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=SHAPE.stages)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     folder = Path(sys.argv[2]) / f"job{job}"
     if rank == 0:
         gpt.write_dataset(None, folder / "data", limit=100_000)
     dist.barrier()
     gpt.initialize(SHAPE, timeout=60)
-    dataset = gpt.build_dataset(folder / "data" / "text", SHAPE, 8 * ITERATIONS)
+    dataset = gpt.build_dataset(folder / "data" / "text", SHAPE, 8 * ITERATIONS * REPLICAS)
     stock = train(dataset)
     for name, seconds in HASTE.items():
         assert hasattr(waits, name), name

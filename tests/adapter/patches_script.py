@@ -44,6 +44,7 @@ EXECUTOR = AdaptraConfig(
     emulate_link=SLOW, allreduce="direct",
 )  # fmt: skip
 NATIVE = AdaptraConfig(small_collectives="on", timeout=60.0)
+ROUTED = dataclasses.replace(NATIVE, reroute="swap")
 STOCK = AdaptraConfig(engine="stock", emulate_link=SLOW, emulate_worker=["0.0:1.5x"])
 SMALL: dict[str, Any] = {
     "stages": 2, "microbatches": 4, "hidden": 32, "seq_length": 32
@@ -217,7 +218,7 @@ def on_top(bench: Bench) -> None:
 def missing(bench: Bench) -> None:
     arm = bench.arm(CHUNKS)
     before = State()
-    choices = [(c, demo) for c in (EXECUTOR, NATIVE, STOCK) for demo in (False, True)]
+    choices = [(c, demo) for c in (EXECUTOR, NATIVE, STOCK, ROUTED) for demo in (False, True)]
     program = "megatron.training.training" in sys.modules
     for name, entry in PATCHES.items():
         fits = [

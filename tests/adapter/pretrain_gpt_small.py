@@ -36,6 +36,8 @@ def flags(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument("--user-flag", default="", help="the user's own")
     text = "gradients of that stage and those before it overflow then"
     group.add_argument("--user-overflow", default="", metavar="STAGE:ITERATION,...", help=text)
+    text = "what the loss function reports: a sum and a count, their ratio, or that over replicas"
+    group.add_argument("--user-loss", default="pair", choices=["pair", "mean", "all"], help=text)
     text = "that stage finds something odd then, and wants to see it again"
     group.add_argument("--user-doubt", default="", metavar="STAGE:ITERATION,...", help=text)
     return parser
@@ -95,8 +97,13 @@ def forward_step(batches: Any, part: Any, *_: Any) -> Any:
     def loss(losses: torch.Tensor) -> Any:
         total = torch.sum(losses.float().view(-1) * weights.view(-1))
         count = weights.sum().to(torch.int)
-        pair = torch.cat([total.detach().clone().view(1), count.view(1)])
-        return total, count, {"lm loss": pair}
+        shown = torch.cat([total.detach().clone().view(1), count.view(1)])
+        if get_args().user_loss != "pair":
+            shown = shown[:1] / shown[1:]
+        if get_args().user_loss == "all":
+            torch.distributed.all_reduce(shown, group=mpu.get_data_parallel_group())
+            shown = shown / mpu.get_data_parallel_world_size()
+        return total, count, {"lm loss": shown}
 
     return output, loss
 

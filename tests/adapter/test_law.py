@@ -30,13 +30,13 @@ WHO = ((0, 1), (0,), (1,))
 Case = dict[str, Any]
 
 
-def run(cases: list[Case] | None, jobs: int) -> list[list[str]]:
+def run(cases: list[Case] | None, jobs: int, replicas: int = 1) -> list[list[str]]:
     """What each rank has printed; rank 1 of the second job is the last of four."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cases.json"
         path.write_text(json.dumps(cases))
-        words = [str(SCRIPT), "" if cases is None else str(path), folder]
-        ranks = STAGES * jobs
+        words = [str(SCRIPT), "" if cases is None else str(path), folder, str(replicas)]
+        ranks = STAGES * jobs * replicas
         done = zygote(False).run(Path(folder), words, ranks=ranks, timeout=1800)
     return [list(filter(None, text.splitlines())) for text in done.texts]
 

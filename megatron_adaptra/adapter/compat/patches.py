@@ -241,6 +241,16 @@ PATCHES: Mapping[str, Patch] = {
         lambda job: job.demo or (job.config.engine == "stock" and bool(job.config.emulate_link)),
         feature="emulated links under engine stock",
     ),
+    "watched-forwards": Patch(
+        _in(
+            "torch.distributed", "all_reduce", "all_gather", "all_gather_object", "broadcast",
+            "reduce",
+        ),
+        "sees whether a forward of the first iteration waits for other replicas",
+        Lasts.CALL, "--adaptra-reroute other than off",
+        lambda job: job.runs and job.config.reroute != "off" and not job.device,
+        feature="work for other replicas",
+    ),
     "emulated-workers": Patch(
         _in(_SCHEDULES, "forward_step", "backward_step"),
         "makes the ops of emulated slow workers slow in Megatron's own schedule, too",

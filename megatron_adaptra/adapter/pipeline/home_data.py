@@ -35,16 +35,18 @@ class HomeData:
     def __init__(self, replica: int) -> None:
         self._replica = replica
         self._loaders: dict[int, LoaderHomes] = {}  # by the identity of what they have
-        self._reads = False  # whether this stage's forwards read batches at all
-        self._several = False
+        self._reads: set[int] = set()  # how many batches forwards of this stage have read
 
     def why_not(self, iterator: Any) -> str:
-        """Why no batch of another replica can be read, or an empty string.
+        """Why no batch of another replica can be read, or an empty string; before an iteration.
 
         `iterator`: what Megatron hands to its schedule; None where this rank reads nothing.
         """
-        if self._several:
-            return "a forward reads several batches"
+        if self._reads not in (set(), {0}, {1}):
+            counts = " or ".join(map(str, sorted(self._reads)))
+            return f"a forward reads {counts} batches, not one"
+        if getattr(iterator, "replaying", False):
+            return "a checkpoint's iteration is run again"  # whose batches no loader has given
         if iterator is None or isinstance(iterator, ReadsHomes) or loader_of(iterator) is not None:
             return ""
         return f"the data come from a {type(iterator).__name__}, not from Megatron's loader"
@@ -88,23 +90,25 @@ class IterationData:
         self._rows: dict[int, list[Any]] = {data._replica: []}
         self._sources: dict[int, Iterator[Any]] = {data._replica: iterator}
         self._op: Op | None = None
-        self._read = 0
+        self._read = 0  # by the forward that is under way
+        self._own = 0  # forwards of this replica's
 
     def at(self, op: Op) -> None:
         """The forward to come is `op`."""
-        self._op, self._read = op, 0
+        self._over()
         home = op.home
         if home is not None and home not in self._sources:
             self._sources[home] = self._others(home)
             self._rows[home] = []
+        self._op, self._read = op, 0
+        self._own += home in (None, self._data._replica)
 
     def __iter__(self) -> IterationData:
         return self
 
     def __next__(self) -> Any:
         assert self._op is not None
-        self._data._reads, self._read = True, self._read + 1
-        self._data._several |= self._read > 1
+        self._read += 1
         home = self._data._replica if self._op.home is None else self._op.home
         if self._read > 1:
             return next(self._sources[home])
@@ -112,8 +116,13 @@ class IterationData:
 
     def end(self) -> None:
         """Every replica goes on after its own batches, which any may have run."""
-        if self._data._reads and not self._data._several:
+        self._over()
+        if self._own < self._count and self._data._reads != {0}:
             self._batch(self._data._replica, self._count - 1)
+
+    def _over(self) -> None:
+        if self._op is not None:
+            self._data._reads.add(self._read)
 
     def _batch(self, home: int, microbatch: int) -> Any:
         row = self._rows[home]

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from megatron_adaptra import waits
+from megatron_adaptra.adapter.pipeline.route_limits import ROUTES
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.errors import Disagreement, PeerLost
@@ -18,6 +19,8 @@ from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle
 from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.runtime.replica_loop import ReplicaLoop
+from megatron_adaptra.runtime.replica_replanner import NO_ROUTES
 from megatron_adaptra.telemetry.estimate import SPARE
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.transport.base import Stamps
@@ -56,6 +59,21 @@ class Run:
     def stock(self) -> bool:
         """Whether Megatron runs the iteration to come over its own messages."""
         return self._schedule.stock
+
+    @property
+    def idle(self) -> list[int]:
+        """The workers of the last stage that run nothing in the iteration to come."""
+        order, stages = self.program.order, self._context.stages
+        return [worker for worker in range(stages - 1, len(order), stages) if not order[worker]]
+
+    def limit_routes(self, why: str) -> None:
+        """No routes from now on if there is a reason; the same on all ranks."""
+        if why:
+            self.wiring.plan_group.limits[ROUTES] = why
+            self._context.say(f"{ROUTES} is not possible: {why}")
+            loop = getattr(self.controller, "loop", None)  # of the leader
+            if isinstance(loop, ReplicaLoop):
+                self._context.guard.call(loop.limit, NO_ROUTES)
 
     def begin(self, iteration: int, new_message: Callable[[], torch.Tensor]) -> None:
         """The boundary before `iteration`: its program, its first receives."""

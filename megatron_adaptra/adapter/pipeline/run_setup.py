@@ -24,6 +24,7 @@ from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
 from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks, crossing
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks, reason_anywhere
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
+from megatron_adaptra.adapter.pipeline.route_limits import allows, mode_of
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.config import SPLITTING
@@ -219,7 +220,7 @@ def _loop(
         estimators[-1].resume(resumed)
     if context.replicas == 1:
         return ReplanLoop(start, estimators[0], rule, log, workers, announce=announce)
-    moves = context.config.reroute if means.executes else "swap"
+    moves = mode_of(context.config.reroute, group.limits, means.executes)
     return ReplicaLoop(
         start, ReplicaEstimator(estimators), rule, log, workers, mode=moves, announce=announce
     )
@@ -282,7 +283,11 @@ def _resumed(
     kinds = {Kind.F, Kind.B} | halves | ({Kind.R} if means.recompute else set())
     fits = Fits(start, config.policy == "adaptive", kinds, means.searches, context.budget)
     try:
-        return fits.take(state)
+        schedule, delays = fits.take(state)
+        mode = mode_of(config.reroute, wiring.plan_group.limits, means.executes)
+        if not allows(mode, schedule):
+            raise Unfit("it has routes between replicas that this job cannot have")
+        return schedule, delays
     except Unfit as error:
         context.say(f"the checkpoint's plan does not fit, starting from {start.policy}: {error}")
         return None, {}

@@ -7,10 +7,13 @@ from collections import deque
 from collections.abc import Container, Iterator
 from typing import Any
 
+from megatron.core import parallel_state as mpu
+
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
-from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, models_of
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of
+from megatron_adaptra.adapter.pipeline import route_limits
 from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
 from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
 from megatron_adaptra.adapter.pipeline.engines import (
@@ -21,10 +24,13 @@ from megatron_adaptra.adapter.pipeline.engines import (
     run_stock,
 )
 from megatron_adaptra.adapter.pipeline.home_data import HomeData
+from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.memory import with_free_memory
+from megatron_adaptra.adapter.pipeline.route_limits import ROUTES, ForwardWatch
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.pipeline.run_setup import start_run
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring, open_wiring
+from megatron_adaptra.adapter.step.idle_losses import IdleLosses
 from megatron_adaptra.adapter.step.reruns import Reruns
 from megatron_adaptra.adapter.step.step_result import StepResultSync
 from megatron_adaptra.config import AdaptraConfig
@@ -84,6 +90,10 @@ class Session:
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
         self._homes = HomeData(context.replica) if context.replicas > 1 else None
+        self._watch: ForwardWatch | None = None  # in the first iteration
+        if context.replicas > 1 and patches.uses("watched-forwards"):
+            self._watch = ForwardWatch()
+        self._idle = IdleLosses(mpu.get_data_parallel_group())
         self._unreported: deque[tuple[Run, IterationRecord]] = deque()
         self._heap = self.guard.call(FrozenHeap)
         self._stock = ""  # why Megatron runs the pipeline from now on
@@ -111,7 +121,8 @@ class Session:
             return run_megatron(self.context, function, arguments)
         if self.context.emulator is not None:
             self.context.emulator.iteration = self.iteration
-        self.context.worker_emulator.iteration = self.iteration
+        if self.context.worker_emulator is not None:
+            self.context.worker_emulator.iteration = self.iteration
         if self.config.engine == "stock":
             result = run_stock(self.context, function, arguments)
             self.iteration += 1
@@ -120,10 +131,15 @@ class Session:
         run = self._run_for(arguments)
         if run is None:
             return run_megatron(self.context, function, arguments)
-        data = None
-        if self._homes is not None and len(models_of(arguments)) == 1:
-            data = self._homes.begin(_only(arguments["data_iterator"]), run.microbatches)
+        data, homes = None, self._homes
+        if ROUTES in run.wiring.plan_group.limits:
+            homes = None
+        if homes is not None:
+            data = homes.begin(_only(arguments["data_iterator"]), run.microbatches)
             arguments = {**arguments, "data_iterator": data}
+        watch, self._watch = self._watch, None
+        if watch is not None and homes is not None:
+            arguments = watch.around(arguments)
         probe = self.context.probe
         if self.context.device.behind:  # while all is well, nothing of the iteration's end is ours
             run.wiring.small_collectives.active = not run.stock
@@ -138,6 +154,10 @@ class Session:
                 result = by_megatron(self.context, run, function, arguments)
         if data is not None:
             data.end()
+        if self.stage == self.stages - 1 and run.idle:
+            result = self._idle.filled(result)
+        if watch is not None and homes is not None:
+            run.limit_routes(reason_anywhere(watch.reason or homes.why_not(None)))
         run.wiring.mailbox.finish()
         if run.wiring.probes is not None:  # once more: one of them may wait for a core
             self.guard.later(run.probe_links, False)
@@ -224,6 +244,11 @@ class Session:
         limits = {}
         if self._executor.runs(arguments):
             limits = limits_of(arguments, self.config, self.patches)
+        if self._homes is not None:
+            unseen = self.patches.why_not("watched-forwards")
+            why = unseen or self._homes.why_not(_only(arguments["data_iterator"]))
+            moves = self.config.reroute == "auto" and self._executor.runs(arguments)
+            limits |= route_limits.limits(arguments, why, moves)
         return open_wiring(self.context, arguments, self.resumed, limits, self.defer_hooks)
 
     def _start(

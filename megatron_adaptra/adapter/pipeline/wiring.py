@@ -20,6 +20,7 @@ from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks
 from megatron_adaptra.adapter.pipeline.emulation import Emulation
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.plan_group import PlanGroup
+from megatron_adaptra.adapter.pipeline.route_limits import MOVED, ROUTES, apart
 from megatron_adaptra.config import UNLIMITED, AdaptraConfig, Budget
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.device.cuda import CudaDevice
@@ -80,7 +81,8 @@ class RankContext:
         notices: what is logged once, at rank 0; None if it has failed to open.
         device: what runs the ops, in whose memory messages are. On a GPU a healthy pipeline is
             Megatron's own.
-        worker_emulator: makes ops slow, where this worker is to be; the probe's are already.
+        worker_emulator: makes ops slow, where this worker is to be; the probe's are already. None
+            where no worker of the job is emulated.
     """
 
     config: AdaptraConfig
@@ -97,7 +99,7 @@ class RankContext:
     probe: GuardedProbe
     notices: LogOnce | None
     device: Device
-    worker_emulator: WorkerEmulator
+    worker_emulator: WorkerEmulator | None
 
     @classmethod
     def create(
@@ -106,7 +108,8 @@ class RankContext:
         """Look it up in Megatron's groups, which exist. Raises BadInput for an unusable rule."""
         group = mpu.get_pipeline_model_parallel_group()
         stage, ranks = group.rank(), tuple(dist.get_process_group_ranks(group))
-        replicas = _replicas(config)
+        why = apart(config, device.behind) if config.reroute != "off" else "off"
+        replicas = [0] if why else _replicas()
         together = len(replicas) > 1
         worker = mpu.get_data_parallel_rank() * len(ranks) + stage if together else stage
         workers = tuple(rank + apart for apart in replicas for rank in ranks)
@@ -130,6 +133,8 @@ class RankContext:
             device,
             emulation.worker,
         )
+        if config.reroute != "off" and why:
+            context.say(f"each replica is planned by itself: {why}")
         adapts = len(ranks) > 1 and config.engine != "stock" and not device.behind
         falls_back = config.transport == "auto" and not config.encrypt
         if adapts and falls_back and (why := bindings.missing()):
@@ -243,6 +248,8 @@ def open_wiring(
     chunks = len(models_of(arguments))
     opened = _connect(context, group, device, chunks, name)
     wire, pipelines, control, probed = opened
+    if ROUTES in group.limits:  # then it does not matter which ones
+        group.limits.pop(MOVED, None)
     for what, reason in group.limits.items():
         context.say(f"{what} is not possible: {reason}")
     context.guard.call(context.failure_log.connected, group.serial, group.visible_pids)
@@ -388,13 +395,11 @@ def _decision_log(config: AdaptraConfig, leads: bool) -> DecisionLog:
     return DecisionLog(_log_file(config), RunRecord(record))
 
 
-def _replicas(config: AdaptraConfig) -> list[int]:
+def _replicas() -> list[int]:
     """Of each replica that is planned together with this rank's, what its ranks are apart by.
 
     Megatron's grid of ranks is regular: in each dimension neighbours are equally far apart.
     """
-    if config.reroute == "off":
-        return [0]
     me, group = dist.get_rank(), mpu.get_data_parallel_group()
     return [rank - me for rank in dist.get_process_group_ranks(group)]
 

@@ -1,0 +1,174 @@
+"""Which jobs can have routes between replicas, and why others cannot.
+
+What is known from Megatron's groups decides whether replicas are planned together at all
+(`apart`). What the first iteration shows of models and data limits what a plan may do (`limits`);
+what it does shows in the end whether forwards reach into other replicas (`ForwardWatch`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core.tensor_parallel import random
+
+from megatron_adaptra.adapter.compat.features import Effect, effect_of
+from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
+from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.replica_replanner import NO_ROUTES
+
+ROUTES = "work for other replicas"  # limits, as they are logged
+MOVED = "a microbatch that leaves the order of its replica"
+_RANDOM = ("hidden_dropout", "attention_dropout", "moe_input_jitter_eps")
+_WATCHED = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "reduce")
+
+
+def apart(config: AdaptraConfig, on_device: bool) -> str:
+    """Why each replica is planned by itself although routes are asked for, or an empty string.
+
+    `on_device`: messages are in GPUs' memory. Megatron's groups exist.
+    """
+    if config.engine == "stock":
+        return "--adaptra-engine stock plans nothing"
+    if config.policy != "adaptive":
+        return f"--adaptra-policy {config.policy} never changes"
+    if on_device:
+        return "messages are on GPUs"
+    if mpu.get_data_parallel_world_size() == 1:
+        return "there is one replica"
+    if mpu.get_pipeline_model_parallel_world_size() == 1:
+        return "there is one stage"
+    if (mpu.get_virtual_pipeline_model_parallel_world_size() or 1) > 1:
+        return "there are virtual stages"
+    if mpu.get_expert_model_parallel_world_size() > 1:
+        return "replicas share experts"
+    return ""
+
+
+def limits(arguments: ScheduleArgs, data: str, moves: bool) -> dict[str, str]:
+    """What this job's plans must not do, with the reason, or an empty one. A collective of all.
+
+    `arguments`: those of Megatron's schedule, before the first iteration. `data`: why batches of
+    other replicas cannot be read, or an empty string. `moves`: microbatches may leave their order.
+    """
+    return {ROUTES: _other_states() or data, MOVED: _order_counts(arguments) if moves else ""}
+
+
+def mode_of(asked: str, found: Mapping[str, str], executes: bool) -> str:
+    """What plans may do of what is `asked` for, given the `found` limits of all ranks.
+
+    `executes`: our executor runs the ops; Megatron's own schedule knows one order.
+    """
+    if found.get(ROUTES):
+        return NO_ROUTES
+    return asked if executes and not found.get(MOVED) else "swap"
+
+
+def allows(mode: str, schedule: Schedule) -> bool:
+    """Whether a plan of this `mode` may be this `schedule`."""
+    if mode == "auto" or not schedule.routes.moved:
+        return True
+    every = list(range(schedule.microbatches))
+    forwards = ([op.microbatch for op in line if op.kind is Kind.F] for line in schedule.order)
+    return mode == "swap" and all(numbers == every for numbers in forwards)
+
+
+def _order_counts(arguments: ScheduleArgs) -> str:
+    """Why a worker has to run microbatches in Megatron's order, each number once.
+
+    Random numbers are drawn op after op. They are those of stock as long as each worker's n-th
+    forward is of an n-th microbatch, of whichever replica.
+    """
+    config = config_of(arguments)
+    if pinned := effect_of(config, Effect.PINNED):
+        return pinned
+    names = [name for name in _RANDOM if getattr(config, name, None)]
+    modules = (module for model in models_of(arguments) for module in model.modules())
+    names += ["nn.Dropout" for m in modules if "Dropout" in type(m).__name__ and _random(m)]
+    return f"{names[0]} draws random numbers in the order of ops" if names else ""
+
+
+def _random(module: Any) -> bool:
+    probability = getattr(module, "p", 0.0)
+    return isinstance(probability, (int, float)) and probability > 0
+
+
+def _other_states() -> str:
+    """Why a worker's random numbers are not those of its peers; a collective of all ranks."""
+    cpu, device, tracked = random._get_all_rng_states()
+    digest = hashlib.sha256()
+    for state in (cpu, device, *(tracked[name] for name in sorted(tracked))):
+        given = state.cpu().numpy().tobytes() if isinstance(state, torch.Tensor) else repr(state)
+        digest.update(given if isinstance(given, bytes) else given.encode())
+    place = (
+        mpu.get_pipeline_model_parallel_rank(), mpu.get_tensor_model_parallel_rank(),
+        mpu.get_context_parallel_rank(),
+    )  # fmt: skip
+    first: dict[Any, str] = {}
+    for where, found in from_all_ranks((place, digest.hexdigest())):
+        if first.setdefault(where, found) != found:
+            return "random states differ between replicas (--data-parallel-random-init)"
+    return ""
+
+
+class ForwardWatch:
+    """Sees whether forwards of an iteration wait for ranks that may be at another op by a plan.
+
+    `reason`: the first such wait, or an empty string.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        groups = mpu.get_data_parallel_group(), mpu.get_pipeline_model_parallel_group()
+        self._others = [set(dist.get_process_group_ranks(group)) for group in groups]
+
+    def around(self, arguments: ScheduleArgs) -> ScheduleArgs:
+        """The same `arguments` of Megatron's schedule, whose forwards and losses are watched."""
+        forward_step = arguments["forward_step_func"]
+
+        @functools.wraps(forward_step)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self._watching():
+                output, loss = forward_step(*args, **kwargs)
+            return output, self._watched(loss) if callable(loss) else loss
+
+        return {**arguments, "forward_step_func": watched}
+
+    def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self._watching():
+                return function(*args, **kwargs)
+
+        return watched
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        if self.reason:
+            yield
+            return
+        seen = {name: self._seen(name, getattr(dist, name)) for name in _WATCHED}
+        with patch("watched-forwards", **seen):
+            yield
+
+    def _seen(self, name: str, native: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(native)
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            given = (*args, *kwargs.values())
+            group = next((one for one in given if isinstance(one, dist.ProcessGroup)), None)
+            ranks = set(dist.get_process_group_ranks(group or dist.group.WORLD))
+            if any(len(ranks & others) > 1 for others in self._others):
+                self.reason = self.reason or f"a forward calls {name} over ranks {sorted(ranks)}"
+            return native(*args, **kwargs)
+
+        return seen

@@ -1,0 +1,44 @@
+"""What a last stage returns that has run no microbatch, because others have run all of its own.
+
+Megatron's training program reads the names of losses from the first microbatch of each last stage,
+and adds numerators and denominators up over the replicas.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class IdleLosses:
+    """Of one last-stage worker; `group`: its peers in all replicas."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._pairs: Any = None  # what does for good, if every value is a pair
+
+    def filled(self, losses: list[Any]) -> list[Any]:
+        """The `losses` of an iteration, by microbatch, in which some of the peers ran none.
+
+        A collective of the peers. One that has none gets one microbatch's: a pair of numerator and
+        denominator that adds nothing, and of anything else, which Megatron does not add up over
+        replicas, the first peer's own.
+        """
+        if self._pairs is None:
+            given: list[Any] = [None] * dist.get_world_size(self._group)
+            dist.all_gather_object(given, losses[0] if losses else None, group=self._group)
+            one = next((one for one in given if one is not None), None)
+            if one is None:
+                return losses
+            if all(_pair(value) for value in one.values()):
+                self._pairs = {name: torch.zeros_like(value) for name, value in one.items()}
+        else:
+            one = self._pairs
+        neutral = {n: torch.zeros_like(v) if _pair(v) else v for n, v in one.items()}
+        return losses or [neutral]
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 2

@@ -1,0 +1,235 @@
+"""Routes between replicas in Megatron's own training program, and where there can be none."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from running import zygote
+from trainings import (
+    DROPOUT,
+    EVALUATION,
+    HALF,
+    Done,
+    digests,
+    needs_training,
+    stock,
+    train,
+    words_of,
+)
+
+pytestmark = [needs_training, pytest.mark.timeout(1200)]
+
+RANKS = 4  # two replicas of two stages
+ITERATIONS = 30
+SHARDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+SWAPS = (
+    "--adaptra", "--adaptra-reroute", "swap", "--adaptra-emulate-link", "0.0-0.1:60ms",
+)  # fmt: skip
+AUTO = ("--adaptra", "--adaptra-reroute", "auto", "--adaptra-engine", "executor")
+SLOWER = (*AUTO, "--adaptra-emulate-worker", "1.1:4x")
+IDLE = (*AUTO, "--adaptra-emulate-worker", "1.1:30x")
+RAMP = ("--rampup-batch-size", "4", "8", "160")  # 40 iterations of 2 microbatches, then of 6
+SAVES = ("--save-interval", "10")
+
+
+def decisions(done: Done) -> list[str]:
+    return re.findall(r"adaptra: from iteration \d+ on, (.*)", done.text)
+
+
+def moved(done: Done) -> bool:
+    return any(" run on replica " in line or " on worker " in line for line in decisions(done))
+
+
+def swapped(done: Done) -> bool:
+    return any("run each other's microbatches" in line for line in decisions(done))
+
+
+SWAPPED = {
+    "dropout, evaluations": (*DROPOUT, *EVALUATION, *SAVES),
+    "sharded and overlapped, loader's processes": (*SHARDED, *SAVES, "--num-workers", "2"),
+    "a batch size that ramps up": (*DROPOUT, *RAMP),
+}
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+def test_whole_swaps_keep_every_bit(name: str, tmp_path: Path) -> None:
+    flags = (*HALF, *SWAPPED[name])
+    iterations = 56 if RAMP[0] in flags else ITERATIONS
+    saves = ("--save", str(tmp_path / "saved")) if SAVES[0] in flags else ()
+    ours = train(tmp_path, RANKS, *flags, *SWAPS, *saves, iterations=iterations)
+    theirs = stock(RANKS, *flags, iterations=iterations)
+    assert swapped(ours), ours.text[-3000:]
+    assert len(ours.numbers) == iterations
+    assert ours.numbers == theirs.done.numbers
+    assert ours.evaluated == theirs.done.evaluated
+    if saves:
+        assert digests(tmp_path) == theirs.digests
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Flags of both trainings, and of ours."""
+
+    flags: tuple[str, ...]
+    ours: tuple[str, ...] = SLOWER
+
+
+MOVED = {
+    "evaluations": Moved(EVALUATION),
+    "sharded and overlapped, loader's processes": Moved((*SHARDED, "--num-workers", "2")),
+    "a last stage without a microbatch": Moved(EVALUATION, IDLE),
+    "a loss per token, without a microbatch": Moved(("--calculate-per-token-loss",), IDLE),
+    "iterations run again": Moved(
+        ("--rerun-mode", "validate_results", "--user-doubt", "1:20,0:22,1:24")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_moved_microbatches_change_losses_by_rounding(name: str, tmp_path: Path) -> None:
+    case = MOVED[name]
+    ours = train(tmp_path, RANKS, *HALF, *case.flags, *case.ours, iterations=ITERATIONS)
+    theirs = stock(RANKS, *HALF, *case.flags, iterations=ITERATIONS).done
+    assert moved(ours), ours.text[-3000:]
+    assert len(ours.numbers) == ITERATIONS
+    for mine, other in zip(ours.numbers, theirs.numbers, strict=True):
+        for place, (a, b) in enumerate(zip(mine, other, strict=True)):
+            within = {3: 1e-5, 5: 2e-3}.get(place)  # the loss; the norm, of which 4 digits are seen
+            assert (float(a) == pytest.approx(float(b), rel=within)) if within else a == b, mine
+    evaluated = [re.findall(r"[\d.]+E[+-]\d+", " ".join(x.evaluated)) for x in (ours, theirs)]
+    assert [float(x) for x in evaluated[0]] == pytest.approx(
+        [float(x) for x in evaluated[1]], rel=1e-5
+    )
+
+
+def test_a_loss_that_is_no_sum_is_reported_by_idle_workers_too(tmp_path: Path) -> None:
+    """Megatron's last rank is idle, and prints what the other replica's microbatches had."""
+    flags = (*HALF, "--user-loss", "mean")
+    ours = train(tmp_path, RANKS, *flags, *IDLE, iterations=ITERATIONS)
+    theirs = stock(RANKS, *flags, iterations=ITERATIONS).done
+    assert moved(ours), ours.text[-3000:]
+    norms = [[float(norm) for _, norm in done.printed] for done in (ours, theirs)]
+    losses = [[float(loss) for loss, _ in done.printed] for done in (ours, theirs)]
+    assert norms[0] == pytest.approx(norms[1], rel=2e-3)
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+
+
+@functools.cache
+def saved(folder: Path) -> tuple[Done, Path]:
+    """A training that has saved its checkpoint under routes."""
+    flags = (*HALF, *DROPOUT, *SAVES, "--save", str(folder / "saved"), *SWAPS)
+    done = train(folder, RANKS, *flags, iterations=ITERATIONS)
+    assert swapped(done)
+    return done, folder / "saved"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("routes")
+
+
+def from_saved(folder: Path, name: str, ranks: int, *flags: str) -> Done:
+    _, where = saved(folder)
+    load = ("--load", str(where), *DROPOUT)
+    return train(folder / name, ranks, *HALF, *load, *flags, iterations=ITERATIONS + 4)
+
+
+def test_a_resumed_training_keeps_its_routes_and_stocks_bits(folder: Path) -> None:
+    ours = from_saved(folder, "same", RANKS, *SWAPS)
+    theirs = from_saved(folder, "stock", RANKS)
+    assert not [line for line in ours.text.splitlines() if "does not fit" in line]
+    assert not decisions(ours), "they are in force from the first iteration on"
+    assert ours.milliseconds() < 6 * 60, "six microbatches wait for the slow path otherwise"
+    assert len(ours.numbers) == 4
+    assert ours.numbers == theirs.numbers
+
+
+RESUMED = {
+    "one replica": (2, SWAPS[:3], "in 2 replicas, this job has 2 stages"),
+    "apart": (RANKS, ("--adaptra",), "in 2 replicas, this job has 2 stages"),
+    "cyclic": (RANKS, (*SWAPS, "--dataloader-type", "cyclic"), "that this job cannot have"),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_resumed_where_there_can_be_no_routes_it_starts_without(name: str, folder: Path) -> None:
+    ranks, flags, words = RESUMED[name]
+    ours = from_saved(folder, name, ranks, *flags)
+    (line,) = re.findall(r"adaptra: the checkpoint's plan does not fit, (.*)", ours.text)
+    assert words in line
+    assert len(ours.numbers) == 4
+
+
+REFUSED = {
+    "one replica": (2, (), "each replica is planned by itself: there is one replica"),
+    "virtual stages": (
+        RANKS, ("--num-layers-per-virtual-pipeline-stage", "1"),
+        "each replica is planned by itself: there are virtual stages",
+    ),
+    "experts": (
+        RANKS, ("--num-experts", "2", "--expert-model-parallel-size", "2"),
+        "each replica is planned by itself: replicas share experts",
+    ),
+    "engine stock": (
+        RANKS, ("--adaptra-engine", "stock"),
+        "each replica is planned by itself: --adaptra-engine stock plans nothing",
+    ),
+    "a fixed policy": (
+        RANKS, ("--adaptra-policy", "1f1b"),
+        "each replica is planned by itself: --adaptra-policy 1f1b never changes",
+    ),
+    "another loader": (
+        RANKS, ("--dataloader-type", "cyclic"),
+        "work for other replicas is not possible: the data come from a RerunDataIterator, not "
+        "from Megatron's loader",
+    ),
+    "random states": (
+        RANKS, ("--data-parallel-random-init", *DROPOUT),
+        "work for other replicas is not possible: random states differ between replicas "
+        "(--data-parallel-random-init)",
+    ),
+    "a loss over replicas": (
+        RANKS, ("--user-loss", "all"),
+        "work for other replicas is not possible: rank 2: a forward calls all_reduce over ranks "
+        "[2, 3]",
+    ),
+    "dropout": (
+        RANKS, DROPOUT,
+        "a microbatch that leaves the order of its replica is not possible: hidden_dropout draws "
+        "random numbers in the order of ops",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_where_there_can_be_no_routes_one_line_says_why(name: str, tmp_path: Path) -> None:
+    ranks, flags, words = REFUSED[name]
+    asked = AUTO[:3] if "--adaptra-engine" in flags else AUTO
+    done = zygote(True).run(
+        tmp_path, words_of(tmp_path, ranks, *HALF, *asked, *flags, iterations=3), ranks=ranks
+    )
+    assert done.status == 0, done.text[-4000:]
+    lines = re.findall(r"^adaptra: (.*)", done.text, re.MULTILINE)
+    assert [line for line in lines if "replica" in line] == [words]
+    assert len(Done(0, done.text).numbers) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "slow"),
+    [
+        (("--dataloader-type", "cyclic"), ("--adaptra-emulate-link", "0.0-0.1:60ms")),
+        (("--user-loss", "all"), ("--adaptra-emulate-link", "0.0-0.1:60ms")),
+    ],
+)
+def test_without_routes_each_replica_still_adapts(
+    flags: tuple[str, ...], slow: tuple[str, ...], tmp_path: Path
+) -> None:
+    ours = train(tmp_path, RANKS, *HALF, *AUTO, *flags, *slow, iterations=24)
+    assert decisions(ours), ours.text[-3000:]
+    assert not moved(ours)
+    assert not swapped(ours)
+    assert ours.printed == stock(RANKS, *HALF, *flags, iterations=24).done.printed
