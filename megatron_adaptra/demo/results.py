@@ -278,8 +278,8 @@ def _of_the_run(options: DemoOptions, run: Run, ran: int, machine: Mapping[str, 
         )
     if options.reroute == "auto" and options.dropout:
         notes.append(
-            "With dropout no single microbatch runs on another replica: what other values dropout "
-            "would drop there is not planned for. Replicas exchange partners alone."
+            "Random numbers of dropout are drawn in the order of ops, so no microbatch leaves the "
+            "order of its replica: replicas exchange partners alone."
         )
     if options.emulate and options.bandwidth is not None:
         wire = 1e3 * options.message_bytes / options.bandwidth
