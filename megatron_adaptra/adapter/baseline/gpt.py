@@ -189,7 +189,10 @@ class Arm:
             forward_only=False,
         )
         self.consumed += shape.microbatches * mpu.get_data_parallel_world_size()
-        return [output["loss"] for output in outputs]
+        losses = [output["loss"] for output in outputs]
+        if len(losses) == 1 and not losses[0][1]:
+            return []  # it stands for none: other replicas have run all of this one's microbatches
+        return [loss for loss, _ in losses]
 
     def digest(self) -> str:
         """SHA-256 over all parameters of this rank, bit for bit."""
@@ -324,7 +327,8 @@ def _forward_step(batches: Iterator[dict[str, torch.Tensor]], model: Any) -> tup
 
 def _loss(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     loss = (losses.float() * mask).sum() / mask.sum()
-    return loss, {"loss": loss.detach().clone()}
+    # Numerator and denominator, as Megatron's training program has them.
+    return loss, {"loss": torch.stack([loss.detach(), torch.ones_like(loss)])}
 
 
 def versions() -> dict[str, str]:
