@@ -189,10 +189,10 @@ class Arm:
             forward_only=False,
         )
         self.consumed += shape.microbatches * mpu.get_data_parallel_world_size()
-        losses = [output["loss"] for output in outputs]
-        if len(losses) == 1 and not losses[0][1]:
-            return []  # it stands for none: other replicas have run all of this one's microbatches
-        return [loss for loss, _ in losses]
+        pairs = [output["loss"] for output in outputs]
+        if len(pairs) == 1 and not pairs[0][1]:  # its microbatches have run elsewhere
+            return []
+        return [pair[0] for pair in pairs]
 
     def digest(self) -> str:
         """SHA-256 over all parameters of this rank, bit for bit."""
@@ -327,8 +327,8 @@ def _forward_step(batches: Iterator[dict[str, torch.Tensor]], model: Any) -> tup
 
 def _loss(mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     loss = (losses.float() * mask).sum() / mask.sum()
-    # Numerator and denominator, as Megatron's training program has them.
-    return loss, {"loss": torch.stack([loss.detach(), torch.ones_like(loss)])}
+    shown = loss.detach()
+    return loss, {"loss": torch.stack([shown, torch.ones_like(shown)])}  # as Megatron adds them up
 
 
 def versions() -> dict[str, str]:
