@@ -377,6 +377,10 @@ def _one_rank(args: argparse.Namespace, options: DemoOptions) -> int:
 def _show_memory(summary: dict[str, Any], console: Console) -> None:
     """What the executor's activations took, per worker, in the slow phase."""
     head, rows = memory_table(summary)
+    whole = [[name, *others] for name, others in (("", head), *rows)]
+    wide = sum(3 + max(map(len, column)) for column in zip(*whole, strict=True))
+    if wide >= console.width:
+        head, rows = memory_table(summary, most=1)
     if not rows:
         return
     row = row_noun(summary)

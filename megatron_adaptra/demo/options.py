@@ -245,22 +245,22 @@ class DemoOptions:
             allowed = f"with several chunks it has to be a multiple of the {self.stages} stages"
             raise BadInput("--microbatches", self.microbatches, allowed)
         needed = self.policy in SPLITTING or self.recompute or self.chunks > 1
-        moves = self.reroute == "auto" or (not self.reroute and self.slow_workers and self._routes)
+        moves = self.reroute == "auto" or (not self.reroute and self.slow_workers and self._helps)
         self.engine = self.engine or ("executor" if needed or moves else "native")
         if self.engine == "native" and needed:
             allowed = "--policy zb-h1 and zb-h2, --recompute, and several --chunks need executor"
             raise BadInput("--engine", self.engine, allowed)
 
     @property
-    def _routes(self) -> bool:
-        """Whether replicas can have one plan."""
-        return self.data_parallel > 1 and self.chunks == 1 and self.policy == "adaptive"
+    def _helps(self) -> bool:
+        """Whether one plan for all replicas is possible, and something is slow that it may help."""
+        possible = self.data_parallel > 1 and self.chunks == 1 and self.policy == "adaptive"
+        return possible and self.emulate and bool(self.slow_workers or self.slow_paths)
 
     def _check_reroute(self) -> None:
         if not self.reroute:
-            slow = self.emulate and (self.slow_workers or self.slow_paths) and self._routes
             most = "auto" if self.engine == "executor" else "swap"
-            self.reroute = most if slow else "off"
+            self.reroute = most if self._helps else "off"
         if self.reroute not in REROUTES:
             raise BadInput("--reroute", self.reroute, f"it has to be one of {', '.join(REROUTES)}")
         for wrong, allowed in (

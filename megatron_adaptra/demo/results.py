@@ -276,6 +276,11 @@ def _of_the_run(options: DemoOptions, run: Run, ran: int, machine: Mapping[str, 
             f"Interrupted by {run.interrupted} after {ran} of {options.iterations} iterations: "
             f"all figures are of these."
         )
+    if options.reroute == "auto" and options.dropout:
+        notes.append(
+            "With dropout no single microbatch runs on another replica: what other values dropout "
+            "would drop there is not planned for. Replicas exchange partners alone."
+        )
     if options.emulate and options.bandwidth is not None:
         wire = 1e3 * options.message_bytes / options.bandwidth
         notes.append(

@@ -255,12 +255,12 @@ class _Demo:
         from megatron_adaptra.telemetry.probe import Probe
 
         links, worker = self.emulation
-        worker.iteration = iteration
         with contextlib.ExitStack() as stack:
             if links is not None:
                 links.iteration = iteration
                 stack.enter_context(emulated_sends(links, self.session.ranks))
-            if worker.rules:  # before ops are traced: what they wait is measured, too
+            if worker is not None:  # before ops are traced: what they wait is measured, too
+                worker.iteration = iteration
                 stack.enter_context(slowed_ops(worker))
             stack.enter_context(watched_messages(self.session.watchdog))
             probe = None

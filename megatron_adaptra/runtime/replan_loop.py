@@ -49,7 +49,7 @@ class ReplanLoop(PlanningThread[Change]):
         return self.estimator.state()
 
     def evaluate(self, schedule: Schedule, conditions: Conditions) -> Plan:
-        """What an iteration of the schedule takes, as plans are compared."""
+        """What an iteration of a `schedule` takes under `conditions`, as plans are compared."""
         return self.rule.evaluate(schedule, conditions)
 
     def _begin(self, vote: Vote) -> None:

@@ -163,7 +163,7 @@ class Replanner:
     def _postponed(self, changed: bool) -> bool:
         """Whether links that have changed, some of them just now (`changed`), are to wait."""
         postponed = self._trials.postpones(self._in_force, self._iteration, LEARN)
-        if changed and (postponed or self._trials.blocks_any(self._iteration)):
+        if changed and self._trials.blocks_any(self._iteration):
             self.estimator.accept()
         return postponed
 

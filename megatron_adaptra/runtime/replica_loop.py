@@ -53,7 +53,7 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
         self.replanner.mode = mode
 
     def evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
-        """What an iteration of the schedule takes, as plans are compared."""
+        """What an iteration of a `schedule` takes under `conditions`, as plans are compared."""
         return self.replanner.simulated(schedule, conditions)
 
     def _begin(self, vote: Vote) -> None:

@@ -272,7 +272,7 @@ class ReplicaReplanner:
     def _postponed(self, changed: bool) -> bool:
         """Whether what has changed, some of it just now (`changed`), is to wait."""
         postponed = self._trials.postpones(self._in_force, self._iteration, LEARN)
-        if changed and (postponed or self._trials.blocks_any(self._iteration)):
+        if changed and self._trials.blocks_any(self._iteration):
             self._accept(self.estimator.conditions())
         return postponed
 

@@ -12,6 +12,7 @@ from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.report import StageReport
 
 BEFORE, AFTER = 2, 4  # iterations whose medians are compared; the first one on a plan is in neither
+LONGER = 8  # iterations for which that is tried again where stages took longer for a moment
 STEADY = 0.1  # stages that take longer by a larger share explain slower iterations
 FIRST_BLOCK, LONGEST_BLOCK = 50, 6400  # iterations
 
@@ -34,7 +35,7 @@ class History:
     """What the last iterations have taken."""
 
     def __init__(self) -> None:
-        self._measured: deque[tuple[int, Measured]] = deque(maxlen=BEFORE + 1 + AFTER)
+        self._measured: deque[tuple[int, Measured]] = deque(maxlen=BEFORE + 1 + AFTER + LONGER)
         self._last: tuple[int, float] | None = None  # observed: its number, and its `microbatch`
 
     def add(self, iteration: int, reports: Collection[StageReport], seconds: float | None) -> None:
@@ -45,12 +46,12 @@ class History:
         self._last = iteration, _microbatch_seconds(reports)
 
     def compare(self, since: int) -> Outcome | None:
-        """Iterations around a change of plan, of which `since` is the first one on the new plan.
+        """The last iterations and those before `since`, the first one on a new plan.
 
         None where an iteration is not known, or the stages themselves have become slower.
         """
         old = [m for i, m in self._measured if since - BEFORE <= i < since]
-        new = [m for i, m in self._measured if since < i <= since + AFTER]
+        new = [m for i, m in self._measured if since < i][-AFTER:]
         if len(old) < BEFORE or len(new) < AFTER:
             return None
         if median(m.microbatch for m in new) > (1 + STEADY) * median(m.microbatch for m in old):
@@ -164,10 +165,10 @@ class Trials(Generic[C]):
         change = self._trial
         if change is None or iteration < self.since:
             return
-        if changed or iteration > self.since + AFTER:
+        outcome = None if changed else self._history.compare(self.since)
+        if changed or outcome is not None or iteration > self.since + AFTER + LONGER:
             self._trial = None
-        outcome = self._history.compare(self.since)
-        if changed or outcome is None:
+        if outcome is None:
             return
         expected = outcome.before + change.plan.predicted - change.current.predicted
         backoff = self._backoff(change.plan.schedule)

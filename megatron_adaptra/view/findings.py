@@ -257,10 +257,12 @@ def peak_bytes(summary: Mapping[str, Any], arm: str) -> str:
     return ranges([size(round(one)) for one in held or _products(peaks, each)])
 
 
-def memory_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+def memory_table(
+    summary: Mapping[str, Any], most: int = COLUMNS
+) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """What activations may take, should have taken, and took: columns, and rows of name and cells.
 
-    A column per stage, or worker, or one for all where there are many. `summary`: what
+    A column per stage, or worker, or one for all where there are more than `most`. `summary`: what
     summary.json holds.
     """
     memory = mapping(summary.get("memory"))
@@ -275,8 +277,9 @@ def memory_table(summary: Mapping[str, Any]) -> tuple[list[str], list[tuple[str,
     rows.append(("one microbatch, bytes", [size(round(one)) for one in _known(each)]))
     rows = [(name, cells) for name, cells in rows if cells]
     stages = max((len(cells) for _, cells in rows), default=0)
-    names = [*map(str, listing(summary.get("workers")))] or [*map(str, range(stages))]
-    if stages <= COLUMNS:
+    names = [str(name) for name in listing(summary.get("workers"))]
+    names = names if len(names) >= stages else [str(stage) for stage in range(stages)]
+    if stages <= most:
         return [f"{row_noun(summary)} {name}" for name in names[:stages]], rows
     head = f"{row_noun(summary)}s {names[0]} to {names[stages - 1]}"
     return [head], [(name, [ranges(cells)]) for name, cells in rows]

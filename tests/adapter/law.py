@@ -29,6 +29,8 @@ CORE = {
     "transport": "carries the training's messages",
     "config": "the user's settings",
     "units": "their numbers",
+    "runtime.worker_rules": "the user's settings of emulated workers",
+    "runtime.worker_emulator": "makes ops slow, where the user asks for it",
     "errors": "names of what ends a training",
     "processes": "ends children with their parents",
     "package": "where this copy of the package is, and what builds its engine",

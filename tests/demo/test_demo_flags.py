@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,9 @@ def test_the_flag_that_is_wrong_is_named(capsys: pytest.CaptureFixture[str]) -> 
     assert "only once" in refused(capsys, "--slow-link", "1-2,2>1")
 
 
-@pytest.mark.parametrize("text", ["engine: stock", "policy: zb-h1", "timeout: 3", "record: x"])
+@pytest.mark.parametrize(
+    "text", ["engine: stock", "policy: zb-h1", "timeout: 3", "record: x", "reroute: auto"]
+)
 def test_settings_that_the_demo_makes_itself(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +115,47 @@ def test_a_slow_worker_or_path_that_cannot_be(
 ) -> None:
     line = refused(capsys, "--data-parallel", "2", *words)
     assert line.startswith(f"adaptra: error: {flag} ")
+    assert allowed in line
+
+
+@pytest.mark.parametrize(
+    ("options", "engine", "reroute", "dropout"),
+    [
+        ({"slow_workers": ["1.1:2x"]}, "executor", "auto", 0.0),
+        ({"slow_workers": ["1.1:2x"], "engine": "native"}, "native", "swap", 0.1),
+        ({"slow_workers": ["1.1:2x"], "reroute": "off"}, "native", "off", 0.1),
+        ({"slow_workers": ["1.1:2x"], "emulate": False}, "native", "off", 0.1),
+        ({"slow_workers": ["1.1:2x"], "policy": "1f1b"}, "native", "off", 0.1),
+        ({"slow_workers": ["1.1:2x"], "chunks": 2}, "executor", "off", 0.1),
+        ({"slow_workers": ["0.1:2x"], "data_parallel": 1}, "native", "off", 0.1),
+        ({"slow_paths": ["0.1-0.2:40ms"]}, "native", "swap", 0.1),
+        ({"slow_paths": ["0.1-0.2:40ms"], "engine": "executor"}, "executor", "auto", 0.0),
+        ({"slow_links": ["1-2"]}, "native", "off", 0.1),
+        ({"reroute": "auto", "dropout": 0.2}, "executor", "auto", 0.2),
+    ],
+)
+def test_replicas_have_one_plan_where_that_may_help(
+    options: dict[str, Any], engine: str, reroute: str, dropout: float
+) -> None:
+    made = DemoOptions(**{"data_parallel": 2, **options})
+    assert (made.engine, made.reroute, made.dropout) == (engine, reroute, dropout)
+    assert DemoOptions.load(made.dump()) == made
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"),
+    [
+        (["--data-parallel", "1", "--reroute", "swap"], "--data-parallel 2"),
+        (["--reroute", "auto", "--engine", "native"], "it needs --engine executor"),
+        (["--reroute", "swap", "--chunks", "2"], "chunks of several replicas"),
+        (["--reroute", "auto", "--policy", "zb-h1"], "use adaptive"),
+    ],
+)
+def test_routes_that_cannot_be(
+    words: list[str], allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capsys, "--data-parallel", "2", *words)
+    assert line.startswith("adaptra: error: --reroute ")
     assert allowed in line
 
 

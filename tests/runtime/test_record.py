@@ -74,6 +74,18 @@ def test_a_replay_comes_to_the_same_plans(tmp_path: Path) -> None:
     assert plans == [(d["detected"], d["plan"]) for d in run.decisions]
 
 
+def test_an_iteration_of_replicas_takes_what_the_slowest_takes(tmp_path: Path) -> None:
+    path = tmp_path / "replica-0.jsonl"
+    record = RunRecord(path)
+    record.run(0, replicas=2)
+    for iteration in range(2):
+        seconds = [0.5, 9.0, 0.7, None]  # of workers 0.0, 0.1, 1.0, 1.1
+        rows = [report(w, iteration=iteration, seconds=one) for w, one in enumerate(seconds)]
+        record.iteration(iteration, rows, STATUS)
+    record.close()
+    assert read_record(path)[0].seconds() == {-1: 0.7, 0: 0.7}
+
+
 @pytest.mark.parametrize("cut", [1, 30, 2])
 def test_a_line_that_was_cut_off_costs_that_line_alone(tmp_path: Path, cut: int) -> None:
     """A job is killed in the middle of a line, and is started again."""

@@ -164,6 +164,9 @@ def test_a_replay_of_the_record_comes_to_the_same_plans(mode: str, tmp_path: Pat
     training.close()
     (run,) = read_record(tmp_path / "replica-0.jsonl")
     assert list(run.iterations) == list(range(62))
+    assert run.about["mode"] == mode
+    for row in run.iterations.values():
+        assert [one.stage for one in row.reports] == list(range(6))
     assert run.seconds()[30] == pytest.approx(training.job.took[30], rel=1e-3)
     start, now = (Schedule.from_json(run.about[name]) for name in ("start", "now"))
     estimator = ReplicaEstimator.from_settings(run.about["estimators"])

@@ -117,6 +117,17 @@ def test_the_first_iteration_on_a_plan_and_two_outliers_do_not_count() -> None:
         assert history(seconds, [missing]).compare(3) is None
 
 
+def test_stages_that_take_longer_for_a_moment_put_the_comparison_off() -> None:
+    """The first iterations on the plan are no evidence; the last ones are."""
+    out = History()
+    for i in range(14):
+        long = 2.0 if 5 <= i < 9 else 1.0
+        out.add(i, [report(0, iteration=i, wall={"F": long, "B": long})], 1.0 if i <= 3 else 3.0)
+        if 8 <= i < 12:
+            assert out.compare(3) is None, i
+    assert out.compare(3) == Outcome(1.0, 3.0)
+
+
 def test_iterations_that_only_jitter_are_not_slower() -> None:
     """5 % of standard deviation, and a tenth of them half as long again."""
     rng, wrong, seed = random.Random(), 0, random.randrange(2**32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from view_sample import plan, sample_report
 
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.view.findings import delay_series
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.png.report import report_png
 from megatron_adaptra.view.ranges import ranges
@@ -92,6 +94,35 @@ def test_page_shows_the_result() -> None:
         assert words in page.words
 
 
+def test_lists_of_replicas_are_of_workers() -> None:
+    """And what differs by rounding alone is no fault."""
+    memory = {"budget": [4.0] * 4, "predicted_peak": [2.0, 1.0, 2.0, 1.0]}
+    config = {**sample_report().summary["config"], "data_parallel": 2, "slow_links": []}
+    of = {
+        "workers": ["0.0", "0.1", "1.0", "1.1"], "memory": memory, "equal_to_rounding": True,
+        "losses_identical": False, "losses_difference": 3.2e-8, "parameters_identical": False,
+        "parameters_difference": 2e-7, "config": {**config, "slow_workers": ["1.1:2x"]},
+    }  # fmt: skip
+    page = Page(report_html(sample_report(**of)))
+    for words in ("worker 0.1", "worker by worker", "2 replicas × 4 stages", "per worker",
+                  "Losses equal to rounding, they differ by 3e-08 of their size",
+                  "until the slow worker was known"):  # fmt: skip
+        assert words in page.words
+    assert ("class", "result bad") not in page.attributes
+    wrong = Page(report_html(sample_report(**{**of, "equal_to_rounding": False})))
+    assert "Losses differ by 3e-08 of their size" in wrong.words
+    assert ("class", "result bad") in wrong.attributes
+    short = {**of, "workers": ["0.0"]}
+    assert "worker 3" in Page(report_html(sample_report(**short))).words
+
+
+def test_a_path_that_is_measured_later_has_a_gap_and_the_way_back_is_dashed() -> None:
+    delays = {"0.9>1.10": [math.nan, 4.0], "1.10>0.9": [math.nan, 4.0], "0.1>0.2": [0.1, 0.1]}
+    quiet, there, back = delay_series(replace(sample_report(), link_delay_ms=delays))
+    assert (quiet.name, there.name, back.name) == ("other links", "0.9 → 1.10", "1.10 → 0.9")
+    assert (there.dashed, back.dashed) == (False, True)
+
+
 def test_what_got_slow_is_named() -> None:
     full = sample_report()
     slow = {"slow_paths": ["0.1-0.2:40ms"], "slow_workers": ["1.1:2x", "0.0:3x"]}
@@ -103,10 +134,10 @@ def test_what_got_slow_is_named() -> None:
     words = page(**slow)
     names = "link 2–3 and path 0.1–0.2 and workers 1.1 and 0.0"
     assert f"2.47× as fast while {names} are slow" in words
-    assert "40 ms longer, slow paths 0.1-0.2:40ms, slow workers 1.1:2x, 0.0:3x" in words
+    assert "40 ms longer, slow path 0.1-0.2:40ms, slow workers 1.1:2x, 0.0:3x" in words
     words = page(slow_links=[], delay_ms=None, slow_workers=["1.1:2x"])
     assert "2.47× as fast while worker 1.1 is slow" in words
-    assert "in iterations 14 to 39 slow workers 1.1:2x" in words
+    assert "in iterations 14 to 39 slow worker 1.1:2x" in words
 
 
 def crowd(stages: int) -> Report:

@@ -20,10 +20,10 @@ from megatron_adaptra.transport.scenario import load_rules
 
 
 class Emulation(NamedTuple):
-    """`links`: delays messages; None where no link of the job is emulated. `worker`: delays ops."""
+    """`links`: delays messages, `worker`: delays ops; None where the job has no rule for such."""
 
     links: LinkEmulator | None
-    worker: WorkerEmulator
+    worker: WorkerEmulator | None
 
     @classmethod
     def of_rank(
@@ -47,10 +47,10 @@ class Emulation(NamedTuple):
             emulator = LinkEmulator(worker, links)
         elif links:
             emulator = LinkEmulator(stage, in_replica(links, replica, stages))
-        return cls(emulator, WorkerEmulator(worker, slow))
+        return cls(emulator, WorkerEmulator(worker, slow) if slow else None)
 
     def probe(self, guard: Guard, stage: int, device: Device) -> GuardedProbe:
         """The probe of a rank at this `stage`, with this `guard` and `device`."""
-        if self.worker.rules:
+        if self.worker is not None and self.worker.rules:
             return SlowedProbe(guard, stage, device, self.worker)
         return GuardedProbe(guard, stage, device)

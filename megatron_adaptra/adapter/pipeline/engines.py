@@ -47,7 +47,7 @@ def run_stock(context: RankContext, function: Any, arguments: ScheduleArgs) -> A
     with contextlib.ExitStack() as stack:
         if context.emulator is not None and not context.patches.why_not("emulated-sends"):
             stack.enter_context(stock.emulated_sends(context.emulator, context.workers))
-        if context.worker_emulator.rules:
+        if context.worker_emulator is not None and context.worker_emulator.rules:
             stack.enter_context(stock.slowed_ops(context.worker_emulator))
         return run_megatron(context, function, arguments)
 

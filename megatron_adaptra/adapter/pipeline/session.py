@@ -121,7 +121,8 @@ class Session:
             return run_megatron(self.context, function, arguments)
         if self.context.emulator is not None:
             self.context.emulator.iteration = self.iteration
-        self.context.worker_emulator.iteration = self.iteration
+        if self.context.worker_emulator is not None:
+            self.context.worker_emulator.iteration = self.iteration
         if self.config.engine == "stock":
             result = run_stock(self.context, function, arguments)
             self.iteration += 1

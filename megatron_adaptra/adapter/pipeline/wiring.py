@@ -81,7 +81,8 @@ class RankContext:
         notices: what is logged once, at rank 0; None if it has failed to open.
         device: what runs the ops, in whose memory messages are. On a GPU a healthy pipeline is
             Megatron's own.
-        worker_emulator: makes ops slow, where this worker is to be; the probe's are already.
+        worker_emulator: makes ops slow, where this worker is to be; the probe's are already. None
+            where no worker of the job is emulated.
     """
 
     config: AdaptraConfig
@@ -98,7 +99,7 @@ class RankContext:
     probe: GuardedProbe
     notices: LogOnce | None
     device: Device
-    worker_emulator: WorkerEmulator
+    worker_emulator: WorkerEmulator | None
 
     @classmethod
     def create(

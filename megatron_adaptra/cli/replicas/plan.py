@@ -23,7 +23,8 @@ from megatron_adaptra.cli.replicas.source import (
 from megatron_adaptra.cli.replicas.words import decision
 from megatron_adaptra.plan.link_words import out_of_bandwidth
 
-NOT_RUN = "plans of several replicas are drawn and simulated; no training runs them yet"
+IN_TRAINING = "in a training --adaptra-reroute makes such plans, from what is measured there"
+DEAD = "; a dead worker still ends the training"
 
 
 def run_replicas(args: argparse.Namespace, job: Job) -> int:
@@ -46,7 +47,8 @@ def run_replicas(args: argparse.Namespace, job: Job) -> int:
         say(EXPLAINED)
     table = worker_table(plan, job)
     show_table(table)
-    for line in (hidden(plan, table), out_of_bandwidth(plan.conditions.pipeline), NOT_RUN):
+    last = IN_TRAINING + (DEAD if plan.conditions.failed else "")
+    for line in (hidden(plan, table), out_of_bandwidth(plan.conditions.pipeline), last):
         if line:
             say(line)
     say(f"planned in {planning_ms:.0f} ms")
