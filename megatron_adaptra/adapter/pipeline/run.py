@@ -67,7 +67,7 @@ class Run:
         return [worker for worker in range(stages - 1, len(order), stages) if not order[worker]]
 
     def limit_routes(self, why: str) -> None:
-        """No routes from now on if there is a reason; the same on all ranks."""
+        """No routes from now on if there is a reason `why`, the same on all ranks, or none."""
         if why:
             self.wiring.plan_group.limits[ROUTES] = why
             self._context.say(f"{ROUTES} is not possible: {why}")
