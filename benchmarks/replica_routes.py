@@ -1,0 +1,155 @@
+"""What routes between replicas gain in real trainings: `adaptra demo`, row by row.
+
+`python benchmarks/replica_routes.py`. Both arms of the demo take turns in the same processes, so
+stock Megatron sees the same slow worker or path. In the emulated rows all workers wait ten times as
+long as they compute, for a machine with fewer cores than workers: so an op takes what it would on a
+device of its own. In the row `stopped` a worker is really slow: its process is suspended for most
+of each period (SIGSTOP, SIGCONT), and computes alone otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from common import markdown
+
+from megatron_adaptra.cli.output import Table
+
+SLOW = 10  # all workers of the emulated rows take so many times as long as they compute
+PERIOD = 0.02  # seconds, of which a stopped worker computes for a share
+SHARE = 0.15
+FROM, TO = 6, 60
+
+
+def workers(replicas: int, stages: int, **times: float) -> list[str]:
+    """Flags that make all workers slow, and those in `times`, `w1_1`, by other factors."""
+    named = {name[1:].replace("_", "."): x for name, x in times.items()}
+    all_of_them = [f"{r}.{s}" for r in range(replicas) for s in range(stages)]
+    rules = (f"{worker}:{named.get(worker, SLOW):g}x" for worker in all_of_them)
+    return [word for rule in rules for word in ("--slow-worker", rule)]
+
+
+JOBS: dict[str, tuple[int, int, int, list[str]]] = {  # replicas, stages, microbatches, flags
+    "2 x 3 x 8, a worker at half speed": (2, 3, 8, workers(2, 3, w1_1=2 * SLOW)),
+    "2 x 3 x 8, a path of 40 ms": (
+        2, 3, 8, [*workers(2, 3), "--slow-path", "0.1-0.2:40ms", "--reroute", "swap"],
+    ),
+    "2 x 2 x 8, a worker stopped": (2, 2, 8, ["--reroute", "auto", "--slow-worker", "0.0:1x"]),
+}  # fmt: skip
+
+
+def ranks_of(pid: int) -> Iterator[tuple[int, int]]:
+    """Rank and process id of all descendants of `pid` that have a rank."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes().split(b"\0")
+            parents, at = [], int(entry.name)
+            while at > 1:
+                at = int(
+                    (Path("/proc") / str(at) / "stat").read_text().rsplit(")", 1)[1].split()[1]
+                )
+                parents.append(at)
+        except (OSError, ValueError, IndexError):
+            continue
+        rank = next((e[5:] for e in environment if e.startswith(b"RANK=")), b"")
+        if pid in parents and rank.isdigit():
+            yield int(rank), int(entry.name)
+
+
+def stop(demo: subprocess.Popen[str], worker: int, over: threading.Event) -> None:
+    """Suspend the process of `worker` for most of each period."""
+    found: dict[int, int] = {}
+    while not found and not over.wait(0.5):
+        found = dict(ranks_of(demo.pid))
+    try:
+        while not over.is_set():
+            os.kill(found[worker], signal.SIGSTOP)
+            over.wait(PERIOD * (1 - SHARE))
+            os.kill(found[worker], signal.SIGCONT)
+            over.wait(PERIOD * SHARE)
+    except (KeyError, ProcessLookupError):
+        pass
+
+
+def train(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One row: medians of the slow phase, what was predicted, and when it was found."""
+    replicas, stages, count, flags = JOBS[name]
+    command = [
+        sys.executable, "-m", "megatron_adaptra", "demo", "--json", "--out", str(folder),
+        "--data-parallel", str(replicas), "--stages", str(stages), "--microbatches", str(count),
+        "--hidden-size", "32", "--seq-length", "32", "--iterations", str(TO),
+        "--from-iteration", str(FROM), "--to-iteration", str(TO), *flags,
+    ]  # fmt: skip
+    over = threading.Event()
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    if "stopped" in name:
+        worker = (replicas - 1) * stages + stages - 1
+        threading.Thread(target=stop, args=(demo, worker, over), daemon=True).start()
+    text, _ = demo.communicate(timeout=arguments.timeout)
+    over.set()
+    if demo.returncode:
+        raise SystemExit(f"{name}: the demo has ended with status {demo.returncode}")
+    done = json.loads(text)
+    slow = {arm: done["arms"][arm]["phases"]["slow"]["iteration_ms"] for arm in done["arms"]}
+    last = done["replans"][-1] if done["replans"] else {}
+    return {
+        "name": name,
+        "untreated_ms": slow["stock"],
+        "ours_ms": last.get("measured_ms"),
+        "predicted_ms": last.get("predicted_ms"),
+        "found_after": done["detected_after_iterations"],
+        "replans": len(done["replans"]),
+        "healthy_ms": done["arms"]["stock"]["phases"]["healthy"]["iteration_ms"],
+        "bits": done["losses_identical"] and done["parameters_identical"],
+        "difference": done["losses_difference"],
+        "why": last.get("why", ""),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=3, help="of each row; medians are shown")
+    parser.add_argument("--only", metavar="WORD", default="", help="rows whose name has it")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of a run")
+    parser.add_argument("--json", metavar="FILE", help="write all runs there, too")
+    arguments = parser.parse_args(argv)
+    rows, runs = [], []
+    for name in (name for name in JOBS if arguments.only in name):
+        mine = []
+        for _ in range(arguments.runs):
+            with tempfile.TemporaryDirectory(prefix="adaptra-") as folder:
+                mine.append(train(name, arguments, Path(folder)))
+        runs += mine
+        treated = [one for one in mine if one["ours_ms"]]
+        if not treated:
+            rows.append([name, "no plan", "", "", "", ""])
+            continue
+        ratio = median(one["untreated_ms"] / one["ours_ms"] for one in treated)
+        off = median(one["ours_ms"] / one["predicted_ms"] - 1 for one in treated)
+        cells = [median(one[key] for one in treated) for key in ("untreated_ms", "ours_ms")]
+        found = median(one["found_after"] for one in treated)
+        rows.append([
+            f"{name} ({len(treated)} of {len(mine)} runs)", *(f"{x:.0f}" for x in cells),
+            f"{ratio:.2f}", f"{100 * off:+.0f} %", f"{found:.0f}",
+        ])  # fmt: skip
+    columns = ["job", "untreated, ms", "ours, ms", "x", "against predicted", "found after"]
+    print(markdown(Table("Routes between replicas", columns, rows)))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(runs, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
