@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from trainings import (
     DROPOUT,
     EVALUATION,
     HALF,
+    SCRIPT,
     Done,
     digests,
     needs_training,
@@ -21,17 +21,20 @@ from trainings import (
     words_of,
 )
 
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.schedule import Schedule, warmup_of
+from megatron_adaptra.plan.reroute import plan_replicas
+
 pytestmark = [needs_training, pytest.mark.timeout(1200)]
 
-RANKS = 4  # two replicas of two stages
+RANKS, COUNT = 4, 6  # two replicas of two stages, with as many microbatches each
 ITERATIONS = 30
 SHARDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 SWAPS = (
     "--adaptra", "--adaptra-reroute", "swap", "--adaptra-emulate-link", "0.0-0.1:100ms",
 )  # fmt: skip
 AUTO = ("--adaptra", "--adaptra-reroute", "auto", "--adaptra-engine", "executor")
-SLOWER = (*AUTO, "--adaptra-emulate-worker", "1.1:4x")
-IDLE = (*AUTO, "--adaptra-emulate-worker", "1.1:30x")
 RAMP = ("--rampup-batch-size", "4", "8", "160")  # 40 iterations of 2 microbatches, then of 6
 SAVES = ("--save-interval", "10")
 
@@ -70,32 +73,53 @@ def test_whole_swaps_keep_every_bit(name: str, tmp_path: Path) -> None:
         assert digests(tmp_path) == theirs.digests
 
 
-@dataclass(frozen=True)
-class Moved:
-    """Flags of both trainings, and of ours."""
+def planned(move: str) -> Schedule:
+    """Worker 1.1 takes four times as long, or runs nothing at all."""
+    even = (0.01, 0.01)
+    pipeline = Conditions(COUNT, even, even, (0.0, 0.0))
+    if move == "idle":
+        return plan_replicas(ReplicaConditions(pipeline, 2, frozenset({3}))).schedule
+    moves = plan_replicas(ReplicaConditions(pipeline, 2, slow={3: 4.0})).moves
+    return next(one.schedule for one in moves if one.name == move)
 
-    flags: tuple[str, ...]
-    ours: tuple[str, ...] = SLOWER
+
+def routed(folder: Path, move: str, *flags: str) -> Done:
+    """A training in which microbatches run away from home from the start."""
+    words = words_of(folder, RANKS, *HALF, *AUTO, *flags, iterations=ITERATIONS)
+    script = str(SCRIPT.with_name("routes_pretrain.py"))
+    schedule = planned(move)
+    assert schedule.routes.moved
+    assert (move == "idle") == (not schedule.order[3])
+    done = zygote(True).run(
+        folder, [script, *words[1:]], ranks=RANKS, environment={"ROUTES": schedule.text()}
+    )
+    assert done.status == 0, done.text[-4000:]
+    assert "does not fit" not in done.text
+    ours = Done(0, done.text)
+    depths = [warmup_of(schedule.order[worker]) for worker in range(RANKS)]
+    assert ours.plans == [depths] * ITERATIONS
+    return ours
 
 
 MOVED = {
-    "evaluations": Moved(EVALUATION),
-    "sharded and overlapped, loader's processes": Moved((*SHARDED, "--num-workers", "2")),
-    "a last stage without a microbatch": Moved(EVALUATION, IDLE),
-    "a loss per token, without a microbatch": Moved(("--calculate-per-token-loss",), IDLE),
-    "iterations run again": Moved(
-        ("--rerun-mode", "validate_results", "--user-doubt", "1:20,0:22,1:24")
+    "re-routed, evaluations": ("re-route", EVALUATION),
+    "shifted, sharded and overlapped, loader's processes": (
+        "shift", (*SHARDED[:2], "--num-workers", "2")
     ),
-}
+    "an idle worker": ("idle", EVALUATION),
+    "an idle worker, a loss per token": ("idle", ("--calculate-per-token-loss",)),
+    "an idle worker, sharded and overlapped": ("idle", SHARDED[:2]),
+    "iterations run again": (
+        "re-route", ("--rerun-mode", "validate_results", "--user-doubt", "1:20,0:22,1:24")
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MOVED)
 def test_moved_microbatches_change_losses_by_rounding(name: str, tmp_path: Path) -> None:
-    case = MOVED[name]
-    ours = train(tmp_path, RANKS, *HALF, *case.flags, *case.ours, iterations=ITERATIONS)
-    theirs = stock(RANKS, *HALF, *case.flags, iterations=ITERATIONS).done
-    assert moved(ours), ours.text[-3000:]
-    assert len(ours.numbers) == ITERATIONS
+    move, flags = MOVED[name]
+    ours = routed(tmp_path, move, *flags)
+    theirs = stock(RANKS, *HALF, *flags, iterations=ITERATIONS).done
     for mine, other in zip(ours.numbers, theirs.numbers, strict=True):
         for place, (a, b) in enumerate(zip(mine, other, strict=True)):
             within = {3: 1e-5, 5: 2e-3}.get(place)  # the loss; the norm, of which 4 digits are seen
@@ -108,10 +132,9 @@ def test_moved_microbatches_change_losses_by_rounding(name: str, tmp_path: Path)
 
 def test_a_loss_that_is_no_sum_is_reported_by_idle_workers_too(tmp_path: Path) -> None:
     """Megatron's last rank is idle, and prints what the other replica's microbatches had."""
-    flags = (*HALF, "--user-loss", "mean")
-    ours = train(tmp_path, RANKS, *flags, *IDLE, iterations=ITERATIONS)
-    theirs = stock(RANKS, *flags, iterations=ITERATIONS).done
-    assert moved(ours), ours.text[-3000:]
+    flags = ("--user-loss", "mean")
+    ours = routed(tmp_path, "idle", *flags)
+    theirs = stock(RANKS, *HALF, *flags, iterations=ITERATIONS).done
     norms = [[float(norm) for _, norm in done.printed] for done in (ours, theirs)]
     losses = [[float(loss) for loss, _ in done.printed] for done in (ours, theirs)]
     assert norms[0] == pytest.approx(norms[1], rel=2e-3)

@@ -92,6 +92,9 @@ def _order_counts(arguments: ScheduleArgs) -> str:
     config = config_of(arguments)
     if pinned := effect_of(config, Effect.PINNED):
         return pinned
+    wrapped = (getattr(model, "ddp_config", None) for model in models_of(arguments))
+    if any(getattr(one, "overlap_param_gather", False) for one in wrapped):
+        return "--overlap-param-gather needs a forward on each worker"  # an idle one has none
     names = [name for name in _RANDOM if getattr(config, name, None)]
     modules = (module for model in models_of(arguments) for module in model.modules())
     names += ["nn.Dropout" for m in modules if "Dropout" in type(m).__name__ and _random(m)]
