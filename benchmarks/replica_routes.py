@@ -26,7 +26,7 @@ from common import markdown
 
 from megatron_adaptra.cli.output import Table
 
-# How many times as long as they compute workers of the emulated rows take, by stage: so their stages
+# How many times as long as they compute workers of the emulated rows take, by stage: their stages
 # take about as long as each other, although the last one has the loss.
 SLOW = (10, 12, 8)
 PERIOD = 0.02  # seconds, of which a stopped worker computes for a share
