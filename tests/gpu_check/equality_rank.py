@@ -47,18 +47,18 @@ def data_on_device(spoil: bool) -> Iterator[None]:
     from megatron_adaptra.adapter.baseline import gpt
     from megatron_adaptra.adapter.compat.patch_attr import patch_attr
 
-    build, batches = gpt.build_dataset, gpt.Arm._batches
+    build, batches = gpt.build_dataset, gpt._Batches
 
-    def other(arm: Any) -> Any:
+    def other(arm: Any, home: int) -> Any:
         from megatron_adaptra.adapter.entry.activate import _active
 
         arm.consumed += 1 if _active else 0
-        return batches(arm)
+        return batches(arm, home)
 
     with contextlib.ExitStack() as stack:
         stack.callback(patch_attr(gpt, "build_dataset", lambda *args: OnDevice(build(*args))))
         if spoil:
-            stack.callback(patch_attr(gpt.Arm, "_batches", other))
+            stack.callback(patch_attr(gpt, "_Batches", other))
         yield
 
 
