@@ -10,16 +10,17 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.bundle import SCHEDULE, scheduled
+from megatron_adaptra.runtime.change import PipelineChange
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog, LinkChange, LinkEnd, Worker
 from megatron_adaptra.runtime.planning_thread import PlanningThread, Vote
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replanner import Change, Link, Replanner
+from megatron_adaptra.runtime.replanner import Link, Replanner
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.starvation import Starvation
 
 
-class ReplanLoop(PlanningThread[Change]):
+class ReplanLoop(PlanningThread[PipelineChange]):
     """Estimates and plans for one pipeline.
 
     Args:
@@ -85,7 +86,7 @@ class ReplanLoop(PlanningThread[Change]):
         if change is not None and not self._propose(iteration, change):
             self.replanner.failed(change)
 
-    def _propose(self, iteration: int, change: Change) -> bool:
+    def _propose(self, iteration: int, change: PipelineChange) -> bool:
         """Put a change to the vote, and log why; False when that is not possible now."""
         before, plan = self._vote.in_force[SCHEDULE], change.plan
         stock = self.replanner.stock()
@@ -114,7 +115,7 @@ class ReplanLoop(PlanningThread[Change]):
         self.log.add(decision)
         return True
 
-    def _link_change(self, link: Link, before: float, change: Change) -> LinkChange:
+    def _link_change(self, link: Link, before: float, change: PipelineChange) -> LinkChange:
         ends = [
             LinkEnd(stage, *self._workers[stage], self._through.get(stage, {}).get(other, ""))
             for stage, other in (link, link[::-1])
@@ -129,7 +130,7 @@ class ReplanLoop(PlanningThread[Change]):
             bandwidth=now.bandwidth if wire else None,
         )
 
-    def _over(self, change: Change, proposal: Proposal) -> None:
+    def _over(self, change: PipelineChange, proposal: Proposal) -> None:
         if proposal.committed:
             self.replanner.swapped(change, proposal.swap)
         else:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from megatron_adaptra.ir.conditions import Conditions
@@ -18,6 +18,7 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.plan.fixed.baselines import first_schedule
+from megatron_adaptra.runtime.change import Change, PipelineChange
 from megatron_adaptra.runtime.decisions import what_back, why_none, why_swap, why_undone
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.trial import Outcome, Trials
@@ -28,26 +29,6 @@ from megatron_adaptra.telemetry.report import StageReport
 LEARN = 4  # iterations between two comparisons of the model with what it models
 
 Link = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Change:
-    """A plan to swap to. `current`: the one in force; `seconds`: what planning took.
-
-    `links`: those that it is for, with the seconds of delay that they had before. `retry`: they
-    have to be planned for again if it does not come into force. `trial`: if iterations turn out
-    slower, the plan before comes back. `undoes`: the change that has made them slower.
-    """
-
-    why: str
-    plan: Plan
-    current: Plan
-    conditions: Conditions
-    seconds: float = 0.0
-    links: Mapping[Link, float] = field(default_factory=dict)
-    retry: bool = False
-    trial: bool = True
-    undoes: Change | None = None
 
 
 class Replanner:
@@ -75,7 +56,7 @@ class Replanner:
         self._over_budget = False  # a plan in force may take more memory than there is
         self._iteration = 0  # the last one
         self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
-        self._trials: Trials[Change] = Trials(start, rule)
+        self._trials: Trials[Plan, Conditions] = Trials(start, rule)
 
     def observe(
         self, iteration: int, reports: Sequence[StageReport], ran: Schedule | None
@@ -109,7 +90,7 @@ class Replanner:
 
     def propose(
         self, iteration: int, changed: Iterable[Link], in_force: Schedule, possible: bool
-    ) -> Change | None:
+    ) -> PipelineChange | None:
         """A plan that is clearly better than the one in force, if there is one.
 
         Args:
@@ -141,14 +122,14 @@ class Replanner:
             return self._reconsider()
         return None
 
-    def swapped(self, change: Change, iteration: int) -> None:
+    def swapped(self, change: PipelineChange, iteration: int) -> None:
         """`change` is in force from `iteration` on."""
         self._trials.swapped(change, iteration)
         self._changed = {}
         if (undone := change.undoes) is not None and undone.retry:
             self._changed = dict(undone.links)  # once it is not blocked any more
 
-    def failed(self, change: Change) -> None:
+    def failed(self, change: PipelineChange) -> None:
         """It will not be: its reason still stands."""
         if change.retry:
             self._changed |= change.links
@@ -167,7 +148,7 @@ class Replanner:
             self.estimator.accept()
         return postponed
 
-    def _undo(self, change: Change, outcome: Outcome) -> Change:
+    def _undo(self, change: PipelineChange, outcome: Outcome) -> PipelineChange:
         """The plan before was faster, by what iterations have taken, whatever was predicted."""
         conditions = self.estimator.conditions()
         plan, current = (
@@ -180,7 +161,7 @@ class Replanner:
         why = why_undone(current, plan, plan.schedule.same_as(self._start))
         return Change(why, plan, current, conditions, trial=False, undoes=change)
 
-    def _for_links(self) -> Change | None:
+    def _for_links(self) -> PipelineChange | None:
         """Some delays have changed for good."""
         began = time.perf_counter()
         conditions = self.estimator.conditions()
@@ -196,9 +177,11 @@ class Replanner:
             self._changed = before
             return None
         why = why_swap(before, conditions, current, plan, back=plan.schedule is self._start)
-        return Change(why, plan, current, conditions, time.perf_counter() - began, before, True)
+        return Change(
+            why, plan, current, conditions, time.perf_counter() - began, before, retry=True
+        )
 
-    def _for_memory(self) -> Change | None:
+    def _for_memory(self) -> PipelineChange | None:
         """What stages may hold has become known in microbatches: keep to it."""
         now, budgets = self._in_force, self.estimator.budgets
         if now.chunks == 1 and not self._start.stock:  # Megatron's own is what it is
@@ -218,7 +201,7 @@ class Replanner:
             return None
         return Change(why, self._choose(conditions), current, conditions, trial=False)
 
-    def _reconsider(self) -> Change | None:
+    def _reconsider(self) -> PipelineChange | None:
         """Whether the plan in force is still needed: it was made from a few hasty samples."""
         began = time.perf_counter()
         at_start = self._in_force.same_as(self._start)
@@ -238,7 +221,7 @@ class Replanner:
         why = f"a deeper warmup gains too little now: {what_back(current, start)}"
         return Change(why, start, current, conditions, time.perf_counter() - began)
 
-    def _from_stock(self, conditions: Conditions, current: Plan) -> Change | None:
+    def _from_stock(self, conditions: Conditions, current: Plan) -> PipelineChange | None:
         plan = self._choose(conditions)
         if not self.rule.worth(plan, current, eased=False):
             return None

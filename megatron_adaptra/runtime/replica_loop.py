@@ -11,10 +11,11 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links, scheduled
+from megatron_adaptra.runtime.change import ReplicaChange
 from megatron_adaptra.runtime.decisions import Decision, DecisionLog, LinkChange, LinkEnd, Worker
 from megatron_adaptra.runtime.planning_thread import PlanningThread, Vote
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_replanner import ReplicaChange, ReplicaReplanner
+from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
 from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 from megatron_adaptra.telemetry.report import StageReport
 
@@ -118,7 +119,7 @@ class ReplicaLoop(PlanningThread[ReplicaChange]):
             iteration=proposal.swap,
             detected=iteration,
             kinds=proposal.bundle.names,
-            links=[self._link_change(path, old, change) for path, old in change.paths.items()],
+            links=[self._link_change(path, old, change) for path, old in change.links.items()],
             why=change.why,
             warmup_before=list(before.warmup),
             warmup_after=list(plan.schedule.warmup),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.op import Kind
@@ -21,6 +21,7 @@ from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.replicas.one_back import one_back
 from megatron_adaptra.plan.replicas.swaps import chain_schedules
 from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas, plan_replicas
+from megatron_adaptra.runtime.change import Change, ReplicaChange
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replanner import LEARN
 from megatron_adaptra.runtime.replica_words import (
@@ -46,42 +47,6 @@ PATIENCE = 20  # iterations that probes of a cross path may take to show what it
 RETRY = 8 * FIRST_BLOCK  # iterations after which one that showed nothing is probed again
 LONGEST_WITHOUT_TRY = 400  # iterations
 TRIED = 8  # iterations for which an idle worker gets a microbatch
-
-
-@dataclass(frozen=True)
-class ReplicaChange:
-    """A plan for all replicas to swap to.
-
-    Args:
-        why: a sentence.
-        plan: what comes.
-        current: what is in force.
-        conditions: what it is planned for.
-        seconds: that planning took.
-        paths: that it is for, with the seconds that a message took there before.
-        workers: that it is for, with how many times as long as their peers they took before.
-        retry: these have to be planned for again if it does not come into force.
-        trial: if iterations turn out slower, the plan before comes back.
-        undoes: the change that has made them slower.
-        tries: workers that get a microbatch to show what they take.
-    """
-
-    why: str
-    plan: ReplicaPlan
-    current: ReplicaPlan
-    conditions: ReplicaConditions
-    seconds: float = 0.0
-    paths: Mapping[Path, float] = field(default_factory=dict)
-    workers: Mapping[int, float] = field(default_factory=dict)
-    retry: bool = False
-    trial: bool = True
-    undoes: ReplicaChange | None = None
-    tries: tuple[int, ...] = ()
-
-    @property
-    def links(self) -> Mapping[Path, float]:
-        """The paths, by the name that they have in a Change."""
-        return self.paths
 
 
 class ReplicaReplanner:
@@ -137,7 +102,7 @@ class ReplicaReplanner:
         self._over_budget = False
         self._tried: tuple[Schedule, tuple[int, ...], int] | None = None  # before; who; until when
         self._tries = Backoff(LONGEST_WITHOUT_TRY)  # a microbatch there makes an iteration longer
-        self._trials: Trials[ReplicaChange] = Trials(start, rule)
+        self._trials: Trials[ReplicaPlan, ReplicaConditions] = Trials(start, rule)
 
     def observe(
         self,
@@ -250,7 +215,7 @@ class ReplicaReplanner:
         return evaluate_replicas(schedule, conditions, self.rule.sends, self.rule.ahead)
 
     def _restore(self, change: ReplicaChange) -> None:
-        self._paths = {**change.paths, **self._paths}
+        self._paths = {**change.links, **self._paths}
         self._workers = {**change.workers, **self._workers}
 
     def _remember(self, changed: Changed) -> None:
@@ -309,7 +274,7 @@ class ReplicaReplanner:
         self._paths, self._workers = {}, {}
         why = why_change(paths, workers, c, current, plan, back)
         seconds = time.perf_counter() - began
-        return ReplicaChange(why, plan, current, c, seconds, paths, workers, retry=True)
+        return Change(why, plan, current, c, seconds, paths, workers, retry=True)
 
     def _choose(self, conditions: ReplicaConditions) -> ReplicaPlan:
         """The cheapest of the fastest plans where that is clearly faster; else the start."""
@@ -360,7 +325,7 @@ class ReplicaReplanner:
             )
         )
         why = why_undone(current, plan, plan.schedule.same_as(self._start))
-        return ReplicaChange(why, plan, current, c, trial=False, undoes=change)
+        return Change(why, plan, current, c, trial=False, undoes=change)
 
     def _for_memory(self) -> ReplicaChange | None:
         """What workers may hold has become known in microbatches: keep to it."""
@@ -385,7 +350,7 @@ class ReplicaReplanner:
         current, plan = self._evaluate(self._in_force, c), self._choose(c)
         if self.estimator.unproven(plan.schedule):
             plan = self._evaluate(self._start, c)
-        return ReplicaChange(why, plan, current, c, trial=False)
+        return Change(why, plan, current, c, trial=False)
 
     def _reconsider(self) -> ReplicaChange | None:
         """Whether the plan in force is still needed: it was made from a few hasty samples."""
@@ -399,7 +364,7 @@ class ReplicaReplanner:
         if not self.rule.spares(start, current):
             return None
         why, seconds = why_spared(current, start), time.perf_counter() - began
-        return ReplicaChange(why, start, current, c, seconds)
+        return Change(why, start, current, c, seconds)
 
     def _try_idle(self) -> ReplicaChange | None:
         """Give slow workers that have run nothing for long a microbatch, some iterations long."""
@@ -418,7 +383,7 @@ class ReplicaReplanner:
         names = ", ".join(worker_name(worker, self.estimator.stages) for worker in idle)
         current, plan = self._evaluate(self._in_force, c), self._evaluate(schedule, c)
         why = why_tried(names, TRY_AGAIN)
-        return ReplicaChange(why, plan, current, c, trial=False, tries=tuple(idle))
+        return Change(why, plan, current, c, trial=False, tries=tuple(idle))
 
     def _end_of_try(self) -> ReplicaChange | None:
         """They have shown that they are as slow as they were."""
@@ -428,7 +393,7 @@ class ReplicaReplanner:
             return None
         c = self.estimator.conditions()
         current, plan = self._evaluate(self._in_force, c), self._evaluate(schedule, c)
-        return ReplicaChange(why_tried_enough(workers, c), plan, current, c, trial=False)
+        return Change(why_tried_enough(workers, c), plan, current, c, trial=False)
 
     def _evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
         """What an iteration takes under `conditions`; what Megatron runs has links of its own."""
