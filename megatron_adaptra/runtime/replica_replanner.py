@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.replicas.one_back import one_back
 from megatron_adaptra.plan.replicas.swaps import chain_schedules
 from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas, plan_replicas
+from megatron_adaptra.runtime.base_replanner import LEARN, BaseReplanner
 from megatron_adaptra.runtime.change import Change, ReplicaChange
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replanner import LEARN
 from megatron_adaptra.runtime.replica_words import (
     why_change,
     why_spared,
@@ -32,7 +29,7 @@ from megatron_adaptra.runtime.replica_words import (
     why_tried_enough,
     why_undone,
 )
-from megatron_adaptra.runtime.trial import FIRST_BLOCK, Backoff, Outcome, Trials
+from megatron_adaptra.runtime.trial import FIRST_BLOCK, Backoff
 from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE
 from megatron_adaptra.telemetry.link_estimates import LONGEST
 from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
@@ -49,11 +46,8 @@ LONGEST_WITHOUT_TRY = 400  # iterations
 TRIED = 8  # iterations for which an idle worker gets a microbatch
 
 
-class ReplicaReplanner:
-    """Feeds the estimator, and compares plans by the rule.
-
-    For each iteration call `observe`, then `propose`; once a change is decided, `swapped` or
-    `failed`. Until then nothing else is possible.
+class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
+    """Decides when several replicas change their plan, and to what.
 
     Args:
         start: of all replicas, each by itself; what to come back to when nobody is slow.
@@ -63,13 +57,14 @@ class ReplicaReplanner:
             "auto": microbatches may run on other replicas, too. May be changed later.
         ops: that a search for routes may schedule.
 
-    `predicted`: seconds that the last iteration was expected to take, uncorrected; None where that
-    was not asked. `to_probe`: cross paths that a plan would use, of which nothing is known: the
-    plan waits for their probes. `stays`: why what has changed has led to no plan; "" else.
+    `to_probe`: cross paths that a plan would use, of which nothing is known: the plan waits for
+    their probes.
 
     Raises:
         BadInput: there is no such mode, or the start is of other replicas.
     """
+
+    estimator: ReplicaEstimator
 
     def __init__(
         self,
@@ -85,13 +80,10 @@ class ReplicaReplanner:
         if (start.replicas, start.stages) != shape:
             allowed = f"{shape[0]} replicas of {shape[1]} stages, as are measured"
             raise BadInput("start", f"{start.replicas} of {start.stages}", allowed)
-        self.estimator, self.rule, self.mode = estimator, rule, mode
-        self.predicted: float | None = None
-        self.stays = ""
+        super().__init__(start, estimator, rule)
+        self.mode = mode
         self.to_probe: list[Path] = []
         self._ops = ops
-        self._start, self._in_force = start, start
-        self._iteration = 0
         self._asked = 0  # when the paths to probe were asked for
         self._again: int | None = None  # when those that have shown nothing are tried again
         self._paths: dict[Path, float] = {}  # not yet planned for, with their old seconds
@@ -99,10 +91,8 @@ class ReplicaReplanner:
         self._seen: set[int] = set()  # workers that had changed an iteration ago
         self._not_before = 0  # to plan takes a while, in which training launches less
         self._planned: Mapping[int, float] = {}  # factors by the last plan
-        self._over_budget = False
         self._tried: tuple[Schedule, tuple[int, ...], int] | None = None  # before; who; until when
         self._tries = Backoff(LONGEST_WITHOUT_TRY)  # a microbatch there makes an iteration longer
-        self._trials: Trials[ReplicaPlan, ReplicaConditions] = Trials(start, rule)
 
     def observe(
         self,
@@ -131,16 +121,10 @@ class ReplicaReplanner:
         changed = self.estimator.update(usable)
         self._trials.observe(iteration, list(usable.values()), seconds, changed.any)
         self._over_budget |= self.estimator.measure_budget(usable)
-        if seconds is not None and self.estimator.known and iteration % LEARN == 0:
+        often = self.estimator.known and iteration % LEARN == 0
+        if ran is not None and seconds is not None and often:
             self._learn(ran, seconds)
         return changed
-
-    def _learn(self, ran: Schedule | None, seconds: float) -> None:
-        if ran is not None:
-            plain = self.estimator.conditions(corrected=False, native=ran.stock)
-            self.predicted = self.simulated(ran, plain).predicted
-            learn = self.estimator.learn_stock if ran.stock else self.estimator.learn
-            learn(self.predicted, seconds)
 
     def propose(
         self, iteration: int, changed: Changed, in_force: Schedule, possible: bool
@@ -185,9 +169,9 @@ class ReplicaReplanner:
         return None
 
     def swapped(self, change: ReplicaChange, iteration: int) -> None:
-        """`change` is in force from `iteration` on."""
-        self._trials.swapped(change, iteration)
-        self._paths, self._workers, self.to_probe = {}, {}, []
+        """As for BaseReplanner, from `iteration` on."""
+        super().swapped(change, iteration)
+        self.to_probe = []
         tried, self._tried = self._tried, None
         if change.workers:  # who is slow is not as it was
             self._tries.passed()
@@ -195,26 +179,22 @@ class ReplicaReplanner:
             self._tries.failed(iteration)
         if change.tries:
             self._tried = change.current.schedule, change.tries, iteration + TRIED
-        if (undone := change.undoes) is not None and undone.retry:
-            self._restore(undone)  # once it is not blocked any more
-
-    def failed(self, change: ReplicaChange) -> None:
-        """It will not be: its reason still stands."""
-        if change.retry:
-            self._restore(change)
 
     def stock(self) -> Timeline:
-        """What the start would do now."""
+        """As for BaseReplanner: the start."""
         native = self._start.stock
         return self.simulated(self._start, self.estimator.conditions(native=native)).timeline
 
     def simulated(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
-        """What an iteration of a `schedule` takes under `conditions`, by the rule's messages."""
+        """As for BaseReplanner."""
         if schedule.stock:
             return evaluate_replicas(schedule, conditions, "eager", 0)
         return evaluate_replicas(schedule, conditions, self.rule.sends, self.rule.ahead)
 
-    def _restore(self, change: ReplicaChange) -> None:
+    def _forget(self) -> None:
+        self._paths, self._workers = {}, {}
+
+    def _remember_again(self, change: ReplicaChange) -> None:
         self._paths = {**change.links, **self._paths}
         self._workers = {**change.workers, **self._workers}
 
@@ -234,16 +214,9 @@ class ReplicaReplanner:
             self.to_probe, self._again = [], self._iteration + RETRY
         return not self.to_probe
 
-    def _postponed(self, changed: bool) -> bool:
-        """Whether what has changed, some of it just now (`changed`), is to wait."""
-        postponed = self._trials.postpones(self._in_force, self._iteration, LEARN)
-        if changed and self._trials.blocks_any(self._iteration):
-            self._accept(self.estimator.conditions())
-        return postponed
-
-    def _accept(self, conditions: ReplicaConditions) -> None:
-        self.estimator.accept()
-        self._planned = dict(conditions.slow)
+    def _accept(self) -> None:
+        self._planned = self.estimator.slow_workers.slow()
+        super()._accept()
 
     def _plan(self) -> ReplicaChange | None:
         """Something has changed for good."""
@@ -255,13 +228,13 @@ class ReplicaReplanner:
         factors = {w: (old, c.slow.get(w, 1.0)) for w, old in self._workers.items()}
         workers = {w: old for w, (old, new) in factors.items() if _differ(old, new)}
         eased = any(new < old for old, new in (*now.values(), *factors.values()))
-        self._accept(c)
+        self._accept()
         current, plan = self._evaluate(self._in_force, c), self._choose(c)
         back = plan.schedule is self._start
         worth = self.rule.worth(plan, current, eased)
         worth |= eased and back and self.rule.spares(plan, current)
         if not worth or plan.schedule.same_as(self._in_force):
-            self._paths, self._workers = {}, {}
+            self._forget()
             if not eased and (paths or workers):
                 self.stays = why_stays(paths, workers, c)
             return None
@@ -271,7 +244,7 @@ class ReplicaReplanner:
         if unproven := self.estimator.unproven(plan.schedule):
             self.to_probe, self._asked = unproven, self._iteration
             return None
-        self._paths, self._workers = {}, {}
+        self._forget()
         why = why_change(paths, workers, c, current, plan, back)
         seconds = time.perf_counter() - began
         return Change(why, plan, current, c, seconds, paths, workers, retry=True)
@@ -314,57 +287,16 @@ class ReplicaReplanner:
             for a, b in c.paths
         )
 
-    def _undo(self, change: ReplicaChange, outcome: Outcome) -> ReplicaChange:
-        """The plan before was faster, by what iterations have taken, whatever was predicted."""
-        c = self.estimator.conditions()
-        plan, current = (
-            replace(evaluated, extra=seconds - evaluated.timeline.makespan)
-            for evaluated, seconds in (
-                (self._evaluate(change.current.schedule, c), outcome.before),
-                (self._evaluate(self._in_force, c), outcome.after),
-            )
-        )
-        why = why_undone(current, plan, plan.schedule.same_as(self._start))
-        return Change(why, plan, current, c, trial=False, undoes=change)
+    def _choose_at_once(self, conditions: ReplicaConditions) -> ReplicaPlan:
+        plan = self._choose(conditions)
+        unproven = self.estimator.unproven(plan.schedule)
+        return self._evaluate(self._start, conditions) if unproven else plan
 
-    def _for_memory(self) -> ReplicaChange | None:
-        """What workers may hold has become known in microbatches: keep to it."""
-        budgets, stages = self.estimator.budgets, self.estimator.stages
-        if not self._start.stock:  # Megatron's own is what it is
-            least = [min(budgets[stage::stages]) for stage in range(stages)]
-            one = first_schedule(stages, self._start.microbatches, least)
-            self._start = self._trials.start = one.replicated(self.estimator.replicas)
-        held = () if self._in_force.stock else self._in_force.peak_in_flight()
-        over = [w for w, most in enumerate(held) if most > budgets[w]]
-        c = self.estimator.conditions()
-        lines = self._in_force.order
-        halved = not c.pipeline.split and any(op.kind is Kind.W for line in lines for op in line)
-        self._over_budget = bool(over) or halved  # until a plan that fits is in force
-        if not self._over_budget:
-            return None
-        why = "there is no memory for backwards in halves"
-        if over:
-            first = over[0]
-            has = f"holds {held[first]:g} microbatches, its memory is for {budgets[first]:.4g}"
-            why = f"worker {worker_name(first, stages)} {has}"
-        current, plan = self._evaluate(self._in_force, c), self._choose(c)
-        if self.estimator.unproven(plan.schedule):
-            plan = self._evaluate(self._start, c)
-        return Change(why, plan, current, c, trial=False)
+    def _why_undone(self, current: ReplicaPlan, plan: ReplicaPlan, back: bool) -> str:
+        return why_undone(current, plan, back)
 
-    def _reconsider(self) -> ReplicaChange | None:
-        """Whether the plan in force is still needed: it was made from a few hasty samples."""
-        began = time.perf_counter()
-        if self._in_force.same_as(self._start):
-            return None
-        if self._trials.blocks_leaving(self._in_force, self._iteration):
-            return None
-        c = self.estimator.conditions()
-        current, start = self._evaluate(self._in_force, c), self._evaluate(self._start, c)
-        if not self.rule.spares(start, current):
-            return None
-        why, seconds = why_spared(current, start), time.perf_counter() - began
-        return Change(why, start, current, c, seconds)
+    def _why_spared(self, current: ReplicaPlan, start: ReplicaPlan) -> str:
+        return why_spared(current, start)
 
     def _try_idle(self) -> ReplicaChange | None:
         """Give slow workers that have run nothing for long a microbatch, some iterations long."""
@@ -394,13 +326,6 @@ class ReplicaReplanner:
         c = self.estimator.conditions()
         current, plan = self._evaluate(self._in_force, c), self._evaluate(schedule, c)
         return Change(why_tried_enough(workers, c), plan, current, c, trial=False)
-
-    def _evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
-        """What an iteration takes under `conditions`; what Megatron runs has links of its own."""
-        if not schedule.stock:
-            return self.simulated(schedule, conditions)
-        plan = self.simulated(schedule, self.estimator.conditions(native=True))
-        return replace(plan, extra=self.estimator.stock_extra)
 
 
 def _differ(old: float, new: float) -> bool:
