@@ -14,6 +14,7 @@ from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.runtime.change import AnyConditions, Change, K, P
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.trial import Outcome, Trials
+from megatron_adaptra.telemetry.replica_estimate import Changed
 
 LEARN = 4  # iterations between two comparisons of the model with what it models
 
@@ -36,6 +37,14 @@ class Estimates(Protocol[K_co]):
     @property
     def stock_extra(self) -> float:
         """Seconds of an iteration over Megatron's own messages beyond what the model says."""
+        ...
+
+    def delays(self) -> dict[str, float]:
+        """Seconds of every link that is measured now, by its name."""
+        ...
+
+    def alarms(self) -> list[str]:
+        """Names of the links and workers whose last sample is out of its chart."""
         ...
 
     def conditions(self, corrected: bool = True, native: bool = False) -> K_co:
@@ -61,7 +70,7 @@ class Estimates(Protocol[K_co]):
 class BaseReplanner(ABC, Generic[P, K]):
     """Feeds the estimator, and compares plans by the rule.
 
-    For each iteration call `observe`, then `propose`, which a subclass has; once a change is
+    For each iteration call `observe`, which a subclass has, then `propose`; once a change is
     decided, `swapped` or `failed`. Until then nothing else is possible.
 
     Args:
@@ -83,6 +92,33 @@ class BaseReplanner(ABC, Generic[P, K]):
         self._over_budget = False  # a plan in force may take more memory than there is
         self._trials: Trials[P, K] = Trials(start, rule)
 
+    def propose(
+        self, iteration: int, changed: Changed, in_force: Schedule, possible: bool
+    ) -> Change[P, K] | None:
+        """A plan that is clearly better than the one in force, if there is one.
+
+        Args:
+            iteration: the last one that was observed.
+            changed: from `observe`.
+            in_force: the schedule that all ranks run.
+            possible: a proposal can be made now; else what has changed is remembered.
+        """
+        self.stays = ""
+        if self.rule.fixed:
+            return None
+        self._in_force, self._iteration = in_force, iteration
+        before = iteration < self._trials.since  # of the plan before: what has changed shows again
+        if before:
+            changed = Changed([], [])
+        self._remember(changed)
+        if not possible:
+            return None
+        if self._over_budget and (change := self._for_memory()) is not None:
+            return change
+        if self._trials.slower is not None:
+            return self._undo(*self._trials.slower)
+        return None if before else self._replan(changed.any)
+
     def swapped(self, change: Change[P, K], iteration: int) -> None:
         """`change` is in force from `iteration` on."""
         self._trials.swapped(change, iteration)
@@ -102,6 +138,17 @@ class BaseReplanner(ABC, Generic[P, K]):
     @abstractmethod
     def simulated(self, schedule: Schedule, conditions: K) -> P:
         """What an iteration of a `schedule` takes under `conditions`, by the rule's messages."""
+
+    @abstractmethod
+    def _remember(self, changed: Changed) -> None:
+        """What has `changed` is to be planned for."""
+
+    @abstractmethod
+    def _replan(self, changed: bool) -> Change[P, K] | None:
+        """A better plan, where there is a reason for one.
+
+        `changed`: something has just now; else there may be what waits to be planned for.
+        """
 
     @abstractmethod
     def _forget(self) -> None:

@@ -38,7 +38,7 @@ class Leader(Controller):
         ballot: Ballot,
         channels: Mapping[int, Channel],
         store: DecisionStore,
-        loop: PlanningThread[Any],
+        loop: PlanningThread[Any, Any],
         *,
         first: int = 0,
         watcher: int | None = None,

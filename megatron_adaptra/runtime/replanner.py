@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
+from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
@@ -20,9 +21,8 @@ from megatron_adaptra.runtime.decisions import what_back, why_none, why_swap, wh
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.replica_estimate import Changed
 from megatron_adaptra.telemetry.report import StageReport
-
-Link = tuple[int, int]
 
 
 class Replanner(BaseReplanner[Plan, Conditions]):
@@ -38,12 +38,12 @@ class Replanner(BaseReplanner[Plan, Conditions]):
 
     def __init__(self, start: Schedule, estimator: Estimator, rule: ReplanPolicy) -> None:
         super().__init__(start, estimator, rule)
-        self._changed: dict[Link, float] = {}  # links not yet planned for, with their old delays
+        self._changed: dict[Path, float] = {}  # links not yet planned for, with their old delays
         self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
 
     def observe(
         self, iteration: int, reports: Sequence[StageReport], ran: Schedule | None
-    ) -> list[Link]:
+    ) -> Changed:
         """Take the reports of an iteration.
 
         Args:
@@ -58,8 +58,8 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         seconds = reports[0].seconds
         if seconds is not None:
             self._seconds.append(seconds)
-        changed = self.estimator.update(reports)
-        self._trials.observe(iteration, reports, seconds, bool(changed))
+        changed = Changed(self.estimator.update(reports), [])
+        self._trials.observe(iteration, reports, seconds, changed.any)
         self._over_budget |= self.estimator.measure_budget(reports)
         self.predicted = None
         # To simulate an iteration takes a while, in which training launches less.
@@ -68,37 +68,14 @@ class Replanner(BaseReplanner[Plan, Conditions]):
             self._learn(ran, seconds)
         return changed
 
-    def propose(
-        self, iteration: int, changed: Iterable[Link], in_force: Schedule, possible: bool
-    ) -> PipelineChange | None:
-        """A plan that is clearly better than the one in force, if there is one.
-
-        Args:
-            iteration: the last one that was observed.
-            changed: links, as from `observe`.
-            in_force: the schedule that all ranks run.
-            possible: a proposal can be made now; else the links are remembered.
-        """
-        self.stays = ""
-        if self.rule.fixed:
-            return None
-        self._in_force = in_force
-        self._iteration = iteration
-        before = iteration < self._trials.since  # of the plan before: what has changed shows again
-        changed = [] if before else list(changed)
-        for link in changed:
+    def _remember(self, changed: Changed) -> None:
+        for link in changed.paths:
             self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
-        if not possible:
-            return None
-        if self._over_budget and (change := self._for_memory()) is not None:
-            return change
-        if self._trials.slower is not None:
-            return self._undo(*self._trials.slower)
-        if before:
-            return None
-        if self._changed and not self._postponed(bool(changed)):
+
+    def _replan(self, changed: bool) -> PipelineChange | None:
+        if self._changed and not self._postponed(changed):
             return self._for_links()
-        if iteration % LEARN == 0 and self.estimator.calibrated:
+        if self._iteration % LEARN == 0 and self.estimator.calibrated:
             return self._reconsider()
         return None
 

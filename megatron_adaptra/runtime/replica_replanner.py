@@ -129,42 +129,28 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
     def propose(
         self, iteration: int, changed: Changed, in_force: Schedule, possible: bool
     ) -> ReplicaChange | None:
-        """A plan that is clearly better than the one in force, if there is one.
+        """As for BaseReplanner, of an `iteration`; None until each worker has reported.
 
-        Args:
-            iteration: the last one that was observed.
-            changed: from `observe`.
-            in_force: the schedule that all ranks run.
-            possible: a proposal can be made now; else what has changed is remembered.
+        `changed`, `possible`: see there.
         """
+        if self.estimator.known:
+            return super().propose(iteration, changed, in_force, possible)
         self.stays = ""
-        if self.rule.fixed or not self.estimator.known:
-            return None
-        self._in_force, self._iteration = in_force, iteration
-        before = iteration < self._trials.since  # of the plan before: what has changed shows again
-        if before:
-            changed = Changed([], [])
-        self._remember(changed)
-        if not possible:
-            return None
-        if self._over_budget and (change := self._for_memory()) is not None:
-            return change
-        if self._trials.slower is not None:
-            return self._undo(*self._trials.slower)
-        if before:
-            return None
+        return None
+
+    def _replan(self, changed: bool) -> ReplicaChange | None:
         due = bool(self._paths or self._workers)
         if self.to_probe:
             due = self._probed()
-        elif self._again is not None and iteration >= self._again:
+        elif self._again is not None and self._iteration >= self._again:
             self._again, due = None, True
             self.estimator.forget_lost()
-        due &= changed.any or iteration >= self._not_before
-        if due and not self._postponed(changed.any):
+        due &= changed or self._iteration >= self._not_before
+        if due and not self._postponed(changed):
             return self._plan()
         if self._tried is not None:
             return self._end_of_try()
-        if iteration % LEARN == 0 and self.estimator.calibrated and not self.to_probe:
+        if self._iteration % LEARN == 0 and self.estimator.calibrated and not self.to_probe:
             return self._try_idle() or self._reconsider()
         return None
 

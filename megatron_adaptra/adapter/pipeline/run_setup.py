@@ -198,7 +198,7 @@ def _loop(
     delays: Mapping[str, float],
     message_bytes: int,
     announce: bool,
-) -> PlanningThread[Any]:
+) -> PlanningThread[Any, Any]:
     """What plans on the leader.
 
     `first`: what the job begins with; `delays`: that it was made for.
