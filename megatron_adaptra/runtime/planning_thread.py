@@ -155,6 +155,9 @@ class PlanningThread(ABC, Generic[P, K]):
         self._queue.put(done)
         done.wait(timeout)
 
+    def limit(self, mode: str) -> None:  # one pipeline has no routes
+        """From now on plans for several replicas do no more than this `mode` allows."""
+
     def close(self) -> None:
         """End the thread, for which this waits `waits.CLOSE` at most; log the last outcome."""
         self._queue.put(None)

@@ -48,7 +48,7 @@ class ReplicaLoop(PlanningThread[ReplicaPlan, ReplicaConditions]):
         self.estimator, self.rule = estimator, rule
 
     def limit(self, mode: str) -> None:
-        """From now on plans do no more than this `mode` allows, see ReplicaReplanner."""
+        """As for PlanningThread; a `mode` of ReplicaReplanner."""
         self.replanner.mode = mode
 
     def _begin(self, vote: Vote) -> None:
