@@ -12,6 +12,7 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.runtime.change import AnyConditions, Change, K, P
+from megatron_adaptra.runtime.decisions import why_undone
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.trial import Outcome, Trials
 from megatron_adaptra.telemetry.replica_estimate import Changed
@@ -163,8 +164,8 @@ class BaseReplanner(ABC, Generic[P, K]):
         """The plan for `conditions`: the start where no other is clearly faster."""
 
     @abstractmethod
-    def _why_undone(self, current: P, plan: P, back: bool) -> str:
-        """That iterations have become slower; `back`: whether the start comes back."""
+    def _way_back(self, current: P, plan: P, to_start: bool) -> str:
+        """What comes after `current`, for people, where that is a `plan` from before."""
 
     @abstractmethod
     def _why_spared(self, current: P, start: P) -> str:
@@ -198,7 +199,8 @@ class BaseReplanner(ABC, Generic[P, K]):
                 (self._evaluate(self._in_force, c), outcome.after),
             )
         )
-        why = self._why_undone(current, plan, plan.schedule.same_as(self._start))
+        back = self._way_back(current, plan, plan.schedule.same_as(self._start))
+        why = why_undone(outcome.after, outcome.before, back)
         return Change(why, plan, current, c, trial=False, undoes=change)
 
     def _for_memory(self) -> Change[P, K] | None:

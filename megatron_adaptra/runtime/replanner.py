@@ -17,7 +17,7 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
 from megatron_adaptra.runtime.base_replanner import LEARN, BaseReplanner
 from megatron_adaptra.runtime.change import Change, PipelineChange
-from megatron_adaptra.runtime.decisions import what_back, why_none, why_swap, why_undone
+from megatron_adaptra.runtime.decisions import warmups, what_back, why_none, why_swap
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
@@ -96,8 +96,9 @@ class Replanner(BaseReplanner[Plan, Conditions]):
     def _remember_again(self, change: PipelineChange) -> None:
         self._changed |= change.links
 
-    def _why_undone(self, current: Plan, plan: Plan, back: bool) -> str:
-        return why_undone(current, plan, back)
+    def _way_back(self, current: Plan, plan: Plan, to_start: bool) -> str:
+        depths = warmups(current, plan)
+        return what_back(current, plan) if to_start else f"back to that plan ({depths})"
 
     def _why_spared(self, current: Plan, start: Plan) -> str:
         return f"a deeper warmup gains too little now: {what_back(current, start)}"

@@ -22,12 +22,12 @@ from megatron_adaptra.runtime.base_replanner import LEARN, BaseReplanner
 from megatron_adaptra.runtime.change import Change, ReplicaChange
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_words import (
+    BACK,
     why_change,
     why_spared,
     why_stays,
     why_tried,
     why_tried_enough,
-    why_undone,
 )
 from megatron_adaptra.runtime.trial import FIRST_BLOCK, Backoff
 from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE
@@ -278,8 +278,8 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         unproven = self.estimator.unproven(plan.schedule)
         return self._evaluate(self._start, conditions) if unproven else plan
 
-    def _why_undone(self, current: ReplicaPlan, plan: ReplicaPlan, back: bool) -> str:
-        return why_undone(current, plan, back)
+    def _way_back(self, current: ReplicaPlan, plan: ReplicaPlan, to_start: bool) -> str:
+        return BACK if to_start else "back to that plan"
 
     def _why_spared(self, current: ReplicaPlan, start: ReplicaPlan) -> str:
         return why_spared(current, start)
