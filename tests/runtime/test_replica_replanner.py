@@ -40,11 +40,6 @@ def seeded(seed: int | None = None, **more: object) -> Job:
     return Job(seed=seed, **more)  # type: ignore[arg-type]
 
 
-def swaps(job: Job) -> list[int]:
-    """The first iteration of each plan but the first."""
-    return [i for i in range(1, len(job.ran)) if not job.ran[i].same_as(job.ran[i - 1])]
-
-
 @pytest.mark.parametrize("plus", [0.0, 2.0, math.inf])
 def test_a_worker_at_half_speed_three_times(plus: float) -> None:
     """At least 1.3 times as fast as untreated; the iteration takes what was predicted."""
@@ -155,7 +150,7 @@ def test_a_plan_that_turns_out_slower_is_undone_and_not_tried_for_a_while() -> N
     job = seeded(mode="swap", plus=0.0)
     job.train(20, hidden=3.0)
     job.train(2 * FIRST_BLOCK + SOON, paths=PATH)
-    there, back, again = swaps(job)[:3]
+    there, back, again = job.swaps[:3]
     assert back - there <= AFTER + LONGER + 5, job.reasons
     assert again - back >= FIRST_BLOCK - AFTER - LONGER, job.reasons
     assert job.ran[back].same_as(job.start)
