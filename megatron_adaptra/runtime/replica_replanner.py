@@ -146,8 +146,9 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
             self._again, due = None, True
             self.estimator.forget_lost()
         due &= changed or self._iteration >= self._not_before
-        if due and not self._postponed(changed):
-            return self._plan()
+        # What changes on a busy machine in each iteration does not keep a plan in force.
+        if due and not self._postponed(changed) and (change := self._plan()) is not None:
+            return change
         if self._tried is not None:
             return self._end_of_try()
         if self._iteration % LEARN == 0 and self.estimator.calibrated and not self.to_probe:
