@@ -70,15 +70,21 @@ def check(done: dict[str, Any], out: Path) -> list[Schedule]:
     return plans
 
 
+def trained(out: Path, chosen: tuple[str, str, float], **options: Any) -> dict[str, Any]:
+    """The demo's summary. `chosen`: engine, reroute and dropout, which nobody has asked for."""
+    done = summary(out, **SHAPE, **options)
+    config = done["config"]
+    assert (config["engine"], config["reroute"], config["dropout"]) == chosen
+    return done
+
+
 @pytest.mark.timing
 def test_partners_swap_round_a_slow_path_bit_for_bit(tmp_path: Path) -> None:
     """Over engine native; Megatron's own dropout stays."""
-    done = summary(
-        tmp_path, **SHAPE, microbatches=4, iterations=44, from_iteration=8, to_iteration=24,
-        slow_paths=["0.0-0.1:120ms"],
+    done = trained(
+        tmp_path, ("native", "swap", 0.1), microbatches=4, iterations=44, from_iteration=8,
+        to_iteration=24, slow_paths=["0.0-0.1:120ms"],
     )  # fmt: skip
-    config = done["config"]
-    assert (config["engine"], config["reroute"], config["dropout"]) == ("native", "swap", 0.1)
     assert done["losses_identical"]
     assert done["parameters_identical"]
     assert done["losses_difference"] == done["parameters_difference"] == 0.0
@@ -102,12 +108,10 @@ def test_partners_swap_round_a_slow_path_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.quiet
 @pytest.mark.timing
 def test_a_slow_worker_gives_microbatches_away_and_gets_them_back(tmp_path: Path) -> None:
-    done = summary(
-        tmp_path, **SHAPE, microbatches=8, iterations=90, from_iteration=10, to_iteration=34,
-        slow_workers=["1.1:6x"],
+    done = trained(
+        tmp_path, ("executor", "auto", 0.0), microbatches=8, iterations=90, from_iteration=10,
+        to_iteration=34, slow_workers=["1.1:6x"],
     )  # fmt: skip
-    config = done["config"]
-    assert (config["engine"], config["reroute"], config["dropout"]) == ("executor", "auto", 0.0)
     found = [r["iteration"] for r in done["replans"] if "worker 1.1 takes" in r["why"]]
     in_time("iterations until it is found", min(found, default=math.inf), 34)
     assert done["equal_to_rounding"] is True
