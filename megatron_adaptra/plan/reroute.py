@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from megatron_adaptra.ir.program import Program, lower
+from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.model.replica_bounds import replica_bound
 from megatron_adaptra.model.shares import even_shares
+from megatron_adaptra.plan.base import Evaluated
 from megatron_adaptra.plan.replicas.chains import Chains, own_chains, swapped_chains
 from megatron_adaptra.plan.replicas.list_schedule import Runs, Workers
 from megatron_adaptra.plan.replicas.route_search import Found, RouteSearch, transfers
@@ -62,44 +62,19 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReplicaPlan:
-    """The schedule of several replicas, what it should take, and what else was tried.
+class ReplicaPlan(Evaluated[ReplicaConditions]):
+    """Of several replicas, and what else was tried.
 
-    Args:
-        schedule: of the move that was chosen.
-        program: the same with its messages.
-        timeline: as the simulator predicts it.
-        conditions: what it was planned for.
-        moves: the best of each kind, the cheapest first; without "none" where a worker is dead.
-        extra: seconds that it takes beyond its timeline, as measured.
+    `schedule`: of the move that was chosen. `moves`: the best of each kind, the cheapest first;
+    without "none" where a worker is dead.
     """
 
-    schedule: Schedule
-    program: Program
-    timeline: Timeline
-    conditions: ReplicaConditions
     moves: tuple[Move, ...] = ()
-    extra: float = 0.0
 
     @cached_property
     def lower_bound(self) -> float:
         """Seconds that no schedule with any routes can do without."""
         return replica_bound(self.conditions)
-
-    @property
-    def predicted(self) -> float:
-        """Seconds of an iteration, the optimizer step included."""
-        return self.timeline.makespan + self.extra
-
-    @property
-    def gap(self) -> float:
-        """How much of the lower bound the plan lies above it."""
-        return self.predicted / self.lower_bound - 1 if self.lower_bound else 0.0
-
-    @cached_property
-    def peak_in_flight(self) -> tuple[float, ...]:
-        """Microbatches whose activations a worker holds at most, per worker."""
-        return self.schedule.peak_in_flight()
 
 
 def plan_replicas(
