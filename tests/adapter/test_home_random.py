@@ -137,9 +137,10 @@ def test_an_iteration_that_is_run_again_draws_the_same(monkeypatch: pytest.Monke
     for iteration, state in enumerate(["INITIAL_RUN", "RERUNNING_IN_PLACE", "INITIAL_RUN"]):
         machine.state = rerun_state_machine.RerunState[state]
         home.begin(iteration)
-        with home.of(F3, 0):
+        with home.of(F3, 1):
             found.append(draw())
     assert found[0] == found[1] != found[2]
+    assert found[2] == numbers(iteration=1)["device"], "as if none had been run again"
 
 
 def test_generators_that_are_objects_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

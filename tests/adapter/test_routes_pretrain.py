@@ -141,8 +141,8 @@ def test_dropout_falls_by_home_whatever_the_routes(tmp_path: Path) -> None:
         (folder := tmp_path / move).mkdir()
         done = routed(folder, move, *DROPOUT, *flags)
         assert " is not possible: " not in done.text
-        assert "Possible transient error" not in done.text
-        assert ("iterations run again after their end: 2" in done.text) == bool(flags)
+        again = done.text.count("unexpected result is reproducible within the tolerance")
+        assert again == (2 if flags else 0)
         norms.append([float(norm) for _, norm in done.printed])
         losses.append([float(loss) for loss, _ in done.printed])
     assert len(losses[0]) == ITERATIONS

@@ -104,16 +104,15 @@ class Executor:
     def run(self, run: Run, arguments: ScheduleArgs, iteration: int) -> Any:
         """One iteration; in the first of every program bytes of activations are counted.
 
-        `iteration`: its number in the job.
+        `iteration`: how many went before, those that Megatron has run again included.
         """
         context, line, models = self._context, run.line, models_of(arguments)
         halves = any(op.kind is Kind.I for op in line)
         if halves and not self._splits:
             self._splits = [SplitBackward(model) for model in models]
         count_bytes = self._counts.due(run.program)
+        self._random.begin(iteration)
         drawn = self._random if run.by_home and not no_states() else None
-        if drawn is not None:
-            drawn.begin(iteration)
         stage = MegatronStage(
             line, run.wiring.mailbox, arguments, groups_of(context, arguments),
             context.guard, self._splits if halves else (), count_bytes, drawn,

@@ -35,21 +35,20 @@ class HomeRandom:
     """
 
     def __init__(self) -> None:
-        self._iteration = 0
-        self._seeds: tuple[int, int, dict[str, int]] = 0, 0, {}
+        self._iteration = self._again = 0
+        self._seeds: tuple[int, int, dict[str, int]] | None = None  # once this iteration needs them
 
     def begin(self, iteration: int) -> None:
-        """An iteration begins; `iteration`: its number in the job.
+        """An iteration begins, as all of the job do here; `iteration`: how many went before.
 
-        One that Megatron runs again, to see whether its results are the same, draws the same.
+        One that Megatron runs again, to see whether its results are the same, draws the same, and
+        does not count.
         """
         machine = rerun_state_machine._GLOBAL_RERUN_STATE_MACHINE  # asking for it would make one
         again = rerun_state_machine.RerunState.RERUNNING_IN_PLACE
-        if machine is None or machine.state is not again:
-            self._iteration = iteration
-        cpu, device, tracked = random._get_all_rng_states()
-        of_device = {name: _seed_of(state, _device()) for name, state in tracked.items()}
-        self._seeds = _seed_of(cpu, torch.device("cpu")), _seed_of(device, _device()), of_device
+        self._again += machine is not None and machine.state is again
+        self._iteration = iteration - self._again
+        self._seeds = None
 
     @contextlib.contextmanager
     def of(self, op: Op, position: int) -> Iterator[None]:
@@ -60,6 +59,8 @@ class HomeRandom:
             yield
 
     def _states(self, what: str) -> _States:
+        if self._seeds is None:
+            self._seeds = _seeds()
         cpu, device, tracked = self._seeds
         return (
             _state(f"cpu {cpu} {what}", torch.device("cpu")),
@@ -89,6 +90,13 @@ def _device() -> torch.device:
     generators: Any = torch.cuda.default_generators
     found: torch.device = generators[torch.cuda.current_device()].device
     return found
+
+
+def _seeds() -> tuple[int, int, dict[str, int]]:
+    """What Megatron has begun each of this rank's generators with."""
+    cpu, device, tracked = random._get_all_rng_states()
+    of_device = {name: _seed_of(state, _device()) for name, state in tracked.items()}
+    return _seed_of(cpu, torch.device("cpu")), _seed_of(device, _device()), of_device
 
 
 def _seed_of(state: torch.Tensor, device: torch.device) -> int:
