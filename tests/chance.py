@@ -185,7 +185,7 @@ class History:
 
 
 def judge(names: list[str], history: History) -> int:
-    """Note a run, print its verdict: 1 if too many tests failed by chance, or one too often.
+    """Note a run, print the result: 1 if too many tests failed by chance, or one too often.
 
     A name counts once in each run, which may have it on both lines: a busy hour is one chance. What
     has not failed in this run is no failure: its cause may be mended in this commit.

@@ -84,8 +84,8 @@ def _add_model(group: Any) -> None:
         type=number,
         default=None,
         metavar="P",
-        help=f"hidden and attention dropout (default: {DROPOUT}, but 0 with --reroute auto: with "
-        "dropout no single microbatch moves)",
+        help=f"hidden and attention dropout (default: {DROPOUT}, but 0 with --reroute auto: where "
+        "microbatches move dropout falls on other values than in stock)",
     )
     group.add_argument(
         "--text",

@@ -60,6 +60,14 @@ class Run:
         return self._schedule.stock
 
     @property
+    def by_home(self) -> bool:
+        """Whether microbatches leave their order, so that random numbers go by their homes.
+
+        Elsewhere, in whole swaps too, an op draws what stock's n-th op draws.
+        """
+        return not self._schedule.keeps_order
+
+    @property
     def idle(self) -> list[int]:
         """The workers of the last stage that run nothing in the iteration to come."""
         order, stages = self.program.order, self._context.stages
