@@ -4,6 +4,7 @@ import random
 
 import pytest
 from ir.served import assert_served
+from seeding import new_seed
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
@@ -13,9 +14,7 @@ from megatron_adaptra.plan.fixed.interleaved import interleaved
 
 
 def test_posts_before_anything_runs_are_served():
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(new_seed())
     found = 0
     for _ in range(300):
         stages, microbatches = rng.randint(2, 6), rng.randint(1, 12)

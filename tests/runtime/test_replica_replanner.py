@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from runtime.replica_job import MS, Job
+from seeding import new_seed
 
 from megatron_adaptra.config import Budget
 from megatron_adaptra.errors import BadInput
@@ -33,11 +34,8 @@ PATH = {(1, 2): 60 * MS, (2, 1): 60 * MS}  # 0.1 - 0.2
 SOON = 18  # iterations in which a change has been found, probed, and planned for
 
 
-def seeded(seed: int | None = None, **more: object) -> Job:
-    """A job with a seed that is printed."""
-    seed = random.randrange(2**32) if seed is None else seed
-    print("seed", seed)
-    return Job(seed=seed, **more)  # type: ignore[arg-type]
+def seeded(**more: object) -> Job:
+    return Job(seed=new_seed(), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("plus", [0.0, 2.0, math.inf])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from runtime.hand_fed import MS, Job, Truth
+from seeding import new_seed
 from telemetry.records import report
 
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
@@ -125,9 +126,7 @@ def test_stages_that_take_longer_for_a_moment_put_the_comparison_off() -> None:
 
 def test_iterations_that_only_jitter_are_not_slower() -> None:
     """5 % of standard deviation, and a tenth of them half as long again."""
-    rng, wrong, seed = random.Random(), 0, random.randrange(2**32)
-    print("seed", seed)
-    rng.seed(seed)
+    rng, wrong = random.Random(new_seed()), 0
     for _ in range(2000):
         seconds = [
             rng.lognormvariate(0.0, 0.05) * (1.5 if rng.random() < 0.1 else 1.0)
