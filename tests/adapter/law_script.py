@@ -140,7 +140,6 @@ def main() -> None:
     for number, case in enumerate(cases):
         if number % 10 == 9:
             gc.collect()
-        gc.freeze()  # as it was, or the collection in each training looks at all of torch again
         say("BEGIN " + json.dumps(case))
         fail(case, dataset, stock, rank, folder / "log.jsonl")
         dist.barrier()
