@@ -33,9 +33,9 @@ from megatron_lm_process import (
     why,
 )
 from megatron_lm_rows import (
+    ALL_SHAPES,
     FLAGS,
     ROWS,
-    SHAPES,
     Outcome,
     Row,
     Run,
@@ -73,7 +73,7 @@ class Checkout:
             return self.outcomes[run]
         folder = self.work / f"{self.path.name}-{len(self.outcomes)}"
         folder.mkdir()
-        shape, options = SHAPES[run.shape], self.options
+        shape, options = ALL_SHAPES[run.shape], self.options
         done = Outcome(folder / "log", folder / "checkpoint")
         ranks = shape.pipeline * shape.tensor * shape.data
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]

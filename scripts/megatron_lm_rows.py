@@ -27,6 +27,7 @@ LINE = re.compile(
     r"iteration +(\d+)/ *\d+ \|.*elapsed time per iteration \(ms\): ([\d.]+).*"
     r"lm loss: (\S+).*grad norm: (\S+)"
 )
+SWAPPED = "run each other's microbatches"
 LEAST_RATIO = 2.0  # over a slow link; healthy runs differ by noise
 ON = ("--adaptra",)
 
@@ -60,7 +61,10 @@ SHAPES = {
     "pp2dp2": Shape(2, data=2),
     "tp2pp2": Shape(2, tensor=2),
 }  # fmt: skip
-ROWS = (*SHAPES, "slow", "executor", "patched")
+ROWS = (*SHAPES, "slow", "executor", "patched", "routes")
+# Of the row `routes`, whose replicas exchange partners round a slow path.
+ROUTED = {"pp3dp2": Shape(3, data=2, layers=3), "tp2pp2dp2": Shape(2, tensor=2, data=2)}
+ALL_SHAPES = SHAPES | ROUTED
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Row:
     stock: Run
     adaptra: Run
     least_ratio: float = 0.0
+    decision: str = ""  # what has to be in a line of the plugin
 
 
 @dataclass
@@ -127,8 +132,23 @@ def rows(only: Sequence[str], links: Sequence[str], delay: str, netlab: bool) ->
         elif name == "executor":
             run = Run("pp4", (*ON, "--adaptra-engine", "executor"))
             found.append(Row("pp4 executor", Run("pp4"), run))
+        elif name == "routes":
+            found += routed(delay)
         else:
             found.append(Row("pp4 patched", Run("pp4"), Run("pp4", ON, patched=True)))
+    return found
+
+
+def routed(delay: str) -> list[Row]:
+    """Stock and adaptra over a path of one replica that is slow; in the last row over gloo."""
+    slow = (*ON, "--adaptra-emulate-link", f"0.0-0.1:{delay}")
+    found = []
+    for shape, transport in (("pp2dp2", ""), ("pp3dp2", ""), ("tp2pp2dp2", ""), ("pp2dp2", "gloo")):
+        ours = (*slow, "--adaptra-reroute", "swap")
+        ours += ("--adaptra-transport", transport) if transport else ()
+        stock = Run(shape, (*slow, "--adaptra-engine", "stock"))
+        name = f"{shape} routes{' ' + transport if transport else ''}"
+        found.append(Row(name, stock, Run(shape, ours), LEAST_RATIO, SWAPPED))
     return found
 
 
@@ -139,7 +159,9 @@ def plugin_faults(row: Row, stock: Outcome, ours: Outcome) -> list[str]:
         faults.append("the plugin was at work in the stock run")
     if "adaptra: " not in ours.text:
         faults.append("the plugin was not at work")
-    elif not SHAPES[row.adaptra.shape].flags and "adaptra: warmup " not in ours.text:
+    elif row.decision not in ours.text:
+        faults.append(f"no decision was: {row.decision}")
+    elif not ALL_SHAPES[row.adaptra.shape].flags and "adaptra: warmup " not in ours.text:
         faults.append("the plugin left the schedule to Megatron")
     return faults
 

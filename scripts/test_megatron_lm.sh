@@ -3,7 +3,7 @@
 set -euo pipefail
 usage() {
   cat <<'END'
-scripts/test_megatron_lm.sh CHECKOUT... [--only pp2,pp4,pp4x2,pp2dp2,tp2pp2,slow,executor,patched]
+scripts/test_megatron_lm.sh CHECKOUT... [--only pp2,pp4,pp4x2,pp2dp2,tp2pp2,slow,executor,patched,routes]
     [--iterations 20] [--microbatches 12] [--delay 40ms] [--slow-link 2-3] [--timeout SECONDS]
     [--json FILE] [--keep DIR] [--no-patch] [--netlab]
 
@@ -12,7 +12,7 @@ environment per need is made next to this project: .venv-megatron-lm-3.11 for re
 and .venv-megatron-lm-3.12 for newer ones, with torch for CPUs. ADAPTRA_VENV_311 and
 ADAPTRA_VENV_312 name environments that are used as they are.
 With --netlab the row "slow" crosses a really slow network (docs/netlab.md; as root), not an
-emulated link. Needs g++ and make, for Megatron compiles its index helpers. About five minutes per
+emulated link. Needs g++ and make, for Megatron compiles its index helpers. About ten minutes per
 checkout on two idle cores. A row that fails says why in its line.
 Exit status: 0 if every run passed, 1 if not, 2 for bad input.
 END

@@ -185,11 +185,15 @@ class History:
 
 
 def judge(names: list[str], history: History) -> int:
-    """Note a run and say what it comes to: 1 if too many tests failed by chance, or one too often.
+    """Note a run, print the result: 1 if too many tests failed by chance, or one too often.
+
+    A name counts once in each run, which may have it on both lines: a busy hour is one chance. What
+    has not failed in this run is no failure: its cause may be mended in this commit.
 
     Without a memory, as in a clean container, only the run itself counts.
     """
     kept = f"the last {RUNS} runs are in {history.path}"
+    names = sorted(set(names))
     runs = [{"names": names}]
     try:
         with history.runs() as known:
@@ -202,8 +206,8 @@ def judge(names: list[str], history: History) -> int:
         print(f"  {FAILED_BY_CHANCE}: {name}")
     if too_many := len(names) > MOST:
         print(f"adaptra: more than {MOST} {FAILED_BY_CHANCE}, which is a failure")
-    counts = Counter(name for run in runs for name in run["names"])
-    often = [name for name, count in counts.items() if count >= TWICE]
+    counts = Counter(name for run in runs for name in set(run["names"]))
+    often = [name for name in names if counts[name] >= TWICE]
     for name in often:
         print(f"adaptra: {name} {FAILED_BY_CHANCE} {counts[name]} times in {len(runs)} runs")
     if often:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import tempfile
 from collections import Counter
+from multiprocessing.util import Finalize
 from typing import Any
 
 import pytest
@@ -50,16 +52,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """The same examples in every run, so that none fails by chance; others with --full."""
     settings.load_profile("adaptra" if config.getoption("--full") else "the same")
     if not hasattr(config, "workerinput"):  # those of xdist have their environment from here
-        _own_temporary_folder(config)
+        _own_temporary_folder()
 
 
-def _own_temporary_folder(config: pytest.Config) -> None:
+def _own_temporary_folder() -> None:
     """What torch leaves in the temporary folder goes with the run; folders of tests stay."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    folder = tempfile.TemporaryDirectory(prefix="adaptra-tests-", ignore_cleanup_errors=True)
-    os.chmod(folder.name, 0o711)  # tests become other users
-    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
-    config.add_cleanup(folder.cleanup)
+    folder = tempfile.mkdtemp(prefix="adaptra-tests-")
+    os.chmod(folder, 0o711)  # tests become other users
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    # After multiprocessing's own folder in it, whose removal has priority -100.
+    Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-101)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

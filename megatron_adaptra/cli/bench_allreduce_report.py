@@ -13,11 +13,9 @@ from megatron_adaptra.bench.options import ALLREDUCE
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.view.axis import number, size
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.legend import curves_legend
-from megatron_adaptra.view.html.page import header, page, section, table
-from megatron_adaptra.view.markup import element
+from megatron_adaptra.view.html.chart import chart_section
+from megatron_adaptra.view.html.page import header, page, table
 from megatron_adaptra.view.png.charts import charts_png
-from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
 from megatron_adaptra.view.theme import ADAPTRA, OTHER, STOCK
 
 Row = Mapping[str, Any]
@@ -95,12 +93,7 @@ def _cell(name: str, value: Any) -> str:
 def html(finding: Finding) -> str:
     """The page."""
     sections = [
-        section(
-            each.title,
-            curves_legend(chart.curves),
-            element("div", xy_chart_svg(chart), class_="scroll"),
-            table(each.columns, each.rows),
-        )
+        chart_section(chart, table(each.columns, each.rows))
         for each, chart in zip(tables_of(finding), _charts(finding.rows), strict=True)
     ]
     return page(

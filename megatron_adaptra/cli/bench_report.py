@@ -12,11 +12,10 @@ from megatron_adaptra.bench.options import COLLECTIVE, P2P
 from megatron_adaptra.cli.output import Table
 from megatron_adaptra.view.axis import number, size
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.legend import curves_legend
+from megatron_adaptra.view.html.chart import chart_section
 from megatron_adaptra.view.html.page import header, page, section, table
 from megatron_adaptra.view.markup import element
 from megatron_adaptra.view.png.charts import charts_png
-from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
 from megatron_adaptra.view.theme import ADAPTRA, BOUND, OTHER, STOCK
 
 Row = Mapping[str, Any]
@@ -85,14 +84,7 @@ def _cell(name: str, value: object) -> str:
 def html(finding: Finding) -> str:
     """The page."""
     cells = table_of(finding)
-    charts = [
-        section(
-            chart.title,
-            curves_legend(chart.curves),
-            element("div", xy_chart_svg(chart), class_="scroll"),
-        )
-        for chart in _charts(finding)
-    ]
+    charts = [chart_section(chart) for chart in _charts(finding)]
     headline = _headline(finding)
     return page(
         headline,

@@ -17,11 +17,10 @@ from megatron_adaptra.plan import Plan
 from megatron_adaptra.units import size
 from megatron_adaptra.view.axis import ms, number
 from megatron_adaptra.view.charts import Curve, XYChart
-from megatron_adaptra.view.html.legend import curves_legend
+from megatron_adaptra.view.html.chart import chart_section
 from megatron_adaptra.view.html.page import header, page, section, table, tiles
 from megatron_adaptra.view.markup import element, text
 from megatron_adaptra.view.png.charts import charts_png
-from megatron_adaptra.view.svg.xy_chart import xy_chart_svg
 from megatron_adaptra.view.theme import BOUND, policy_colour
 
 _STOCK = {"1f1b": "1F1B", "interleaved": "interleaved 1F1B"}
@@ -99,15 +98,7 @@ def _budget_name(budget: float, activation_bytes: tuple[float, ...] | None = Non
 
 def compare_html(title: str, result: Comparison, outcome: Outcome, share: float) -> str:
     """The page. `title`: what the user calls the job; `share`: of --max-slowdown."""
-    charts = [
-        section(
-            chart.title,
-            curves_legend(chart.curves),
-            element("div", xy_chart_svg(chart), class_="scroll"),
-            note=chart.note,
-        )
-        for chart in _charts(result, share)
-    ]
+    charts = [chart_section(chart) for chart in _charts(result, share)]
     cells = table_of(result, outcome)
     return page(
         headline(result, outcome),

@@ -84,8 +84,8 @@ def _add_model(group: Any) -> None:
         type=number,
         default=None,
         metavar="P",
-        help=f"hidden and attention dropout (default: {DROPOUT}, but 0 with --reroute auto: with "
-        "dropout no single microbatch moves)",
+        help=f"hidden and attention dropout (default: {DROPOUT}, but 0 with --reroute auto: where "
+        "microbatches move dropout falls on other values than in stock)",
     )
     group.add_argument(
         "--text",
@@ -110,7 +110,7 @@ def _add_links(group: Any) -> None:
         default=[],
         metavar="R.S:Nx",
         help="worker whose ops take N times as long: replica.stage, such as 1.1:2x; repeat it or "
-        "separate several by commas",
+        "separate several by commas (beside --emulate-link for the whole run)",
     )
     group.add_argument(
         "--slow-path",
@@ -151,8 +151,8 @@ def _add_links(group: Any) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="instead of the seven above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
-        "YAML; may be repeated",
+        help="instead of the flags of links above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a "
+        "scenario YAML; may be repeated",
     )
     group.add_argument(
         "--netlab",
@@ -266,12 +266,13 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise BadInput for the first flag that another one leaves without effect."""
-    slow = (
-        "--slow-link", "--slow-worker", "--slow-path", "--delay", "--bandwidth",
-        "--from-iteration", "--to-iteration",
+    links = (
+        "--slow-link", "--slow-path", "--delay", "--bandwidth", "--from-iteration",
+        "--to-iteration",
     )  # fmt: skip
+    slow = (*links, "--slow-worker")
     for flag, others, why in (
-        ("--emulate-link", slow, "whose rules say which link gets slow, how much and when"),
+        ("--emulate-link", links, "whose rules say which link gets slow, how much and when"),
         ("--no-emulation", (*slow, "--emulate-link"), "with which nothing is made slow"),
         ("--no-emulation", ("--netlab",), "for the laboratory makes links slow"),
         ("--rank-from-env", ("--netlab",), "for the laboratory starts the ranks itself"),

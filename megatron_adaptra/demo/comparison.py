@@ -13,16 +13,14 @@ from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import parse_worker
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan import Plan
-from megatron_adaptra.plan.reroute import ReplicaPlan
+from megatron_adaptra.runtime.change import AnyConditions
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.replan_loop import ReplanLoop
+from megatron_adaptra.runtime.replan_policy import AnyPlan
 from megatron_adaptra.runtime.replica_loop import ReplicaLoop
 from megatron_adaptra.view.ranges import ranges
 
-AnyConditions = Conditions | ReplicaConditions
-AnyPlan = Plan | ReplicaPlan
 WARM_UP = 2  # iterations at the start that no median counts
 OFF = 0.15  # a prediction that is off by more is explained
 BUSY = 0.10  # others' share of the CPU time from which on a machine is called busy

@@ -66,8 +66,8 @@ class DemoOptions:
     microbatches are to move away from a slow worker. `chunks` 0: 2 per stage under policy
     interleaved, else 1. `dropout` None: 0.1, or 0 where microbatches may move.
 
-    `emulate_link`: rules or scenario files instead of `slow_links`, `delay`, `bandwidth` and the
-    two iterations.
+    `emulate_link`: rules or scenario files instead of `slow_links`, `slow_paths`, `delay`,
+    `bandwidth` and the two iterations; `slow_workers` are slow all the time then.
     `netlab`: one host per rank, joined by links that are really slow, instead of emulated ones.
     `data`: a new folder for the text as the dataset has it; empty: rank 0 makes, and removes, one
     in `out`. `config`: a YAML file of AdaptraConfig. `from_iteration` and `to_iteration` -1: a
@@ -316,6 +316,8 @@ class DemoOptions:
         """The emulated slow workers, in the syntax of `--adaptra-emulate-worker`."""
         if not self.emulate:
             return []
+        if self.emulate_link:
+            return self.slow_workers
         return [f"{one}@{self.from_iteration}..{self.to_iteration}" for one in self.slow_workers]
 
     @property

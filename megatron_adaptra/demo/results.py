@@ -278,8 +278,9 @@ def _of_the_run(options: DemoOptions, run: Run, ran: int, machine: Mapping[str, 
         )
     if options.reroute == "auto" and options.dropout:
         notes.append(
-            "Random numbers of dropout are drawn in the order of ops, so no microbatch leaves the "
-            "order of its replica: replicas exchange partners alone."
+            "While single microbatches move between replicas dropout falls on other values than "
+            "in stock, by iteration and home: losses and parameters then differ by more than "
+            "rounding. Without --dropout they can be compared."
         )
     if options.emulate and options.bandwidth is not None:
         wire = 1e3 * options.message_bytes / options.bandwidth
@@ -356,7 +357,7 @@ def _summary(
 
     differences = Differences.between(
         run.losses, [r.digests for r in ranks], [r.apart for r in ranks],
-        [Schedule.parse(d.plan) for d in run.decisions], options.precision,
+        [Schedule.parse(d.plan) for d in run.decisions], options.precision, options.dropout or 0.0,
     )  # fmt: skip
     onset = options.from_iteration if options.emulate else 0
     found = [d for d in run.decisions if d.detected >= onset]

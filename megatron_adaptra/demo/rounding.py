@@ -26,7 +26,8 @@ class Differences:
         parameters_difference: of all parameters of a rank, the norm of what differs as a share of
             theirs; of the rank where that is largest.
         equal_to_rounding: where bits differ, whether the order of sums explains it: a plan has
-            moved microbatches, and the losses are that near; None where bits are the same.
+            moved microbatches, and the losses are that near; None where bits are the same, or
+            cannot be, as dropout has fallen on other values.
     """
 
     losses_identical: bool
@@ -43,6 +44,7 @@ class Differences:
         apart: Sequence[float],
         plans: Sequence[Schedule],
         precision: str,
+        dropout: float = 0.0,
     ) -> Differences:
         """Compare the arms `stock` and `adaptra`.
 
@@ -52,13 +54,15 @@ class Differences:
             apart: by rank, see `Arm.apart`.
             plans: that were in force.
             precision: "fp32" or "bf16".
+            dropout: its probability. Where single microbatches have moved it goes by home.
         """
         pairs = list(zip(losses["stock"], losses["adaptra"], strict=True))
         same = all(a == b for a, b in pairs)
         alike = all(each["stock"] == each["adaptra"] for each in digests)
         largest = max((_relative(a, b) for a, b in pairs), default=0.0)
         rounding = None
-        if not (same and alike):
+        masked = dropout > 0 and not all(plan.keeps_order for plan in plans)
+        if not ((same and alike) or masked):
             rounding = any(map(sums_change, plans)) and largest <= ROUNDING[precision]
         return cls(same, alike, largest, max(apart, default=0.0), rounding)
 

@@ -57,6 +57,18 @@ class Schedule:
         """Whether Megatron runs it over messages of its own, and not over ours."""
         return self.policy == STOCK
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether every worker runs as its n-th forward one of an n-th microbatch.
+
+        So it is at home, and where replicas have swapped whole partners.
+        """
+        if not self.routes.moved:
+            return True
+        every = list(range(self.microbatches))
+        lines = ([op.microbatch for op in line if op.kind is Kind.F] for line in self.order)
+        return all(numbers == every for numbers in lines)
+
     def same_as(self, other: Schedule) -> bool:
         """Whether `other` means the same ops in the same order over the same messages."""
         same = (self.stock, self.replicas) == (other.stock, other.replicas)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
@@ -17,28 +18,35 @@ from megatron_adaptra.plan.search.job_shop import exact_times
 from megatron_adaptra.plan.search.search_budget import end_of, since, worked
 from megatron_adaptra.sim.clock import simulate
 
+K = TypeVar("K")  # conditions
+
 
 @dataclass(frozen=True)
-class Plan:
-    """A schedule, what it should take under `conditions`, and how far from the best that is.
+class Evaluated(ABC, Generic[K]):
+    """A schedule, what it should take under some conditions, and how far from the best that is.
 
-    `extra`: seconds that it takes beyond its timeline, as measured.
+    Args:
+        schedule: of a pipeline, or of several replicas.
+        program: the same with its messages.
+        timeline: as the simulator predicts it.
+        conditions: what it was planned for.
+        extra: seconds that it takes beyond its timeline, as measured.
     """
 
     schedule: Schedule
     program: Program
     timeline: Timeline
-    conditions: Conditions
+    conditions: K
     extra: float = 0.0
 
-    @cached_property
+    @property
+    @abstractmethod
     def lower_bound(self) -> float:
         """Seconds that no schedule can do without."""
-        return lower_bound(self.conditions)
 
     @cached_property
     def peak_in_flight(self) -> tuple[float, ...]:
-        """Microbatches whose activations a stage holds at most, per stage."""
+        """Microbatches whose activations a worker holds at most, per worker."""
         return self.schedule.peak_in_flight()
 
     @property
@@ -50,6 +58,15 @@ class Plan:
     def gap(self) -> float:
         """How much of the lower bound the plan lies above it; no schedule gains more than that."""
         return self.predicted / self.lower_bound - 1 if self.lower_bound else 0.0
+
+
+class Plan(Evaluated[Conditions]):
+    """Of one pipeline."""
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """Seconds that no schedule can do without."""
+        return lower_bound(self.conditions)
 
     def to_json(self) -> dict[str, Any]:
         """The object that `adaptra plan --json` prints, less what compares it with stock."""

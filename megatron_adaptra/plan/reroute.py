@@ -13,17 +13,18 @@ A dearer move is taken only where it is faster.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from megatron_adaptra.ir.program import Program, lower
+from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule
-from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.model.replica_bounds import replica_bound
 from megatron_adaptra.model.shares import even_shares
+from megatron_adaptra.plan.base import Evaluated
 from megatron_adaptra.plan.replicas.chains import Chains, own_chains, swapped_chains
 from megatron_adaptra.plan.replicas.list_schedule import Runs, Workers
 from megatron_adaptra.plan.replicas.route_search import Found, RouteSearch, transfers
@@ -62,44 +63,19 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReplicaPlan:
-    """The schedule of several replicas, what it should take, and what else was tried.
+class ReplicaPlan(Evaluated[ReplicaConditions]):
+    """Of several replicas, and what else was tried.
 
-    Args:
-        schedule: of the move that was chosen.
-        program: the same with its messages.
-        timeline: as the simulator predicts it.
-        conditions: what it was planned for.
-        moves: the best of each kind, the cheapest first; without "none" where a worker is dead.
-        extra: seconds that it takes beyond its timeline, as measured.
+    `schedule`: of the move that was chosen. `moves`: the best of each kind, the cheapest first;
+    without "none" where a worker is dead.
     """
 
-    schedule: Schedule
-    program: Program
-    timeline: Timeline
-    conditions: ReplicaConditions
     moves: tuple[Move, ...] = ()
-    extra: float = 0.0
 
     @cached_property
     def lower_bound(self) -> float:
         """Seconds that no schedule with any routes can do without."""
         return replica_bound(self.conditions)
-
-    @property
-    def predicted(self) -> float:
-        """Seconds of an iteration, the optimizer step included."""
-        return self.timeline.makespan + self.extra
-
-    @property
-    def gap(self) -> float:
-        """How much of the lower bound the plan lies above it."""
-        return self.predicted / self.lower_bound - 1 if self.lower_bound else 0.0
-
-    @cached_property
-    def peak_in_flight(self) -> tuple[float, ...]:
-        """Microbatches whose activations a worker holds at most, per worker."""
-        return self.schedule.peak_in_flight()
 
 
 def plan_replicas(
@@ -119,16 +95,22 @@ def plan_replicas(
         ops: how many ops it may schedule; fewer for a small job.
     """
     c = conditions
-    workers, bound = Workers(c), replica_bound(c) - c.pipeline.step_seconds
-    search = RouteSearch(workers, min(ops, TIMES * workers.ops), end_of(time_limit))
-    found = _moves(c, workers, search, bound)
-    moves, plans = [], {}
-    for name, one in found.items():
-        schedule = workers.schedule(one.made, name)
-        why = loads_in_words(schedule) or "every microbatch runs at home"
-        plan = plans[name] = evaluate_replicas(replace(schedule, why=why), c, sends)
-        held = plan.peak_in_flight
-        moves.append(Move(name, plan.schedule, plan.predicted, _moved(schedule), held))
+    plans: dict[str, ReplicaPlan] = {}
+    kinds = _kinds_of_backward(c)
+    for kind in kinds:
+        workers, bound = Workers(kind), replica_bound(kind) - c.pipeline.step_seconds
+        most = min(ops // len(kinds), TIMES * workers.ops)
+        search = RouteSearch(workers, most, end_of(time_limit and time_limit / len(kinds)))
+        for name, one in _moves(kind, workers, search, bound).items():
+            schedule = workers.schedule(one.made, name)
+            why = loads_in_words(schedule) or "every microbatch runs at home"
+            plan = evaluate_replicas(replace(schedule, why=why), c, sends)
+            if name not in plans or plan.predicted < plans[name].predicted:
+                plans[name] = plan
+    moves = [
+        Move(name, plan.schedule, plan.predicted, _moved(plan.schedule), plan.peak_in_flight)
+        for name, plan in plans.items()
+    ]
     best = min(moves, key=lambda move: ten_digits(move.seconds))
     return replace(plans[best.name], moves=tuple(moves))
 
@@ -149,6 +131,16 @@ def evaluate_replicas(
     """
     program = lower(schedule, ahead)
     return ReplicaPlan(schedule, program, simulate(program, conditions, sends), conditions)
+
+
+def _kinds_of_backward(c: ReplicaConditions) -> list[ReplicaConditions]:
+    """The conditions, and without halves where a whole backward takes less than both of them."""
+    pipeline = c.pipeline
+    pairs = zip(pipeline.backward_input, pipeline.backward_weight, strict=True)
+    halves = [a + b for a, b in pairs]
+    if not pipeline.split or not any(map(operator.lt, pipeline.backward, halves)):
+        return [c]
+    return [replace(c, pipeline=replace(pipeline, split=False)), c]
 
 
 def _moves(

@@ -298,19 +298,15 @@ def what_back(current: Plan, start: Plan) -> str:
     return f"back to {what} ({warmups(current, start)})"
 
 
-def why_undone(current: Plan, plan: Plan, back: bool) -> str:
+def why_undone(after: float, before: float, back: str) -> str:
     """The decision in one sentence, where iterations have become slower.
 
     Args:
-        current: what is in force, with the seconds that were measured.
-        plan: what was in force before, and comes back, with the same.
-        back: whether that is the one without any slow link.
+        after: seconds of an iteration, as measured.
+        before: the same on the plan before, which comes back.
+        back: what that means, for people.
     """
-    what = what_back(current, plan) if back else f"back to that plan ({warmups(current, plan)})"
-    return (
-        f"iterations take {1e3 * current.predicted:.4g} ms, on the plan before "
-        f"{1e3 * plan.predicted:.4g} ms: {what}"
-    )
+    return f"iterations take {1e3 * after:.4g} ms, on the plan before {1e3 * before:.4g} ms: {back}"
 
 
 def warmups(current: Plan, plan: Plan) -> str:

@@ -38,7 +38,7 @@ class Leader(Controller):
         ballot: Ballot,
         channels: Mapping[int, Channel],
         store: DecisionStore,
-        loop: PlanningThread[Any],
+        loop: PlanningThread[Any, Any],
         *,
         first: int = 0,
         watcher: int | None = None,
@@ -67,6 +67,10 @@ class Leader(Controller):
             self.loop.closed(closed)
         self.loop.begins(iteration, self.ballot.in_force)
         return self.ballot.in_force
+
+    def limit(self, mode: str) -> None:
+        """As for Controller: from now on plans do no more than this `mode` allows."""
+        self.loop.limit(mode)
 
     def close(self) -> None:
         """End this run's plans: all members leave, and the log has the last outcome.

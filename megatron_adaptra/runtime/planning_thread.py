@@ -9,22 +9,32 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol
 
 from megatron_adaptra import waits
+from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.agreement import Proposal
-from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle
+from megatron_adaptra.runtime.base_replanner import BaseReplanner
+from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle, scheduled
+from megatron_adaptra.runtime.change import Change, K, P
 from megatron_adaptra.runtime.controller import MOST_JOBS
-from megatron_adaptra.runtime.decisions import WARMUP, Decision, DecisionLog, Worker, sentence
+from megatron_adaptra.runtime.decisions import (
+    WARMUP,
+    Decision,
+    DecisionLog,
+    LinkChange,
+    LinkEnd,
+    Worker,
+    sentence,
+)
 from megatron_adaptra.telemetry.op_seconds import WINDOW
+from megatron_adaptra.telemetry.replica_estimate import Changed
 from megatron_adaptra.telemetry.report import StageReport
 
 RECENT = 256  # iterations of which it is kept what ran, and what some workers have reported
 KEPT = 512  # iterations whose delays are kept
-
-C = TypeVar("C")  # a change of plan
 
 
 class Vote(Protocol):
@@ -80,11 +90,12 @@ class Vote(Protocol):
         ...
 
 
-class PlanningThread(ABC, Generic[C]):
+class PlanningThread(ABC, Generic[P, K]):
     """Has what it plans put to the vote, so that training goes on meanwhile.
 
     Args:
         start: the schedule to come back to when nothing is slow.
+        replanner: only this thread calls it once `start` is called.
         log: of decisions, and the record of the run.
         workers: all that report, by number.
         announce: decisions go to the log of the training, too.
@@ -96,18 +107,19 @@ class PlanningThread(ABC, Generic[C]):
     def __init__(
         self,
         start: Schedule,
+        replanner: BaseReplanner[P, K],
         log: DecisionLog,
         workers: Sequence[Worker],
         *,
         announce: bool = False,
     ) -> None:
-        self.log = log
+        self.replanner, self.log = replanner, log
         self.delays: dict[int, dict[str, float]] = {}
         self._every = 1  # of so many iterations the delays of one are kept
         self._start, self._announce = start, announce
         self._workers = tuple(workers)
         self._through: dict[int, Mapping[int, str]] = {}  # by worker, as last reported
-        self._pending: tuple[Proposal, Decision, C] | None = None
+        self._pending: tuple[Proposal, Decision, Change[P, K]] | None = None
         self._reports: dict[int, dict[int, StageReport]] = {}  # by iteration and worker
         self._ran: dict[int, Schedule] = {}  # in recent iterations
         self._queue: queue.SimpleQueue[StageReport | Proposal | threading.Event | None]
@@ -143,11 +155,18 @@ class PlanningThread(ABC, Generic[C]):
         self._queue.put(done)
         done.wait(timeout)
 
+    def limit(self, mode: str) -> None:  # one pipeline has no routes
+        """From now on plans for several replicas do no more than this `mode` allows."""
+
     def close(self) -> None:
         """End the thread, for which this waits `waits.CLOSE` at most; log the last outcome."""
         self._queue.put(None)
         self._thread.join(waits.CLOSE)
         self.log.settle()
+
+    def evaluate(self, schedule: Schedule, conditions: K) -> P:
+        """What an iteration of a `schedule` takes under `conditions`, as plans are compared."""
+        return self.replanner.simulated(schedule, conditions)
 
     @abstractmethod
     def state(self) -> dict[str, float]:
@@ -160,16 +179,17 @@ class PlanningThread(ABC, Generic[C]):
         """A run begins: say so in its record. Before the thread is there."""
 
     @abstractmethod
-    def _on_reports(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
-        """All workers have reported an iteration: plan again if there is a reason."""
+    def _log_outcome(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
+        """Log what the iteration before has taken, by the `reports` of this one."""
 
     @abstractmethod
-    def _measured(self) -> tuple[dict[str, float], list[str]]:
-        """Seconds of each link now, and the links, or workers, that are out of their charts."""
+    def _observe(
+        self, iteration: int, reports: Mapping[int, StageReport], ran: Schedule | None
+    ) -> Changed:
+        """Show the replanner an iteration: see its `observe`."""
 
-    @abstractmethod
-    def _over(self, change: C, proposal: Proposal) -> None:
-        """What was proposed is in force, or never will be: see `proposal.committed`."""
+    def _ask(self, iteration: int) -> None:
+        """No plan is proposed in this `iteration`: propose what one needs first, if it does."""
 
     def _plan(self) -> None:
         """The planning thread. An error in it costs a replan, not the training."""
@@ -202,6 +222,73 @@ class PlanningThread(ABC, Generic[C]):
             self._vote.publish(status)
             self._keep(iteration, reports, status)
 
+    def _on_reports(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
+        """All workers have reported an iteration: plan again if there is a reason."""
+        self._log_outcome(iteration, reports)
+        if iteration == self._vote.first:
+            return  # allocators and caches warm up
+        ran = self._ran.pop(iteration - 1, None)
+        changed = self._observe(iteration, reports, ran)
+        self._keep_delays(iteration)
+        if ran is not None and self.replanner.predicted is not None:
+            self._refresh_prediction(iteration, ran, self.replanner.predicted)
+        in_force, possible = self._vote.in_force[SCHEDULE], self._vote.can_propose(iteration)
+        change = self.replanner.propose(iteration, changed, in_force, possible)
+        if self.replanner.stays:
+            self._vote.note(self.replanner.stays)
+        if change is not None:
+            self._propose(iteration, change)
+        elif possible:
+            self._ask(iteration)
+
+    def _propose(self, iteration: int, change: Change[P, K]) -> None:
+        """Put a change to the vote, and log why."""
+        before, plan = self._vote.in_force[SCHEDULE], change.plan
+        stock = self.replanner.stock()
+        proposal = self._vote.propose(iteration, scheduled(plan.schedule))
+        if proposal is None:
+            self.replanner.failed(change)
+            return
+        decision = Decision(
+            number=self.log.made,
+            iteration=proposal.swap,
+            detected=iteration,
+            kinds=proposal.bundle.names,
+            links=[self._link_change(link, old, change) for link, old in change.links.items()],
+            why=change.why,
+            warmup_before=list(before.warmup),
+            warmup_after=list(plan.schedule.warmup),
+            predicted_ms=1e3 * plan.predicted,
+            predicted_without_ms=1e3 * change.current.predicted,
+            stock=stock,
+            lower_bound_ms=1e3 * plan.lower_bound,
+            planning_ms=1e3 * change.seconds,
+            digest=plan.schedule.digest(),
+            plan=plan.schedule.text(),
+            conditions=change.conditions.to_json(),
+        )
+        self._pending = proposal, decision, change
+        self.log.add(decision)
+
+    def _link_change(self, link: Path, before: float, change: Change[P, K]) -> LinkChange:
+        """What a `change` is for at one link, where a message took `before` seconds."""
+        now, wire = change.conditions.link(*link), change.conditions.wire(*link)
+        return LinkChange(
+            self._end(*link),
+            self._end(*link[::-1]),
+            delay_before_ms=1e3 * before,
+            delay_ms=1e3 * now.delay,
+            wire_ms=1e3 * wire,
+            bandwidth=now.bandwidth if wire else None,
+        )
+
+    def _end(self, worker: int, other: int) -> LinkEnd:
+        """That of a `worker` to the `other` one."""
+        stages, several = self._start.stages, self._start.replicas > 1
+        through = self._through.get(worker, {}).get(other, "")
+        name = worker_name(worker, stages) if several else ""
+        return LinkEnd(worker % stages, *self._workers[worker], through, name)
+
     def _keep(
         self, iteration: int, reports: Mapping[int, StageReport], status: dict[str, Any]
     ) -> None:
@@ -214,10 +301,10 @@ class PlanningThread(ABC, Generic[C]):
         `delays` in seconds per link, `alarms` the links that are out of their charts, and of the
         last decision the predicted seconds of an iteration and their lower bound.
         """
-        delays, alarms = self._measured()
+        estimator = self.replanner.estimator
         status = {
-            "iteration": iteration, "delays": delays if self.delays else {},
-            "alarms": alarms, "replans": self.log.in_force,
+            "iteration": iteration, "delays": estimator.delays() if self.delays else {},
+            "alarms": estimator.alarms(), "replans": self.log.in_force,
         }  # fmt: skip
         if (last := self.log.last) is not None:
             status["predicted"] = (last.refreshed_ms or last.predicted_ms) / 1e3
@@ -227,7 +314,7 @@ class PlanningThread(ABC, Generic[C]):
     def _keep_delays(self, iteration: int) -> None:
         """However long the training is, `delays` spans it and has so many rows at most."""
         if iteration % self._every == 0:
-            self.delays[iteration] = self._measured()[0]
+            self.delays[iteration] = self.replanner.estimator.delays()
         if len(self.delays) > KEPT:
             self._every *= 2
             self.delays = {i: row for i, row in self.delays.items() if i % self._every == 0}
@@ -248,11 +335,11 @@ class PlanningThread(ABC, Generic[C]):
             return
         _, decision, change = closing
         if proposal.committed:
-            self._over(change, proposal)
+            self.replanner.swapped(change, proposal.swap)
             self.log.commit(decision)
             if self._announce:
                 log_line(sentence(decision))
                 self._vote.note(WARMUP)
         else:  # the reason still stands: try again
             self.log.refuse(decision)
-            self._over(change, proposal)
+            self.replanner.failed(change)

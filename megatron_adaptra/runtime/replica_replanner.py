@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
-from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.replicas.one_back import one_back
 from megatron_adaptra.plan.replicas.swaps import chain_schedules
 from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas, plan_replicas
+from megatron_adaptra.runtime.base_replanner import LEARN, BaseReplanner
+from megatron_adaptra.runtime.change import Change, ReplicaChange
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replanner import LEARN
 from megatron_adaptra.runtime.replica_words import (
+    BACK,
     why_change,
     why_spared,
     why_stays,
     why_tried,
     why_tried_enough,
-    why_undone,
 )
-from megatron_adaptra.runtime.trial import FIRST_BLOCK, Backoff, Outcome, Trials
+from megatron_adaptra.runtime.trial import FIRST_BLOCK, Backoff
 from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE
 from megatron_adaptra.telemetry.link_estimates import LONGEST
 from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
@@ -48,47 +46,8 @@ LONGEST_WITHOUT_TRY = 400  # iterations
 TRIED = 8  # iterations for which an idle worker gets a microbatch
 
 
-@dataclass(frozen=True)
-class ReplicaChange:
-    """A plan for all replicas to swap to.
-
-    Args:
-        why: a sentence.
-        plan: what comes.
-        current: what is in force.
-        conditions: what it is planned for.
-        seconds: that planning took.
-        paths: that it is for, with the seconds that a message took there before.
-        workers: that it is for, with how many times as long as their peers they took before.
-        retry: these have to be planned for again if it does not come into force.
-        trial: if iterations turn out slower, the plan before comes back.
-        undoes: the change that has made them slower.
-        tries: workers that get a microbatch to show what they take.
-    """
-
-    why: str
-    plan: ReplicaPlan
-    current: ReplicaPlan
-    conditions: ReplicaConditions
-    seconds: float = 0.0
-    paths: Mapping[Path, float] = field(default_factory=dict)
-    workers: Mapping[int, float] = field(default_factory=dict)
-    retry: bool = False
-    trial: bool = True
-    undoes: ReplicaChange | None = None
-    tries: tuple[int, ...] = ()
-
-    @property
-    def links(self) -> Mapping[Path, float]:
-        """The paths, by the name that they have in a Change."""
-        return self.paths
-
-
-class ReplicaReplanner:
-    """Feeds the estimator, and compares plans by the rule.
-
-    For each iteration call `observe`, then `propose`; once a change is decided, `swapped` or
-    `failed`. Until then nothing else is possible.
+class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
+    """Decides when several replicas change their plan, and to what.
 
     Args:
         start: of all replicas, each by itself; what to come back to when nobody is slow.
@@ -98,13 +57,14 @@ class ReplicaReplanner:
             "auto": microbatches may run on other replicas, too. May be changed later.
         ops: that a search for routes may schedule.
 
-    `predicted`: seconds that the last iteration was expected to take, uncorrected; None where that
-    was not asked. `to_probe`: cross paths that a plan would use, of which nothing is known: the
-    plan waits for their probes. `stays`: why what has changed has led to no plan; "" else.
+    `to_probe`: cross paths that a plan would use, of which nothing is known: the plan waits for
+    their probes.
 
     Raises:
         BadInput: there is no such mode, or the start is of other replicas.
     """
+
+    estimator: ReplicaEstimator
 
     def __init__(
         self,
@@ -120,13 +80,10 @@ class ReplicaReplanner:
         if (start.replicas, start.stages) != shape:
             allowed = f"{shape[0]} replicas of {shape[1]} stages, as are measured"
             raise BadInput("start", f"{start.replicas} of {start.stages}", allowed)
-        self.estimator, self.rule, self.mode = estimator, rule, mode
-        self.predicted: float | None = None
-        self.stays = ""
+        super().__init__(start, estimator, rule)
+        self.mode = mode
         self.to_probe: list[Path] = []
         self._ops = ops
-        self._start, self._in_force = start, start
-        self._iteration = 0
         self._asked = 0  # when the paths to probe were asked for
         self._again: int | None = None  # when those that have shown nothing are tried again
         self._paths: dict[Path, float] = {}  # not yet planned for, with their old seconds
@@ -134,10 +91,8 @@ class ReplicaReplanner:
         self._seen: set[int] = set()  # workers that had changed an iteration ago
         self._not_before = 0  # to plan takes a while, in which training launches less
         self._planned: Mapping[int, float] = {}  # factors by the last plan
-        self._over_budget = False
         self._tried: tuple[Schedule, tuple[int, ...], int] | None = None  # before; who; until when
         self._tries = Backoff(LONGEST_WITHOUT_TRY)  # a microbatch there makes an iteration longer
-        self._trials: Trials[ReplicaChange] = Trials(start, rule)
 
     def observe(
         self,
@@ -166,63 +121,44 @@ class ReplicaReplanner:
         changed = self.estimator.update(usable)
         self._trials.observe(iteration, list(usable.values()), seconds, changed.any)
         self._over_budget |= self.estimator.measure_budget(usable)
-        if seconds is not None and self.estimator.known and iteration % LEARN == 0:
+        often = self.estimator.known and iteration % LEARN == 0
+        if ran is not None and seconds is not None and often:
             self._learn(ran, seconds)
         return changed
-
-    def _learn(self, ran: Schedule | None, seconds: float) -> None:
-        if ran is not None:
-            plain = self.estimator.conditions(corrected=False, native=ran.stock)
-            self.predicted = self.simulated(ran, plain).predicted
-            learn = self.estimator.learn_stock if ran.stock else self.estimator.learn
-            learn(self.predicted, seconds)
 
     def propose(
         self, iteration: int, changed: Changed, in_force: Schedule, possible: bool
     ) -> ReplicaChange | None:
-        """A plan that is clearly better than the one in force, if there is one.
+        """As for BaseReplanner, of an `iteration`; None until each worker has reported.
 
-        Args:
-            iteration: the last one that was observed.
-            changed: from `observe`.
-            in_force: the schedule that all ranks run.
-            possible: a proposal can be made now; else what has changed is remembered.
+        `changed`, `possible`: see there.
         """
+        if self.estimator.known:
+            return super().propose(iteration, changed, in_force, possible)
         self.stays = ""
-        if self.rule.fixed or not self.estimator.known:
-            return None
-        self._in_force, self._iteration = in_force, iteration
-        before = iteration < self._trials.since  # of the plan before: what has changed shows again
-        if before:
-            changed = Changed([], [])
-        self._remember(changed)
-        if not possible:
-            return None
-        if self._over_budget and (change := self._for_memory()) is not None:
-            return change
-        if self._trials.slower is not None:
-            return self._undo(*self._trials.slower)
-        if before:
-            return None
+        return None
+
+    def _replan(self, changed: bool) -> ReplicaChange | None:
         due = bool(self._paths or self._workers)
         if self.to_probe:
             due = self._probed()
-        elif self._again is not None and iteration >= self._again:
+        elif self._again is not None and self._iteration >= self._again:
             self._again, due = None, True
             self.estimator.forget_lost()
-        due &= changed.any or iteration >= self._not_before
-        if due and not self._postponed(changed.any):
-            return self._plan()
+        due &= changed or self._iteration >= self._not_before
+        # What changes on a busy machine in each iteration does not keep a plan in force.
+        if due and not self._postponed(changed) and (change := self._plan()) is not None:
+            return change
         if self._tried is not None:
             return self._end_of_try()
-        if iteration % LEARN == 0 and self.estimator.calibrated and not self.to_probe:
+        if self._iteration % LEARN == 0 and self.estimator.calibrated and not self.to_probe:
             return self._try_idle() or self._reconsider()
         return None
 
     def swapped(self, change: ReplicaChange, iteration: int) -> None:
-        """`change` is in force from `iteration` on."""
-        self._trials.swapped(change, iteration)
-        self._paths, self._workers, self.to_probe = {}, {}, []
+        """As for BaseReplanner, from `iteration` on."""
+        super().swapped(change, iteration)
+        self.to_probe = []
         tried, self._tried = self._tried, None
         if change.workers:  # who is slow is not as it was
             self._tries.passed()
@@ -230,27 +166,23 @@ class ReplicaReplanner:
             self._tries.failed(iteration)
         if change.tries:
             self._tried = change.current.schedule, change.tries, iteration + TRIED
-        if (undone := change.undoes) is not None and undone.retry:
-            self._restore(undone)  # once it is not blocked any more
-
-    def failed(self, change: ReplicaChange) -> None:
-        """It will not be: its reason still stands."""
-        if change.retry:
-            self._restore(change)
 
     def stock(self) -> Timeline:
-        """What the start would do now."""
+        """As for BaseReplanner: the start."""
         native = self._start.stock
         return self.simulated(self._start, self.estimator.conditions(native=native)).timeline
 
     def simulated(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
-        """What an iteration of a `schedule` takes under `conditions`, by the rule's messages."""
+        """As for BaseReplanner."""
         if schedule.stock:
             return evaluate_replicas(schedule, conditions, "eager", 0)
         return evaluate_replicas(schedule, conditions, self.rule.sends, self.rule.ahead)
 
-    def _restore(self, change: ReplicaChange) -> None:
-        self._paths = {**change.paths, **self._paths}
+    def _forget(self) -> None:
+        self._paths, self._workers = {}, {}
+
+    def _remember_again(self, change: ReplicaChange) -> None:
+        self._paths = {**change.links, **self._paths}
         self._workers = {**change.workers, **self._workers}
 
     def _remember(self, changed: Changed) -> None:
@@ -269,16 +201,9 @@ class ReplicaReplanner:
             self.to_probe, self._again = [], self._iteration + RETRY
         return not self.to_probe
 
-    def _postponed(self, changed: bool) -> bool:
-        """Whether what has changed, some of it just now (`changed`), is to wait."""
-        postponed = self._trials.postpones(self._in_force, self._iteration, LEARN)
-        if changed and self._trials.blocks_any(self._iteration):
-            self._accept(self.estimator.conditions())
-        return postponed
-
-    def _accept(self, conditions: ReplicaConditions) -> None:
-        self.estimator.accept()
-        self._planned = dict(conditions.slow)
+    def _accept(self) -> None:
+        self._planned = self.estimator.slow_workers.slow()
+        super()._accept()
 
     def _plan(self) -> ReplicaChange | None:
         """Something has changed for good."""
@@ -290,13 +215,13 @@ class ReplicaReplanner:
         factors = {w: (old, c.slow.get(w, 1.0)) for w, old in self._workers.items()}
         workers = {w: old for w, (old, new) in factors.items() if _differ(old, new)}
         eased = any(new < old for old, new in (*now.values(), *factors.values()))
-        self._accept(c)
+        self._accept()
         current, plan = self._evaluate(self._in_force, c), self._choose(c)
         back = plan.schedule is self._start
         worth = self.rule.worth(plan, current, eased)
         worth |= eased and back and self.rule.spares(plan, current)
         if not worth or plan.schedule.same_as(self._in_force):
-            self._paths, self._workers = {}, {}
+            self._forget()
             if not eased and (paths or workers):
                 self.stays = why_stays(paths, workers, c)
             return None
@@ -306,10 +231,10 @@ class ReplicaReplanner:
         if unproven := self.estimator.unproven(plan.schedule):
             self.to_probe, self._asked = unproven, self._iteration
             return None
-        self._paths, self._workers = {}, {}
+        self._forget()
         why = why_change(paths, workers, c, current, plan, back)
         seconds = time.perf_counter() - began
-        return ReplicaChange(why, plan, current, c, seconds, paths, workers, retry=True)
+        return Change(why, plan, current, c, seconds, paths, workers, retry=True)
 
     def _choose(self, conditions: ReplicaConditions) -> ReplicaPlan:
         """The cheapest of the fastest plans where that is clearly faster; else the start."""
@@ -349,57 +274,16 @@ class ReplicaReplanner:
             for a, b in c.paths
         )
 
-    def _undo(self, change: ReplicaChange, outcome: Outcome) -> ReplicaChange:
-        """The plan before was faster, by what iterations have taken, whatever was predicted."""
-        c = self.estimator.conditions()
-        plan, current = (
-            replace(evaluated, extra=seconds - evaluated.timeline.makespan)
-            for evaluated, seconds in (
-                (self._evaluate(change.current.schedule, c), outcome.before),
-                (self._evaluate(self._in_force, c), outcome.after),
-            )
-        )
-        why = why_undone(current, plan, plan.schedule.same_as(self._start))
-        return ReplicaChange(why, plan, current, c, trial=False, undoes=change)
+    def _choose_at_once(self, conditions: ReplicaConditions) -> ReplicaPlan:
+        plan = self._choose(conditions)
+        unproven = self.estimator.unproven(plan.schedule)
+        return self._evaluate(self._start, conditions) if unproven else plan
 
-    def _for_memory(self) -> ReplicaChange | None:
-        """What workers may hold has become known in microbatches: keep to it."""
-        budgets, stages = self.estimator.budgets, self.estimator.stages
-        if not self._start.stock:  # Megatron's own is what it is
-            least = [min(budgets[stage::stages]) for stage in range(stages)]
-            one = first_schedule(stages, self._start.microbatches, least)
-            self._start = self._trials.start = one.replicated(self.estimator.replicas)
-        held = () if self._in_force.stock else self._in_force.peak_in_flight()
-        over = [w for w, most in enumerate(held) if most > budgets[w]]
-        c = self.estimator.conditions()
-        lines = self._in_force.order
-        halved = not c.pipeline.split and any(op.kind is Kind.W for line in lines for op in line)
-        self._over_budget = bool(over) or halved  # until a plan that fits is in force
-        if not self._over_budget:
-            return None
-        why = "there is no memory for backwards in halves"
-        if over:
-            first = over[0]
-            has = f"holds {held[first]:g} microbatches, its memory is for {budgets[first]:.4g}"
-            why = f"worker {worker_name(first, stages)} {has}"
-        current, plan = self._evaluate(self._in_force, c), self._choose(c)
-        if self.estimator.unproven(plan.schedule):
-            plan = self._evaluate(self._start, c)
-        return ReplicaChange(why, plan, current, c, trial=False)
+    def _way_back(self, current: ReplicaPlan, plan: ReplicaPlan, to_start: bool) -> str:
+        return BACK if to_start else "back to that plan"
 
-    def _reconsider(self) -> ReplicaChange | None:
-        """Whether the plan in force is still needed: it was made from a few hasty samples."""
-        began = time.perf_counter()
-        if self._in_force.same_as(self._start):
-            return None
-        if self._trials.blocks_leaving(self._in_force, self._iteration):
-            return None
-        c = self.estimator.conditions()
-        current, start = self._evaluate(self._in_force, c), self._evaluate(self._start, c)
-        if not self.rule.spares(start, current):
-            return None
-        why, seconds = why_spared(current, start), time.perf_counter() - began
-        return ReplicaChange(why, start, current, c, seconds)
+    def _why_spared(self, current: ReplicaPlan, start: ReplicaPlan) -> str:
+        return why_spared(current, start)
 
     def _try_idle(self) -> ReplicaChange | None:
         """Give slow workers that have run nothing for long a microbatch, some iterations long."""
@@ -418,7 +302,7 @@ class ReplicaReplanner:
         names = ", ".join(worker_name(worker, self.estimator.stages) for worker in idle)
         current, plan = self._evaluate(self._in_force, c), self._evaluate(schedule, c)
         why = why_tried(names, TRY_AGAIN)
-        return ReplicaChange(why, plan, current, c, trial=False, tries=tuple(idle))
+        return Change(why, plan, current, c, trial=False, tries=tuple(idle))
 
     def _end_of_try(self) -> ReplicaChange | None:
         """They have shown that they are as slow as they were."""
@@ -428,14 +312,7 @@ class ReplicaReplanner:
             return None
         c = self.estimator.conditions()
         current, plan = self._evaluate(self._in_force, c), self._evaluate(schedule, c)
-        return ReplicaChange(why_tried_enough(workers, c), plan, current, c, trial=False)
-
-    def _evaluate(self, schedule: Schedule, conditions: ReplicaConditions) -> ReplicaPlan:
-        """What an iteration takes under `conditions`; what Megatron runs has links of its own."""
-        if not schedule.stock:
-            return self.simulated(schedule, conditions)
-        plan = self.simulated(schedule, self.estimator.conditions(native=True))
-        return replace(plan, extra=self.estimator.stock_extra)
+        return Change(why_tried_enough(workers, c), plan, current, c, trial=False)
 
 
 def _differ(old: float, new: float) -> bool:

@@ -75,20 +75,6 @@ def why_spared(current: ReplicaPlan, start: ReplicaPlan) -> str:
     )
 
 
-def why_undone(current: ReplicaPlan, plan: ReplicaPlan, back: bool) -> str:
-    """That iterations have become slower.
-
-    Args:
-        current: what is in force, with the seconds that were measured.
-        plan: what was in force before, and comes back, with the same.
-        back: whether that is the start.
-    """
-    return (
-        f"iterations take {1e3 * current.predicted:.4g} ms, on the plan before "
-        f"{1e3 * plan.predicted:.4g} ms: {BACK if back else 'back to that plan'}"
-    )
-
-
 def why_tried(worker: str, idle: int) -> str:
     """That the `worker`, `1.2`, gets a microbatch: nothing is known of it for `idle` iterations."""
     return (

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from statistics import median, median_low
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple
 
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.change import Change, K, P
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.telemetry.report import StageReport
 
@@ -96,43 +97,7 @@ class Backoff:
         return iteration < self._until
 
 
-class Evaluated(Protocol):
-    """A Plan, or a ReplicaPlan."""
-
-    @property
-    def schedule(self) -> Schedule:
-        """That was planned."""
-        ...
-
-    @property
-    def predicted(self) -> float:
-        """Seconds of an iteration."""
-        ...
-
-
-class OnTrial(Protocol):
-    """A change of plan: from the `current` one to another `plan`; see Change."""
-
-    @property
-    def plan(self) -> Evaluated:
-        """What comes."""
-        ...
-
-    @property
-    def current(self) -> Evaluated:
-        """What was in force."""
-        ...
-
-    @property
-    def trial(self) -> bool:
-        """If iterations turn out slower, the plan before comes back."""
-        ...
-
-
-C = TypeVar("C", bound=OnTrial)
-
-
-class Trials(Generic[C]):
+class Trials(Generic[P, K]):
     """Which change has made iterations slower, and which kind of plan is not tried for now.
 
     Args:
@@ -145,9 +110,9 @@ class Trials(Generic[C]):
 
     def __init__(self, start: Schedule, rule: ReplanPolicy) -> None:
         self.start, self.since = start, 0
-        self.slower: tuple[C, Outcome] | None = None
+        self.slower: tuple[Change[P, K], Outcome] | None = None
         self._rule, self._history = rule, History()
-        self._trial: C | None = None  # in force, and not yet compared with what was before
+        self._trial: Change[P, K] | None = None  # in force, not yet compared with what was before
         self._to_start, self._from_start = Backoff(), Backoff()
 
     def observe(
@@ -178,7 +143,7 @@ class Trials(Generic[C]):
         else:
             backoff.passed()
 
-    def swapped(self, change: C, iteration: int) -> None:
+    def swapped(self, change: Change[P, K], iteration: int) -> None:
         """`change` is in force from `iteration` on."""
         self.since = iteration
         self._trial, self.slower = change if change.trial else None, None

@@ -179,6 +179,11 @@ class ReplicaEstimator:
         return tuple(most for one in self.estimators for most in one.budgets)
 
     @property
+    def split(self) -> bool:
+        """Whether backwards may run in halves."""
+        return all(one.split for one in self.estimators)
+
+    @property
     def unmet(self) -> str:
         """Why a budget in bytes was given up; "" where none was."""
         return next((one.unmet for one in self.estimators if one.unmet), "")
@@ -275,7 +280,7 @@ class ReplicaEstimator:
             links=links,
             step_seconds=step.step_seconds,
             step_sync=step.step_sync,
-            split=all(one.split for one in each),
+            split=self.split,
             cores=None,
         )
         return ReplicaConditions(

@@ -1,6 +1,7 @@
 """One rank of test_replica_routes.py: trains under routes between replicas, and as stock does.
 
-Prints one JSON line per case, from rank 0: what stock and ours had at the end, on all ranks.
+Prints one JSON line per case, from rank 0: what stock and ours had at the end, on all ranks; a case
+may ask for stock with the replicas' data permuted, too.
 Arguments: a file with the cases, a folder for the dataset.
 """
 
@@ -26,14 +27,12 @@ from megatron_adaptra.adapter.baseline.shape import GPTShape
 from megatron_adaptra.adapter.entry.activate import activate
 from megatron_adaptra.config import AdaptraConfig
 
-ITERATIONS = 3
 
-
-def train(shape: GPTShape, dataset: Any, function: Any) -> dict[str, Any]:
-    """What ITERATIONS iterations end with on this rank: losses, gradients' norms, parameters."""
+def train(shape: GPTShape, dataset: Any, function: Any, iterations: int) -> dict[str, Any]:
+    """What that many iterations end with on this rank: losses, gradients' norms, parameters."""
     arm = gpt.Arm.build(shape, dataset)
     losses, norms = [], []
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         arm.begin()
         losses.append([loss.item() for loss in arm.forward_backward(function)])
         _, norm, _ = arm.optimizer.step()
@@ -46,6 +45,16 @@ def train(shape: GPTShape, dataset: Any, function: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def permuted(homes: list[int], *arguments: Any) -> dict[str, Any]:
+    """The same in stock Megatron, where replica r gets the data of homes[r]."""
+    batches = gpt._Batches
+    gpt._Batches = lambda arm, replica: batches(arm, homes[replica])
+    try:
+        return train(*arguments)
+    finally:
+        gpt._Batches = batches
+
+
 def routed(case: dict[str, Any], shape: GPTShape, dataset: Any) -> dict[str, Any]:
     """The same under the schedule of a case, which holds all replicas."""
     config = AdaptraConfig(
@@ -55,9 +64,9 @@ def routed(case: dict[str, Any], shape: GPTShape, dataset: Any) -> dict[str, Any
     activation = activate(config)
     session = activation.session
     session.resumed = {"format": 1, "schedule": case["schedule"], "delays": {}}
-    session.keep_records = range(ITERATIONS)
+    session.keep_records = range(case["iterations"])
     try:
-        found = train(shape, dataset, gpt.forward_backward_function())
+        found = train(shape, dataset, gpt.forward_backward_function(), case["iterations"])
         order = session.run.controller.ballot.schedule.order[session.context.worker]
         found["ran"] = [" ".join(str(o.op) for o in r.ops) for r in session.records]
         found["planned"] = " ".join(map(str, order))
@@ -78,11 +87,13 @@ def main() -> None:
         shape = GPTShape(**case["shape"])
         if not references:
             gpt.initialize(shape, timeout=60)
-        samples = 8 * ITERATIONS * shape.microbatches
+        samples = 8 * case["iterations"] * shape.microbatches
         dataset = gpt.build_dataset(prefix, shape, samples)
+        stock = shape, dataset, gpt.forward_backward_function(), case["iterations"]
         if shape not in references:
-            references[shape] = train(shape, dataset, gpt.forward_backward_function())
+            references[shape] = train(*stock)
         both = {"stock": references[shape], "ours": routed(case, shape, dataset)}
+        both["permuted"] = [permuted(homes, *stock) for homes in case["permuted"]]
         both["place"] = [mpu.get_data_parallel_rank(), mpu.get_pipeline_model_parallel_rank()]
         gathered: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(gathered, both)

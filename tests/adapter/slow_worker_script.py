@@ -57,14 +57,21 @@ def slowed(config: AdaptraConfig, dataset: Any) -> dict[str, Any]:
     session = activation.session
     session.keep_records = range(ITERATIONS)
     emulator, waits = session.context.worker_emulator, []
+    asked = 0.0  # seconds of the timer for this op
+
+    def sleep(seconds: float) -> None:
+        nonlocal asked
+        asked = seconds
+        time.sleep(seconds)
 
     def wait(since: float) -> None:
-        computed, begun = emulator.work() - since, time.monotonic()
+        nonlocal asked
+        asked, computed, begun = 0.0, emulator.work() - since, time.monotonic()
         waited(since)
-        times = emulator.seconds(1.0)
-        waits.append((emulator.iteration, times, computed, time.monotonic() - begun))
+        times, took = emulator.seconds(1.0), time.monotonic() - begun
+        waits.append((emulator.iteration, times, computed, took, asked))
 
-    waited, emulator.wait = emulator.wait, wait
+    waited, emulator.wait, emulator._sleep = emulator.wait, wait, sleep
     try:
         bits = train(dataset)
     finally:

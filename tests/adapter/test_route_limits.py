@@ -12,6 +12,7 @@ from megatron.core import parallel_state as mpu
 
 from megatron_adaptra.adapter.pipeline import route_limits
 from megatron_adaptra.adapter.pipeline.route_limits import MOVED, ROUTES, allows, apart, mode_of
+from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.step import idle_losses
 from megatron_adaptra.adapter.step.idle_losses import IdleLosses
 from megatron_adaptra.config import AdaptraConfig
@@ -108,12 +109,31 @@ class Model(torch.nn.Module):
     ("hidden", "inside", "words"),
     [(0.0, 0.0, ""), (0.1, 0.0, "hidden_dropout draws"), (0.0, 0.1, "nn.Dropout draws")],
 )
-def test_dropout_keeps_microbatches_in_their_order(
-    hidden: float, inside: float, words: str
+@pytest.mark.parametrize("why", ["", "its generators are held by CUDA graphs"])
+def test_dropout_keeps_microbatches_in_their_order_where_it_has_no_states_by_home(
+    hidden: float, inside: float, words: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(route_limits, "no_states", lambda: why)
     found = route_limits._order_counts({"model": Model(hidden, inside)})
-    assert words in found
-    assert bool(words) == bool(found)
+    assert found == (f"{words} random numbers, and {why}" if words and why else "")
+
+
+def test_a_generator_of_its_own_keeps_microbatches_in_their_order() -> None:
+    model = Model(0.0, 0.0)
+    model.part[0].generator = torch.Generator()  # type: ignore[assignment]
+    found = route_limits._order_counts({"model": model})
+    assert found == "Linear draws from a generator of its own, in the order of ops"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "by_home"), [(START, False), (exchanged(1, 3), False), (shifted(), True)]
+)
+def test_random_numbers_go_by_home_only_where_microbatches_move(
+    schedule: Schedule, by_home: bool
+) -> None:
+    run = object.__new__(Run)
+    run._schedule = schedule
+    assert run.by_home is by_home
 
 
 @pytest.mark.parametrize("other", ["same", "another"])

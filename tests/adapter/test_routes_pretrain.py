@@ -136,6 +136,29 @@ def test_moved_microbatches_change_losses_by_rounding(name: str, tmp_path: Path)
     )
 
 
+def test_dropout_falls_by_home_whatever_the_routes(tmp_path: Path) -> None:
+    """Also in an iteration that Megatron runs again, and compares with its first run."""
+    doubts = ("--rerun-mode", "validate_results", "--user-doubt", "1:5,0:7")
+    ways = {"re-route": (), "shift": (), "idle": doubts}
+    norms, losses = [], []
+    for move, flags in ways.items():
+        (folder := tmp_path / move).mkdir()
+        done = routed(folder, move, *DROPOUT, *flags)
+        assert " is not possible: " not in done.text
+        again = done.text.count("unexpected result is reproducible within the tolerance")
+        assert again == (2 if flags else 0)
+        norms.append([float(norm) for _, norm in done.printed])
+        losses.append([float(loss) for loss, _ in done.printed])
+    assert len(losses[0]) == ITERATIONS
+    for found in losses[1:]:
+        assert found == pytest.approx(losses[0], rel=1e-5)
+    for found in norms[1:]:
+        assert found == pytest.approx(norms[0], rel=2e-3)
+    theirs = stock(RANKS, *HALF, *DROPOUT, iterations=ITERATIONS).done
+    apart = [abs(a - float(b)) for a, (b, _) in zip(losses[0], theirs.printed, strict=True)]
+    assert max(apart) > 1e-4, "what is compared has dropout in it"
+
+
 def test_a_loss_that_is_no_sum_is_reported_by_idle_workers_too(tmp_path: Path) -> None:
     """Megatron's last rank is idle, and prints what the other replica's microbatches had."""
     flags = ("--user-loss", "mean")
@@ -230,10 +253,10 @@ REFUSED = {
         "work for other replicas is not possible: rank 2: a forward calls all_reduce over ranks "
         "[2, 3]",
     ),
-    "dropout": (
-        RANKS, DROPOUT,
-        "a microbatch that leaves the order of its replica is not possible: hidden_dropout draws "
-        "random numbers in the order of ops",
+    "parameters gathered in forwards": (
+        RANKS, SHARDED,
+        "a microbatch that leaves the order of its replica is not possible: "
+        "--overlap-param-gather needs a forward on each worker",
     ),
 }  # fmt: skip
 

@@ -48,8 +48,10 @@ def test_every_op_of_that_worker_alone_waits(engine: str) -> None:
     wanted = [(i, 2.0 if i >= SLOW else 0.0) for i in range(6) for _ in range(ops)]
     assert [(iteration, times) for iteration, times, *_ in waits] == wanted
     slow = [wait for wait in waits if wait[0] >= SLOW]
-    computed, waited = (sum(wait[i] for wait in slow) for i in (2, 3))
+    computed, waited, asked = (sum(wait[i] for wait in slow) for i in (2, 3, 4))
     assert waited >= 2 * computed - 1e-3
+    # And no more, however late the timers are. The second reading of an op's CPU time is later.
+    assert asked <= 2 * computed + 1e-3 * len(slow)
 
 
 @pytest.mark.parametrize("engine", ["native", "executor"])
@@ -62,21 +64,6 @@ def test_what_is_measured_has_the_waits_in_it(engine: str) -> None:
         mine = [op for op in slow if op[0] == kind]
         # Timers that were late for an op are made up for in the next one, by 1 ms at most.
         assert sum(op[2] for op in mine) >= 3 * sum(op[3] for op in mine) - 1e-3 * len(mine)
-
-
-@pytest.mark.timing
-@pytest.mark.parametrize("engine", ["native", "executor"])
-def test_its_ops_take_three_times_as_long_as_they_compute(engine: str) -> None:
-    """And those of its peer, in the same iterations, as long."""
-
-    def times(worker: str) -> float:
-        """Of the op that other processes have disturbed least."""
-        ops = [op for op in trained()[engine][worker]["ops"] if op[1] >= SLOW]
-        return min(op[2] / op[3] for op in ops if op[0] in "FBI")
-
-    in_time("times as long as they compute", times("1.0"), 3.5)
-    in_time("least times", 2.3, times("1.0"))
-    in_time("times as long, of its peer", times("0.0"), 1.5)
 
 
 @pytest.mark.parametrize("engine", ["native", "executor"])

@@ -17,7 +17,6 @@ CONTRADICTIONS = [
     ((*RULE, "--bandwidth", "20MB/s"), "--bandwidth", "--emulate-link"),
     ((*RULE, "--from-iteration", "3"), "--from-iteration", "--emulate-link"),
     ((*RULE, "--to-iteration", "8"), "--to-iteration", "--emulate-link"),
-    ((*RULE, "--slow-worker", "0.1:2x"), "--slow-worker", "--emulate-link"),
     ((*RULE, "--slow-path", "0.1-0.2:9ms"), "--slow-path", "--emulate-link"),
     (("--no-emulation", *RULE), "--emulate-link", "--no-emulation"),
     (("--no-emulation", "--slow-worker", "0.1:2x"), "--slow-worker", "--no-emulation"),
@@ -171,6 +170,8 @@ def test_what_gets_slow_becomes_rules_of_the_slow_phase() -> None:
     both = DemoOptions(**span, **slow, slow_links=["2-3"])
     assert both.rules == ["2-3:40000us@9..20", "0.1>1.2:40ms@9..20"]
     assert DemoOptions(**span, **slow, emulate=False).worker_rules == []
+    rules = {"emulate_link": ["0.1>1.2:40ms@9..20"], "slow_workers": ["1.1:2x"]}
+    assert DemoOptions(**rules, data_parallel=2).worker_rules == ["1.1:2x"], "in the whole run"
 
 
 def test_hosts_of_a_laboratory_are_those_of_the_workers() -> None:

@@ -59,6 +59,9 @@ def test_only_moved_microbatches_explain_a_small_difference(
     losses = {"stock": [4.0, 3.0], "adaptra": ours}
     found = Differences.between(losses, digests, [0.0, 1e-9], plans, "fp32")
     assert found.equal_to_rounding is rounding
+    keeps = all(plan in (HOME, SWAPPED) for plan in plans)
+    masked = Differences.between(losses, digests, [0.0, 1e-9], plans, "fp32", dropout=0.1)
+    assert masked.equal_to_rounding is (rounding if keeps else None), "dropout went by home"
     assert found.losses_identical is (ours == losses["stock"])
     assert found.parameters_identical is (digests is SAME)
     assert found.parameters_difference == 1e-9

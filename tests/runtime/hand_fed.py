@@ -17,8 +17,9 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.initial import over_own_messages
+from megatron_adaptra.runtime.change import PipelineChange
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replanner import Change, Replanner
+from megatron_adaptra.runtime.replanner import Replanner
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.link_probe import FIRST, NBYTES, SHARE
@@ -114,12 +115,12 @@ class Job:
         self.rule = ReplanPolicy(sends="eager")
         self.replanner = Replanner(self.start, estimator, self.rule)
         self.ran: list[Schedule] = []
-        self.changes: dict[int, Change] = {}
+        self.changes: dict[int, PipelineChange] = {}
         self.predicted: dict[int, float] = {}
         self.refused = 0
         self._in_force = self.start
         self._before: list[IterationRecord] | None = None
-        self._due: tuple[int, Change] | None = None
+        self._due: tuple[int, PipelineChange] | None = None
 
     def train(self, iterations: int, **truth: object) -> list[Schedule]:
         """The schedules that ran; `truth`: what is different from now on."""
@@ -141,7 +142,7 @@ class Job:
             self._before = now
         return self.ran[-iterations:]
 
-    def _close(self, iteration: int, change: Change) -> None:
+    def _close(self, iteration: int, change: PipelineChange) -> None:
         self._due = None
         if self.refused:
             self.refused -= 1

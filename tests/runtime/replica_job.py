@@ -19,8 +19,9 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.initial import over_own_messages
+from megatron_adaptra.runtime.change import ReplicaChange
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replica_replanner import ReplicaChange, ReplicaReplanner
+from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.link_probe import NBYTES

@@ -28,7 +28,7 @@ from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.record import RunRecord, read_record
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_loop import ReplicaLoop, of_stages
-from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
+from megatron_adaptra.runtime.replica_replanner import NO_ROUTES, ReplicaReplanner
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.probe import IterationRecord
 from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
@@ -152,6 +152,18 @@ def test_a_slow_worker_gives_work_away_and_takes_it_back(tmp_path: Path) -> None
     assert training.job.took[-1] <= untreated / 1.3
     healed = training.train(60, slow={})
     assert healed[-1].same_as(training.job.start)
+    training.close()
+
+
+def test_from_a_limit_on_no_microbatch_leaves_home(tmp_path: Path) -> None:
+    """All ranks learn of it; only the leader plans."""
+    training = Training(tmp_path / "decisions.jsonl", "auto")
+    training.train(12)
+    for controller in training.controllers:
+        controller.limit(NO_ROUTES)
+    slow = training.train(40, slow={4: 2.0})
+    assert not any(one.routes.moved for one in slow)
+    assert training.ran[-1][LINKS].pairs == frozenset()
     training.close()
 
 

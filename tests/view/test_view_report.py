@@ -112,6 +112,9 @@ def test_lists_of_replicas_are_of_workers() -> None:
     wrong = Page(report_html(sample_report(**{**of, "equal_to_rounding": False})))
     assert "Losses differ by 3e-08 of their size" in wrong.words
     assert ("class", "result bad") in wrong.attributes
+    masked = Page(report_html(sample_report(**{**of, "equal_to_rounding": None})))
+    assert "as dropout falls on other values where microbatches move" in masked.words
+    assert ("class", "result bad") not in masked.attributes
     short = {**of, "workers": ["0.0"]}
     assert "worker 3" in Page(report_html(sample_report(**short))).words
 

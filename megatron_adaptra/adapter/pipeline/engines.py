@@ -19,6 +19,7 @@ from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
 from megatron_adaptra.adapter.pipeline.compatibility import unsupported
 from megatron_adaptra.adapter.pipeline.executor_stage import MegatronStage
 from megatron_adaptra.adapter.pipeline.home_data import IterationData
+from megatron_adaptra.adapter.pipeline.home_random import HomeRandom, no_states
 from megatron_adaptra.adapter.pipeline.native import AdaptraCommunicator
 from megatron_adaptra.adapter.pipeline.native_chunks import ChunkCommunicator, overlapping
 from megatron_adaptra.adapter.pipeline.run import Run
@@ -89,6 +90,7 @@ class Executor:
     def __init__(self, context: RankContext, counts: ByteCounts) -> None:
         self._context, self._counts = context, counts
         self._splits: list[SplitBackward] = []  # by chunk, once a plan has halves of backwards
+        self._random = HomeRandom()
 
     def runs(self, arguments: ScheduleArgs) -> bool:
         """Whether the executor is wanted and can run this call of Megatron's schedule."""
@@ -99,16 +101,21 @@ class Executor:
             self._context.say(text)
         return not reason
 
-    def run(self, run: Run, arguments: ScheduleArgs) -> Any:
-        """One iteration; in the first of every program bytes of activations are counted."""
+    def run(self, run: Run, arguments: ScheduleArgs, iteration: int) -> Any:
+        """One iteration; in the first of every program bytes of activations are counted.
+
+        `iteration`: how many went before, those that Megatron has run again included.
+        """
         context, line, models = self._context, run.line, models_of(arguments)
         halves = any(op.kind is Kind.I for op in line)
         if halves and not self._splits:
             self._splits = [SplitBackward(model) for model in models]
         count_bytes = self._counts.due(run.program)
+        self._random.begin(iteration)
+        drawn = self._random if run.by_home and not no_states() else None
         stage = MegatronStage(
             line, run.wiring.mailbox, arguments, groups_of(context, arguments),
-            context.guard, self._splits if halves else (), count_bytes,
+            context.guard, self._splits if halves else (), count_bytes, drawn,
         )  # fmt: skip
         return stage.run()
 

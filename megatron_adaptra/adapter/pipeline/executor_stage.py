@@ -20,6 +20,7 @@ from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_o
 from megatron_adaptra.adapter.pipeline.grad_sync import GradSync
 from megatron_adaptra.adapter.pipeline.guarded_meter import GuardedMeter
 from megatron_adaptra.adapter.pipeline.home_data import IterationData
+from megatron_adaptra.adapter.pipeline.home_random import HomeRandom
 from megatron_adaptra.adapter.pipeline.memory import Key
 from megatron_adaptra.adapter.pipeline.recompute import Replay, buffers_of
 from megatron_adaptra.adapter.pipeline.split import SplitBackward, WeightGradStore
@@ -52,7 +53,8 @@ class MegatronStage:
     `line`: its ops. `groups`: Megatron's process groups. `guard`: what activations take is measured
     through it. `splits`: one per chunk, where the line
     has halves of backwards. `count_bytes`: whether to measure what activations take, which costs
-    time on a CPU.
+    time on a CPU. `drawn`: what forwards draw where that goes by home, not op after op; its
+    iteration has begun.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class MegatronStage:
         guard: Guard,
         splits: Sequence[SplitBackward] = (),
         count_bytes: bool = False,
+        drawn: HomeRandom | None = None,
     ) -> None:
         data = arguments["data_iterator"]
         self.models, self.config = models_of(arguments), config_of(arguments)
@@ -76,7 +79,7 @@ class MegatronStage:
         self._first = {op.chunk: op for op in reversed(line) if op.kind is Kind.F}
         self.recomputed = {key_of(op) for op in line if op.kind is Kind.R}
         self.sync = GradSync(self.config, self.models, line, self.stage)
-        self.splits = splits
+        self.splits, self.drawn = splits, drawn
         ignored = (t for m in self.models for t in (*m.parameters(), *buffers_of(m)))
         self.meter = GuardedMeter(guard, len(self.models), count_bytes, ignored)
         self._held: dict[Key, _Held] = {}
@@ -136,14 +139,15 @@ class MegatronStage:
         recomputed = key in self.recomputed
         self.meter.begins()
         self.mailbox.probe.op_begins()
-        if recomputed:
-            replay = Replay()
-            with replay.discard():
-                output, tokens = self._step(op, received, replay.recording(data), self.losses)
-            self._held[key] = _Held(received, output.detach(), replay=replay)
-        else:
-            output, tokens = self._step(op, received, data, self.losses)
-            self._held[key] = _Held(received, output, self._embedded(op))
+        with self._drawing(op):
+            if recomputed:
+                replay = Replay()
+                with replay.discard():
+                    output, tokens = self._step(op, received, replay.recording(data), self.losses)
+                self._held[key] = _Held(received, output.detach(), replay=replay)
+            else:
+                output, tokens = self._step(op, received, data, self.losses)
+                self._held[key] = _Held(received, output, self._embedded(op))
         self.mailbox.probe.op_ends(op)
         self.tokens += tokens
         if recomputed:
@@ -254,6 +258,11 @@ class MegatronStage:
             is_last_stage=self._is_last(op),
         )
         return output, tokens
+
+    def _drawing(self, op: Op) -> contextlib.AbstractContextManager[None]:
+        if self.drawn is None:
+            return contextlib.nullcontext()
+        return self.drawn.of(op, position_of(op, self.stage, self.routes))
 
     def _is_first(self, op: Op) -> bool:
         return position_of(op, self.stage, self.routes) == 0

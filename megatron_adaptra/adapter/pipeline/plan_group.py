@@ -82,6 +82,10 @@ class PlanGroup:
         """Whether this rank leads the group."""
         return self.members.index(dist.get_rank()) == 0
 
+    def limit(self, what: str, why: str) -> None:
+        """From now on `what` is not allowed, either, with the reason `why`: on all ranks alike."""
+        self.limits[what] = why
+
     def leads(self, pipeline: Sequence[int]) -> bool:
         """Whether the leader is a stage of `pipeline`, which is given as global ranks."""
         return self.members[0] in pipeline

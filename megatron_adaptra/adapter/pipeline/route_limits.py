@@ -21,9 +21,9 @@ from megatron.core.tensor_parallel import random
 from megatron_adaptra.adapter.compat.features import Effect, effect_of
 from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
+from megatron_adaptra.adapter.pipeline.home_random import no_states, own_generator
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks
 from megatron_adaptra.config import AdaptraConfig
-from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.runtime.replica_replanner import NO_ROUTES
 
@@ -78,27 +78,27 @@ def allows(mode: str, schedule: Schedule) -> bool:
     """Whether a plan of this `mode` may be this `schedule`."""
     if mode == "auto" or not schedule.routes.moved:
         return True
-    every = list(range(schedule.microbatches))
-    forwards = ([op.microbatch for op in line if op.kind is Kind.F] for line in schedule.order)
-    return mode == "swap" and all(numbers == every for numbers in forwards)
+    return mode == "swap" and schedule.keeps_order
 
 
 def _order_counts(arguments: ScheduleArgs) -> str:
     """Why a worker has to run microbatches in Megatron's order, each number once.
 
-    Random numbers are drawn op after op. They are those of stock as long as each worker's n-th
-    forward is of an n-th microbatch, of whichever replica.
+    Random numbers are no reason where forwards can draw them by home.
     """
-    config = config_of(arguments)
+    config, models = config_of(arguments), models_of(arguments)
     if pinned := effect_of(config, Effect.PINNED):
         return pinned
-    wrapped = (getattr(model, "ddp_config", None) for model in models_of(arguments))
+    wrapped = (getattr(model, "ddp_config", None) for model in models)
     if any(getattr(one, "overlap_param_gather", False) for one in wrapped):
         return "--overlap-param-gather needs a forward on each worker"  # an idle one has none
+    if owner := next(filter(None, map(own_generator, models)), ""):
+        return f"{owner} draws from a generator of its own, in the order of ops"
     names = [name for name in _RANDOM if getattr(config, name, None)]
-    modules = (module for model in models_of(arguments) for module in model.modules())
+    modules = (module for model in models for module in model.modules())
     names += ["nn.Dropout" for m in modules if "Dropout" in type(m).__name__ and _random(m)]
-    return f"{names[0]} draws random numbers in the order of ops" if names else ""
+    why = no_states() if names else ""
+    return f"{names[0]} draws random numbers, and {why}" if why else ""
 
 
 def _random(module: Any) -> bool:

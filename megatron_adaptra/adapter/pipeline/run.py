@@ -19,7 +19,6 @@ from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle
 from megatron_adaptra.runtime.controller import Controller
-from megatron_adaptra.runtime.replica_loop import ReplicaLoop
 from megatron_adaptra.runtime.replica_replanner import NO_ROUTES
 from megatron_adaptra.telemetry.estimate import SPARE
 from megatron_adaptra.telemetry.report import Memory
@@ -61,6 +60,14 @@ class Run:
         return self._schedule.stock
 
     @property
+    def by_home(self) -> bool:
+        """Whether microbatches leave their order, so that random numbers go by their homes.
+
+        Elsewhere, in whole swaps too, an op draws what stock's n-th op draws.
+        """
+        return not self._schedule.keeps_order
+
+    @property
     def idle(self) -> list[int]:
         """The workers of the last stage that run nothing in the iteration to come."""
         order, stages = self.program.order, self._context.stages
@@ -69,11 +76,9 @@ class Run:
     def limit_routes(self, why: str) -> None:
         """No routes from now on if there is a reason `why`, the same on all ranks, or none."""
         if why:
-            self.wiring.plan_group.limits[ROUTES] = why
+            self.wiring.plan_group.limit(ROUTES, why)
             self._context.say(f"{ROUTES} is not possible: {why}")
-            loop = getattr(self.controller, "loop", None)  # of the leader
-            if isinstance(loop, ReplicaLoop):
-                self._context.guard.call(loop.limit, NO_ROUTES)
+            self._context.guard.call(self.controller.limit, NO_ROUTES)
 
     def begin(self, iteration: int, new_message: Callable[[], torch.Tensor]) -> None:
         """The boundary before `iteration`: its program, its first receives."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from megatron_adaptra.adapter.compat.schedule_args import (
     models_of,
 )
 from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
-from megatron_adaptra.adapter.pipeline.cross_links import CrossLinks, crossing
+from megatron_adaptra.adapter.pipeline.cross_links import crossing
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks, reason_anywhere
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.route_limits import allows, mode_of
@@ -155,15 +154,13 @@ def _prepare(
     resumed, delays = _resumed(context, wiring, means, start) if resumes else (None, {})
     tries = means.searches and (means.split or means.recompute) and not start.stock
     first_trial = trial(start, means.split, means.recompute) if tries else None
-    links = None
-    if wiring.cross is not None:  # all ranks open those of a checkpoint's plan now
+    links, cross = None, wiring.cross
+    if cross is not None:  # all ranks open those of a checkpoint's plan now
         links = Links(crossing(resumed or start))
         opening = Proposal(-1, iteration, Bundle({LINKS: links}), f"{group.serial}/{iteration}")
-        wiring.cross.open(opening, opening.bundle)
+        cross.open(opening, opening.bundle)
     ballot = starting_ballot(start, resumed, first_trial, iteration, links)
-    prepare = None
-    if wiring.cross is not None:
-        prepare = functools.partial(_prepared, wiring.cross, ballot)
+    prepare = None if cross is None else lambda proposal: cross.open(proposal, ballot.lasting)
     digest = f"{ballot.in_force.digest} {ballot.lasting.digest}"
     if not group.leader:
         reports = group.leads(context.workers)
@@ -184,11 +181,6 @@ def _prepare(
     return leader, digest
 
 
-def _prepared(cross: CrossLinks, ballot: Ballot, proposal: Proposal) -> None:
-    """Make sure that this rank can run a proposal. Raises an AdaptraError if not."""
-    cross.open(proposal, ballot.lasting)
-
-
 def _loop(
     context: RankContext,
     wiring: Wiring,
@@ -198,7 +190,7 @@ def _loop(
     delays: Mapping[str, float],
     message_bytes: int,
     announce: bool,
-) -> PlanningThread[Any]:
+) -> PlanningThread[Any, Any]:
     """What plans on the leader.
 
     `first`: what the job begins with; `delays`: that it was made for.

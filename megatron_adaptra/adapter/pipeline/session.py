@@ -147,7 +147,7 @@ class Session:
         if run.wiring.probes is not None:
             self.guard.later(run.probe_links, True)
         if not run.stock and self._executor.runs(arguments):
-            result = self._executor.run(run, arguments)
+            result = self._executor.run(run, arguments, self.iteration)
         else:
             by_megatron = run_measured if run.stock else run_native
             with self._counts.around(run.program, arguments):

@@ -1,0 +1,116 @@
+"""Random states by home: a forward draws the same numbers, whichever replica runs it.
+
+Megatron's generators go on from op to op, so what an op draws depends on all that its rank has run
+before. While single microbatches move between replicas, each forward gets states of its own
+instead: a hash of what is run, and of the seed that Megatron has given the generator. Workers of
+one stage have the same seeds, so any of them draws what the home would. Ranks that share a
+generator's seed share its states here, too, and no others do: tensor-parallel ranks drop the same
+values of what each of them holds whole (the default generator), and different ones of their own
+parts (`model-parallel-rng`). After the forward the rank's own generators are as they were; once
+all microbatches are at home again, stock's numbers go on.
+
+Keys in place of a stream: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core import rerun_state_machine
+from megatron.core.tensor_parallel import random
+
+from megatron_adaptra.ir.op import Op
+
+_States = tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]  # CPU, device, tracker's
+
+
+class HomeRandom:
+    """What forwards of one rank draw, by iteration, home, microbatch and position in the model.
+
+    Covers torch's default generators of CPU and device, and all of Megatron's tracker.
+    """
+
+    def __init__(self) -> None:
+        self._iteration = self._again = 0
+        self._seeds: tuple[int, int, dict[str, int]] | None = None  # once this iteration needs them
+
+    def begin(self, iteration: int) -> None:
+        """An iteration begins, as all of the job do here; `iteration`: how many went before.
+
+        One that Megatron runs again, to see whether its results are the same, draws the same, and
+        does not count.
+        """
+        machine = rerun_state_machine._GLOBAL_RERUN_STATE_MACHINE  # asking for it would make one
+        again = rerun_state_machine.RerunState.RERUNNING_IN_PLACE
+        self._again += machine is not None and machine.state is again
+        self._iteration = iteration - self._again
+        self._seeds = None
+
+    @contextlib.contextmanager
+    def of(self, op: Op, position: int) -> Iterator[None]:
+        """Around a forward `op` at that `position` of the model: `chunk * stages + stage`."""
+        states = self._states(f"{self._iteration} {op.home} {op.microbatch} {position}")
+        with random._fork_rng():
+            random._set_all_rng_states(*states)
+            yield
+
+    def _states(self, what: str) -> _States:
+        if self._seeds is None:
+            self._seeds = _seeds()
+        cpu, device, tracked = self._seeds
+        return (
+            _state(f"cpu {cpu} {what}", torch.device("cpu")),
+            _state(f"device {device} {what}", _device()),
+            {name: _state(f"{name} {seed} {what}", _device()) for name, seed in tracked.items()},
+        )
+
+
+def no_states() -> str:
+    """Why a forward cannot get states of its own, or an empty string."""
+    _, device, tracked = random._get_all_rng_states()
+    if all(isinstance(state, torch.Tensor) for state in (device, *tracked.values())):
+        return ""
+    return "its generators are held by CUDA graphs"  # objects, which a replay goes on from
+
+
+def own_generator(model: torch.nn.Module) -> str:
+    """The type of a module of `model` that draws from a generator of its own, or nothing."""
+    for module in model.modules():
+        if any(isinstance(value, torch.Generator) for value in vars(module).values()):
+            return type(module).__name__
+    return ""
+
+
+def _device() -> torch.device:
+    """That of Megatron's tracker."""
+    generators: Any = torch.cuda.default_generators
+    found: torch.device = generators[torch.cuda.current_device()].device
+    return found
+
+
+def _seeds() -> tuple[int, int, dict[str, int]]:
+    """What Megatron has begun each of this rank's generators with."""
+    cpu, device, tracked = random._get_all_rng_states()
+    of_device = {name: _seed_of(state, _device()) for name, state in tracked.items()}
+    return _seed_of(cpu, torch.device("cpu")), _seed_of(device, _device()), of_device
+
+
+def _seed_of(state: torch.Tensor, device: torch.device) -> int:
+    """What a generator of that `device` began with, however much it has drawn since."""
+    generator = torch.Generator(device)
+    generator.set_state(state)
+    return int(generator.initial_seed())
+
+
+def _state(key: str, device: torch.device) -> torch.Tensor:
+    """Of a generator of that `device`: a pure function of the `key`.
+
+    Of 64 bits a CPU's generator takes 32: two of 10,000 forwards have the same state in one of a
+    hundred cases, which is as good as any other two.
+    """
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "big")).get_state()
