@@ -31,11 +31,13 @@ settings.register_profile("the same", settings.get_profile("adaptra"), derandomi
 # With --quick all that train are of one process, and so forks of one zygote.
 # They are started in this order: those that take longest first.
 SHARING = (
-    "soft_roce/test_verbs.py", "adapter/test_executor_training.py",
+    "soft_roce/test_verbs.py", "adapter/test_routes_pretrain.py",
+    "adapter/test_law_replicas.py", "adapter/test_executor_training.py",
     "fake_cuda/test_fake_adaptation.py", "fake_cuda/test_fake_trainings.py",
     "adapter/test_iteration_end.py", "adapter/test_pretrain.py", "adapter/test_law.py",
     "adapter/test_schedules.py", "launch/test_documented_commands.py",
-    "adapter/test_gradients.py", "test_zygote.py", "runtime/test_ddp_hook.py",
+    "adapter/test_gradients.py", "adapter/test_slow_worker.py",
+    "adapter/test_replica_routes.py", "test_zygote.py", "runtime/test_ddp_hook.py",
 )  # fmt: skip
 
 

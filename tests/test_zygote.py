@@ -44,6 +44,27 @@ def test_ranks_meet_and_each_has_a_file_of_its_own(zygote: Zygote, tmp_path: Pat
         ]
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_a_rank_had_asked_for_at_its_end_happens(
+    ends: bool, zygote: Zygote, tmp_path: Path
+) -> None:
+    """Its interpreter's end, with what finalizers print there, is left out on request."""
+    text = (
+        "import atexit, gc\n"
+        "class Held:\n"
+        "    def __del__(self): print('freed')\n"
+        "held = Held()\n"
+        "atexit.register(print, 'at exit')\n"
+        "gc.freeze(), gc.unfreeze()\n"
+        "assert gc.get_freeze_count() > 100_000, 'what the zygote has imported is set aside'"
+    )
+    done = zygote.run(tmp_path, [script(tmp_path, text)], ends=ends)
+    assert done.status == 0, done.text
+    assert done.text.split("\n") == ["at exit", *(["freed"] if ends else []), ""]
+    failing = script(tmp_path, "raise SystemExit(7)")
+    assert zygote.run(tmp_path, [failing], ends=ends).status == 7
+
+
 def test_a_rank_that_fails_ends_the_others(zygote: Zygote, tmp_path: Path) -> None:
     text = "import os, signal\nif os.environ['RANK'] == '1': raise SystemExit(7)\nsignal.pause()"
     done = zygote.run(tmp_path, [script(tmp_path, text)], ranks=3)

@@ -6,7 +6,6 @@ Arguments: a file with the cases (see `cases.py`), a folder for the dataset.
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from dataclasses import replace
@@ -105,7 +104,6 @@ def main() -> None:
         plain = replace(shape, overlapped=False)
         if plain not in references:
             references[plain] = train(plain, dataset, gpt.forward_backward_function())
-        gc.freeze()  # as it was, or the collection in each training looks at all of torch again
         both = {"name": case.name, "stock": references[plain], "ours": ours(case, dataset)}
         show("CASE", of_all_ranks(both))
     dist.destroy_process_group()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from law import KINDS
-from test_law import Case, faults, run
+from test_law import JOBS, Case, faults, run
 
 RANKS, WHO = 4, ((0, 1, 2, 3), (0,), (3,))
 # Of modules that work for several replicas.
@@ -62,8 +62,8 @@ def test_a_training_of_two_replicas_ends_with_stocks_bits_whatever_fails(
     chosen = list(cases(pytestconfig.getoption("--full")))
     if pytestconfig.getoption("--quick"):
         chosen = chosen[::9]
-    lines = run(chosen, 1, 2)
-    wrong = list(faults(lines))
+    lines = run(chosen, JOBS, 2)
+    wrong = [text for j in range(JOBS) for text in faults(lines[RANKS * j : RANKS * (j + 1)])]
     ended = [json.loads(one[4:]) for text in lines for one in text if one[:4] == "END "]
     hits = sum(row["hits"] > 0 for row in ended)
     print(f"{len(chosen)} trainings with a fault, {hits} ranks met it")

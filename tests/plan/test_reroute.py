@@ -58,6 +58,19 @@ def planned(c: ReplicaConditions, ops: int = OPS) -> tuple[ReplicaPlan, dict[str
     return plan, {move.name: move for move in plan.moves}
 
 
+@pytest.mark.parametrize(("whole", "kinds"), [(1.2, "FB"), (2.0, "FIW"), (2.5, "FIW")])
+def test_backwards_are_whole_where_their_halves_take_longer(whole: float, kinds: str) -> None:
+    """As measured: 1.2 slots for a backward whose halves take 2, a worker at half speed."""
+    c = job(2, 3, 8, 4, slow={4: 2.0})
+    c = replace(c, pipeline=replace(c.pipeline, backward=(whole,) * 3))
+    _, moves = planned(c)
+    found = {op.kind.value for line in moves["re-route"].schedule.order for op in line}
+    assert found == set(kinds)
+    if kinds == "FB":
+        halves = replace(c, pipeline=replace(c.pipeline, backward=()))
+        assert moves["re-route"].seconds <= 0.8 * planned(halves)[1]["re-route"].seconds
+
+
 @pytest.mark.parametrize(
     ("plus", "slots"), [(0, (31, 31, 32, 33)), (2, (28, 29, 30, 31)), (6, (27, 28, 29, 30))]
 )
