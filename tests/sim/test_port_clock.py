@@ -32,7 +32,7 @@ def test_two_ranks_by_hand():
 
 
 def test_a_slow_path_by_hand():
-    """Rank 0 sends 1 MB to each other one: 1 s of the path to rank 1, and 0.2 s beyond its delay."""
+    """Rank 0 sends 1 MB to each: 1 s of the path to rank 1, and 0.2 s more of delay."""
     paths = {(0, 1): LinkState(0.2, 1e6)}
     text = (
         'collective {"name": "", "weights": [1, 1], "why": ""}\n'
@@ -122,9 +122,7 @@ def test_no_plan_beats_the_bound_and_no_port_does_two_things_at_once():
         into = tuple(rng.choice([1e6, 3e6, 1e7]) for _ in range(ranks))
         ways = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
         slow = {way: LinkState(rng.random() / 100, 10 ** rng.uniform(5, 8)) for way in ways[::5]}
-        ports = Ports(
-            out, into, rng.choice([0.0, 0.01]), rng.choice([0.0, 0.001]), paths=slow
-        )
+        ports = Ports(out, into, rng.choice([0.0, 0.01]), rng.choice([0.0, 0.001]), paths=slow)
         arrivals = [rng.random() * (rank in late) for rank in range(ranks)]
         nbytes = rng.choice([1, 7, 10_000, MB])
         done = run_on_ports(plan, nbytes, ports, arrivals)

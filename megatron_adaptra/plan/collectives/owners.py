@@ -48,7 +48,7 @@ def first_shares(
 ) -> Iterator[tuple[int, ...]]:
     """Shares to begin with, the best guess first: without the latest, by what ports can do.
 
-    Arguments as of `kinds`.
+    `buffer`, `ports`, `lateness`: as for `kinds`.
     """
     ranks = len(lateness)
     worth = [min(out, into) for out, into in zip(ports.out, ports.into, strict=True)]
@@ -70,13 +70,11 @@ def first_shares(
 def whole_shares(weights: Sequence[float]) -> tuple[int, ...]:
     """The `weights`, some above 0, as whole numbers up to FULL."""
     most = max(weights)
-    if most == math.inf:
-        return tuple(FULL * (weight == math.inf) for weight in weights)
     return tuple(round(FULL * weight / most) for weight in weights)
 
 
 def changed(shares: Sequence[int], of: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Shares that differ from these in one kind of ranks. `of`: by rank, the number of its kind."""
+    """Shares that differ from `shares` in one kind of ranks; `of`: by rank, the number of its kind."""
     for kind in range(1, max(of) + 1):
         mine = [share for share, k in zip(shares, of, strict=True) if k == kind]
         base = max(mine) or FULL // 4

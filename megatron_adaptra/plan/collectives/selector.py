@@ -9,7 +9,7 @@ choices on all ranks: there is no chance in it, and its work is counted in messa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
@@ -26,9 +26,11 @@ from megatron_adaptra.sim.ports import Ports, run_on_ports
 CERTAIN = 0.06
 STANDS_OUT = 0.1  # of a buffer's seconds, or of a rate: what is less is noise
 MOST_RANKS = 128  # plans for more have too many messages to be judged while a training waits
-WORK = 120_000  # messages that are simulated for one choice, beside native's
+WORK = 40_000  # messages that are simulated for one choice, beside native's
 _NATIVE_CUT = 2  # gloo's ring has two segments per rank
-_ENOUGH = 0.005  # share that other shares have to gain, so that the search goes on
+_ENOUGH = 0.02  # share that unequal shares have to gain over simpler ones: less is noise
+# Share by which a chain has to be faster than others: it needs all the lateness it was chosen for.
+_FRAGILE = 0.05
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Figures:
     Args:
         nbytes: of the buffer.
         ports: of the ranks, with their delays and slow paths.
-        lateness: seconds by which each rank comes after the first one.
+        lateness: seconds at which each rank comes, from any moment on.
         iteration: seconds of an iteration, of which a gain is a share.
         native: seconds from the arrival of the last rank that native was measured to take; None
             where it was not.
@@ -61,6 +63,8 @@ class Figures:
             raise BadInput("lateness", len(self.lateness), f"one per rank: {ranks}")
         if not all(0 <= late < math.inf for late in self.lateness):
             raise BadInput("lateness", list(self.lateness), "seconds of at least 0")
+        if max(*self.ports.out, *self.ports.into) == math.inf:
+            raise BadInput("rate of a port", math.inf, "bytes per second, as measured")
         if not 0 < self.iteration < math.inf:
             raise BadInput("seconds of an iteration", self.iteration, "above 0")
         if self.native is not None and not 0 <= self.native < math.inf:
@@ -77,8 +81,11 @@ class Figures:
         return self.nbytes / median_low([*self.ports.out, *self.ports.into])
 
     def rounded(self) -> Figures:
-        """With ten digits of each: what differs in the last bits alone is the same here."""
-        ports = self.ports
+        """With ten digits of each: what differs in the last bits alone is the same here.
+
+        Lateness counts from the first rank on.
+        """
+        ports, first = self.ports, min(self.lateness, default=0.0)
         return replace(
             self,
             ports=replace(
@@ -92,7 +99,7 @@ class Figures:
                     for way, path in sorted(ports.paths.items())
                 },
             ),
-            lateness=tuple(map(ten_digits, self.lateness)),
+            lateness=tuple(ten_digits(late - first) for late in self.lateness),
             iteration=ten_digits(self.iteration),
             native=None if self.native is None else ten_digits(self.native),
         )
@@ -115,7 +122,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Chosen:
-    """`choice`, and the seconds after the last arrival that it and native are predicted to take."""
+    """`choice`, and the seconds after the last arrival that it and native are predicted to take.
+
+    Both are 0 where nothing stands out, so that nothing was predicted.
+    """
 
     choice: Choice
     seconds: float
@@ -149,22 +159,23 @@ def choose(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
     if not 1 < ranks <= MOST_RANKS or not figures.stands_out:
         return Chosen(Choice(ranks), 0.0, 0.0)
     search = _Search(figures)
-    best, now = search.best(), in_force if not in_force.native else None
-    least = min_gain * figures.iteration
-    if now is not None and search.affords(now):
-        seconds = search.seconds(now)
-        if best is not None and _saves(search.seconds(best), seconds, least):
-            now = best
-        kept = _saves(search.seconds(now), search.native, least / (1 if now is best else 2))
-        return search.chosen(now if kept else Choice(ranks))
-    if best is not None and _saves(search.seconds(best), search.native, least):
-        return search.chosen(best)
-    return search.chosen(Choice(ranks))
+    enough = max(min_gain * figures.iteration, CERTAIN * search.native)
+    current = Choice(ranks)
+    if search.affords(in_force) and _saves(search.native - search.seconds(in_force), enough / 2):
+        current = in_force
+    best = search.best()
+    if best is not None and _saves(search.seconds(current) - search.seconds(best), enough):
+        current = best
+    return search.chosen(current)
 
 
-def _saves(seconds: float, over: float, least: float) -> bool:
-    """Whether it takes less by at least so many seconds, and by what the clock may err."""
-    return over - seconds >= max(least, CERTAIN * over)
+def _saves(seconds: float, enough: float) -> bool:
+    """Whether they are something, and enough."""
+    return seconds > 0 and seconds >= enough
+
+
+def _odds(choice: Choice) -> float:
+    return 1 + _FRAGILE * (choice.algorithm == "sorted-chain")
 
 
 class _Search:
@@ -184,7 +195,7 @@ class _Search:
 
     def affords(self, choice: Choice) -> bool:
         """Whether it has been simulated, or may be: its messages are within what is left."""
-        return choice in self._seconds or choice.transfers() <= self._left
+        return choice.native or choice in self._seconds or choice.transfers() <= self._left
 
     def seconds(self, choice: Choice) -> float:
         """What it takes after the last arrival, to ten digits; native: as known."""
@@ -195,17 +206,26 @@ class _Search:
             self._seconds[choice] = self._simulated(choice)
         return self._seconds[choice]
 
+    def _simulated_of(self, choices: Iterable[Choice]) -> list[Choice]:
+        """Those that there was work left for."""
+        found = []
+        for choice in choices:
+            if self.affords(choice):
+                self.seconds(choice)
+                found.append(choice)
+        return found
+
     def chosen(self, choice: Choice) -> Chosen:
         """The `choice` with its seconds."""
         return Chosen(choice, self.seconds(choice), self.native)
 
     def best(self) -> Choice | None:
         """The fastest of what could be simulated; of equals the first. None: there was nothing."""
-        for choice in self._simple():
-            if self.affords(choice):
-                self.seconds(choice)
-        self._improve_shares()
-        return min(self._seconds, key=self._seconds.__getitem__, default=None)
+        tried = self._simulated_of(self._simple())
+        owners = [choice for choice in tried if choice.algorithm == "direct"]
+        if owners:
+            tried.append(self._best_shares(min(owners, key=self.seconds)))
+        return min(tried, key=lambda choice: self.seconds(choice) * _odds(choice), default=None)
 
     def _simulated(self, choice: Choice) -> float:
         plan = choice.plan()
@@ -230,22 +250,19 @@ class _Search:
         yield Choice(ranks, "ring", pieces_for("ring", self._job))
         yield Choice(ranks, "halving-doubling")
 
-    def _improve_shares(self) -> None:
-        """From the best shares on: one kind of ranks at a time owns more or less."""
+    def _best_shares(self, best: Choice) -> Choice:
+        """From these shares on: one kind of ranks at a time owns more or less."""
         f = self._figures
-        owners = [choice for choice in self._seconds if choice.algorithm == "direct"]
-        if not owners:
-            return
-        best = min(owners, key=self._seconds.__getitem__)
         of = kinds(f.buffer, f.ports, f.lateness)
-        while True:
-            before = self._seconds[best]
+        before = None
+        while best != before:
+            before = best
             best = self._fastest(best, [replace(best, shares=s) for s in changed(best.shares, of)])
-            if self._seconds[best] > (1 - _ENOUGH) * before:
-                break
-        cuts = (max(1, best.pieces // 2), 2 * best.pieces)
-        self._fastest(best, [replace(best, pieces=cut) for cut in cuts])
+        cuts = [cut for cut in (best.pieces // 2, 2 * best.pieces) if cut]
+        return self._fastest(best, [replace(best, pieces=cut) for cut in cuts])
 
     def _fastest(self, first: Choice, others: Sequence[Choice]) -> Choice:
-        tried = [first, *(choice for choice in others if self.affords(choice))]
-        return min(tried, key=self.seconds)
+        """The fastest of the `others` that can be simulated, if it is clearly faster."""
+        tried = self._simulated_of(others)
+        best = min(tried, key=self.seconds, default=first)
+        return best if self.seconds(best) < (1 - _ENOUGH) * self.seconds(first) else first
