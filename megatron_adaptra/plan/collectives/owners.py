@@ -74,7 +74,10 @@ def whole_shares(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def changed(shares: Sequence[int], of: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Shares that differ from `shares` in one kind of ranks; `of`: by rank, the number of its kind."""
+    """Shares that differ from `shares` in those of one kind of ranks.
+
+    `of`: by rank, the number of its kind.
+    """
     for kind in range(1, max(of) + 1):
         mine = [share for share, k in zip(shares, of, strict=True) if k == kind]
         base = max(mine) or FULL // 4
