@@ -126,7 +126,9 @@ def rates_of_pieces(
     """What paths pass, by how fast the parts of a buffer followed one another under a plan.
 
     What a path passes while other connections share its ports says little. But where the clock of
-    ports knows what share it gets, a path that takes twice as long as predicted passes half.
+    ports knows what share it gets, a path that takes twice as long as predicted passes half. For a
+    path of which a port is slow that is so; one that is slow itself passes less than that, at most
+    its share, which a probe shows.
 
     Args:
         seen: messages of parts as their receivers saw them: `began` and `arrived`, by any clock of

@@ -156,8 +156,9 @@ def test_a_rank_that_is_late_most_of_the_time_is_named_and_kept():
     print(f"seed {SEED}")
     rng, late_ranks = random.Random(SEED), healthy(4)
     found = run(late_ranks, 200, lambda i: {2 if rng.random() < 0.85 else 0: 80 * MS})
-    assert [words for _, words in found] == [["rank 2 comes 80 ms late"]]
+    assert found[0][1] == ["rank 2 comes 80 ms late"]
     assert found[0][0] <= 20
+    assert len(found) <= 3  # another rank may be late six times of eight by chance
 
 
 def test_once_it_stays_with_one_rank_rotating_lateness_is_named():
