@@ -41,6 +41,7 @@ class LateRanks:
         self._trips: dict[Pair, deque[float]] = {}
         self._least: dict[Pair, float] = {}
         self._late_in: deque[set[int]] = deque(maxlen=ROTATING)
+        self._common: deque[float] = deque(maxlen=WINDOW)  # delays of ordinary paths
         self._noted = False
 
     def update(self, seen: Seen, buffer: float) -> bool:
@@ -74,6 +75,8 @@ class LateRanks:
         for rank, late in now.late.items():
             self._late[rank].update(late, buffer, least)
         common = median(now.delays.values()) if now.delays else 0.0
+        if now.delays:
+            self._common.append(common)
         for way, delay in now.delays.items():
             path = self._paths.setdefault(way, _Watched())
             path.update(max(0.0, delay - common), buffer, AGREE, delay)
@@ -109,6 +112,10 @@ class LateRanks:
     def slow_paths(self) -> dict[Pair, float]:
         """By source and target, seconds beyond those of an ordinary path, where these matter."""
         return {way: path.value for way, path in sorted(self._paths.items()) if path.value}
+
+    def delay(self) -> float:
+        """Seconds that a message takes on an ordinary path; 0 until there was one."""
+        return median(self._common) if self._common else 0.0
 
     def alarms(self) -> list[int]:
         """The ranks whose last sample is out of its chart."""
