@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple
 
 Pair = tuple[int, int]  # source and target of a message; of a round trip, the lower rank first
 Seen = Mapping[int, Mapping[int, float]]  # by receiver and source, seconds after its own arrival
 LONGEST = 3600.0  # seconds: what is more is nonsense
 _ROUNDS = 4  # after which moments fit each other
+_USUAL = 3  # times the median doubt, up to which it is noise
 
 
 class Arrivals(NamedTuple):
@@ -84,10 +85,12 @@ def arrivals(
 def _moments(apart: Mapping[int, Sequence[tuple[float, int, float]]]) -> dict[int, float]:
     """When each rank came, by what each is later than others.
 
-    That differs where a path is slow, and a median over the others finds what most of them know;
-    the half that is most in doubt is not asked.
+    That differs where a path is slow. A median over the others finds what most of them know, and
+    those far more in doubt than usual are left out, where there are others.
     """
-    sure = {rank: sorted(row)[: len(row) // 2 + 1] for rank, row in apart.items()}
+    doubts = [doubt for row in apart.values() for doubt, *_ in row]
+    usual = _USUAL * median_low(doubts) if doubts else 0.0
+    sure = {rank: [one for one in row if one[0] <= usual] or row for rank, row in apart.items()}
     moments = {rank: median([0.0, *(late for *_, late in row)]) for rank, row in sure.items()}
     for _ in range(_ROUNDS):
         for rank, row in sure.items():

@@ -3,7 +3,7 @@
 What is measured is a path: at most what the sender's port passes, what the receiver's does, and
 what lies between. A port passes at least what its fastest path does. So a port is slow whose paths
 are slow all together, and a path is where both its ports do better on others. Of two ranks a path
-cannot be told from its ports.
+counts as its ports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A slow port, a slow path and a late rank are told apart, by probes and by pieces of a plan."""
+"""A slow port, a slow path and a late rank are distinguished, by probes and by a plan's pieces."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ THIN = Ports.equal([20 * MB] * 4, paths={(2, 3): LinkState(0.0, 3 * MB)})
 @pytest.mark.parametrize("real", [SLOW_OUT, SLOW_IN, THIN], ids=["out", "in", "path"])
 @pytest.mark.parametrize("late", [0.0, 0.3])
 def test_by_the_pieces_of_a_plan(real, late):
-    """The clock plays the network: parts show where it is slow, whoever is late."""
+    """The clock plays the network: parts show where it is slow, with a late rank, too."""
     usual = Ports.equal([20 * MB] * 4)
     plan = direct((1, 1, 1, 1), 16)
     came = [0.0, 0.0, 0.0, late]
