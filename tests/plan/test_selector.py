@@ -14,7 +14,12 @@ from plan.all_reduce_patterns import KINDS, after, builders, drawn, native
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import CERTAIN, MOST_RANKS, Figures, choose
+from megatron_adaptra.plan.collectives.selector import (
+    CERTAIN,
+    MOST_RANKS,
+    Figures,
+    choose_all_reduce,
+)
 from megatron_adaptra.sim.ports import Ports
 
 BUFFER = 0.16
@@ -28,7 +33,7 @@ def figures(*late, ranks=8, rates=None, paths=None, delay=0.3e-3, iteration=1.0,
 
 
 def chosen(given, in_force=None, min_gain=0.02):
-    return choose(given, in_force or Choice(given.ranks), min_gain)
+    return choose_all_reduce(given, in_force or Choice(given.ranks), min_gain)
 
 
 def seconds_of(choice, given):
@@ -183,13 +188,13 @@ def any_figures(draw):
 @given(any_figures(), st.sampled_from([0.0, 0.01, 0.15]))
 @settings(max_examples=30)
 def test_whatever_the_figures_no_choice_is_slower_than_native(given, min_gain):
-    found = choose(given, Choice(given.ranks), min_gain)
+    found = choose_all_reduce(given, Choice(given.ranks), min_gain)
     assert found.seconds <= found.native
     if not found.choice.native:
         assert found.gain >= max(min_gain * given.iteration, CERTAIN * found.native) * (1 - 1e-9)
         assert found.seconds == pytest.approx(seconds_of(found.choice, given), rel=1e-6)
     assert Choice.from_json(found.choice.to_json()) == found.choice
-    again = choose(given, found.choice, min_gain)
+    again = choose_all_reduce(given, found.choice, min_gain)
     assert again.choice == found.choice
 
 
@@ -203,7 +208,7 @@ def test_figures_that_differ_in_the_last_bits_have_the_same_plan(given, by):
 
     ports = replace(given.ports, out=nearly(given.ports.out), into=nearly(given.ports.into))
     other = replace(given, ports=ports, lateness=nearly(given.lateness))
-    one, two = (choose(each, Choice(given.ranks), 0.0).choice for each in (given, other))
+    one, two = (choose_all_reduce(each, Choice(given.ranks), 0.0).choice for each in (given, other))
     assert one == two
     assert one.native or one.plan().digest() == two.plan().digest()
 

@@ -13,7 +13,7 @@ from telemetry.test_port_rates import probed
 
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import Figures, choose
+from megatron_adaptra.plan.collectives.selector import Figures, choose_all_reduce
 from megatron_adaptra.sim.ports import Ports
 from megatron_adaptra.telemetry.all_reduce_estimate import AllReduceEstimate
 
@@ -47,7 +47,7 @@ class Group:
             assert known is not None
             self.words += self.estimate.changes()
             self.estimate.accept()
-            self.choice = choose(known, self.choice, self.min_gain).choice
+            self.choice = choose_all_reduce(known, self.choice, self.min_gain).choice
         if (note := self.estimate.late_ranks.note()) is not None:
             self.notes.append(note)
 
@@ -150,7 +150,7 @@ def test_all_ranks_come_to_the_same():
             if estimate.update(mixed, shuffled, 3_200_000):
                 estimate.accept()
                 known = estimate.figures(3_200_000, 0.6)
-                choices[rank] = choose(known, choices[rank], 0.05).choice
+                choices[rank] = choose_all_reduce(known, choices[rank], 0.05).choice
         assert len(set(choices)) == 1
     assert not choices[0].native
     assert len({choice.plan().digest() for choice in choices}) == 1

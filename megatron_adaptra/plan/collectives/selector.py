@@ -137,7 +137,7 @@ class Chosen:
         return self.native - self.seconds
 
 
-def choose(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
+def choose_all_reduce(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
     """The all-reduce to run from now on; `in_force` where no other one is clearly better.
 
     Args:
