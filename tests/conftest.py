@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from multiprocessing.util import Finalize
@@ -72,6 +73,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What the mode leaves out is deselected, which the last line of a run counts."""
+    config.collecting_imported_megatron = "megatron.core" in sys.modules  # type: ignore[attr-defined]
     left_out = set() if config.getoption("--full") else {"large"}
     if config.getoption("--quick"):
         left_out |= {"cold", "crowd", "long", "quiet", "timing", "vm"}

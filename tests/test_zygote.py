@@ -10,8 +10,6 @@ import pytest
 from processes import living
 from zygote import Zygote
 
-pytestmark = pytest.mark.trains  # it imports Megatron
-
 MEET = """
 import os, sys, torch, torch.distributed as dist
 assert sys.argv[1:] == ["--a", "1"] and __name__ == "__main__"
@@ -25,7 +23,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    with Zygote() as made:
+    with Zygote(megatron=False) as made:
         yield made
 
 

@@ -2,8 +2,8 @@
 
 A message takes its bytes' time of the sender's port, and of the receiver's, which need not wait for
 its last byte (cut through). A sender's port serves its connections in turn, a message of each, or
-so many bytes of it; a receiver's port, what comes in the order in which it does. What waits there
-holds up no other rank.
+so many bytes of it; a receiver's port, what comes in the order in which it does. What waits there,
+or on a slow path between two ports, holds up no other rank.
 Additions take no time.
 """
 
@@ -12,12 +12,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import CollectiveOp, CollectivePlan
+from megatron_adaptra.ir.conditions import HEALTHY, LinkState
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,11 @@ class Ports:
         delay: seconds from a port to another one.
         cost: seconds of the sender's port for each message, beside its bytes.
         turn: bytes that a connection sends before the next one's turn; inf for a whole message.
+        paths: slow paths, by source and target: seconds beyond `delay`, and bytes per second, which
+            other paths do not share. Jitter is not used.
 
     Raises:
-        BadInput: rates, delay, cost or turn that no port has.
+        BadInput: rates, delay, cost or turn that no port has, or a path that there is not.
     """
 
     out: tuple[float, ...]
@@ -40,6 +43,7 @@ class Ports:
     delay: float = 0.0
     cost: float = 0.0
     turn: float = math.inf
+    paths: Mapping[tuple[int, int], LinkState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.out) != len(self.into):
@@ -52,6 +56,15 @@ class Ports:
         for name in ("delay", "cost"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadInput(f"{name} of ports", getattr(self, name), "seconds of at least 0")
+        ranks = range(len(self.out))
+        for (source, target), path in self.paths.items():
+            if source not in ranks or target not in ranks or source == target:
+                allowed = f"between two different ones of ranks 0 to {len(ranks) - 1}"
+                raise BadInput("path between ports", f"{source}-{target}", allowed)
+            if not 0 <= path.delay < math.inf:
+                raise BadInput("delay of a path", path.delay, "seconds of at least 0")
+            if not path.bandwidth > 0:
+                raise BadInput("rate of a path", path.bandwidth, "bytes per second above 0")
 
     @classmethod
     def equal(
@@ -60,9 +73,10 @@ class Ports:
         delay: float = 0.0,
         cost: float = 0.0,
         turn: float = math.inf,
+        paths: Mapping[tuple[int, int], LinkState] | None = None,
     ) -> Ports:
-        """With the same `rates` both ways; `delay`, `cost`, `turn`: as for Ports."""
-        return cls(tuple(rates), tuple(rates), delay, cost, turn)
+        """With the same `rates` both ways; `delay`, `cost`, `turn`, `paths`: as for Ports."""
+        return cls(tuple(rates), tuple(rates), delay, cost, turn, paths or {})
 
 
 class Transfer(NamedTuple):
@@ -146,6 +160,7 @@ class _Run:
         self._queues: list[dict[int, deque[_Sending]]] = [{} for _ in came]
         self._sends = [False] * plan.ranks  # its port is in use
         self._in_free = [0.0] * plan.ranks
+        self._path_free = dict.fromkeys(ports.paths, 0.0)
         self._began: dict[tuple[int, int, int], float] = {}  # source, target, tag: first part
         self._there: set[tuple[int, int, int]] = set()  # the same of those that are whole
         # Time, order of making, and a rank to go on with, or one whose port is free (~rank), or
@@ -218,9 +233,14 @@ class _Run:
             queues[target] = queue
         left = now + cost + nbytes / ports.out[rank]
         self._schedule(left, ~rank)
+        path = ports.paths.get((rank, target), HEALTHY)
+        begins = max(now + cost, self._path_free.get((rank, target), 0.0))
+        ends = max(left, begins + nbytes / path.bandwidth)
+        if (rank, target) in self._path_free:
+            self._path_free[rank, target] = ends
         # So late that it takes of the target's port no more than its bytes do.
-        first = now + cost + ports.delay
-        first = max(first, left + ports.delay - nbytes / ports.into[target])
+        delay = ports.delay + path.delay
+        first = max(begins + delay, ends + delay - nbytes / ports.into[target])
         message = Transfer(rank, target, op, sent, left, first, math.inf)
         self._schedule(first, _Part(message, nbytes, last))
 

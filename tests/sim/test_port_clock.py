@@ -11,6 +11,7 @@ from seeding import new_seed
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.model.all_reduce import all_reduce_bound
 from megatron_adaptra.plan.collectives.chain import sorted_chain
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
@@ -29,6 +30,24 @@ def test_two_ranks_by_hand():
     late = run_on_ports(ring(2, 1), 2 * MB, ports, [0.0, 5.0])
     assert late.after_arrival == pytest.approx(0.1 + 0.01 + 0.001 + 0.1 + 0.01 + 0.001)
     assert len(late.transfers) == 4
+
+
+def test_a_slow_path_by_hand():
+    """Rank 0 sends 1 MB to each: 1 s of the path to rank 1, and 0.2 s more of delay."""
+    paths = {(0, 1): LinkState(0.2, 1e6)}
+    text = (
+        'collective {"name": "", "weights": [1, 1], "why": ""}\n'
+        "0: A0=0+1+2 S0>1,2 A1=0+1+2 S1>1,2\n1: P0>0 P1>0 R0<0 R1<0\n2: P0>0 P1>0 R0<0 R1<0\n"
+    )
+    plan = CollectivePlan.parse(text)
+    plain, slow = (
+        run_on_ports(plan, 2 * MB, Ports.equal([10e6] * 3, 0.01, paths=which))
+        for which in ({}, paths)
+    )
+    # Of the first piece both parts are there after 0.21 s. The second sum waits for the first one.
+    assert slow.ends == pytest.approx([plain.ends[0], 0.21 + 2 * 1.0 + 0.01 + 0.2, plain.ends[2]])
+    quick = Ports.equal([10e6] * 3, 0.01, paths={(0, 1): LinkState(0.2, 20e6)})
+    assert run_on_ports(plan, 2 * MB, quick).ends[1] == pytest.approx(plain.ends[1] + 0.2)
 
 
 def test_a_slow_receiver_holds_up_nobody_else():
@@ -100,7 +119,9 @@ def test_no_plan_beats_the_bound_and_no_port_does_two_things_at_once():
         )
         out = tuple(rng.choice([1e6, 3e6, 1e7]) for _ in range(ranks))
         into = tuple(rng.choice([1e6, 3e6, 1e7]) for _ in range(ranks))
-        ports = Ports(out, into, rng.choice([0.0, 0.01]), rng.choice([0.0, 0.001]))
+        ways = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+        slow = {way: LinkState(rng.random() / 100, 10 ** rng.uniform(5, 8)) for way in ways[::5]}
+        ports = Ports(out, into, rng.choice([0.0, 0.01]), rng.choice([0.0, 0.001]), paths=slow)
         arrivals = [rng.random() * (rank in late) for rank in range(ranks)]
         nbytes = rng.choice([1, 7, 10_000, MB])
         done = run_on_ports(plan, nbytes, ports, arrivals)
@@ -124,6 +145,10 @@ def test_no_limit_at_all():
     assert done.ends == (3, 3, 3, 3)
 
 
+def _path(source: int, target: int, **state: float) -> Ports:
+    return Ports.equal([1.0, 1.0], paths={(source, target): LinkState(**state)})
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -132,6 +157,10 @@ def test_no_limit_at_all():
         (lambda: Ports.equal([math.nan, 1.0]), "rate of a port"),
         (lambda: Ports.equal([1.0, 1.0], -1.0), "delay of ports"),
         (lambda: Ports.equal([1.0, 1.0], turn=0.5), "turn of a connection"),
+        (lambda: _path(0, 2), "path between ports .0-2.: .* ranks 0 to 1"),
+        (lambda: _path(1, 1), "path between ports .1-1"),
+        (lambda: _path(0, 1, delay=-1.0), "delay of a path -1.0"),
+        (lambda: _path(0, 1, bandwidth=0.0), "rate of a path 0.0"),
         (lambda: run_on_ports(ring(3), 8, Ports.equal([1.0, 1.0])), "number of ports"),
         (lambda: run_on_ports(ring(2), 8, Ports.equal([1.0, 1.0]), [1.0]), "number of arrivals"),
     ],

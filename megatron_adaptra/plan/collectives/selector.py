@@ -1,0 +1,268 @@
+"""`auto`: the all-reduce that the clock of ports finds fastest, where it gains enough.
+
+Judged are the seconds from the arrival of the last rank to the end of the last one. Native stays
+where nothing stands out (no rank is late, no port or path is slow), so that such a training keeps
+its bits, and where the gain is too small for what a clock can know. Equal figures give equal
+choices on all ranks: there is no chance in it, and its work is counted in messages, not in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.model.all_reduce_forms import AllReduce
+from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.plan.collectives.owners import changed, first_shares, kinds
+from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, pieces_for
+from megatron_adaptra.plan.ten_digits import ten_digits
+from megatron_adaptra.sim.ports import Ports, run_on_ports
+
+# Share by which the clock flatters plans of our own over a ring (docs/evidence/allreduce.md).
+CERTAIN = 0.06
+STANDS_OUT = 0.1  # of a buffer's seconds, or of a rate: what is less is noise
+MOST_RANKS = 128  # plans for more have too many messages to be judged while a training waits
+WORK = 40_000  # messages that are simulated for one choice, beside native's
+_NATIVE_CUT = 2  # gloo's ring has two segments per rank
+_ENOUGH = 0.02  # share that unequal shares have to gain over simpler ones: less is noise
+# Share by which a chain has to be faster than others: it needs all the lateness it was chosen for.
+_FRAGILE = 0.05
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is known of an all-reduce: the only input of the selector, the same on all ranks.
+
+    Args:
+        nbytes: of the buffer.
+        ports: of the ranks, with their delays and slow paths.
+        lateness: seconds at which each rank comes, from any moment on.
+        iteration: seconds of an iteration, of which a gain is a share.
+        native: seconds from the arrival of the last rank that native was measured to take; None
+            where it was not.
+
+    Raises:
+        BadInput: another number of ports than ranks, or seconds that there are not.
+    """
+
+    nbytes: int
+    ports: Ports
+    lateness: tuple[float, ...]
+    iteration: float
+    native: float | None = None
+
+    def __post_init__(self) -> None:
+        ranks = len(self.ports.out)
+        if self.nbytes < 0:
+            raise BadInput("bytes", self.nbytes, "at least 0")
+        if len(self.lateness) != ranks:
+            raise BadInput("lateness", len(self.lateness), f"one per rank: {ranks}")
+        if not all(0 <= late < math.inf for late in self.lateness):
+            raise BadInput("lateness", list(self.lateness), "seconds of at least 0")
+        if max(*self.ports.out, *self.ports.into) == math.inf:
+            raise BadInput("rate of a port", math.inf, "bytes per second, as measured")
+        if not 0 < self.iteration < math.inf:
+            raise BadInput("seconds of an iteration", self.iteration, "above 0")
+        if self.native is not None and not 0 <= self.native < math.inf:
+            raise BadInput("seconds of native", self.native, "at least 0")
+
+    @property
+    def ranks(self) -> int:
+        """How many take part."""
+        return len(self.lateness)
+
+    @property
+    def buffer(self) -> float:
+        """Seconds of the whole buffer through an ordinary port."""
+        return self.nbytes / median_low([*self.ports.out, *self.ports.into])
+
+    def rounded(self) -> Figures:
+        """With ten digits of each: what differs in the last bits alone is the same here.
+
+        Lateness counts from the first rank on.
+        """
+        ports, first = self.ports, min(self.lateness, default=0.0)
+        return replace(
+            self,
+            ports=replace(
+                ports,
+                out=tuple(map(ten_digits, ports.out)),
+                into=tuple(map(ten_digits, ports.into)),
+                delay=ten_digits(ports.delay),
+                cost=ten_digits(ports.cost),
+                paths={
+                    way: LinkState(ten_digits(path.delay), ten_digits(path.bandwidth))
+                    for way, path in sorted(ports.paths.items())
+                },
+            ),
+            lateness=tuple(ten_digits(late - first) for late in self.lateness),
+            iteration=ten_digits(self.iteration),
+            native=None if self.native is None else ten_digits(self.native),
+        )
+
+    @property
+    def stands_out(self) -> bool:
+        """Whether a rank is late, a port is slow or a path is."""
+        least = STANDS_OUT * self.buffer
+        if any(late > least for late in self.lateness):
+            return True
+        for side in (self.ports.out, self.ports.into):
+            if min(side) < (1 - STANDS_OUT) * median_low(side):
+                return True
+        for (source, target), path in self.ports.paths.items():
+            rate = min(self.ports.out[source], self.ports.into[target])
+            if path.delay > least or path.bandwidth < (1 - STANDS_OUT) * rate:
+                return True
+        return False
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """`choice`, and the seconds after the last arrival that it and native are predicted to take.
+
+    Both are 0 where nothing stands out, so that nothing was predicted.
+    """
+
+    choice: Choice
+    seconds: float
+    native: float
+
+    @property
+    def gain(self) -> float:
+        """Seconds by which it is faster than native."""
+        return self.native - self.seconds
+
+
+def choose_all_reduce(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
+    """The all-reduce to run from now on; `in_force` where no other one is clearly better.
+
+    Args:
+        figures: what is known.
+        in_force: what runs now.
+        min_gain: share of an iteration's seconds that a plan has to save over native, and another
+            plan over the one in force. The one in force goes, for native, once it saves less than
+            half of that, or nothing stands out any more.
+
+    Raises:
+        BadInput: `in_force` is for another number of ranks, or `min_gain` is below 0.
+    """
+    ranks = figures.ranks
+    if in_force.ranks != ranks:
+        raise BadInput("all-reduce in force", f"for {in_force.ranks} ranks", f"here are {ranks}")
+    if not min_gain >= 0:
+        raise BadInput("min_gain", min_gain, "at least 0")
+    figures = figures.rounded()
+    if not 1 < ranks <= MOST_RANKS or not figures.stands_out:
+        return Chosen(Choice(ranks), 0.0, 0.0)
+    search = _Search(figures)
+    enough = max(min_gain * figures.iteration, CERTAIN * search.native)
+    current = Choice(ranks)
+    if search.affords(in_force) and _saves(search.native - search.seconds(in_force), enough / 2):
+        current = in_force
+    best = search.best()
+    if best is not None and _saves(search.seconds(current) - search.seconds(best), enough):
+        current = best
+    return search.chosen(current)
+
+
+def _saves(seconds: float, enough: float) -> bool:
+    """Whether they are something, and enough."""
+    return seconds > 0 and seconds >= enough
+
+
+def _odds(choice: Choice) -> float:
+    return 1 + _FRAGILE * (choice.algorithm == "sorted-chain")
+
+
+class _Search:
+    """The candidates for `figures`, and what the clock finds that they take."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+        self._left = float(WORK)
+        self._seconds: dict[Choice, float] = {}
+        ring = self._simulated(Choice(figures.ranks, "ring", _NATIVE_CUT))
+        # A busy machine is slow for our plans, too: it does not count against native alone.
+        self.native = ring if figures.native is None else min(ring, figures.native)
+        self._job = AllReduce(
+            figures.ranks, figures.nbytes, median_low(figures.ports.out), figures.ports.delay,
+            figures.ports.cost, max(figures.lateness), figures.ports.turn,
+        )  # fmt: skip
+
+    def affords(self, choice: Choice) -> bool:
+        """Whether it has been simulated, or may be: its messages are within what is left."""
+        return choice.native or choice in self._seconds or choice.transfers() <= self._left
+
+    def seconds(self, choice: Choice) -> float:
+        """What it takes after the last arrival, to ten digits; native: as known."""
+        if choice.native:
+            return self.native
+        if choice not in self._seconds:
+            self._left -= choice.transfers()
+            self._seconds[choice] = self._simulated(choice)
+        return self._seconds[choice]
+
+    def _simulated_of(self, choices: Iterable[Choice]) -> list[Choice]:
+        """Those that there was work left for."""
+        found = []
+        for choice in choices:
+            if self.affords(choice):
+                self.seconds(choice)
+                found.append(choice)
+        return found
+
+    def chosen(self, choice: Choice) -> Chosen:
+        """The `choice` with its seconds."""
+        return Chosen(choice, self.seconds(choice), self.native)
+
+    def best(self) -> Choice | None:
+        """The fastest of what could be simulated; of equals the first. None: there was nothing."""
+        tried = self._simulated_of(self._simple())
+        owners = [choice for choice in tried if choice.algorithm == "direct"]
+        if owners:
+            tried.append(self._best_shares(min(owners, key=self.seconds)))
+        return min(tried, key=lambda choice: self.seconds(choice) * _odds(choice), default=None)
+
+    def _simulated(self, choice: Choice) -> float:
+        plan = choice.plan()
+        assert plan is not None
+        f = self._figures
+        return ten_digits(run_on_ports(plan, f.nbytes, f.ports, f.lateness).after_arrival)
+
+    def _simple(self) -> Iterator[Choice]:
+        """All but the search for shares, those that help most often first."""
+        f = self._figures
+        ranks = f.ranks
+        pieces = pieces_for("direct", self._job)
+        for shares in first_shares(f.buffer, f.ports, f.lateness):
+            yield Choice(ranks, "direct", pieces, shares)
+        by_arrival = sorted(range(ranks), key=lambda rank: (f.lateness[rank], rank))
+        late = tuple(r for r in by_arrival if f.lateness[r] > STANDS_OUT * f.buffer)
+        if late and ranks >= FEWEST_RANKS["stragglar"]:
+            yield Choice(ranks, "stragglar", pieces_for("stragglar", self._job), late=late[-1:])
+        if late:
+            cut = pieces_for("sorted-chain", self._job)
+            yield Choice(ranks, "sorted-chain", cut, late=late)
+        yield Choice(ranks, "ring", pieces_for("ring", self._job))
+        yield Choice(ranks, "halving-doubling")
+
+    def _best_shares(self, best: Choice) -> Choice:
+        """From these shares on: one kind of ranks at a time owns more or less."""
+        f = self._figures
+        of = kinds(f.buffer, f.ports, f.lateness)
+        before = None
+        while best != before:
+            before = best
+            best = self._fastest(best, [replace(best, shares=s) for s in changed(best.shares, of)])
+        cuts = [cut for cut in (best.pieces // 2, 2 * best.pieces) if cut]
+        return self._fastest(best, [replace(best, pieces=cut) for cut in cuts])
+
+    def _fastest(self, first: Choice, others: Sequence[Choice]) -> Choice:
+        """The fastest of the `others` that can be simulated, if it is clearly faster."""
+        tried = self._simulated_of(others)
+        best = min(tried, key=self.seconds, default=first)
+        return best if self.seconds(best) < (1 - _ENOUGH) * self.seconds(first) else first

@@ -1,0 +1,64 @@
+"""What is known of a data-parallel group's all-reduce: from what ranks saw to Figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.plan.collectives.selector import Figures
+from megatron_adaptra.plan.collectives.sized import MESSAGE
+from megatron_adaptra.telemetry.arrivals import Pair, Seen
+from megatron_adaptra.telemetry.late_ranks import LateRanks
+from megatron_adaptra.telemetry.port_rates import PortRates
+
+
+class AllReduceEstimate:
+    """Of so many `ranks`, which all take the same iterations and so come to the same figures.
+
+    `cost`: seconds of the sender for each message. `late_ranks`, `ports`: see there. Raises
+    BadInput for fewer than two ranks.
+    """
+
+    def __init__(self, ranks: int, cost: float = MESSAGE) -> None:
+        self.late_ranks, self.ports = LateRanks(ranks), PortRates(ranks)
+        self._cost = cost
+
+    def update(self, seen: Seen, rates: Mapping[Pair, float], nbytes: int) -> bool:
+        """Take one iteration; whether something is no longer as planned for.
+
+        Args:
+            seen: of messages of a few bytes, as for LateRanks. Not looked at until ports are known,
+                since nobody knows what matters before.
+            rates: of paths, as for PortRates; {} if none was measured.
+            nbytes: of the buffer.
+        """
+        changed = self.ports.update(rates)
+        if not self.ports.known or nbytes <= 0:
+            return False
+        buffer = Figures(nbytes, self.ports.ports(), (0.0,) * self.ports.ranks, 1.0).buffer
+        return self.late_ranks.update(seen, buffer) or changed
+
+    def figures(self, nbytes: int, iteration: float, native: float | None = None) -> Figures | None:
+        """What the selector is given; None until all ports are known.
+
+        `nbytes`, `iteration` (seconds) and `native` (seconds, or None): as for Figures. Raises
+        BadInput, as Figures.
+        """
+        if not self.ports.known:
+            return None
+        ports = self.ports.ports(self.late_ranks.delay(), self._cost)
+        paths = dict(ports.paths)
+        for way, more in self.late_ranks.slow_paths().items():
+            paths[way] = LinkState(more, paths.get(way, LinkState()).bandwidth)
+        late = self.late_ranks.late()
+        return Figures(nbytes, replace(ports, paths=paths), late, iteration, native)
+
+    def changes(self) -> list[str]:
+        """What has changed since the last `accept`, in words for a decision."""
+        return self.late_ranks.changes() + self.ports.changes()
+
+    def accept(self) -> None:
+        """What has changed is planned for."""
+        self.late_ranks.accept()
+        self.ports.accept()

@@ -1,0 +1,185 @@
+"""Which ranks of a data-parallel group are late, by how much, and which paths between them slow.
+
+Changes are found with the chart, gate and confirmation of links, confirmed twice in a row, and only
+once most of the last iterations agree: a plan for a late rank pays if it is the same one for long.
+Lateness that moves from rank to rank is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+from statistics import median
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.telemetry.arrivals import Arrivals, Pair, Seen, arrivals
+from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE, DelayChart
+
+WINDOW = 8  # iterations, of which so many have to agree about a rank
+AGREE = 6
+ROTATING = 16  # iterations in which it shows that lateness moves from rank to rank, ...
+_OFTEN = 10  # ... if some rank is late in so many, ...
+_ONE, _MOVES = 0.6, 0.4  # ... none in more than that share of them, and it moves in that share
+_CALM = 2  # late iterations of ROTATING, from which on it does not move any more
+_TRIPS = 5  # round trips, whose median is the path's
+
+
+class LateRanks:
+    """Ranks 0 to `ranks` - 1 of one group. Raises BadInput for fewer than two.
+
+    `rotating`: lateness moves from rank to rank, so that more iterations have to agree.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        if ranks < 2:
+            raise BadInput("ranks", ranks, "at least 2: a rank is late for another one")
+        self.ranks = ranks
+        self.rotating = False
+        self._buffer = 0.0
+        self._late = [_Watched() for _ in range(ranks)]
+        self._paths: dict[Pair, _Watched] = {}
+        self._trips: dict[Pair, deque[float]] = {}
+        self._least: dict[Pair, float] = {}
+        self._late_in: deque[set[int]] = deque(maxlen=ROTATING)
+        self._common: deque[float] = deque(maxlen=WINDOW)  # delays of ordinary paths
+        self._noted = False
+
+    def update(self, seen: Seen, buffer: float) -> bool:
+        """Take one iteration; whether lateness or a path is no longer as planned for.
+
+        Args:
+            seen: by receiver and source, the seconds from the receiver's own arrival until the
+                message came; below 0 where it had come before. Some may be missing; those of ranks
+                that there are not, and what no message takes, are left out.
+            buffer: seconds of the buffer through a port, against which lateness matters.
+
+        It stays true until `accept`, or until all is as before.
+
+        Raises:
+            BadInput: a buffer that takes no time.
+        """
+        if not buffer > 0:
+            raise BadInput("seconds of a buffer", buffer, "above 0")
+        self._buffer = buffer
+        ranks = range(self.ranks)
+        rows = {
+            target: {source: seconds for source, seconds in row.items() if source in ranks}
+            for target, row in seen.items()
+            if target in ranks
+        }
+        known = {way: path.recent for way, path in self._paths.items()}
+        now = arrivals(rows, self._least, known)
+        self._take_trips(now)
+        self._take_rotation(now)
+        least = 2 * AGREE if self.rotating else AGREE
+        for rank, late in now.late.items():
+            self._late[rank].update(late, buffer, least)
+        common = median(now.delays.values()) if now.delays else 0.0
+        if now.delays:
+            self._common.append(common)
+        for way, delay in now.delays.items():
+            path = self._paths.setdefault(way, _Watched())
+            path.update(max(0.0, delay - common), buffer, AGREE, delay)
+        return any(one.changed for one in self._all())
+
+    def _all(self) -> list[_Watched]:
+        return [*self._late, *self._paths.values()]
+
+    def _take_trips(self, now: Arrivals) -> None:
+        """What round trips take on a path that is well: it may only become less."""
+        for pair, seconds in now.round_trips.items():
+            trips = self._trips.setdefault(pair, deque(maxlen=_TRIPS))
+            trips.append(seconds)
+            if len(trips) == _TRIPS:
+                self._least[pair] = min(median(trips), self._least.get(pair, seconds))
+
+    def _take_rotation(self, now: Arrivals) -> None:
+        matters = ABSOLUTE * self._buffer
+        self._late_in.append({rank for rank, seconds in now.late.items() if seconds > matters})
+        rows = [row for row in self._late_in if row]
+        if len(rows) <= _CALM:
+            self.rotating = False
+        elif len(rows) >= _OFTEN:
+            most = max(sum(rank in row for row in rows) for rank in range(self.ranks))
+            moves = sum(not a & b for a, b in pairwise(rows))
+            rotates = most <= _ONE * len(rows) and moves >= _MOVES * len(rows)
+            self.rotating = self.rotating or rotates
+
+    def late(self) -> tuple[float, ...]:
+        """By rank, seconds after the first one; 0 for one that is in time."""
+        return tuple(one.value for one in self._late)
+
+    def slow_paths(self) -> dict[Pair, float]:
+        """By source and target, seconds beyond those of an ordinary path, where these matter."""
+        return {way: path.value for way, path in sorted(self._paths.items()) if path.value}
+
+    def delay(self) -> float:
+        """Seconds that a message takes on an ordinary path; 0 until there was one."""
+        return median(self._common) if self._common else 0.0
+
+    def alarms(self) -> list[int]:
+        """The ranks whose last sample is out of its chart."""
+        return [rank for rank, one in enumerate(self._late) if one.chart.alarm]
+
+    def changes(self) -> list[str]:
+        """What has changed since the last `accept`, in words for a decision."""
+        found = []
+        for rank, one in enumerate(self._late):
+            if one.changed:
+                words = f"comes {1e3 * one.value:.0f} ms late" if one.value else "comes in time"
+                found.append(f"rank {rank} {words}")
+        for (a, b), path in sorted(self._paths.items()):
+            if path.changed:
+                words = f"{1e3 * path.value:.0f} ms more than" if path.value else "as long as"
+                found.append(f"path {a}>{b} takes {words} others")
+        return found
+
+    def note(self) -> str | None:
+        """Once, if lateness moves from rank to rank: that nothing is done about it."""
+        if not self.rotating or self._noted:
+            return None
+        self._noted = True
+        return "another rank is late in each iteration: no plan helps, gradients stay with native"
+
+    def accept(self) -> None:
+        """What has changed is planned for."""
+        for one in self._all():
+            one.accept(self._buffer)
+
+
+class _Watched:
+    """One rank's lateness, or what one path takes more than others: seconds per iteration."""
+
+    def __init__(self) -> None:
+        self.chart = DelayChart()
+        self.named = 0.0  # planned for
+        self.recent = 0.0  # the last delay, whether it matters or not
+        self.changed = False  # for good
+        self.value = 0.0  # now
+        self._suspected: float | None = None  # what the chart has confirmed once
+        self._samples: deque[float] = deque(maxlen=2 * WINDOW)
+
+    def update(self, seconds: float, buffer: float, agree: int, recent: float = 0.0) -> None:
+        """Take `seconds`; a change counts if `agree` of the last samples speak for it."""
+        self.recent = recent
+        self._samples.append(seconds)
+        confirmed = self.chart.update(seconds, buffer)
+        before, self._suspected = self._suspected, None
+        self.changed, self.value = False, self.named
+        if not confirmed:
+            return
+        new = self._suspected = median(self.chart.outside)
+        least = ABSOLUTE * buffer
+        if before is None or abs(new - before) > max(least, RELATIVE * before):
+            return
+        new = new if new >= least else 0.0
+        window = list(self._samples)[-WINDOW * agree // AGREE :]
+        speak = sum(abs(s - new) < abs(s - self.named) for s in window)
+        if speak >= agree and new != self.named:
+            self.changed, self.value = True, new
+
+    def accept(self, buffer: float) -> None:
+        """It is planned for as it is now."""
+        if self.changed:
+            self.chart.accept(buffer)
+            self.named, self.changed, self._suspected = self.value, False, None

@@ -1,0 +1,169 @@
+"""What the ports of a group's ranks pass, and which paths between them pass less.
+
+What is measured is a path: at most what the sender's port passes, what the receiver's does, and
+what lies between. A port passes at least what its fastest path does. So a port is slow whose paths
+are slow all together, and a path is where both its ports do better on others. Of two ranks a path
+counts as its ports.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.sim.ports import CollectiveRun, Ports, Transfer
+from megatron_adaptra.telemetry.arrivals import Pair
+from megatron_adaptra.telemetry.detect import RELATIVE
+
+WINDOW = 5  # iterations, of whose rates the median counts
+FEWEST = 3  # iterations before a path counts at all
+_LEAST, _MOST = 1.0, 1e15  # bytes per second that a path may pass; others are nonsense
+SIDES = "sends", "receives"
+# One of SIDES and its rank, or "path" and its ends: bytes per second; inf: as much as its ports.
+_Key = tuple[str, tuple[int, ...]]
+
+
+class PortRates:
+    """Ranks 0 to `ranks` - 1, each with a port. Raises BadInput for fewer than two."""
+
+    def __init__(self, ranks: int) -> None:
+        if ranks < 2:
+            raise BadInput("ranks", ranks, "at least 2: ports are measured by what goes between")
+        self.ranks = ranks
+        self._rates: dict[Pair, deque[float]] = {}
+        self._planned: dict[_Key, float] = {}
+
+    def update(self, rates: Mapping[Pair, float]) -> bool:
+        """Take what paths were measured to pass; whether a port or path is not as planned for.
+
+        `rates`: by source and target, bytes per second of a path with both its ports to itself, or
+        as `rates_of_pieces` finds them. Paths of ranks that there are not, and rates that no path
+        has, are left out.
+        """
+        ranks = range(self.ranks)
+        for way, rate in rates.items():
+            source, target = way
+            if source in ranks and target in ranks and source != target and _LEAST <= rate <= _MOST:
+                self._rates.setdefault(way, deque(maxlen=WINDOW)).append(rate)
+        return bool(self._now())
+
+    @property
+    def known(self) -> bool:
+        """Whether each rank's port has been measured both ways."""
+        paths = self._paths()
+        return all({end[i] for end in paths} == set(range(self.ranks)) for i in (0, 1))
+
+    def _paths(self) -> dict[Pair, float]:
+        return {way: median(row) for way, row in self._rates.items() if len(row) >= FEWEST}
+
+    def ports(self, delay: float = 0.0, cost: float = 0.0, turn: float = math.inf) -> Ports:
+        """The ports, and paths that pass less than both their ports.
+
+        `delay`, `cost`, `turn`: as for `sim.ports.Ports`. Raises BadInput while not all are known.
+        """
+        if not self.known:
+            raise BadInput("ports", "not all measured", "both ways of each, in a few iterations")
+        now = self._planned | self._now()
+        slow = {
+            (ends[0], ends[1]): LinkState(0.0, rate)
+            for (kind, ends), rate in sorted(now.items())
+            if kind == "path" and rate < math.inf
+        }
+        out, into = (tuple(now[side, (r,)] for r in range(self.ranks)) for side in SIDES)
+        return Ports(out, into, delay, cost, turn, slow)
+
+    def changes(self) -> list[str]:
+        """What has changed since the last `accept`, in words for a decision.
+
+        Of what was not known before, what differs from the other ports.
+        """
+        found = []
+        now = self._now()
+        for (kind, ends), rate in sorted(now.items()):
+            planned = self._planned.get((kind, ends))
+            if kind == "path":
+                words = "as much as its ports" if rate == math.inf else _rate(rate)
+                found.append(f"path {ends[0]}>{ends[1]} passes {words}")
+                continue
+            if planned is None:
+                planned = median(r for (side, _), r in now.items() if side == kind)
+                if not _differ(rate, planned):
+                    continue
+                words = f"others {_rate(planned)}"
+            else:
+                words = f"before {_rate(planned)}"
+            found.append(f"rank {ends[0]} {kind} {_rate(rate)}, {words}")
+        return found
+
+    def accept(self) -> None:
+        """The ports and paths are planned for as they are now."""
+        self._planned |= self._now()
+
+    def _now(self) -> dict[_Key, float]:
+        """What is not as planned for: what differs by less than RELATIVE counts as before."""
+        paths = self._paths()
+        found: dict[_Key, float] = {}
+        for ends, rate in paths.items():
+            for side, rank in zip(SIDES, ends, strict=True):
+                found[side, (rank,)] = max(rate, found.get((side, (rank,)), 0.0))
+        for ends, rate in paths.items():
+            best = min(found[side, (rank,)] for side, rank in zip(SIDES, ends, strict=True))
+            slow = rate < best * (1 - RELATIVE)
+            if slow or ("path", ends) in self._planned:
+                found["path", ends] = rate if slow else math.inf
+        return {
+            what: rate for what, rate in found.items() if _differ(rate, self._planned.get(what))
+        }
+
+
+def rates_of_pieces(
+    seen: Iterable[Transfer], predicted: CollectiveRun, ports: Ports
+) -> dict[Pair, float]:
+    """What paths pass, by how fast the parts of a buffer followed one another under a plan.
+
+    What a path passes while other connections share its ports says little. But where the clock of
+    ports knows what share it gets, a path that takes twice as long as predicted passes half. For a
+    path of which a port is slow that is so; one that is slow itself passes less than that, at most
+    its share, which a probe shows.
+
+    Args:
+        seen: messages of parts as their receivers saw them: `began` and `arrived`, by any clock of
+            the receiver's own, of messages of the same plan.
+        predicted: the same plan under the `ports` that are planned for.
+        ports: of the ranks.
+
+    Returns:
+        Bytes per second by source and target, for paths with at least three messages.
+    """
+    took, wanted = _spans(seen), _spans(predicted.transfers)
+    found = {}
+    for way in sorted(took.keys() & wanted.keys()):
+        if took[way] > 0 and wanted[way] > 0:
+            source, target = way
+            path = ports.paths.get(way, LinkState())
+            rate = min(ports.out[source], ports.into[target], path.bandwidth)
+            found[way] = rate * wanted[way] / took[way]
+    return found
+
+
+def _spans(transfers: Iterable[Transfer]) -> dict[Pair, float]:
+    """By path, seconds from its first message of a part to its last."""
+    ends: dict[Pair, list[float]] = {}
+    for one in transfers:
+        if one.op.action.value == "P":
+            ends.setdefault((one.source, one.target), []).append(one.arrived)
+    return {way: max(row) - min(row) for way, row in ends.items() if len(row) >= 3}
+
+
+def _differ(rate: float, planned: float | None) -> bool:
+    if planned is None or math.inf in (rate, planned):
+        return rate != planned
+    return abs(rate - planned) > RELATIVE * planned
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e6:.3g} MB/s"

@@ -1,0 +1,73 @@
+"""Lateness, ports and paths as a seed draws them, and all the plans that builders have for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.plan.collectives.chain import sorted_chain
+from megatron_adaptra.plan.collectives.direct import direct, shares_without
+from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
+from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.plan.collectives.selector import Figures
+from megatron_adaptra.plan.collectives.stragglar import stragglar
+from megatron_adaptra.sim.ports import Ports, run_on_ports
+
+KINDS = (*["late"] * 4, *["two late"] * 2, *["slow port"] * 2, *["slow path"] * 2, *["none"] * 2)
+
+
+def drawn(rng: random.Random, kind: str) -> tuple[Figures, set[int]]:
+    """Figures of a `kind`, and the ranks that differ from others. Buffers of 40 to 160 ms."""
+    ranks = rng.randint(4, 7)
+    rate = rng.choice([20e6, 50e6])
+    buffer = rng.uniform(0.04, 0.16)
+    late, rates, paths = [0.0] * ranks, [rate] * ranks, {}
+    some = set(rng.sample(range(ranks), 1 + (kind in ("two late", "slow path"))))
+    if kind in ("late", "two late"):
+        for rank in some:
+            late[rank] = buffer * rng.uniform(0.2, 3)
+    elif kind == "slow port":
+        for rank in some:
+            rates[rank] *= rng.uniform(0.3, 0.8)
+    elif kind == "slow path":
+        state = LinkState(rng.uniform(0.05, 0.3) * buffer, rate * rng.uniform(0.2, 0.8))
+        a, b = some
+        paths = {(a, b): state, (b, a): state}
+    delay = 0.3e-3 if kind == "none" else rng.choice([0.3e-3, 3e-3])
+    ports = Ports.equal(rates, delay, 0.1e-3, paths=paths)
+    return Figures(int(rate * buffer), ports, tuple(late), 4 * buffer), some
+
+
+def native(figures: Figures) -> float:
+    """Seconds after the last arrival of gloo's ring."""
+    return after(ring(figures.ranks, 2), figures)
+
+
+def after(plan: CollectivePlan, figures: Figures) -> float:
+    """The same of a `plan`."""
+    run = run_on_ports(plan, figures.nbytes, figures.ports, figures.lateness)
+    return run.after_arrival
+
+
+def builders(figures: Figures, some: set[int]) -> Iterator[CollectivePlan]:
+    """All that a user could name, in several numbers of pieces."""
+    ranks = figures.ranks
+    yield halving_doubling(ranks)
+    for cut in (1, 2, 4):
+        yield ring(ranks, cut)
+    for pieces in (4, 8, 16, 32):
+        for count in range(len(some) + 1):
+            for late in combinations(sorted(some), count):
+                yield direct(shares_without(ranks, late), pieces)
+    for k in (1, 2, 4, 8):
+        for rank in some:
+            yield stragglar(ranks, rank, k)
+    for pieces in (16, 64):
+        yield sorted_chain(_by_arrival(figures.lateness), pieces)
+
+
+def _by_arrival(lateness: Sequence[float]) -> list[int]:
+    return sorted(range(len(lateness)), key=lambda rank: lateness[rank])

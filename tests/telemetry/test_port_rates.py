@@ -1,0 +1,171 @@
+"""A slow port, a slow path and a late rank are distinguished, by probes and by a plan's pieces."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.plan.collectives.direct import direct
+from megatron_adaptra.sim.ports import Ports, run_on_ports
+from megatron_adaptra.telemetry.port_rates import PortRates, rates_of_pieces
+
+MB = 1e6
+SEED = 20251126  # fixed: a rate of false alarms is never quite zero
+
+
+def probed(ports, rng=None, noise=0.0):
+    """What paths pass, each with its ports to itself."""
+    ranks, found = range(len(ports.out)), {}
+    for way in ((a, b) for a in ranks for b in ranks if a != b):
+        path = ports.paths.get(way, LinkState())
+        rate = min(ports.out[way[0]], ports.into[way[1]], path.bandwidth)
+        found[way] = rate * (rng.lognormvariate(0, noise) if rng else 1.0)
+    return found
+
+
+def run(rates, count, ports, **more):
+    """What is decided in so many iterations, from 1 on: iteration, words."""
+    found = []
+    for i in range(1, count + 1):
+        if rates.update(probed(ports, **more)):
+            found.append((i, rates.changes()))
+            rates.accept()
+            assert rates.changes() == []
+    return found
+
+
+def ordinary(ranks=4):
+    rates = PortRates(ranks)
+    assert not rates.known
+    assert run(rates, 10, Ports.equal([20 * MB] * ranks)) == [(3, [])]
+    assert rates.known
+    return rates
+
+
+SLOW_OUT = Ports((20 * MB, 20 * MB, 10 * MB, 20 * MB), (20 * MB,) * 4)
+SLOW_IN = Ports((20 * MB,) * 4, (20 * MB, 5 * MB, 20 * MB, 20 * MB))
+SLOW_PATH = Ports((20 * MB,) * 4, (20 * MB,) * 4, paths={(2, 3): LinkState(0.0, 8 * MB)})
+
+
+@pytest.mark.parametrize(
+    ("ports", "words"),
+    [
+        (SLOW_OUT, ["rank 2 sends 10 MB/s, before 20 MB/s"]),
+        (SLOW_IN, ["rank 1 receives 5 MB/s, before 20 MB/s"]),
+        (SLOW_PATH, ["path 2>3 passes 8 MB/s"]),
+        (
+            Ports.equal([20 * MB, 20 * MB, 20 * MB, 10 * MB]),
+            ["rank 3 receives 10 MB/s, before 20 MB/s", "rank 3 sends 10 MB/s, before 20 MB/s"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_slow_is_named_and_heals(ports, words):
+    rates = ordinary()
+    ((i, found),) = run(rates, 10, ports)
+    assert (found, i) == (words, 3)
+    assert rates.ports(1e-3, 1e-4) == Ports(ports.out, ports.into, 1e-3, 1e-4, paths=ports.paths)
+    ((_, found),) = run(rates, 10, Ports.equal([20 * MB] * 4))
+    assert len(found) == len(words)
+    assert rates.ports() == Ports.equal([20 * MB] * 4)
+
+
+def test_a_port_that_is_slow_from_the_start():
+    assert run(PortRates(4), 10, SLOW_OUT) == [(3, ["rank 2 sends 10 MB/s, others 20 MB/s"])]
+
+
+def test_of_two_ranks_a_path_counts_as_their_ports():
+    rates = PortRates(2)
+    run(rates, 5, Ports.equal([20 * MB] * 2, paths={(0, 1): LinkState(0.0, 5 * MB)}))
+    assert rates.ports() == Ports((5 * MB, 20 * MB), (20 * MB, 5 * MB))
+
+
+def test_noise_changes_no_port():
+    """Rates that vary by 8 %; two of five samples may be far off."""
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    rates, changes = PortRates(4), 0
+    for _ in range(500):
+        now = probed(Ports.equal([20 * MB] * 4), rng, 0.03)
+        if rng.random() < 0.1:
+            now[rng.choice(sorted(now))] *= 0.2
+        if rates.update(now):
+            changes += 1
+            rates.accept()
+    assert changes <= 3
+
+
+# Of four ranks a connection gets a third of a port: a path is slow for a plan if it passes less.
+THIN = Ports.equal([20 * MB] * 4, paths={(2, 3): LinkState(0.0, 3 * MB)})
+
+
+@pytest.mark.parametrize("real", [SLOW_OUT, SLOW_IN, THIN], ids=["out", "in", "path"])
+@pytest.mark.parametrize("late", [0.0, 0.3])
+def test_by_the_pieces_of_a_plan(real, late):
+    """The clock plays the network: parts show where it is slow, with a late rank, too."""
+    usual = Ports.equal([20 * MB] * 4)
+    plan = direct((1, 1, 1, 1), 16)
+    came = [0.0, 0.0, 0.0, late]
+    seen = run_on_ports(plan, 3_200_000, real, came).transfers
+    predicted = run_on_ports(plan, 3_200_000, usual, came)
+    rates = ordinary()
+    for _ in range(5):
+        rates.update(rates_of_pieces(seen, predicted, usual))
+    found = rates.ports()
+    for side in ("out", "into"):
+        wanted, got = getattr(real, side), getattr(found, side)
+        assert [g < 15 * MB for g in got] == [w < 15 * MB for w in wanted], (side, got)
+    assert all(
+        path.bandwidth >= real.paths[way].bandwidth
+        for way, path in found.paths.items()
+        if way in real.paths
+    )
+    assert set(found.paths) >= set(real.paths)
+    # Besides, at most paths of the slow port: a late rank has it to itself, and is served faster.
+    slow = {target for target, rate in enumerate(real.into) if rate < 20 * MB}
+    assert all(target in slow for way in set(found.paths) - set(real.paths) for target in way[1:])
+
+
+def test_by_the_pieces_nothing_is_slow():
+    plan, usual = direct((1, 1, 1, 1), 16), Ports.equal([20 * MB] * 4)
+    done = run_on_ports(plan, 3_200_000, usual)
+    rates = rates_of_pieces(done.transfers, done, usual)
+    assert rates == pytest.approx(dict.fromkeys(rates, 20 * MB))
+    assert len(rates) == 12
+    few = direct((1, 1, 1, 1), 2)
+    done = run_on_ports(few, 3_200_000, usual)
+    assert rates_of_pieces(done.transfers, done, usual) == {}
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.tuples(st.integers(-1, 3), st.integers(-1, 3)),
+            st.floats(allow_nan=True, allow_infinity=True) | st.floats(1, 1e9),
+        ),
+        max_size=12,
+    )
+)
+def test_whatever_comes_ports_are_ports(rows):
+    rates = PortRates(3)
+    for row in rows:
+        changed = rates.update(row)
+        rates.changes()
+        if rates.known:
+            ports = rates.ports()
+            assert all(0 < rate < math.inf for rate in ports.out + ports.into)
+        if changed:
+            rates.accept()
+            assert rates.changes() == []
+
+
+def test_bad_input():
+    with pytest.raises(BadInput, match=r"^ranks 1: at least 2"):
+        PortRates(1)
+    with pytest.raises(BadInput, match=r"^ports 'not all measured'"):
+        PortRates(2).ports()
