@@ -4,7 +4,7 @@
 stock Megatron sees the same slow worker or path. In the emulated rows all workers wait about ten
 times as long as they compute, for a machine with fewer cores than workers: so an op takes what it
 would on a device of its own. In the row `stopped` a worker is really slow: its process is suspended
-for most of each period (SIGSTOP, SIGCONT), which is shorter than one of its ops.
+for most of each period (SIGSTOP, SIGCONT), which is about as long as one of its ops.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ JOBS: dict[str, tuple[int, int, int, list[str]]] = {  # replicas, stages, microb
         ["--reroute", "auto", "--emulate-worker", f"0.0:1x@{FROM}..{TO}"],
     ),
 }  # fmt: skip
-HIDDEN = {"2 x 2 x 8, a worker stopped": 192}  # ops that take longer than a period
+HIDDEN = {"2 x 2 x 8, a worker stopped": 192}  # ops that take about a period
 
 
 def ranks_of(pid: int) -> Iterator[tuple[int, int]]:
@@ -143,8 +143,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3, help="of each row; medians are shown")
     parser.add_argument("--only", metavar="WORD", default="", help="rows whose name has it")
-    parser.add_argument("--period", type=float, default=5, metavar="MS", help="of a stopped worker")
-    parser.add_argument("--share", type=float, default=0.3, help="of it, in which it computes")
+    parser.add_argument("--period", type=float, default=10, metavar="MS", help="of a stopped worker")
+    parser.add_argument("--share", type=float, default=0.12, help="of it, in which it computes")
     parser.add_argument("--keep", metavar="FOLDER", help="keep what the demo writes")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of a run")
     parser.add_argument("--json", metavar="FILE", help="write all runs there, too")
