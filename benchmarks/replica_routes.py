@@ -143,7 +143,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3, help="of each row; medians are shown")
     parser.add_argument("--only", metavar="WORD", default="", help="rows whose name has it")
-    parser.add_argument("--period", type=float, default=10, metavar="MS", help="of a stopped worker")
+    parser.add_argument(
+        "--period", type=float, default=10, metavar="MS", help="of a stopped worker"
+    )
     parser.add_argument("--share", type=float, default=0.12, help="of it, in which it computes")
     parser.add_argument("--keep", metavar="FOLDER", help="keep what the demo writes")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of a run")

@@ -22,6 +22,7 @@ _MEMORY = (
     ("measured_peak", "measured peak"),
 )
 QUIET = 0.25  # a link whose highest delay is below this share of the worst one stays grey
+MOST_NAMED = 4  # links in the legend of a chart
 
 
 class Picture(NamedTuple):
@@ -337,15 +338,19 @@ def _goes_back(source: str, target: str) -> bool:
 
 
 def delay_series(report: Report) -> list[Series]:
-    """One line per directed link; the quiet ones grey under one name, the way back dashed."""
+    """One line per directed link, the way back dashed.
+
+    Grey under one name are the quiet ones, and all but the MOST_NAMED with the highest peaks.
+    """
     links = {name: values for name, values in report.link_delay_ms.items() if known(values)}
     peaks = {name: max(v for _, v in known(values)) for name, values in links.items()}
     worst = max(peaks.values(), default=0.0)
+    highest = sorted(peaks, key=lambda name: -peaks[name])[:MOST_NAMED]
     quiet: list[Series] = []
     loud: list[Series] = []
     for name, values in links.items():
         source, _, target = name.partition(">")
-        if worst > 0 and peaks[name] < QUIET * worst:
+        if worst > 0 and (peaks[name] < QUIET * worst or name not in highest):
             quiet.append(Series("other links", values, STOCK))
         else:
             colour = OTHER[len(loud) % len(OTHER)]

@@ -126,6 +126,15 @@ def test_a_path_that_is_measured_later_has_a_gap_and_the_way_back_is_dashed() ->
     assert (there.dashed, back.dashed) == (False, True)
 
 
+def test_of_many_links_the_legend_has_those_with_the_highest_peaks() -> None:
+    delays = {f"{a}>{a + 1}": [0.1, 1.0 + a / 100] for a in range(20)}
+    found = delay_series(replace(sample_report(), link_delay_ms=delays))
+    assert [one.name for one in found if one.name != "other links"] == [
+        f"{a} → {a + 1}" for a in range(16, 20)
+    ]
+    assert len(found) == 20
+
+
 def test_what_got_slow_is_named() -> None:
     full = sample_report()
     slow = {"slow_paths": ["0.1-0.2:40ms"], "slow_workers": ["1.1:2x", "0.0:3x"]}

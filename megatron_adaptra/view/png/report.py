@@ -124,7 +124,7 @@ def _chart(axes: Axes, series: Sequence[Series], report: Report, title: str) -> 
     axes.legend(
         loc="lower right",
         bbox_to_anchor=(1.0, 1.0),
-        ncols=6,
+        ncols=3 if len(seen) > 3 else 6,  # beside the title
         frameon=False,
         fontsize=8.5,
         handlelength=1.6,
