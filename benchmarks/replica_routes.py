@@ -4,7 +4,7 @@
 stock Megatron sees the same slow worker or path. In the emulated rows all workers wait about ten
 times as long as they compute, for a machine with fewer cores than workers: so an op takes what it
 would on a device of its own. In the row `stopped` a worker is really slow: its process is suspended
-for most of each period (SIGSTOP, SIGCONT), and computes alone otherwise.
+for most of each period (SIGSTOP, SIGCONT), which is about as long as one of its ops.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,26 +31,28 @@ from megatron_adaptra.cli.output import Table
 # How many times as long as they compute workers of the emulated rows take, by stage: their stages
 # take about as long as each other, although the last one has the loss.
 SLOW = (10, 12, 8)
-PERIOD = 0.02  # seconds, of which a stopped worker computes for a share
-SHARE = 0.15
-FROM, TO = 6, 60
+FROM, TO = 24, 84  # the demo prints a line every 8 iterations
 
 
-def workers(replicas: int, stages: int, **times: float) -> list[str]:
-    """Flags that make all workers slow, and those in `times`, `w1_1`, by other factors."""
-    named = {name[1:].replace("_", "."): x for name, x in times.items()}
-    all_of_them = [f"{r}.{s}" for r in range(replicas) for s in range(stages)]
-    rules = (f"{worker}:{named.get(worker, SLOW[int(worker[-1])]):g}x" for worker in all_of_them)
-    return [word for rule in rules for word in ("--slow-worker", rule)]
+def workers(replicas: int, stages: int, *first: str) -> list[str]:
+    """Flags that make all workers slow in the whole run; rules that come `first` count before."""
+    others = (f"{r}.{s}:{SLOW[s]}x" for r in range(replicas) for s in range(stages))
+    return [word for rule in (*first, *others) for word in ("--emulate-worker", rule)]
 
 
 JOBS: dict[str, tuple[int, int, int, list[str]]] = {  # replicas, stages, microbatches, flags
-    "2 x 3 x 8, a worker at half speed": (2, 3, 8, workers(2, 3, w1_1=2 * SLOW[1])),
-    "2 x 3 x 8, a path of 40 ms": (
-        2, 3, 8, [*workers(2, 3), "--slow-path", "0.1-0.2:40ms", "--reroute", "swap"],
+    "2 x 3 x 8, a worker at half speed": (
+        2, 3, 8, workers(2, 3, f"1.1:{2 * SLOW[1]}x@{FROM}..")
     ),
-    "2 x 2 x 8, a worker stopped": (2, 2, 8, ["--reroute", "auto", "--slow-worker", "0.0:1x"]),
+    "2 x 3 x 8, a path of 40 ms": (
+        2, 3, 8,
+        [*workers(2, 3), "--emulate-link", f"0.1-0.2:40ms@{FROM}..", "--reroute", "swap"],
+    ),
+    "2 x 2 x 8, a worker stopped": (2, 2, 8,
+        ["--reroute", "auto", "--emulate-worker", f"0.0:1x@{FROM}..{TO}"],
+    ),
 }  # fmt: skip
+HIDDEN = {"2 x 2 x 8, a worker stopped": 192}  # ops that take about a period
 
 
 def ranks_of(pid: int) -> Iterator[tuple[int, int]]:
@@ -71,17 +75,22 @@ def ranks_of(pid: int) -> Iterator[tuple[int, int]]:
             yield int(rank), int(entry.name)
 
 
-def stop(demo: subprocess.Popen[str], worker: int, over: threading.Event) -> None:
-    """Suspend the process of `worker` for most of each period."""
-    found: dict[int, int] = {}
-    while not found and not over.wait(0.5):
-        found = dict(ranks_of(demo.pid))
+def stop(
+    demo: subprocess.Popen[str], worker: int, over: threading.Event, period: float, share: float
+) -> None:
+    """Suspend the process of `worker` for most of each period, from iteration FROM on."""
+    assert demo.stderr is not None
+    for line in demo.stderr:  # such as "iteration 24: ..."
+        if (at := re.match(r"iteration (\d+):", line)) and int(at[1]) >= FROM:
+            break
+    threading.Thread(target=demo.stderr.read, daemon=True).start()  # or the demo would wait
+    found = dict(ranks_of(demo.pid))
     try:
         while not over.is_set():
             os.kill(found[worker], signal.SIGSTOP)
-            over.wait(PERIOD * (1 - SHARE))
+            over.wait(period * (1 - share))
             os.kill(found[worker], signal.SIGCONT)
-            over.wait(PERIOD * SHARE)
+            over.wait(period * share)
     except (KeyError, ProcessLookupError):
         pass
 
@@ -90,21 +99,30 @@ def train(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str, A
     """One row: medians of the slow phase, what was predicted, and when it was found."""
     replicas, stages, count, flags = JOBS[name]
     command = [
-        sys.executable, "-m", "megatron_adaptra", "demo", "--json", "--out", str(folder),
+        sys.executable, "-m", "megatron_adaptra", "demo", "--json", "--out", str(folder / "demo"),
         "--data-parallel", str(replicas), "--stages", str(stages), "--microbatches", str(count),
-        "--hidden-size", "32", "--seq-length", "32", "--iterations", str(TO),
-        "--from-iteration", str(FROM), "--to-iteration", str(TO), *flags,
+        "--hidden-size", str(HIDDEN.get(name, 32)), "--seq-length", "32",
+        "--iterations", str(TO), *flags,
     ]  # fmt: skip
     over = threading.Event()
-    demo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    if "stopped" in name:
+    stopped = "stopped" in name
+    errors = subprocess.PIPE if stopped else None
+    with (folder / "printed").open("w") as printed:
+        demo = subprocess.Popen(command, stdout=printed, stderr=errors, text=True)
+    if stopped:
         worker = (replicas - 1) * stages + stages - 1
-        threading.Thread(target=stop, args=(demo, worker, over), daemon=True).start()
-    text, _ = demo.communicate(timeout=arguments.timeout)
-    over.set()
+        cycle = arguments.period / 1e3, arguments.share
+        threading.Thread(target=stop, args=(demo, worker, over, *cycle), daemon=True).start()
+    try:
+        demo.wait(timeout=arguments.timeout)
+    finally:
+        over.set()
+        demo.kill()
     if demo.returncode:
         raise SystemExit(f"{name}: the demo has ended with status {demo.returncode}")
-    done = json.loads(text)
+    if arguments.keep:
+        shutil.copytree(folder / "demo", arguments.keep, dirs_exist_ok=True)
+    done = json.loads((folder / "printed").read_text())
     slow = {arm: done["arms"][arm]["phases"]["slow"]["iteration_ms"] for arm in done["arms"]}
     last = done["replans"][-1] if done["replans"] else {}
     return {
@@ -125,6 +143,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3, help="of each row; medians are shown")
     parser.add_argument("--only", metavar="WORD", default="", help="rows whose name has it")
+    parser.add_argument("--period", type=float, default=10, metavar="MS", help="of a stopped worker")
+    parser.add_argument("--share", type=float, default=0.12, help="of it, in which it computes")
+    parser.add_argument("--keep", metavar="FOLDER", help="keep what the demo writes")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of a run")
     parser.add_argument("--json", metavar="FILE", help="write all runs there, too")
     arguments = parser.parse_args(argv)

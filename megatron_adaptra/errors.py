@@ -115,6 +115,10 @@ class NoConnections(AdaptraError):
     """The connections that adapting needs cannot be opened, or are too many, on some rank."""
 
 
+class RouteSearchFailed(AdaptraError):
+    """The process that searches for routes between replicas has not answered, or with an error."""
+
+
 class PeerLost(AdaptraError):
     """Nothing came from a rank: it died, its connection closed, or a timeout ran out."""
 

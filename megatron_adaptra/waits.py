@@ -15,6 +15,7 @@ LOOK_UP = 0.1  # between two looks for something in the store, at first
 CONNECT = 600.0  # for a rank to open its end of a connection: ranks start at different moments
 START = 120.0  # for what is prepared beside the training when a run starts
 CROSS = 20.0  # for the other end of a connection between replicas, which a plan asks for
+SEARCH = 60.0  # for the process that searches for routes
 WORK = 600.0  # for one piece of work beside the training: plans of large jobs take a while
 END = 30.0  # for what runs beside the training when a run ends
 FOREVER = 7 * 86400.0  # what gloo is given where the deadline is ours, or there is none

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from multiprocessing.util import Finalize
@@ -31,11 +32,13 @@ settings.register_profile("the same", settings.get_profile("adaptra"), derandomi
 # With --quick all that train are of one process, and so forks of one zygote.
 # They are started in this order: those that take longest first.
 SHARING = (
-    "soft_roce/test_verbs.py", "adapter/test_executor_training.py",
+    "soft_roce/test_verbs.py", "adapter/test_routes_pretrain.py",
+    "adapter/test_law_replicas.py", "adapter/test_executor_training.py",
     "fake_cuda/test_fake_adaptation.py", "fake_cuda/test_fake_trainings.py",
     "adapter/test_iteration_end.py", "adapter/test_pretrain.py", "adapter/test_law.py",
     "adapter/test_schedules.py", "launch/test_documented_commands.py",
-    "adapter/test_gradients.py", "test_zygote.py", "runtime/test_ddp_hook.py",
+    "adapter/test_gradients.py", "adapter/test_slow_worker.py",
+    "adapter/test_replica_routes.py", "test_zygote.py", "runtime/test_ddp_hook.py",
 )  # fmt: skip
 
 
@@ -70,6 +73,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What the mode leaves out is deselected, which the last line of a run counts."""
+    config.collecting_imported_megatron = "megatron.core" in sys.modules  # type: ignore[attr-defined]
     left_out = set() if config.getoption("--full") else {"large"}
     if config.getoption("--quick"):
         left_out |= {"cold", "crowd", "long", "quiet", "timing", "vm"}

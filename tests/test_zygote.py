@@ -10,8 +10,6 @@ import pytest
 from processes import living
 from zygote import Zygote
 
-pytestmark = pytest.mark.trains  # it imports Megatron
-
 MEET = """
 import os, sys, torch, torch.distributed as dist
 assert sys.argv[1:] == ["--a", "1"] and __name__ == "__main__"
@@ -25,7 +23,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    with Zygote() as made:
+    with Zygote(megatron=False) as made:
         yield made
 
 
@@ -42,6 +40,27 @@ def test_ranks_meet_and_each_has_a_file_of_its_own(zygote: Zygote, tmp_path: Pat
         assert [text.split() for text in done.texts] == [
             ["rank", str(rank), "of", "3", "sum", "3.0"] for rank in range(3)
         ]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_a_rank_had_asked_for_at_its_end_happens(
+    ends: bool, zygote: Zygote, tmp_path: Path
+) -> None:
+    """Its interpreter's end, with what finalizers print there, is left out on request."""
+    text = (
+        "import atexit, gc\n"
+        "class Held:\n"
+        "    def __del__(self): print('freed')\n"
+        "held = Held()\n"
+        "atexit.register(print, 'at exit')\n"
+        "gc.freeze(), gc.unfreeze()\n"
+        "assert gc.get_freeze_count() > 100_000, 'what the zygote has imported is set aside'"
+    )
+    done = zygote.run(tmp_path, [script(tmp_path, text)], ends=ends)
+    assert done.status == 0, done.text
+    assert done.text.split("\n") == ["at exit", *(["freed"] if ends else []), ""]
+    failing = script(tmp_path, "raise SystemExit(7)")
+    assert zygote.run(tmp_path, [failing], ends=ends).status == 7
 
 
 def test_a_rank_that_fails_ends_the_others(zygote: Zygote, tmp_path: Path) -> None:

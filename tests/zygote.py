@@ -11,7 +11,12 @@ has one thread, which `_serve` asserts, for a fork takes only the thread that ca
 
 from __future__ import annotations
 
+import argparse
+import atexit
 import contextlib
+import functools
+import gc
+import inspect
 import json
 import os
 import select
@@ -67,11 +72,15 @@ class Done:
 class Zygote:
     """Forks ranks of trainings, one training at a time. `plugin`: `register()` has been called.
 
-    `environment`: instead of this process's, as where there are GPUs.
+    `environment`: instead of this process's, as where there are GPUs. `megatron`: False for ranks
+    that need torch alone, which is imported in a fifth of the time.
     """
 
-    def __init__(self, plugin: bool = False, environment: Mapping[str, str] | None = None) -> None:
-        self._plugin = plugin
+    def __init__(
+        self, plugin: bool = False, environment: Mapping[str, str] | None = None,
+        megatron: bool = True,
+    ) -> None:  # fmt: skip
+        self._kind = "plugin" if plugin else "stock" if megatron else "torch"
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -91,16 +100,20 @@ class Zygote:
         timeout: float = 600.0,
         environment: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        ends: bool = True,
     ) -> Done:
         """Run `words`, a script with its arguments, on every rank; what they print goes to files
         in `folder`. Raises TimeoutError, and ends all, if ranks have not ended by then.
+
+        `ends`: False where the end of its interpreter proves nothing, as that of stock Megatron: it
+        frees all that the zygote has imported, which takes a third of a second of each rank.
         """
         folder.mkdir(parents=True, exist_ok=True)
         number = len(list(folder.glob("*-rank0.log")))
         logs = [str(folder / f"{number}-rank{rank}.log") for rank in range(ranks)]
         job = {
             "words": words, "logs": logs, "timeout": timeout, "cwd": str(cwd or folder),
-            "environment": dict(environment or {}), "folder": str(folder),
+            "environment": dict(environment or {}), "folder": str(folder), "ends": ends,
         }  # fmt: skip
         try:
             answer = self._ask(job, timeout + START)
@@ -131,9 +144,8 @@ class Zygote:
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        kind = "plugin" if self._plugin else "stock"
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno()), kind],
+            [sys.executable, __file__, str(theirs.fileno()), self._kind],
             stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], preexec_fn=die_with_parent,
             env={**(self._environment or os.environ), "OMP_NUM_THREADS": "1",
                  "MKL_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1",
@@ -156,23 +168,24 @@ class Zygote:
 # From here on: inside the zygote.
 
 
-def _serve(control: socket.socket, plugin: bool) -> Callable[[], int]:
+def _serve(control: socket.socket, kind: str) -> Callable[[], int]:
     """Fork the ranks of one job after the other; returns, in each rank, what is to be run."""
-    if plugin:
+    if kind == "plugin":
         sys.argv = [__file__, "--distributed-backend", "gloo"]  # register() looks for it
         from megatron_adaptra.adapter.entry.register import register
 
         register()
-    else:
+    elif kind == "stock":
         import torch
 
         if not torch.cuda.is_available():
             from megatron_adaptra.adapter.baseline import cpu
 
             cpu.install()
-    _import()
-    import gc
-
+    if kind == "torch":
+        import torch.distributed
+    else:
+        _import()
     gc.collect()
     gc.freeze()
     control.send(json.dumps({"up": os.getpid()}).encode())
@@ -196,6 +209,18 @@ def _import() -> None:
     for name in (*MODULES, *OURS):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    _remember_sources()
+
+
+def _remember_sources() -> None:
+    """Of classes: Megatron takes the help of its flags from there, in every rank."""
+    read = inspect.getsource
+    of_class = functools.cache(read)
+    inspect.getsource = lambda what: of_class(what) if isinstance(what, type) else read(what)
+    with contextlib.suppress(ImportError):
+        from megatron.training.arguments import add_megatron_arguments
+
+        add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
 
 
 class _Training:
@@ -215,7 +240,7 @@ class _Training:
                 for fd in self.living:
                     os.close(fd)
                 _become(self.job, rank, port, zygote)
-                return lambda: _run(self.job["words"])
+                return lambda: _run(self.job["words"], self.job["ends"])
             self.living[os.pidfd_open(pid)] = rank, pid
         late = self._wait()
         os.kill(store, signal.SIGKILL)
@@ -292,6 +317,9 @@ def _become(job: dict[str, Any], rank: int, port: int, zygote: int) -> None:
     os.dup2(log, 2)
     os.close(log)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # What the zygote has imported stays set aside. Given back, as the plugin does with what it sets
+    # aside, it would be looked through at each rank's end, which takes longer than most trainings.
+    gc.freeze = gc.unfreeze = lambda: None
     ranks = str(len(job["logs"]))
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=ranks, LOCAL_WORLD_SIZE=ranks,
@@ -304,16 +332,20 @@ def _become(job: dict[str, Any], rank: int, port: int, zygote: int) -> None:
     os.chdir(job["cwd"])
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], ends: bool) -> int:
     import runpy
 
     sys.argv = list(words)
     sys.path[0] = str(Path(words[0]).resolve().parent)  # as Python does for a script
     runpy.run_path(words[0], run_name="__main__")
+    if not ends:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(0)
     return 0
 
 
 if __name__ == "__main__":
     sys.path.insert(1, str(Path(__file__).resolve().parent))
     # A rank returns from here, and so ends as any Python program does.
-    sys.exit(_serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2] == "plugin")())
+    sys.exit(_serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])())

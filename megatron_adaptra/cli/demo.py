@@ -110,7 +110,7 @@ def _add_links(group: Any) -> None:
         default=[],
         metavar="R.S:Nx",
         help="worker whose ops take N times as long: replica.stage, such as 1.1:2x; repeat it or "
-        "separate several by commas (beside --emulate-link for the whole run)",
+        "separate several by commas",
     )
     group.add_argument(
         "--slow-path",
@@ -151,8 +151,16 @@ def _add_links(group: Any) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="instead of the flags of links above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a "
-        "scenario YAML; may be repeated",
+        help="instead of the seven above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
+        "YAML; may be repeated",
+    )
+    group.add_argument(
+        "--emulate-worker",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="the same of workers: a rule such as 1.1:2x@10..20, or a scenario YAML; may be "
+        "repeated, and of several rules in force the first one counts",
     )
     group.add_argument(
         "--netlab",
@@ -266,14 +274,15 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
 
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise BadInput for the first flag that another one leaves without effect."""
-    links = (
-        "--slow-link", "--slow-path", "--delay", "--bandwidth", "--from-iteration",
-        "--to-iteration",
+    slow = (
+        "--slow-link", "--slow-worker", "--slow-path", "--delay", "--bandwidth",
+        "--from-iteration", "--to-iteration",
     )  # fmt: skip
-    slow = (*links, "--slow-worker")
+    rules = ("--emulate-link", "--emulate-worker")
     for flag, others, why in (
-        ("--emulate-link", links, "whose rules say which link gets slow, how much and when"),
-        ("--no-emulation", (*slow, "--emulate-link"), "with which nothing is made slow"),
+        ("--emulate-link", slow, "whose rules give which link gets slow, how much and when"),
+        ("--emulate-worker", slow, "whose rules give which worker gets slow, how much and when"),
+        ("--no-emulation", (*slow, *rules), "with which nothing is made slow"),
         ("--no-emulation", ("--netlab",), "for the laboratory makes links slow"),
         ("--rank-from-env", ("--netlab",), "for the laboratory starts the ranks itself"),
     ):

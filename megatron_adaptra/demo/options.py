@@ -19,7 +19,7 @@ from megatron_adaptra.config import (
 from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.netlab.lab import MOST_HOSTS
-from megatron_adaptra.runtime.worker_rules import parse_slowness
+from megatron_adaptra.runtime.worker_rules import load_slowness, parse_slowness
 from megatron_adaptra.transport.rules import LinkRule, parse_link, parse_path
 from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.units import LONGEST
@@ -38,7 +38,7 @@ PROGRESS = "@adaptra "  # what rank 0 sends the launcher, one JSON object a line
 _NOT_IN_CONFIG = {
     **{name: f"pass --{name}" for name in ("engine", "policy", "recompute", "reroute", "timeout")},
     "emulate_link": "pass --emulate-link",
-    "emulate_worker": "pass --slow-worker",
+    "emulate_worker": "pass --emulate-worker",
     **dict.fromkeys(("decision_log", "record"), "the demo keeps it in --out"),
 }
 # What a rank's environment has, unless the user says otherwise.
@@ -66,8 +66,8 @@ class DemoOptions:
     microbatches are to move away from a slow worker. `chunks` 0: 2 per stage under policy
     interleaved, else 1. `dropout` None: 0.1, or 0 where microbatches may move.
 
-    `emulate_link`: rules or scenario files instead of `slow_links`, `slow_paths`, `delay`,
-    `bandwidth` and the two iterations; `slow_workers` are slow all the time then.
+    `emulate_link`, `emulate_worker`: rules or scenario files instead of what gets slow, `delay`,
+    `bandwidth` and the two iterations.
     `netlab`: one host per rank, joined by links that are really slow, instead of emulated ones.
     `data`: a new folder for the text as the dataset has it; empty: rank 0 makes, and removes, one
     in `out`. `config`: a YAML file of AdaptraConfig. `from_iteration` and `to_iteration` -1: a
@@ -87,6 +87,7 @@ class DemoOptions:
     slow_workers: list[str] = field(default_factory=list)
     slow_paths: list[str] = field(default_factory=list)
     emulate_link: list[str] = field(default_factory=list)
+    emulate_worker: list[str] = field(default_factory=list)
     config: str = ""
     from_iteration: int = -1
     to_iteration: int = -1
@@ -155,13 +156,13 @@ class DemoOptions:
             bound = f"most {LONGEST:g}" if self.timeout > LONGEST else "least 5"
             raise BadInput("--timeout", self.timeout, f"it has to be at {bound} seconds")
         self._check_config()
-        if self.emulate_link:
+        if self._rules:
             self._take_rules()
         if self.from_iteration < 0:
             self.from_iteration = self.iterations // 3
         if self.to_iteration < 0:
             self.to_iteration = max(self.from_iteration + 1, 2 * self.iterations // 3)
-        least = 0 if self.emulate_link else 1
+        least = 0 if self._rules else 1
         if not least <= self.from_iteration < self.to_iteration <= self.iterations:
             raise BadInput(
                 "--from-iteration, --to-iteration",
@@ -180,7 +181,7 @@ class DemoOptions:
 
     def _check_slow(self) -> None:
         """What gets slow in the slow phase: each link, path and worker once."""
-        if not (self.slow_links or self.slow_paths or self.slow_workers):
+        if not (self.slow_links or self.slow_paths or self.slow_workers or self._rules):
             self.slow_links = [f"{self.stages - 2}-{self.stages - 1}"]
         replicas, when = self.data_parallel, "--from-iteration and --to-iteration have the period"
         ends: list[tuple[int, int]] = []
@@ -209,16 +210,20 @@ class DemoOptions:
             raise BadInput("--slow-worker", ",".join(self.slow_workers), once)
 
     def _take_rules(self) -> None:
-        """From `emulate_link`: which links get slow, and when."""
-        rules = load_rules(
-            self.emulate_link, self.stages, flag="--emulate-link", replicas=self.data_parallel
-        )
-        self.from_iteration = int(min(rule.first for rule in rules))
-        self.to_iteration = int(min(max(rule.end for rule in rules), self.iterations))
-        self.slow_links = self._names({(rule.source, rule.target) for rule in rules})
+        """From the rules: which links get slow, and when something does."""
+        replicas = self.data_parallel
+        links = load_rules(self.emulate_link, self.stages, flag="--emulate-link", replicas=replicas)
+        workers = load_slowness(self.emulate_worker, self.stages, replicas, "--emulate-worker")
+        rules = [(rule.first, rule.end) for rule in (*links, *workers)]
+        # What is so in the whole run makes no phase, unless there is nothing else.
+        rules = [rule for rule in rules if rule != (0, math.inf)] or rules
+        self.from_iteration = int(min(first for first, _ in rules))
+        self.to_iteration = int(min(max(end for _, end in rules), self.iterations))
+        self.slow_links = self._names({(rule.source, rule.target) for rule in links})
         if self.from_iteration >= self.iterations:
             allowed = f"it has to begin before the last of the {self.iterations} iterations"
-            raise BadInput("--emulate-link", ", ".join(self.emulate_link), allowed)
+            flag = "--emulate-link" if self.emulate_link else "--emulate-worker"
+            raise BadInput(flag, ", ".join(self._rules), allowed)
 
     def _names(self, ways: set[tuple[int, int]]) -> list[str]:
         """`2>3` of a link that all replicas have among `ways`, else the path's, `0.2>0.3`."""
@@ -245,17 +250,25 @@ class DemoOptions:
             allowed = f"with several chunks it has to be a multiple of the {self.stages} stages"
             raise BadInput("--microbatches", self.microbatches, allowed)
         needed = self.policy in SPLITTING or self.recompute or self.chunks > 1
-        moves = self.reroute == "auto" or (not self.reroute and self.slow_workers and self._helps)
+        moves = self.reroute == "auto" or (not self.reroute and self._slows_workers and self._helps)
         self.engine = self.engine or ("executor" if needed or moves else "native")
         if self.engine == "native" and needed:
             allowed = "--policy zb-h1 and zb-h2, --recompute, and several --chunks need executor"
             raise BadInput("--engine", self.engine, allowed)
 
     @property
+    def _rules(self) -> list[str]:
+        return [*self.emulate_link, *self.emulate_worker]
+
+    @property
+    def _slows_workers(self) -> bool:
+        return bool(self.slow_workers or self.emulate_worker)
+
+    @property
     def _helps(self) -> bool:
         """Whether one plan for all replicas is possible, and something is slow that it may help."""
         possible = self.data_parallel > 1 and self.chunks == 1 and self.policy == "adaptive"
-        return possible and self.emulate and bool(self.slow_workers or self.slow_paths)
+        return possible and self.emulate and (self._slows_workers or bool(self.slow_paths))
 
     def _check_reroute(self) -> None:
         if not self.reroute:
@@ -304,7 +317,7 @@ class DemoOptions:
     def _slow(self) -> list[str]:
         if not self.emulate:
             return []
-        if self.emulate_link:
+        if self._rules:
             return self.emulate_link
         span = f"@{self.from_iteration}..{self.to_iteration}"
         rate = "" if self.bandwidth is None else f",bandwidth={self.bandwidth:.0f}B/s"
@@ -316,8 +329,8 @@ class DemoOptions:
         """The emulated slow workers, in the syntax of `--adaptra-emulate-worker`."""
         if not self.emulate:
             return []
-        if self.emulate_link:
-            return self.slow_workers
+        if self._rules:
+            return self.emulate_worker
         return [f"{one}@{self.from_iteration}..{self.to_iteration}" for one in self.slow_workers]
 
     @property

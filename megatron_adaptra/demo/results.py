@@ -374,6 +374,7 @@ def _summary(
             "slow_workers": options.slow_workers if options.emulate else [],
             "slow_paths": options.slow_paths if options.emulate else [],
             "emulate_link": options.emulate_link,
+            "emulate_worker": options.emulate_worker,
             "delay_ms": 1e3 * options.delay
             if options.emulate and options.slow_links and not options.emulate_link
             else None,

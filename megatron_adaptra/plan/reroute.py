@@ -13,6 +13,7 @@ A dearer move is taken only where it is faster.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -94,16 +95,22 @@ def plan_replicas(
         ops: how many ops it may schedule; fewer for a small job.
     """
     c = conditions
-    workers, bound = Workers(c), replica_bound(c) - c.pipeline.step_seconds
-    search = RouteSearch(workers, min(ops, TIMES * workers.ops), end_of(time_limit))
-    found = _moves(c, workers, search, bound)
-    moves, plans = [], {}
-    for name, one in found.items():
-        schedule = workers.schedule(one.made, name)
-        why = loads_in_words(schedule) or "every microbatch runs at home"
-        plan = plans[name] = evaluate_replicas(replace(schedule, why=why), c, sends)
-        held = plan.peak_in_flight
-        moves.append(Move(name, plan.schedule, plan.predicted, _moved(schedule), held))
+    plans: dict[str, ReplicaPlan] = {}
+    kinds = _kinds_of_backward(c)
+    for kind in kinds:
+        workers, bound = Workers(kind), replica_bound(kind) - c.pipeline.step_seconds
+        most = min(ops // len(kinds), TIMES * workers.ops)
+        search = RouteSearch(workers, most, end_of(time_limit and time_limit / len(kinds)))
+        for name, one in _moves(kind, workers, search, bound).items():
+            schedule = workers.schedule(one.made, name)
+            why = loads_in_words(schedule) or "every microbatch runs at home"
+            plan = evaluate_replicas(replace(schedule, why=why), c, sends)
+            if name not in plans or plan.predicted < plans[name].predicted:
+                plans[name] = plan
+    moves = [
+        Move(name, plan.schedule, plan.predicted, _moved(plan.schedule), plan.peak_in_flight)
+        for name, plan in plans.items()
+    ]
     best = min(moves, key=lambda move: ten_digits(move.seconds))
     return replace(plans[best.name], moves=tuple(moves))
 
@@ -124,6 +131,16 @@ def evaluate_replicas(
     """
     program = lower(schedule, ahead)
     return ReplicaPlan(schedule, program, simulate(program, conditions, sends), conditions)
+
+
+def _kinds_of_backward(c: ReplicaConditions) -> list[ReplicaConditions]:
+    """The conditions, and without halves where a whole backward takes less than both of them."""
+    pipeline = c.pipeline
+    pairs = zip(pipeline.backward_input, pipeline.backward_weight, strict=True)
+    halves = [a + b for a, b in pairs]
+    if not pipeline.split or not any(map(operator.lt, pipeline.backward, halves)):
+        return [c]
+    return [replace(c, pipeline=replace(pipeline, split=False)), c]
 
 
 def _moves(

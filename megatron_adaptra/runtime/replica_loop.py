@@ -13,6 +13,7 @@ from megatron_adaptra.runtime.decisions import DecisionLog, Worker
 from megatron_adaptra.runtime.planning_thread import PlanningThread, Vote
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
+from megatron_adaptra.runtime.route_process import RouteProcess
 from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.telemetry.report import StageReport
 
@@ -43,9 +44,15 @@ class ReplicaLoop(PlanningThread[ReplicaPlan, ReplicaConditions]):
         mode: str = "auto",
         announce: bool = False,
     ) -> None:
-        replanner = ReplicaReplanner(start, estimator, rule, mode)
+        self._search = RouteProcess()
+        replanner = ReplicaReplanner(start, estimator, rule, mode, search=self._search)
         super().__init__(start, replanner, log, workers, announce=announce)
         self.estimator, self.rule = estimator, rule
+
+    def close(self) -> None:
+        """As for PlanningThread; the process that searches for routes ends, too."""
+        super().close()
+        self._search.close()
 
     def limit(self, mode: str) -> None:
         """As for PlanningThread; a `mode` of ReplicaReplanner."""

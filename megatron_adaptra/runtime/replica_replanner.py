@@ -8,16 +8,17 @@ that run on another replica.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.plan import route_server
 from megatron_adaptra.plan.replicas.one_back import one_back
 from megatron_adaptra.plan.replicas.swaps import chain_schedules
-from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas, plan_replicas
+from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas
 from megatron_adaptra.runtime.base_replanner import LEARN, BaseReplanner
 from megatron_adaptra.runtime.change import Change, ReplicaChange
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
@@ -36,9 +37,11 @@ from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimato
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.telemetry.slow_workers import TRY_AGAIN
 
+Search = Callable[[ReplicaConditions, str, int], Sequence[Schedule]]  # see route_server.search
+
 NO_ROUTES = "none"
 MODES = (NO_ROUTES, "swap", "auto")
-OPS = 200_000  # that a search for routes schedules at most: some 0.6 s, beside a training
+OPS = 200_000  # that a search for routes schedules at most: some 0.6 s
 NEAR = 0.01  # share of an iteration for which a cheaper remedy is taken
 PATIENCE = 20  # iterations that probes of a cross path may take to show what it takes
 RETRY = 8 * FIRST_BLOCK  # iterations after which one that showed nothing is probed again
@@ -56,6 +59,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         mode: "none": only warmups change; "swap": also whom a worker exchanges messages with;
             "auto": microbatches may run on other replicas, too. May be changed later.
         ops: that a search for routes may schedule.
+        search: by which routes are found; beside a training in a process of its own.
 
     `to_probe`: cross paths that a plan would use, of which nothing is known: the plan waits for
     their probes.
@@ -73,6 +77,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         rule: ReplanPolicy,
         mode: str = "auto",
         ops: int = OPS,
+        search: Search = route_server.search,
     ) -> None:
         if mode not in MODES:
             raise BadInput("reroute", mode, f"it has to be one of {', '.join(MODES)}")
@@ -83,7 +88,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         super().__init__(start, estimator, rule)
         self.mode = mode
         self.to_probe: list[Path] = []
-        self._ops = ops
+        self._ops, self._search = ops, search
         self._asked = 0  # when the paths to probe were asked for
         self._again: int | None = None  # when those that have shown nothing are tried again
         self._paths: dict[Path, float] = {}  # not yet planned for, with their old seconds
@@ -249,8 +254,8 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         least = min(plan.predicted for plan in plans)
         well = self.rule.evaluate(one, c.pipeline.healthy()).predicted
         if mode == "auto" and least > well * (1 + NEAR):  # else there is nothing to search for
-            moves = plan_replicas(c, self.rule.sends, ops=self._ops).moves
-            plans += [self._evaluate(move.schedule, c) for move in moves]
+            found = self._search(c, self.rule.sends, self._ops)
+            plans += [self._evaluate(schedule, c) for schedule in found]
             least = min(plan.predicted for plan in plans)
         best = next(plan for plan in plans if plan.predicted <= least * (1 + NEAR))
         return best if self.rule.gains(best, start) else start

@@ -156,7 +156,9 @@ def _changes(c: Mapping[str, Any]) -> list[str]:
         more += [f"crosses at {number(rate / 1e6)} MB/s"] if rate else []
         links = f"link{'s' if len(names) > 1 else ''} {' and '.join(names)}"
         out.append(f"every message over {links} {' and '.join(more)}")
-    for key, noun in (("slow_paths", "path"), ("slow_workers", "worker")):
+    for key, noun in (
+        ("slow_paths", "path"), ("slow_workers", "worker"), ("emulate_worker", "worker"),
+    ):  # fmt: skip
         if given := [str(one) for one in listing(c.get(key))]:
             out.append(f"slow {noun}{'s' if len(given) > 1 else ''} {', '.join(given)}")
     return out

@@ -5,7 +5,6 @@ Prints one JSON line per case, from rank 0: of all ranks. Argument: a folder for
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ cpu.install()
 
 import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state as mpu  # noqa: E402
+from rank_of_job import begin, of_all_ranks, show  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.compat.patch_attr import find  # noqa: E402
@@ -66,10 +66,8 @@ def counted() -> list[int]:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
-    prefix = Path(sys.argv[1]) / "data" / "text"
+    prefix = begin(Path(sys.argv[1]))
     if dist.get_rank() == 0:
-        gpt.write_dataset(None, prefix.parent, limit=100_000)
         (Path(sys.argv[1]) / "plan.txt").write_text(direct([3, 1, 1, 0], 5).text())
     dist.barrier()
     calls = counted()
@@ -94,10 +92,7 @@ def main() -> None:
             row[way] = {**train(shape, dataset), "calls": len(calls)}
             activation.undo()
             assert vars(owner)[name] is native
-        rows: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(rows, row)
-        if dist.get_rank() == 0:
-            print(f"CASE {json.dumps(rows)}", flush=True)
+        show("CASE", of_all_ranks(row))
         mpu.destroy_model_parallel()
     dist.barrier()
 

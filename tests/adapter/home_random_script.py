@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
 
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from rank_of_job import begin, of_all_ranks, show
 
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.baseline.shape import GPTShape
@@ -77,11 +78,7 @@ def take(_: Fits, state: dict[str, Any]) -> tuple[Schedule, dict[str, float]]:
 
 def main() -> None:
     cases = json.loads(Path(sys.argv[1]).read_text())
-    dist.init_process_group("gloo")
-    prefix = Path(sys.argv[2]) / "data" / "text"
-    if dist.get_rank() == 0:
-        gpt.write_dataset(None, prefix.parent, limit=100_000)
-    dist.barrier()
+    prefix = begin(Path(sys.argv[2]))
     shape = GPTShape(**cases[0]["shape"])
     gpt.initialize(shape, timeout=60)
     dataset = gpt.build_dataset(prefix, shape, 64)
@@ -95,10 +92,7 @@ def main() -> None:
         exact = exact or row["gradients"]
         row["error"] = error(row.pop("gradients"), exact)
         row["types"] = str(exact[0].dtype)
-        rows: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(rows, row)
-        if dist.get_rank() == 0:
-            print("CASE " + json.dumps({"name": case["name"], "ranks": rows}), flush=True)
+        show("CASE", {"name": case["name"], "ranks": of_all_ranks(row)})
     mpu.destroy_model_parallel()
     dist.destroy_process_group()
 

@@ -8,7 +8,6 @@ the dataset, a seed.
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing
 import os
 import random
@@ -27,6 +26,7 @@ if not torch.cuda.is_available():
     cpu.install()
 
 import torch.distributed as dist
+from rank_of_job import begin, of_all_ranks, show
 
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.baseline import gpt
@@ -81,19 +81,15 @@ def cycles() -> list[tuple[dict[str, Any], Any]]:
 
 
 class Life:
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, prefix: Path, seed: int) -> None:
         self.rank, self.cycles = dist.get_rank(), cycles()
         self.all, self.mine = random.Random(seed), random.Random(f"{seed} {self.rank}")
         self.shape = gpt.GPTShape(
             stages=STAGES, layers=3, microbatches=COUNT, hidden=32, seq_length=16
         )
         gpt.initialize(self.shape, timeout=60)
-        if self.rank == 0:
-            gpt.write_dataset(None, folder, limit=200_000)
-        dist.barrier()
         samples = len(self.cycles) * ITERATIONS * self.shape.microbatches
-        self.dataset = gpt.build_dataset(folder / "text", self.shape, samples)
-
+        self.dataset = gpt.build_dataset(prefix, self.shape, samples)
         self.native = gpt.forward_backward_function()
 
     def stock(self) -> list[Any]:
@@ -189,16 +185,12 @@ class Life:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
-    life = Life(Path(sys.argv[1]) / "data", int(sys.argv[2]))
+    life = Life(begin(Path(sys.argv[1])), int(sys.argv[2]))
     stock = life.stock()
     ours, taken, counts = life.ours()
     mine = {"same": ours == stock, "taken": taken, "counts": counts}
     mine |= {"unreachable": life.unreachable(), "crowded": life.crowded()}
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, mine)
-    if dist.get_rank() == 0:
-        print("LIFE " + json.dumps(gathered), flush=True)
+    show("LIFE", of_all_ranks(mine))
     dist.destroy_process_group()
 
 

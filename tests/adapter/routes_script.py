@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
 
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
+from rank_of_job import begin, of_all_ranks, show
 
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.baseline.shape import GPTShape
@@ -77,11 +78,7 @@ def routed(case: dict[str, Any], shape: GPTShape, dataset: Any) -> dict[str, Any
 
 def main() -> None:
     cases = json.loads(Path(sys.argv[1]).read_text())
-    dist.init_process_group("gloo")
-    prefix = Path(sys.argv[2]) / "data" / "text"
-    if dist.get_rank() == 0:
-        gpt.write_dataset(None, prefix.parent, limit=200_000)
-    dist.barrier()
+    prefix = begin(Path(sys.argv[2]))
     references: dict[Any, Any] = {}
     for case in cases:
         shape = GPTShape(**case["shape"])
@@ -95,10 +92,7 @@ def main() -> None:
         both = {"stock": references[shape], "ours": routed(case, shape, dataset)}
         both["permuted"] = [permuted(homes, *stock) for homes in case["permuted"]]
         both["place"] = [mpu.get_data_parallel_rank(), mpu.get_pipeline_model_parallel_rank()]
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, both)
-        if dist.get_rank() == 0:
-            print("CASE " + json.dumps({"name": case["name"], "ranks": gathered}), flush=True)
+        show("CASE", {"name": case["name"], "ranks": of_all_ranks(both)})
     dist.destroy_process_group()
 
 

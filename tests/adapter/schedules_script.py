@@ -6,7 +6,6 @@ Arguments: a file with the cases (see `cases.py`), a folder for the dataset.
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from dataclasses import replace
@@ -24,6 +23,7 @@ import torch.distributed as dist
 from cases import Case
 from megatron.core import parallel_state as mpu
 from megatron.core.transformer.moe import moe_utils
+from rank_of_job import begin, of_all_ranks, show
 
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.entry.activate import activate
@@ -89,11 +89,7 @@ def ours(case: Case, dataset: Any) -> dict[str, Any]:
 
 def main() -> None:
     cases = [Case.load(data) for data in json.loads(Path(sys.argv[1]).read_text())]
-    dist.init_process_group("gloo")
-    prefix = Path(sys.argv[2]) / "data" / "text"
-    if dist.get_rank() == 0:
-        gpt.write_dataset(None, prefix.parent, limit=200_000)
-    dist.barrier()
+    prefix = begin(Path(sys.argv[2]))
     groups: Any = None
     references: dict[Any, Any] = {}
     for case in cases:
@@ -108,12 +104,8 @@ def main() -> None:
         plain = replace(shape, overlapped=False)
         if plain not in references:
             references[plain] = train(plain, dataset, gpt.forward_backward_function())
-        gc.freeze()  # as it was, or the collection in each training looks at all of torch again
         both = {"name": case.name, "stock": references[plain], "ours": ours(case, dataset)}
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, both)
-        if dist.get_rank() == 0:
-            print("CASE " + json.dumps(gathered), flush=True)
+        show("CASE", of_all_ranks(both))
     dist.destroy_process_group()
 
 

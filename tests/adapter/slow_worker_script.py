@@ -6,7 +6,6 @@ is printed by rank 0, one JSON line per engine.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ cpu.install()
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state as mpu  # noqa: E402
+from rank_of_job import begin, of_all_ranks, show  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
@@ -109,21 +109,14 @@ def targets(together: bool) -> list[int]:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
-    prefix = Path(sys.argv[1]) / "data" / "text"
-    if dist.get_rank() == 0:
-        gpt.write_dataset(None, prefix.parent, limit=200_000)
-    dist.barrier()
+    prefix = begin(Path(sys.argv[1]))
     gpt.initialize(SHAPE, timeout=60)
     dataset = gpt.build_dataset(prefix, SHAPE, 8 * ITERATIONS * SHAPE.microbatches)
     stock, refusal = train(dataset), refusal_on_gpus()
     for name, config in ENGINES.items():
         found = {"engine": name, "stock": stock, "refusal": refusal, **slowed(config, dataset)}
         found["targets"] = [targets(together=False), targets(together=True)]
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, found)
-        if dist.get_rank() == 0:
-            print("FOUND " + json.dumps(gathered), flush=True)
+        show("FOUND", of_all_ranks(found))
     dist.destroy_process_group()
 
 

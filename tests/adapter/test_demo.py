@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from patience import in_time
 from running import cold_summary, summary, summary_and_text
+from timelines import drawn
 
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.runtime.decision_reader import read_log
@@ -73,13 +73,8 @@ def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) ->
     pairs = [{c["source"]["stage"], c["target"]["stage"]} for c in found["links"]]
     assert set(map(int, link.split("-"))) in pairs
     plan = Schedule.parse(found["plan"])
-    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
-    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    ran: dict[int, list[tuple[float, str]]] = {}
-    for event in events:
-        if event["ph"] == "X" and names[event["pid"]] == "adaptra measured":
-            ran.setdefault(event["tid"], []).append((event["ts"], event["name"]))
-    lines = [[op for _, op in sorted(line) if op[0] in "FB"] for _, line in sorted(ran.items())]
+    ran = ([bar["name"] for bar in row] for row in drawn(tmp_path, "adaptra measured").values())
+    lines = [[name for name in names if name[0] in "FB"] for names in ran]
     assert lines == [[str(op) for op in line] for line in plan.order]
     for name in ("report.html", "report.png", "decisions.jsonl"):
         assert (tmp_path / name).stat().st_size > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from statistics import median
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from running import summary
+from timelines import drawn
 
 from megatron_adaptra.demo.comparison import BUSY
 from megatron_adaptra.ir.op import COMPUTE
@@ -22,16 +22,11 @@ SPAN = {"iterations": 24, "from_iteration": 7, "to_iteration": 17}
 
 def ran(out: Path, process: str) -> list[list[str]]:
     """The ops of the iteration that is drawn, by stage, in order."""
-    events = json.loads((out / "timeline.json").read_text())["traceEvents"]
-    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    lines: dict[int, list[tuple[float, str]]] = {}
-    for event in events:
-        if event["ph"] == "X" and names[event["pid"]] == process:
-            lines.setdefault(event["tid"], []).append((event["ts"], event["name"]))
     kinds = {kind.value for kind in COMPUTE}  # halves, too: whether they pay depends on the machine
     return [
-        [op for _, op in sorted(line) if op.rstrip("0123456789") in kinds]
-        for _, line in sorted(lines.items())
+        [bar["name"] for bar in row if bar["name"].rstrip("0123456789") in kinds]
+        for row in drawn(out, process).values()
+        if row
     ]
 
 

@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core import rerun_state_machine
-from megatron.core.tensor_parallel import random
 
-from megatron_adaptra.adapter.pipeline import home_random
-from megatron_adaptra.adapter.pipeline.home_random import HomeRandom, no_states, own_generator
 from megatron_adaptra.ir.op import Op
 
 TRACKED = "model-parallel-rng"
@@ -21,6 +17,17 @@ F3 = Op.parse("F3@2")
 
 
 DEVICE = torch.Generator()  # that of the device, apart from the CPU's
+
+
+@pytest.fixture(scope="module", autouse=True)
+def megatron() -> None:
+    """Imported where these tests run: all processes of pytest-xdist collect them."""
+    global HomeRandom, home_random, no_states, own_generator, random, rerun_state_machine
+    from megatron.core import rerun_state_machine
+    from megatron.core.tensor_parallel import random
+
+    from megatron_adaptra.adapter.pipeline import home_random
+    from megatron_adaptra.adapter.pipeline.home_random import HomeRandom, no_states, own_generator
 
 
 @pytest.fixture(autouse=True)

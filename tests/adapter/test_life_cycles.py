@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import pytest
 from running import zygote
+from seeding import new_seed
 
 SCRIPT = Path(__file__).with_name("life_cycles_script.py")
 CYCLES, FITTING, RANKS = 10, 2, 3
@@ -16,9 +16,7 @@ UNFIT = "adaptra: the checkpoint's plan does not fit, starting from "
 
 @pytest.mark.long
 def test_activated_and_undone_by_ranks_at_different_moments(tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    words = [str(SCRIPT), str(tmp_path), str(seed)]
+    words = [str(SCRIPT), str(tmp_path), str(new_seed())]
     done = zygote(False).run(tmp_path, words, ranks=RANKS)
     assert done.status == 0, done.text[-4000:]
     (line,) = [line for line in done.text.splitlines() if line.startswith("LIFE ")]

@@ -31,7 +31,8 @@ SCRIPT = Path(__file__).with_name("streams_pretrain.py")
 
 def train(folder: Path, kind: str, ranks: int, *flags: str) -> Done:
     words = [str(SCRIPT), kind, *words_of(folder, ranks, *flags, iterations=ITERATIONS)]
-    done = zygote("--adaptra" in flags).run(folder, words, ranks=ranks)
+    ours = "--adaptra" in flags
+    done = zygote(ours).run(folder, words, ranks=ranks, ends=ours)
     assert done.status == 0, done.text[-4000:]
     return Done(0, done.text)
 

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core import parallel_state as mpu
 
-from megatron_adaptra.adapter.pipeline import route_limits
-from megatron_adaptra.adapter.pipeline.route_limits import MOVED, ROUTES, allows, apart, mode_of
-from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.adapter.step import idle_losses
 from megatron_adaptra.adapter.step.idle_losses import IdleLosses
 from megatron_adaptra.config import AdaptraConfig
@@ -22,6 +18,16 @@ from megatron_adaptra.runtime.bundle import scheduled
 
 START = first_schedule(2, 3, float("inf")).replicated(2)
 ON = AdaptraConfig(engine="executor", reroute="auto")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def megatron() -> None:
+    """Imported where these tests run: all processes of pytest-xdist collect them."""
+    global Run, mpu, route_limits
+    from megatron.core import parallel_state as mpu
+
+    from megatron_adaptra.adapter.pipeline import route_limits
+    from megatron_adaptra.adapter.pipeline.run import Run
 
 
 def exchanged(one: int, other: int) -> Schedule:
@@ -43,7 +49,8 @@ def shifted() -> Schedule:
 def test_a_mode_allows_what_keeps_the_order() -> None:
     rows = {"home": START, "swapped": exchanged(1, 3), "shifted": shifted()}
     allowed = {
-        m: {n for n, one in rows.items() if allows(m, one)} for m in ("none", "swap", "auto")
+        m: {n for n, one in rows.items() if route_limits.allows(m, one)}
+        for m in ("none", "swap", "auto")
     }
     assert allowed == {"none": {"home"}, "swap": {"home", "swapped"}, "auto": set(rows)}
 
@@ -53,16 +60,17 @@ def test_a_mode_allows_what_keeps_the_order() -> None:
     [
         ("auto", {}, True, "auto"),
         ("auto", {}, False, "swap"),
-        ("auto", {MOVED: "dropout"}, True, "swap"),
+        ("auto", {"MOVED": "dropout"}, True, "swap"),
         ("swap", {}, True, "swap"),
-        ("auto", {ROUTES: "data", MOVED: "dropout"}, True, "none"),
-        ("swap", {ROUTES: "data"}, False, "none"),
+        ("auto", {"ROUTES": "data", "MOVED": "dropout"}, True, "none"),
+        ("swap", {"ROUTES": "data"}, False, "none"),
     ],
 )
 def test_limits_of_any_rank_decide(
     asked: str, found: dict[str, str], executes: bool, mode: str
 ) -> None:
-    assert mode_of(asked, found, executes) == mode
+    limits = {getattr(route_limits, name): why for name, why in found.items()}
+    assert route_limits.mode_of(asked, limits, executes) == mode
 
 
 SIZES = {"data": 2, "pipeline": 2, "virtual": None, "experts": 1}
@@ -93,7 +101,7 @@ def test_replicas_are_planned_apart_for_a_reason(
     }
     for name, size in {**SIZES, **sizes}.items():
         monkeypatch.setattr(mpu, names[name], lambda size=size: size)
-    why = apart(config, on_device)
+    why = route_limits.apart(config, on_device)
     assert words in why
     assert bool(words) == bool(why)
 

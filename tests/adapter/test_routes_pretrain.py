@@ -30,7 +30,11 @@ from megatron_adaptra.plan.reroute import plan_replicas
 pytestmark = [needs_training, pytest.mark.timeout(1200)]
 
 RANKS, COUNT = 4, 6  # two replicas of two stages, with as many microbatches each
-ITERATIONS = 30
+ITERATIONS, FEW = (
+    30,
+    12,
+)  # until there is a plan and a while longer; where it is there from the start
+SAVED = 20  # the iteration whose checkpoint is resumed
 SHARDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
 SWAPS = (
     "--adaptra", "--adaptra-reroute", "swap", "--adaptra-emulate-link", "0.0-0.1:100ms",
@@ -87,7 +91,7 @@ def planned(move: str) -> Schedule:
 
 def routed(folder: Path, move: str, *flags: str) -> Done:
     """A training in which microbatches run away from home from the start."""
-    words = words_of(folder, RANKS, *HALF, *AUTO, *flags, iterations=ITERATIONS)
+    words = words_of(folder, RANKS, *HALF, *AUTO, *flags, iterations=FEW)
     script = str(SCRIPT.with_name("routes_pretrain.py"))
     schedule = planned(move)
     assert schedule.routes.moved
@@ -99,7 +103,7 @@ def routed(folder: Path, move: str, *flags: str) -> Done:
     assert "does not fit" not in done.text
     ours = Done(0, done.text)
     depths = [warmup_of(schedule.order[worker]) for worker in range(RANKS)]
-    assert ours.plans == [depths] * ITERATIONS
+    assert ours.plans == [depths] * FEW
     return ours
 
 
@@ -112,7 +116,7 @@ MOVED = {
     "an idle worker, a loss per token": ("idle", ("--calculate-per-token-loss",)),
     "an idle worker, sharded and overlapped": ("idle", SHARDED[:2]),
     "iterations run again": (
-        "re-route", ("--rerun-mode", "validate_results", "--user-doubt", "1:20,0:22,1:24")
+        "re-route", ("--rerun-mode", "validate_results", "--user-doubt", "1:5,0:7,1:9")
     ),
 }  # fmt: skip
 
@@ -121,7 +125,7 @@ MOVED = {
 def test_moved_microbatches_change_losses_by_rounding(name: str, tmp_path: Path) -> None:
     move, flags = MOVED[name]
     ours = routed(tmp_path, move, *flags)
-    theirs = stock(RANKS, *HALF, *flags, iterations=ITERATIONS).done
+    theirs = stock(RANKS, *HALF, *flags, iterations=FEW).done
     for mine, other in zip(ours.numbers, theirs.numbers, strict=True):
         for place, (a, b) in enumerate(zip(mine, other, strict=True)):
             within = {3: 1e-5, 5: 2e-3}.get(place)  # the loss; the norm, of which 4 digits are seen
@@ -159,7 +163,7 @@ def test_a_loss_that_is_no_sum_is_reported_by_idle_workers_too(tmp_path: Path) -
     """Megatron's last rank is idle, and prints what the other replica's microbatches had."""
     flags = ("--user-loss", "mean")
     ours = routed(tmp_path, "idle", *flags)
-    theirs = stock(RANKS, *HALF, *flags, iterations=ITERATIONS).done
+    theirs = stock(RANKS, *HALF, *flags, iterations=FEW).done
     norms = [[float(norm) for _, norm in done.printed] for done in (ours, theirs)]
     losses = [[float(loss) for loss, _ in done.printed] for done in (ours, theirs)]
     assert norms[0] == pytest.approx(norms[1], rel=2e-3)
@@ -170,9 +174,9 @@ def test_a_loss_that_is_no_sum_is_reported_by_idle_workers_too(tmp_path: Path) -
 def saved(folder: Path) -> tuple[Done, Path]:
     """A training that has saved its checkpoint under routes."""
     flags = (*HALF, *DROPOUT, *SAVES, "--save", str(folder / "saved"), *SWAPS)
-    done = train(folder, RANKS, *flags, iterations=ITERATIONS)
-    in_time("iterations until partners swap", 0 if swapped(done) else ITERATIONS, ITERATIONS)
-    (folder / "saved" / "latest_checkpointed_iteration.txt").write_text("20")
+    done = train(folder, RANKS, *flags, "--exit-interval", str(SAVED), iterations=ITERATIONS)
+    in_time("iterations until partners swap", 0 if swapped(done) else SAVED, SAVED)
+    assert (folder / "saved" / "latest_checkpointed_iteration.txt").read_text() == str(SAVED)
     return done, folder / "saved"
 
 
@@ -195,7 +199,7 @@ def test_a_resumed_training_keeps_its_routes_and_stocks_bits(folder: Path) -> No
     # They are in force from the first iteration on; without, six microbatches wait for the path.
     in_time("decisions", len(decisions(ours)), 1)
     in_time("milliseconds of an iteration", ours.milliseconds(), 6 * 100)
-    assert len(ours.numbers) == ITERATIONS - 20
+    assert len(ours.numbers) == ITERATIONS - SAVED
     assert ours.numbers == theirs.numbers
 
 
@@ -213,7 +217,7 @@ def test_resumed_where_there_can_be_no_routes_it_starts_without(name: str, folde
     ours = from_saved(folder, name, ranks, *flags)
     (line,) = re.findall(r"adaptra: the checkpoint's plan does not fit, (.*)", ours.text)
     assert words in line
-    assert len(ours.numbers) == ITERATIONS - 20
+    assert len(ours.numbers) == ITERATIONS - SAVED
 
 
 REFUSED = {

@@ -116,7 +116,8 @@ def words_of(folder: Path, ranks: int, *flags: str, iterations: int) -> list[str
 def train(folder: Path, ranks: int, *flags: str, iterations: int = ITERATIONS) -> Done:
     """A training that has to succeed, with the plugin if a flag asks for it."""
     words = words_of(folder, ranks, *flags, iterations=iterations)
-    ended = zygote("--adaptra" in flags).run(folder, words, ranks=ranks)
+    ours = "--adaptra" in flags
+    ended = zygote(ours).run(folder, words, ranks=ranks, ends=ours)
     assert ended.status == 0, ended.text[-4000:]
     return Done(0, ended.text)
 
@@ -153,7 +154,7 @@ def digests(folder: Path) -> dict[str, str]:
     assert spec is not None
     assert spec.origin is not None
     words = [DIGESTS, str(Path(spec.origin).parents[2]), str(folder / "saved")]
-    done = zygote(False).run(folder / "digests", words)
+    done = zygote(False).run(folder / "digests", words, ends=False)
     assert done.status == 0, done.text[-3000:]
     (found,) = json.loads(done.text.strip().splitlines()[-1])
     assert found

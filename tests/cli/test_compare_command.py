@@ -1,11 +1,9 @@
 """`adaptra compare`: each cell is what `plan` says, and the pictures hold the same figures."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
-from commands import SMALL, over, process, strict
+from commands import SMALL, over, process, strict, without_matplotlib
 from pages import page, png_size, titles, words
 
 from megatron_adaptra.cli.tradeoff import default_budgets, delay_tolerance, slower
@@ -188,16 +186,8 @@ def test_a_healthy_job_has_no_delay_to_hide(here, tmp_path):
 
 def test_without_matplotlib_the_page_is_written(tmp_path):
     small = over(*SMALL, "--stages", 2, "--microbatches", 4, "--link-delay-ms", 20)
-    argv = ["compare", *small, "--budgets", "3", "--out", str(tmp_path)]
-    code = f"""
-import sys
-sys.modules["matplotlib"] = None
-from megatron_adaptra.cli.main import main
-sys.exit(main({argv}))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done, printed = without_matplotlib("compare", *small, "--budgets", "3", "--out", tmp_path)
     assert done.returncode == 0
-    printed = "a PNG needs matplotlib, which is not installed: pip install 'megatron-adaptra[plot]'"
     lines = [line for line in done.stderr.splitlines() if " so far)" not in line]
     assert lines == [f"adaptra: {printed}"]
     assert {path.name for path in tmp_path.iterdir()} == {

@@ -1,12 +1,10 @@
 """`adaptra draw`: every format is valid and shows the whole schedule."""
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 
 import pytest
-from commands import SMALL, process, strict
+from commands import SMALL, process, strict, without_matplotlib
 from pages import SVG, page, png_size, titles, words
 
 from megatron_adaptra.cli.draw import targets
@@ -161,16 +159,9 @@ def test_json_says_what_was_written(here, tmp_path):
 
 
 def test_without_matplotlib_the_rest_is_drawn(tmp_path):
-    words = ["draw", *SMALL, "--format", "svg,png", "--out", str(tmp_path)]
-    code = f"""
-import sys
-sys.modules["matplotlib"] = None
-from megatron_adaptra.cli.main import main
-sys.exit(main({words}))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    words = ("draw", *SMALL, "--format", "svg,png", "--out", tmp_path)
+    done, message = without_matplotlib(*words)
     assert done.returncode == 2
-    message = "a PNG needs matplotlib, which is not installed: pip install 'megatron-adaptra[plot]'"
     assert done.stderr == f"adaptra: error: {message}\n"
     assert {path.name for path in tmp_path.iterdir()} == {MARKER, "adaptive.svg"}
 

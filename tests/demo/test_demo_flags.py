@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 
 from megatron_adaptra.cli.main import main
 from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.errors import BadInput
 
 RULE = ("--emulate-link", "2-3:40ms@3..6")
+WORKER = ("--emulate-worker", "0.1:2x@3..6")
 CONTRADICTIONS = [
     ((*RULE, "--slow-link", "1-2"), "--slow-link", "--emulate-link"),
     ((*RULE, "--delay", "10ms"), "--delay", "--emulate-link"),
@@ -18,7 +21,12 @@ CONTRADICTIONS = [
     ((*RULE, "--from-iteration", "3"), "--from-iteration", "--emulate-link"),
     ((*RULE, "--to-iteration", "8"), "--to-iteration", "--emulate-link"),
     ((*RULE, "--slow-path", "0.1-0.2:9ms"), "--slow-path", "--emulate-link"),
+    ((*RULE, "--slow-worker", "0.1:2x"), "--slow-worker", "--emulate-link"),
+    ((*WORKER, "--slow-worker", "0.1:2x"), "--slow-worker", "--emulate-worker"),
+    ((*WORKER, "--slow-link", "1-2"), "--slow-link", "--emulate-worker"),
+    ((*WORKER, "--to-iteration", "8"), "--to-iteration", "--emulate-worker"),
     (("--no-emulation", *RULE), "--emulate-link", "--no-emulation"),
+    (("--no-emulation", *WORKER), "--emulate-worker", "--no-emulation"),
     (("--no-emulation", "--slow-worker", "0.1:2x"), "--slow-worker", "--no-emulation"),
     (("--no-emulation", "--slow-path", "0.1-0.2:9ms"), "--slow-path", "--no-emulation"),
     (("--no-emulation", "--slow-link", "1-2"), "--slow-link", "--no-emulation"),
@@ -170,8 +178,22 @@ def test_what_gets_slow_becomes_rules_of_the_slow_phase() -> None:
     both = DemoOptions(**span, **slow, slow_links=["2-3"])
     assert both.rules == ["2-3:40000us@9..20", "0.1>1.2:40ms@9..20"]
     assert DemoOptions(**span, **slow, emulate=False).worker_rules == []
-    rules = {"emulate_link": ["0.1>1.2:40ms@9..20"], "slow_workers": ["1.1:2x"]}
-    assert DemoOptions(**rules, data_parallel=2).worker_rules == ["1.1:2x"], "in the whole run"
+
+
+def test_rules_of_links_and_workers_make_the_phases() -> None:
+    workers = ["1.1:2x@12..24", "1.1:4x"]
+    options = DemoOptions(emulate_worker=workers, data_parallel=2, iterations=30)
+    assert (options.worker_rules, options.rules, options.slow_links) == (workers, [], [])
+    assert options.phases == {"healthy": (0, 12), "slow": (12, 24), "recovered": (24, 30)}
+    assert (options.engine, options.reroute) == ("executor", "auto")
+    assert DemoOptions.load(options.dump()) == options
+    both = replace(options, emulate_link=["0.1-0.2:40ms@9..20"])
+    assert both.phases["slow"] == (9, 24)
+    assert both.rules == ["0.1-0.2:40ms@9..20"]
+    always = DemoOptions(emulate_worker=["1.1:4x"], data_parallel=2, iterations=30)
+    assert always.phases == {"slow": (0, 30)}
+    with pytest.raises(BadInput, match=r"--emulate-worker '1\.1:4x@30\.\.': it has to begin"):
+        DemoOptions(emulate_worker=["1.1:4x@30.."], data_parallel=2, iterations=30)
 
 
 def test_hosts_of_a_laboratory_are_those_of_the_workers() -> None:

@@ -45,6 +45,15 @@ class Library:
         return value.value
 
 
+def error_of(call: Callable[..., Any], *words: Any) -> int:
+    """The error that a call ends with; 0 for none."""
+    try:
+        call(*words)
+    except CallFailed as failed:
+        return failed.error
+    return 0
+
+
 class UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_char * 128),)
 

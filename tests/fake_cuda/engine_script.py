@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from calls import NON_BLOCKING, CallFailed, Library, driver
+from calls import NON_BLOCKING, Library, driver, error_of
 
 from megatron_adaptra.transport.engine import _native
 
@@ -44,12 +44,7 @@ def exchanged(cuda: Library, mode: int) -> int:
 
 
 def error_of_end(cuda: Library, capturing: int) -> int:
-    graph = ctypes.c_uint64()
-    try:
-        cuda.cuStreamEndCapture(capturing, ctypes.byref(graph))
-    except CallFailed as failed:
-        return failed.error
-    return 0
+    return error_of(cuda.cuStreamEndCapture, capturing, ctypes.byref(ctypes.c_uint64()))
 
 
 def captured(cuda: Library) -> Any:

@@ -13,9 +13,9 @@ from calls import (
     FLOAT32,
     NON_BLOCKING,
     SUM,
-    CallFailed,
     Library,
     communicator,
+    error_of,
     floats,
     runtime,
 )
@@ -23,14 +23,6 @@ from calls import (
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)  # modes of captures and threads
 PATIENCE = 60.0  # seconds
 ONE = (1 << 32 | 1, 1)  # a dim3 of 1 x 1 x 1, in the registers that it is passed in
-
-
-def error_of(call: Any, *words: Any) -> int:
-    try:
-        call(*words)
-    except CallFailed as failed:
-        return failed.error
-    return 0
 
 
 def stream(cuda: Library) -> int:

@@ -10,19 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from calls import NON_BLOCKING, NOT_READY, CallFailed, Library, driver, elapsed, runtime
+from calls import NON_BLOCKING, NOT_READY, Library, driver, elapsed, error_of, runtime
 from fakes.cuda import accounts
 
 MIB = 1 << 20
 TYPE, ORDINAL = 2, 9  # attributes of a pointer
-
-
-def error_of(call: Any, *words: Any) -> int:
-    try:
-        call(*words)
-    except CallFailed as failed:
-        return failed.error
-    return 0
 
 
 def attribute(cuda: Library, which: int, pointer: int) -> int:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from calls import FLOAT32, NON_BLOCKING, SUM, CallFailed, Library, communicator, floats, runtime
+from calls import FLOAT32, NON_BLOCKING, SUM, Library, communicator, error_of, floats, runtime
 
 NAME, SIZE, RANK = sys.argv[1], int(sys.argv[2]), int(os.environ["RANK"])
 NEXT, PREVIOUS = (RANK + 1) % SIZE, (RANK - 1) % SIZE
@@ -191,7 +191,7 @@ def lazily(cuda: Library) -> Any:
 
 
 def mistakes(cuda: Library) -> Any:
-    comm, s, found = communicator(cuda, SIZE, RANK, RANK, NAME), stream(cuda), {}
+    comm, s = communicator(cuda, SIZE, RANK, RANK, NAME), stream(cuda)
     pageable = ctypes.create_string_buffer(4 * COUNT)
     host, at = ctypes.addressof(pageable), memory(cuda)
     tries = {
@@ -199,13 +199,7 @@ def mistakes(cuda: Library) -> Any:
         "rank": lambda: cuda.ncclSend(at, COUNT, FLOAT32, SIZE, comm, s),
         "one device": lambda: communicator(cuda, SIZE, RANK, 0, NAME + "d"),
     }  # fmt: skip
-    for name, attempt in tries.items():
-        try:
-            attempt()
-            found[name] = 0
-        except CallFailed as error:
-            found[name] = error.error
-    return found
+    return {name: error_of(attempt) for name, attempt in tries.items()}
 
 
 def aborted(cuda: Library) -> Any:

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from calls import NON_BLOCKING, NOT_READY, CallFailed, Library, driver, elapsed
+from calls import NON_BLOCKING, NOT_READY, Library, driver, elapsed, error_of
 
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 LONG = 500  # kernels, of 1 ms by the tests
@@ -45,11 +45,7 @@ def in_order(cuda: Library) -> Any:
         cuda.cuEventQuery(end, allowed=(NOT_READY,)),
         cuda.cuStreamQuery(a, allowed=(NOT_READY,)),
     )
-    early = 0
-    try:
-        elapsed(cuda, begin, end)
-    except CallFailed as error:
-        early = error.error
+    early = error_of(elapsed, cuda, begin, end)
     cuda.cuEventSynchronize(end)
     return {
         "launching": launching, "took": elapsed(cuda, begin, end), "asked": asked, "early": early,
@@ -158,13 +154,7 @@ def mistakes(cuda: Library) -> Any:
         "no device": lambda: cuda.made("cuDeviceGet", 99, into=ctypes.c_int),
         "no context": lambda: (cuda.cuCtxSetCurrent(0), stream(cuda)),
     }
-    found = {}
-    for name, attempt in tries.items():
-        try:
-            attempt()
-            found[name] = 0
-        except CallFailed as error:
-            found[name] = error.error
+    found: dict[str, Any] = {name: error_of(attempt) for name, attempt in tries.items()}
     name, text = ctypes.c_char_p(), ctypes.c_char_p()
     cuda.cuGetErrorName(NOT_READY, ctypes.byref(name))
     cuda.cuGetErrorString(NOT_READY, ctypes.byref(text))

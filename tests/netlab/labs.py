@@ -15,6 +15,18 @@ from typing import Any
 from processes import living
 
 COMMAND = [sys.executable, "-m", "megatron_adaptra", "netlab"]
+# Before a script: a connection to host 0, which may listen later.
+CONNECTED = """
+import os, socket, threading, time
+def connected():
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            return socket.create_connection((os.environ["MASTER_ADDR"], 5000), timeout=120)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+"""
 
 
 def lab(*words: str, timeout: float = 500, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from seeding import new_seed
 
 from megatron_adaptra.netlab.lab import Lab
 from megatron_adaptra.transport.rules import LinkRule
@@ -38,15 +38,13 @@ class Exchange:
         count: int = 200,
         **fault: Any,
     ) -> None:
-        seed = random.randrange(2**32)
-        print(f"seed {seed}")
         self.results: dict[int, Any] = {}
         self.log: list[str] = []
         rules = [LinkRule(a, 1 - a, 0.0, 2, 3, loss=loss) for a in (0, 1)] if loss else []
         if bandwidth < math.inf:
             rules += [LinkRule(a, 1 - a, 0.0, bandwidth=bandwidth) for a in (0, 1)]
         job = json.dumps({"folder": str(folder), "timeouts": timeouts, "count": count, **fault})
-        with Lab(2, rules, seed, shaper) as lab:
+        with Lab(2, rules, new_seed(), shaper) as lab:
             command = [sys.executable, str(RANK), job]
             self.status = lab.run(command, os.environ, self._on_line, LIMIT)
             self.lost = lab.traffic.lost

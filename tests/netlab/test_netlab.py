@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from labs import COMMAND, lab
+from labs import COMMAND, CONNECTED, lab
 
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.netlab import netem
@@ -24,9 +24,12 @@ from megatron_adaptra.transport.scenario import hosts_in, load_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 # Host 0 serves; each other host says how long a byte takes there and back, in ms.
-ECHO = """
-import os, socket, time
-index, master = int(os.environ["HOST_INDEX"]), os.environ["MASTER_ADDR"]
+ECHO = (
+    sys.executable,
+    "-c",
+    CONNECTED
+    + """
+index = int(os.environ["HOST_INDEX"])
 assert os.environ["NCCL_IB_DISABLE"] == "1"  # RDMA ports are in all namespaces
 if index == 0:
     with socket.create_server((os.environ["HOST_IP"], 5000)) as server:
@@ -35,21 +38,15 @@ if index == 0:
             while data := link.recv(64):
                 link.sendall(data)
 else:
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            link = socket.create_connection((master, 5000), timeout=120)
-            break
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    link = connected()
     for number in range(int(os.environ.get("ROUNDS", "3"))):
         began = time.monotonic()
         link.sendall(b"x")
         link.recv(1)
         print(f"iteration {number}: {1e3 * (time.monotonic() - began):.1f}", flush=True)
         time.sleep(0.05)
-"""
+""",
+)
 
 # Host 0 sends numbered packets, host 1 says which have come.
 FLOOD = """
@@ -196,7 +193,7 @@ def test_netem_that_is_not_there_is_named(monkeypatch):
 def test_hosts_without_slow_links_need_no_netem():
     if (found := choose("auto", slow=False))[0] != "netem":
         pytest.skip(f"no bridge here: {found[1]}")
-    done = lab("run", "--hosts", "3", "--", sys.executable, "-c", ECHO)
+    done = lab("run", "--hosts", "3", "--", *ECHO)
     assert done.returncode == 0, done.stderr
     assert "3 hosts; joined by a bridge" in done.stderr
     assert done.stdout.count("iteration ") == 6
@@ -225,7 +222,7 @@ def test_links_do_what_was_asked(shaper):
 
 def test_a_command_on_every_host_across_a_slow_link(shaper):
     words = ["--shaper", shaper, "--hosts", "3", "--link", "0-2:150ms"]
-    done = lab("run", *words, "--", sys.executable, "-c", ECHO)
+    done = lab("run", *words, "--", *ECHO)
     assert done.returncode == 0, done.stderr
     assert min(echoes(done.stdout, 2)) >= 300  # the first link is slow both ways
     assert min(echoes(done.stdout, 1)) < min(echoes(done.stdout, 2)) / 2
@@ -248,7 +245,7 @@ def test_a_link_that_is_slow_for_a_while(shaper, unit, monkeypatch):
     def run(rounds: int, when: str) -> list[float]:
         monkeypatch.setenv("ROUNDS", str(rounds))
         words = ["run", "--shaper", shaper, "--no-measure", "--link", f"0-1:250ms{when}"]
-        return echoes(lab(*words, "--", sys.executable, "-c", ECHO).stdout, 1)
+        return echoes(lab(*words, "--", *ECHO).stdout, 1)
 
     rounds, when = 20, "@4..8"
     if unit == "seconds":  # from when a command of this machine surely runs
@@ -348,19 +345,8 @@ def test_results_of_a_demo_in_a_laboratory_are_given_to_who_called_sudo(tmp_path
 
 def test_two_laboratories_at_once(shaper):
     def start(ms: int) -> subprocess.Popen[str]:
-        command = [
-            *COMMAND,
-            "run",
-            "--shaper",
-            shaper,
-            "--no-measure",
-            "--link",
-            f"0-1:{ms}ms",
-            "--",
-        ]
-        return subprocess.Popen(
-            [*command, sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True
-        )
+        words = ["run", "--shaper", shaper, "--no-measure", "--link", f"0-1:{ms}ms", "--", *ECHO]
+        return subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, text=True)
 
     first, second = start(250), start(5)
     slow, fast = (echoes(process.communicate(timeout=300)[0], 1) for process in (first, second))

@@ -6,23 +6,10 @@ import json
 import sys
 
 import pytest
-from labs import lab
+from labs import CONNECTED, lab
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.rules import PortRule, parse_port_rules
-
-# Before a script: a connection to host 0, which may listen later.
-CONNECTED = """
-import os, socket, threading, time
-def connected():
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            return socket.create_connection((os.environ["MASTER_ADDR"], 5000), timeout=120)
-        except ConnectionRefusedError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-"""
 
 # Host 0 sends 2 MB to each other host, or gets them: first one after the other, then at once.
 # Prints how much longer it took them one after the other.

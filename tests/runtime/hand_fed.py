@@ -1,7 +1,6 @@
 """A training on GPUs without threads or a clock, of which the replanner sees what stages report.
 
-Each iteration is simulated under the true conditions, and a plan comes into force two iterations
-after it was proposed.
+Each iteration is simulated under the true conditions.
 """
 
 from __future__ import annotations
@@ -9,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from runtime.fed_job import FedJob
 from telemetry.records import stock_records
 
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.plan import Plan
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.initial import over_own_messages
-from megatron_adaptra.runtime.change import PipelineChange
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replanner import Replanner
 from megatron_adaptra.sim.clock import simulate
@@ -100,62 +100,34 @@ def _probe(nbytes: int, seconds: float) -> Stamps:
     return Stamps(1.0, 0.5, 1.0 + seconds, eager=True, nbytes=nbytes)
 
 
-class Job:
+class Job(FedJob[Plan, Conditions]):
     """A training, for which `truth` holds until `train` changes it.
 
-    `ran`: the schedule of every iteration; `changes`: what was proposed, by iteration;
-    `predicted`: seconds of every iteration, where that was asked; `refused`: so many proposals do
-    not come into force.
+    `predicted`: seconds of every iteration, where that was asked.
     """
 
     def __init__(self, truth: Truth) -> None:
         self.truth = truth
-        self.start = over_own_messages(first_schedule(STAGES, COUNT, (float("inf"),) * STAGES))
+        start = over_own_messages(first_schedule(STAGES, COUNT, (float("inf"),) * STAGES))
         estimator = Estimator(COUNT, ["one"] * STAGES, None, MESSAGE, on_device=True)
         self.rule = ReplanPolicy(sends="eager")
-        self.replanner = Replanner(self.start, estimator, self.rule)
-        self.ran: list[Schedule] = []
-        self.changes: dict[int, PipelineChange] = {}
+        super().__init__(start, Replanner(start, estimator, self.rule))
         self.predicted: dict[int, float] = {}
-        self.refused = 0
-        self._in_force = self.start
         self._before: list[IterationRecord] | None = None
-        self._due: tuple[int, PipelineChange] | None = None
 
     def train(self, iterations: int, **truth: object) -> list[Schedule]:
         """The schedules that ran; `truth`: what is different from now on."""
         self.truth = replace(self.truth, **truth)
         for iteration in range(len(self.ran), len(self.ran) + iterations):
-            if self._due is not None and iteration >= self._due[0]:
-                self._close(iteration, self._due[1])
+            self.close_if_due(iteration)
             now = self.truth.records(self._in_force, iteration)
             before = self._before or [None] * STAGES
-            reports = [r.report(b) for r, b in zip(now, before, strict=True)]
-            changed = self.replanner.observe(iteration, reports, self.ran[-1] if self.ran else None)
+            self.feed(iteration, [r.report(b) for r, b in zip(now, before, strict=True)])
             if self.replanner.predicted is not None:
                 self.predicted[iteration] = self.replanner.predicted
-            self.ran.append(self._in_force)
-            change = self.replanner.propose(iteration, changed, self._in_force, self._due is None)
-            if change is not None:
-                self._due = iteration + 2, change
-                self.changes[iteration] = change
             self._before = now
         return self.ran[-iterations:]
-
-    def _close(self, iteration: int, change: PipelineChange) -> None:
-        self._due = None
-        if self.refused:
-            self.refused -= 1
-            self.replanner.failed(change)
-        else:
-            self._in_force = change.plan.schedule
-            self.replanner.swapped(change, iteration)
 
     def seconds(self, schedule: Schedule) -> float:
         """What an iteration of it takes now."""
         return self.truth.run(schedule).makespan
-
-    @property
-    def reasons(self) -> list[tuple[int, str]]:
-        """Of all changes, by iteration."""
-        return [(iteration, change.why) for iteration, change in self.changes.items()]

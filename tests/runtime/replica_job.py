@@ -1,7 +1,6 @@
 """A training of several replicas without threads or a clock: what the replanner sees of it.
 
-Each iteration is simulated under the true conditions, with a little noise, and a plan comes into
-force two iterations after it was proposed.
+Each iteration is simulated under the true conditions, with a little noise.
 """
 
 from __future__ import annotations
@@ -9,6 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from runtime.fed_job import FedJob
 
 from megatron_adaptra.config import UNLIMITED, Budget
 from megatron_adaptra.ir.conditions import Conditions, LinkState
@@ -19,7 +20,7 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 from megatron_adaptra.plan.initial import over_own_messages
-from megatron_adaptra.runtime.change import ReplicaChange
+from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
 from megatron_adaptra.sim.clock import simulate
@@ -55,14 +56,14 @@ class Truth:
     hidden: float = 1.0
 
 
-class Job:
+class Job(FedJob[ReplicaPlan, ReplicaConditions]):
     """A training of so many `replicas` x `stages` x `count`, seeded, for which `truth` holds.
 
     Workers may hold `plus` microbatches beyond 1F1B's until a `budget` in bytes is known to be
     another number; `stock`: it starts over Megatron's own messages.
 
-    `ran`, `took`: the schedule and the seconds of every iteration; `changes`: what was proposed,
-    by iteration; `stays`: why nothing was; `probed`: the cross paths that have been opened.
+    `took`: the seconds of every iteration; `stays`: why nothing was proposed, by iteration;
+    `probed`: the cross paths that have been opened.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Job:
         self.replicas, self.stages, self.count, self.truth = replicas, stages, count, Truth()
         self.rng = random.Random(seed)
         one = first_schedule(stages, count, float("inf"))
-        self.start = (over_own_messages(one) if stock else one).replicated(replicas)
+        start = (over_own_messages(one) if stock else one).replicated(replicas)
         most = [held + plus for held in one.peak_in_flight()]
         each = [
             Estimator(count, ["host"] * stages, None, MESSAGE, budget, at_first=most)
@@ -82,21 +83,15 @@ class Job:
             estimator.budgets = tuple(most)
         self.budgets = each[0].budgets
         self.estimator = ReplicaEstimator(each)
-        self.replanner = ReplicaReplanner(
-            self.start, self.estimator, ReplanPolicy(sends="eager"), mode, ops=20_000
-        )
-        self.ran: list[Schedule] = []
+        rule = ReplanPolicy(sends="eager")
+        super().__init__(start, ReplicaReplanner(start, self.estimator, rule, mode, ops=20_000))
         self.took: list[float] = []
-        self.changes: dict[int, ReplicaChange] = {}
         self.stays: dict[int, str] = {}
         self.probed: set[Path] = set()
         self.deaf: set[Path] = set()  # cross paths whose probes do not arrive
-        self.refused = 0  # so many proposals do not come into force
         self.spoil: Spoil = lambda iteration, reports: reports
         self._program: tuple[Schedule, Program] | None = None
-        self._in_force = self.start
         self._before: list[IterationRecord] | None = None
-        self._due: tuple[int, ReplicaChange] | None = None
 
     def conditions(self, noisy: bool = False) -> ReplicaConditions:
         """The truth."""
@@ -132,23 +127,14 @@ class Job:
         """The schedules that ran; `truth`: what is different from now on."""
         self.truth = replace(self.truth, **truth)  # type: ignore[arg-type]
         for iteration in range(len(self.ran), len(self.ran) + iterations):
-            if self._due is not None and iteration >= self._due[0]:
-                self._close(iteration, self._due[1])
+            self.close_if_due(iteration)
             self.probed |= set(self.replanner.to_probe)
             now = self._records(iteration)
             before = self._before or [None] * len(now)
             reports = {w: r.report(b) for w, (r, b) in enumerate(zip(now, before, strict=True))}
-            ran = self.ran[-1] if self.ran else None
-            self.ran.append(self._in_force)
-            seen = self.spoil(iteration, reports)
-            changed = self.replanner.observe(iteration, seen, ran)
-            possible = self._due is None
-            change = self.replanner.propose(iteration, changed, self._in_force, possible)
+            self.feed(iteration, self.spoil(iteration, reports))
             if self.replanner.stays:
                 self.stays[iteration] = self.replanner.stays
-            if change is not None:
-                self._due = iteration + 2, change
-                self.changes[iteration] = change
             self._before = now
         return self.ran[-iterations:]
 
@@ -163,15 +149,6 @@ class Job:
         for worker, record in enumerate(found):
             record.stage = worker
         return found
-
-    def _close(self, iteration: int, change: ReplicaChange) -> None:
-        self._due = None
-        if self.refused:
-            self.refused -= 1
-            self.replanner.failed(change)
-        else:
-            self._in_force = change.plan.schedule
-            self.replanner.swapped(change, iteration)
 
     def _records(self, iteration: int) -> list[IterationRecord]:
         """What the workers measure, the hidden part aside."""
@@ -206,8 +183,3 @@ class Job:
             if 0 <= near < self.stages:
                 yield replica * self.stages + near
         yield from (a for a, b in self.probed - self.deaf if b == worker)
-
-    @property
-    def reasons(self) -> list[tuple[int, str]]:
-        """Of all changes, by iteration."""
-        return [(iteration, change.why) for iteration, change in self.changes.items()]

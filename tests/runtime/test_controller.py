@@ -8,6 +8,7 @@ import pytest
 from patience import PATIENCE
 from runtime.leading import drive, warmups
 from runtime.pipeline import schedule
+from seeding import new_seed
 from transport.loopback import LoopbackNetwork
 from transport.ranks import threads
 
@@ -31,8 +32,7 @@ def committed(path):
 @pytest.mark.parametrize("rendezvous", [False, True])
 @pytest.mark.parametrize("stages", [2, 4])
 def test_one_replan_in_and_one_out(tmp_path, stages, rendezvous):
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = new_seed()
     link = random.Random(seed).randrange(stages - 1)
     slow = {(link, link + 1): 0.05, (link + 1, link): 0.05}
     path = tmp_path / "decisions.jsonl"
@@ -86,8 +86,7 @@ def test_a_link_that_eases_little_by_little_gives_the_memory_back(tmp_path, ease
 
 def test_decisions_in_a_row_are_all_measured(tmp_path):
     """Several links change in turns, faster than an outcome takes to be known."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = new_seed()
     rng = random.Random(seed)
     steps = [rng.choice([0.0, 0.03, 0.06, 0.12]) for _ in range(12)]
     path = tmp_path / "decisions.jsonl"
@@ -244,8 +243,7 @@ def test_late_answers_abort_the_swap_and_it_is_tried_again(tmp_path):
 
 def test_random_control_delays_never_split_the_pipeline(tmp_path):
     """Control messages take nothing to several iterations, and that changes all the time."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = new_seed()
     rng = random.Random(seed)
     network = LoopbackNetwork()
     steps = [rng.choice([{}, SLOW, {(0, 1): 0.06}, {(2, 1): 0.1}]) for _ in range(10)]

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from patience import PATIENCE
+from seeding import new_seed
 from torch.distributed import ReduceOp
 from transport.ranks import Processes, run, until
 
@@ -126,9 +127,7 @@ CASES = [("eager", 3), ("eager", 6), ("rendezvous", 2), ("rendezvous", 5)]
 
 @pytest.mark.parametrize(("kind", "ranks"), [*CASES, ("gloo", 3), ("shm", 4), ("tcp", 2)])
 def test_every_builder_gives_the_bits_of_its_plan(kind, ranks):
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    assert all(run(kind, all_builders, ranks, seed, ranks=ranks))
+    assert all(run(kind, all_builders, ranks, new_seed(), ranks=ranks))
 
 
 def under_shares(me, ranks, seed):
@@ -153,8 +152,7 @@ def under_shares(me, ranks, seed):
 
 
 def test_direct_has_the_same_bits_under_all_shares():
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = new_seed()
     found = [bits for rank in run("eager", under_shares, 4, seed, ranks=4) for bits in rank]
     assert all(bits == found[0] for bits in found)
     total = sum(

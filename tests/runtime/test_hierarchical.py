@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE
+from seeding import new_seed
 from torch.distributed import ReduceOp
 from transport.ranks import Processes
 
@@ -65,9 +66,7 @@ def many_all_gathers(me, stages, seed):
 
 @pytest.mark.parametrize("stages", [UNEVEN, (1, 0, 0), (3, 3, 1, 1), (0, 1, 0, 1, 2)])
 def test_all_get_what_each_has_sent(stages):
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    assert all(everywhere(many_all_gathers, stages, seed, ranks=len(stages)))
+    assert all(everywhere(many_all_gathers, stages, new_seed(), ranks=len(stages)))
 
 
 def faster(me, stages, slow):
@@ -223,9 +222,7 @@ def many_files():
 @pytest.mark.crowd
 @pytest.mark.usefixtures("many_files")
 def test_a_large_group_has_the_backends_results():
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    store = dist.HashStore()
+    seed, store = new_seed(), dist.HashStore()
     with ThreadPoolExecutor(LARGE) as pool:
         jobs = [pool.submit(large_group, rank, store, seed) for rank in range(LARGE)]
         found = [job.result(4 * PATIENCE) for job in jobs]

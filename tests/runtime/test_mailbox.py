@@ -14,6 +14,7 @@ from runtime.pipeline import (
     reference,
     schedule,
 )
+from seeding import new_seed
 from transport.loopback import LoopbackNetwork
 
 from megatron_adaptra.errors import PeerLost, ScheduleError
@@ -60,9 +61,7 @@ def test_every_schedule_gives_the_same_gradients(rendezvous):
 
 def test_iterations_with_changing_schedules_and_delays():
     """Messages of two iterations do not mix, whatever the links do."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(new_seed())
     ways = [(a, b) for a in range(STAGES) for b in range(STAGES) if abs(a - b) == 1]
     network = LoopbackNetwork(True, {way: rng.choice([0, 0.001, 0.003]) for way in ways})
     warmups = rng.sample(depths(STAGES, COUNT), 6)
@@ -143,9 +142,7 @@ def test_close_waits_for_the_last_sends():
 @pytest.mark.parametrize("rendezvous", [False, True])
 def test_an_iteration_of_which_only_receives_were_posted_leaves_no_trace(rendezvous):
     """All stages post, each in its own time, clear their links and run something else."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(new_seed())
     network = LoopbackNetwork(rendezvous, {(0, 1): 0.01, (2, 1): 0.01})
     programs = [lower(schedule(rng.choice(depths(STAGES, COUNT)), COUNT)) for _ in range(6)]
     dropped = [rng.random() < 0.7 for _ in programs]

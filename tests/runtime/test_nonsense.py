@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runtime.leading import drive, warmups
 from runtime.pipeline import schedule
+from seeding import new_seed
 from telemetry.records import report
 from transport.loopback import LoopbackNetwork
 
@@ -124,7 +125,7 @@ def test_a_connection_full_of_nonsense_does_not_stop_replans(
     tmp_path: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Between any two messages of stage 1 there is one that makes no sense."""
-    rng = random.Random(random.randrange(2**32))
+    rng = random.Random(new_seed())
 
     class Babbles(Channel):
         def send(self, message: dict[str, Any]) -> bool:

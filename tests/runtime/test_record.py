@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from runtime.leading import drive
+from runtime.replaying import replayed
 from telemetry.records import report
 
 from megatron_adaptra.errors import BadFile
@@ -55,23 +56,9 @@ def test_a_replay_comes_to_the_same_plans(tmp_path: Path) -> None:
     drive(tmp_path / "d", lambda i: SLOW if 6 <= i < 16 else {}, 30, paced=True, record_at=path)
     (run,) = read_record(path)
     rule = ReplanPolicy(**run.about["rule"])
-    start, now = (Schedule.from_json(run.about[name]) for name in ("start", "now"))
+    start = Schedule.from_json(run.about["start"])
     replanner = Replanner(start, Estimator.from_settings(run.about["estimator"]), rule)
-    swaps = {d["iteration"]: Schedule.parse(d["plan"]) for d in run.decisions}
-    found = []
-    for iteration, row in run.iterations.items():
-        ran, now = now, swaps.get(iteration, now)
-        if iteration == run.about["iteration"]:
-            continue
-        changed = replanner.observe(iteration, row.reports, ran)
-        due = [d for d in run.decisions if d["detected"] < iteration <= d["iteration"]]
-        if iteration in swaps:
-            replanner.swapped(found[-1][1], iteration)
-        change = replanner.propose(iteration, changed, now, possible=not due)
-        if change is not None:
-            found.append((iteration, change))
-    plans = [(iteration, change.plan.schedule.text()) for iteration, change in found]
-    assert plans == [(d["detected"], d["plan"]) for d in run.decisions]
+    assert replayed(run, replanner) == [(d["detected"], d["plan"]) for d in run.decisions]
 
 
 def test_an_iteration_of_replicas_takes_what_the_slowest_takes(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 import torch.distributed as dist
 from patience import PATIENCE
+from runtime.replaying import replayed
 from runtime.replica_job import MS, Job
 from transport.loopback import LoopbackNetwork
 from transport.ranks import until
@@ -180,25 +181,13 @@ def test_a_replay_of_the_record_comes_to_the_same_plans(mode: str, tmp_path: Pat
     for row in run.iterations.values():
         assert [one.stage for one in row.reports] == list(range(6))
     assert run.seconds()[30] == pytest.approx(training.job.took[30], rel=1e-3)
-    start, now = (Schedule.from_json(run.about[name]) for name in ("start", "now"))
+    start = Schedule.from_json(run.about["start"])
     estimator = ReplicaEstimator.from_settings(run.about["estimators"])
     rule = ReplanPolicy(**run.about["rule"])
     replanner = ReplicaReplanner(start, estimator, rule, run.about["mode"])
-    swaps = {d["iteration"]: Schedule.parse(d["plan"]) for d in run.decisions}
-    found = []
-    for iteration, row in run.iterations.items():
-        ran, now = now, swaps.get(iteration, now)
-        if iteration == run.about["iteration"]:
-            continue
-        reports = of_stages(dict(enumerate(row.reports)), start.stages)
-        changed = replanner.observe(iteration, reports, ran)
-        if iteration in swaps:
-            replanner.swapped(found[-1][1], iteration)
-        due = [d for d in run.decisions if d["detected"] < iteration <= d["iteration"]]
-        change = replanner.propose(iteration, changed, now, possible=not due)
-        if change is not None:
-            found.append((iteration, change))
-    plans = [(iteration, change.plan.schedule.text()) for iteration, change in found]
+    plans = replayed(
+        run, replanner, lambda row: of_stages(dict(enumerate(row.reports)), start.stages)
+    )
     assert plans == [(d["detected"], d["plan"]) for d in run.decisions]
     assert len(plans) == 2
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from runtime.replica_job import MS, Job
+from seeding import new_seed
 
 from megatron_adaptra.config import Budget
 from megatron_adaptra.errors import BadInput
@@ -33,16 +34,8 @@ PATH = {(1, 2): 60 * MS, (2, 1): 60 * MS}  # 0.1 - 0.2
 SOON = 18  # iterations in which a change has been found, probed, and planned for
 
 
-def seeded(seed: int | None = None, **more: object) -> Job:
-    """A job with a seed that is printed."""
-    seed = random.randrange(2**32) if seed is None else seed
-    print("seed", seed)
-    return Job(seed=seed, **more)  # type: ignore[arg-type]
-
-
-def swaps(job: Job) -> list[int]:
-    """The first iteration of each plan but the first."""
-    return [i for i in range(1, len(job.ran)) if not job.ran[i].same_as(job.ran[i - 1])]
+def seeded(**more: object) -> Job:
+    return Job(seed=new_seed(), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("plus", [0.0, 2.0, math.inf])
@@ -166,7 +159,7 @@ def test_a_plan_that_turns_out_slower_is_undone_and_not_tried_for_a_while() -> N
     job = seeded(mode="swap", plus=0.0)
     job.train(20, hidden=3.0)
     job.train(2 * FIRST_BLOCK + SOON, paths=PATH)
-    there, back, again = swaps(job)[:3]
+    there, back, again = job.swaps[:3]
     assert back - there <= AFTER + LONGER + 5, job.reasons
     assert again - back >= FIRST_BLOCK - AFTER - LONGER, job.reasons
     assert job.ran[back].same_as(job.start)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from pairwise import covering
 from patience import PATIENCE
+from seeding import new_seed
 from torch.distributed import ReduceOp
 from transport.ranks import Processes
 
@@ -64,9 +65,7 @@ def many_all_gathers(me, ranks, seed):
 
 @pytest.mark.parametrize("ranks", [2, 5])
 def test_all_get_what_each_has_sent(ranks):
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    assert all(everywhere(many_all_gathers, ranks, seed, ranks=ranks))
+    assert all(everywhere(many_all_gathers, ranks, new_seed(), ranks=ranks))
 
 
 def one_goes(me):
@@ -229,9 +228,7 @@ CROWD = [pytest.param(s, "on", marks=pytest.mark.crowd) for s in TWO_EACH[-2:]]
     [*((s, "on") for s in ONE_EACH + TWO_EACH[:-2]), *CROWD, ((0, 1, 2, 3), "auto")],
 )
 def test_collectives_have_the_backends_results(stages, mode):
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    used = everywhere(training, stages, mode, seed, ranks=len(stages))
+    used = everywhere(training, stages, mode, new_seed(), ranks=len(stages))
     if mode == "on":
         assert all(used[0].values())
     assert used[0].keys() == {"all_reduce", "broadcast", "barrier"}

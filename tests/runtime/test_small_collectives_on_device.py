@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -37,40 +38,10 @@ class Behind:
         return self.Mark()
 
 
-def timed_late(me):
+@contextlib.contextmanager
+def served_beside(me, late):
+    """What stands in for a backend on a device, whose sums are so many seconds late."""
     native = dist.all_reduce
-
-    def slow(*args, **kwargs):
-        threading.Event().wait(0.2)
-        return native(*args, **kwargs)
-
-    dist.all_reduce = slow
-    served = SmallCollectives(
-        range(2),
-        "auto",
-        PATIENCE,
-        Watchdog(me.rank, range(2)),
-        wire=GlooWire(),
-        clock=Behind(),
-    )
-    patched = install(served)
-    for _ in range(FIRST + 6):
-        dist.all_reduce(torch.tensor([1.0]))
-    ((backend, ours, direct),) = served.costs().values()
-    patched.close()
-    dist.all_reduce = native
-    return backend, ours, direct
-
-
-def test_a_backend_on_a_device_is_timed_by_its_clock():
-    for backend, ours, direct in everywhere(timed_late, ranks=2):
-        assert direct
-        assert backend > 0.15 > ours
-
-
-def watched(me):
-    """Two scalars and something large while the backend does all, and then no more."""
-    native, late = dist.all_reduce, 0.1
 
     def slow(*args, **kwargs):
         threading.Event().wait(late)
@@ -86,19 +57,39 @@ def watched(me):
         clock=Behind(),
     )
     patched = install(served)
-    iterations = []
-    for iteration in range(2 * FIRST):
-        if iteration == FIRST:  # links have changed, some iterations ago
-            served.measure_again(range(2))
-        served.active = iteration >= FIRST
-        dist.all_reduce(torch.tensor([1.0]))
-        served.hiding = True
-        dist.all_reduce(torch.tensor([1.0]), op=ReduceOp.MAX)
-        served.hiding = False
-        dist.all_reduce(torch.zeros(SMALL + 1))
-        iterations.append([one.known() for one in map(looked_at, served.take_spans())])
+    yield served
     patched.close()
     dist.all_reduce = native
+
+
+def timed_late(me):
+    with served_beside(me, 0.2) as served:
+        for _ in range(FIRST + 6):
+            dist.all_reduce(torch.tensor([1.0]))
+        ((backend, ours, direct),) = served.costs().values()
+    return backend, ours, direct
+
+
+def test_a_backend_on_a_device_is_timed_by_its_clock():
+    for backend, ours, direct in everywhere(timed_late, ranks=2):
+        assert direct
+        assert backend > 0.15 > ours
+
+
+def watched(me):
+    """Two scalars and something large while the backend does all, and then no more."""
+    iterations = []
+    with served_beside(me, 0.1) as served:
+        for iteration in range(2 * FIRST):
+            if iteration == FIRST:  # links have changed, some iterations ago
+                served.measure_again(range(2))
+            served.active = iteration >= FIRST
+            dist.all_reduce(torch.tensor([1.0]))
+            served.hiding = True
+            dist.all_reduce(torch.tensor([1.0]), op=ReduceOp.MAX)
+            served.hiding = False
+            dist.all_reduce(torch.zeros(SMALL + 1))
+            iterations.append([one.known() for one in map(looked_at, served.take_spans())])
     return iterations
 
 

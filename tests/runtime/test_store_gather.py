@@ -5,6 +5,7 @@ import random
 import pytest
 import torch.distributed as dist
 from runtime.pipeline import on_threads
+from seeding import new_seed
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
@@ -13,9 +14,7 @@ from megatron_adaptra.runtime.store_gather import StoreGather
 
 @pytest.mark.parametrize("ranks", [1, 2, 7])
 def test_all_have_what_each_has_written(ranks):
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    store = dist.HashStore()
+    seed, store = new_seed(), dist.HashStore()
 
     def body(rank):
         rng, gather = random.Random(seed), StoreGather(store, rank, ranks)

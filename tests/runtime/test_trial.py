@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from runtime.hand_fed import MS, Job, Truth
+from seeding import new_seed
 from telemetry.records import report
 
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
@@ -24,17 +25,12 @@ SLOW = dict.fromkeys([(1, 2), (2, 1)], 40 * MS)
 SWAP, WITHIN = 2, 2 + AFTER + 2  # iterations from a proposal to its swap, and until it is undone
 
 
-def swaps(job: Job) -> list[int]:
-    """The first iteration of each plan but the first."""
-    return [i for i in range(1, len(job.ran)) if not job.ran[i].same_as(job.ran[i - 1])]
-
-
 def test_a_plan_that_loses_goes_back_and_is_tried_again_after_a_while() -> None:
     """What nothing measures holds ops up: 12 % slower than stock."""
     job = Job(Truth(1 * MS, hidden=20 * MS))
     job.train(20)
     job.train(FIRST_BLOCK + 2 * FIRST_BLOCK + 30, slow=SLOW)
-    there, back = swaps(job)[::2], swaps(job)[1::2]
+    there, back = job.swaps[::2], job.swaps[1::2]
     assert len(there) == len(back) == 3, job.reasons
     assert [b - a for a, b in zip(there, back, strict=True)] == [WITHIN - 1] * 3
     blocked = [b - a for a, b in zip(back, there[1:], strict=False)]
@@ -44,14 +40,14 @@ def test_a_plan_that_loses_goes_back_and_is_tried_again_after_a_while() -> None:
     assert f"take {lost:.4g} ms, on the plan before {stock:.4g} ms: back to Megatron's own" in why
     assert job.changes[back[0] - SWAP].plan.predicted == pytest.approx(stock / 1e3)
     job.train(150, slow={})
-    assert len(swaps(job)) == 6, "a healed link needs no plan once the block is over"
+    assert len(job.swaps) == 6, "a healed link needs no plan once the block is over"
 
 
 def test_a_plan_that_wins_stays() -> None:
     job = Job(Truth(1 * MS, hidden=10 * MS))  # 9 % faster than stock, where 30 % were promised
     job.train(20)
     job.train(FIRST_BLOCK, slow=SLOW)
-    assert len(swaps(job)) == 1, job.reasons
+    assert len(job.swaps) == 1, job.reasons
 
 
 def test_links_that_change_while_plans_are_blocked_are_planned_for_afterwards() -> None:
@@ -59,16 +55,16 @@ def test_links_that_change_while_plans_are_blocked_are_planned_for_afterwards() 
     job = Job(Truth(1 * MS, hidden=40 * MS))
     job.train(20)
     job.train(20, slow=SLOW)
-    (_, back) = swaps(job)
+    (_, back) = job.swaps
     worse = dict.fromkeys(SLOW, 80 * MS)
     job.train(FIRST_BLOCK, slow=worse, hidden=0.0)
-    (again,) = [i for i in swaps(job) if i > back]
+    (again,) = [i for i in job.swaps if i > back]
     assert again == back + FIRST_BLOCK
     change = job.changes[again - SWAP]
     assert set(change.links) == set(SLOW)
     assert change.conditions.link(1, 2).delay == pytest.approx(80 * MS, rel=0.05)
     job.train(20)
-    assert swaps(job)[-1] == again, job.reasons
+    assert job.swaps[-1] == again, job.reasons
 
 
 def test_a_way_back_that_is_refused_is_proposed_again() -> None:
@@ -78,7 +74,7 @@ def test_a_way_back_that_is_refused_is_proposed_again() -> None:
     job.refused = 2
     job.train(14)
     assert [c.undoes is not None for c in job.changes.values()] == [False, True, True, True]
-    assert len(swaps(job)) == 2
+    assert len(job.swaps) == 2
     assert job.ran[-1].stock
 
 
@@ -97,7 +93,7 @@ def test_nothing_is_decided_where_the_stages_have_become_slower() -> None:
     job.train(20)
     job.train(3, slow=SLOW)
     job.train(30, pace=2.0)
-    assert len(swaps(job)) == 1, job.reasons
+    assert len(job.swaps) == 1, job.reasons
     assert job.seconds(job.ran[-1]) > 1.3 * Truth(1 * MS, SLOW).run(job.start).makespan
 
 
@@ -130,9 +126,7 @@ def test_stages_that_take_longer_for_a_moment_put_the_comparison_off() -> None:
 
 def test_iterations_that_only_jitter_are_not_slower() -> None:
     """5 % of standard deviation, and a tenth of them half as long again."""
-    rng, wrong, seed = random.Random(), 0, random.randrange(2**32)
-    print("seed", seed)
-    rng.seed(seed)
+    rng, wrong = random.Random(new_seed()), 0
     for _ in range(2000):
         seconds = [
             rng.lognormvariate(0.0, 0.05) * (1.5 if rng.random() < 0.1 else 1.0)

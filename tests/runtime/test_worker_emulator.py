@@ -6,6 +6,7 @@ import random
 import time
 
 import pytest
+from seeding import new_seed
 
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.ir.op import Kind, Op
@@ -70,9 +71,7 @@ def test_it_changes_at_the_iterations_of_its_rules() -> None:
 
 def test_late_wakes_do_not_add_up() -> None:
     """On average an op takes what it should, although a timer is late each time."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng, clock = random.Random(seed), Clock()
+    rng, clock = random.Random(new_seed()), Clock()
     emulator = clock.emulator(WorkerRule(5, 2.0))
     computed = taken = 0.0
     for _ in range(500):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from seeding import new_seed
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.runtime.worker_rules import (
@@ -84,9 +85,7 @@ def test_any_text_parses_or_is_bad_input(text: str) -> None:
 
 
 def test_what_is_written_is_read() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(new_seed())
     for _ in range(200):
         stages, replicas = rng.randint(1, 9), rng.randint(1, 9)
         replica, stage = rng.randrange(replicas), rng.randrange(stages)

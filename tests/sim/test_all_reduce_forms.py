@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
+from seeding import new_seed
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
@@ -45,10 +46,8 @@ def jobs(rng: random.Random, count: int) -> list[tuple[AllReduce, float]]:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_forms_are_what_the_clock_says(algorithm: str) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
     ratios = []
-    for job, late in jobs(random.Random(seed), 15):
+    for job, late in jobs(random.Random(new_seed()), 15):
         power = job.ranks & (job.ranks - 1) == 0
         pieces = min(best_pieces(algorithm, job), 4 if algorithm == "stragglar" else 64)
         found = by_clock(sized(algorithm, job, [job.ranks - 1], pieces), job)

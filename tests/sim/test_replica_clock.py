@@ -51,6 +51,11 @@ def starts(timeline) -> dict[str, float]:
     return {f"{s.stage}:{s.op}": s.start for s in timeline.spans}
 
 
+def arrivals(timeline, source: int | None = None) -> dict[str, float]:
+    """Of all messages, or of those that one worker has sent."""
+    return {str(m.op): m.arrived for m in timeline.messages if source in (None, m.source)}
+
+
 # --- properties ----------------------------------------------------------------------------------
 
 
@@ -139,21 +144,15 @@ def test_messages_of_one_path_go_one_after_another_and_those_of_two_do_not():
     rows = "F0@0 F0@1 B0@0 B0@1", "F0@0 B0@0", "", "F0@1 B0@1"
     narrow = LinkState(0.0, 0.25)  # 4 per message
     c = even(2, 1, paths={(0, 1): narrow, (0, 3): narrow})
-    timeline = simulate(lower(two(*rows)), c)
-    assert {str(m.op): m.arrived for m in timeline.messages if m.source == 0} == {
-        "SF0@0": 5, "SF0@1": 6,
-    }  # fmt: skip
+    assert arrivals(simulate(lower(two(*rows)), c), 0) == {"SF0@0": 5, "SF0@1": 6}
     same = two("F0@0 F0@1 B0@0 B0@1", "F0@0 B0@0 F0@1 B0@1", "", "")
-    timeline = simulate(lower(same), c)
-    assert {str(m.op): m.arrived for m in timeline.messages if m.source == 0} == {
-        "SF0@0": 5, "SF0@1": 9,
-    }  # fmt: skip
+    assert arrivals(simulate(lower(same), c), 0) == {"SF0@0": 5, "SF0@1": 9}
 
 
 def test_a_port_out_serves_all_paths_in_turn():
     rows = "F0@0 F0@1 B0@0 B0@1", "F0@0 B0@0", "", "F0@1 B0@1"
     timeline = simulate(lower(two(*rows)), even(2, 1, ports={0: 0.25}))
-    arrived = {str(m.op): m.arrived for m in timeline.messages}
+    arrived = arrivals(timeline)
     # Out at 1 and 2, 4 of the port each. The gradients come in at 8 (made) + 4, and at 12 + 4.
     assert arrived == {"SF0@0": 5, "SF0@1": 9, "SB0@0": 12, "SB0@1": 16}
     assert timeline.makespan == 18
@@ -162,7 +161,7 @@ def test_a_port_out_serves_all_paths_in_turn():
 def test_a_port_in_serves_all_paths_in_turn():
     rows = "F0@0 B0@0", "F0@0 F0@1 B0@0 B0@1", "F0@1 B0@1", ""
     timeline = simulate(lower(two(*rows)), even(2, 1, ports={1: 0.25}))
-    arrived = {str(m.op): m.arrived for m in timeline.messages}
+    arrived = arrivals(timeline)
     # Both are sent at 1; in at 5 and 9. F0@0 ends at 6, F0@1 at 10, the backwards at 12 and 14.
     assert arrived == {"SF0@0": 5, "SF0@1": 9, "SB0@0": 16, "SB0@1": 20}
     assert timeline.makespan == 22
@@ -172,8 +171,7 @@ def test_a_port_out_does_not_hold_up_what_comes_in():
     """One worker's sends and receives cross at once; the slower of path and ports counts."""
     c = even(2, 1, ports={0: 0.25, 1: 0.5}, paths={(0, 1): LinkState(1.0, 0.2)})
     timeline = simulate(lower(own_pipelines(2, 1, 2)), c)
-    arrived = {str(m.op): m.arrived for m in timeline.messages if m.source == 0}
-    assert arrived == {"SF0@0": 1 + 5 + 1}
+    assert arrivals(timeline, 0) == {"SF0@0": 1 + 5 + 1}
     assert starts(timeline)["0:B0@0"] == 7 + 1 + 2 + 4
     assert starts(timeline)["2:B0@1"] == 4
 

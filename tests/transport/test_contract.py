@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 from patience import PATIENCE
+from seeding import new_seed
 from transport.loopback import LoopbackNetwork
 from transport.ranks import KINDS, PROCESSES, full, run
 
@@ -131,9 +132,7 @@ def chatter(rank_fixture, seed, ranks):
 
 @every_kind
 def test_random_messages_among_three(kind):
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    assert run(kind, chatter, seed, 3, ranks=3) == [[], [], []]
+    assert run(kind, chatter, new_seed(), 3, ranks=3) == [[], [], []]
 
 
 def stamps_of(rank_fixture, late, count=5):

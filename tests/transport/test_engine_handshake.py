@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE
+from seeding import new_seed
 from transport.ranks import until
 
 from megatron_adaptra.transport.engine import listener as listening
@@ -89,9 +90,7 @@ WORDS = range(1, 64)  # of an answer: beside a "yes" they say nothing, and are n
 
 
 def test_no_changed_bit_gets_through() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(new_seed())
     for _ in range(2000):
         dialing, answering, step = Dialing(B, A.rank, Kind.TCP), Answering(A), rng.randrange(4)
 

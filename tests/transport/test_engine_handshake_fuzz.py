@@ -10,6 +10,7 @@ import struct
 
 import pytest
 from patience import PATIENCE
+from seeding import new_seed
 from transport.ranks import until
 from transport.test_engine_handshake import A, B, Door, door  # noqa: F401
 
@@ -33,9 +34,7 @@ FIELDS = [(0, 8), (8, 2), (10, 1), (11, 1), (12, 4), (16, 4), (20, 8), (28, 8), 
 
 @pytest.fixture
 def rng() -> random.Random:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    return random.Random(seed)
+    return random.Random(new_seed())
 
 
 def damaged(message: bytes, rng: random.Random) -> bytes:

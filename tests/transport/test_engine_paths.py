@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from patience import PATIENCE
+from seeding import new_seed
 from transport.ranks import Processes, RankFixture, until
 
 from megatron_adaptra.transport.engine.endpoint import Endpoint
@@ -88,9 +89,7 @@ def talks(rank_fixture: RankFixture, seed: int, cuts: str) -> list[int]:
 @pytest.mark.parametrize("kind", ["tcp", "tls", "shm"])
 @pytest.mark.parametrize("cuts", ["one", "all"])
 def test_every_message_arrives_once_whatever_breaks(kind: str, cuts: str) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    with Processes(talks, seed, cuts, kind=kind) as processes:
+    with Processes(talks, new_seed(), cuts, kind=kind) as processes:
         assert [processes.result(rank) for rank in (0, 1)] == [[], []]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE, in_time
 from transport.ranks import until
+from transport.wiretap import Wiretap
 
 from megatron_adaptra.transport.engine.dial import Address, ask_tcp
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, PIECE, WINDOW, Endpoint
@@ -33,7 +33,6 @@ from megatron_adaptra.transport.engine.handshake import (
     Refused,
 )
 from megatron_adaptra.transport.engine.listener import MOST
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 STRANGER = Path(__file__).parent / "stranger.py"
 SIZE, TAGS, ROUNDS = 1 << 18, 4, 50
@@ -44,63 +43,12 @@ SECONDS, PROCESSOR = 3.0, 1.5
 MB = 16
 
 
-class Recorder:
-    """Between a dialer and a listener: records all that both send, and passes it on."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._to = host, port
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        self.received: list[tuple[bytearray, bytearray]] = []  # of dialers, of listeners
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                dialer, _ = self._server.accept()
-                listener = socket.create_connection(self._to)
-                both = bytearray(), bytearray()
-                self.received.append(both)
-                for one in (dialer, listener):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                for a, b, data in ((dialer, listener, both[0]), (listener, dialer, both[1])):
-                    threading.Thread(target=self._pass, args=(a, b, data), daemon=True).start()
-
-    @staticmethod
-    def _pass(a: socket.socket, b: socket.socket, received: bytearray) -> None:
-        with contextlib.suppress(OSError):
-            while data := a.recv(1 << 16):
-                received += data[: max(0, 1000 - len(received))]
-                b.sendall(data)
-        for one in (a, b):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-
-
-class Misled(FolderRendezvous):
-    """Gives the recorder's address for rank 0's."""
-
-    recorder: Recorder | None = None
-
-    def get(self, key: str) -> str | None:
-        text = super().get(key)
-        if key != "address/0" or text is None:
-            return text
-        address = json.loads(text)
-        if self.recorder is None:
-            self.recorder = Recorder(address["host"], address["port"])
-        return json.dumps({**address, "port": self.recorder.port})
-
-
 class Pair:
     """Rank 0 and rank 1 of a job; what they say to each other at first is recorded."""
 
     def __init__(self, folder: Path) -> None:
-        self.rendezvous = Misled(folder)
+        self._first = {True: bytearray(), False: bytearray()}  # of the first connection
+        self.rendezvous = Wiretap(folder, self._record)
         self.ends = [
             Endpoint(rank, "127.0.0.1", f"of {rank}", self.rendezvous, PATIENCE) for rank in (0, 1)
         ]
@@ -112,6 +60,11 @@ class Pair:
         listener = self.ends[0].listener
         self.doors = {"tcp": f"127.0.0.1:{listener.port}", "unix": f"@{listener.name}"}
         self._memory = [[(ctypes.c_char * SIZE)() for _ in range(2 * TAGS)] for _ in range(2)]
+
+    def _record(self, number: int, dials: bool, data: bytes) -> bytes:
+        if number == 0:
+            self._first[dials] += data[: max(0, 1000 - len(self._first[dials]))]
+        return data
 
     def exchange(self) -> tuple[float, float]:
         """Messages both ways, with their contents looked at.
@@ -147,16 +100,13 @@ class Pair:
 
     def recorded_handshake(self) -> tuple[bytes, bytes]:
         """What a dialer and its listener have sent in a handshake that went well."""
-        recorder = self.rendezvous.recorder
-        assert recorder is not None
-        dialer, listener = recorder.received[0]
+        dialer, listener = self._first[True], self._first[False]
         return bytes(dialer[: HELLO + PROOF]), bytes(listener[: 2 * ANSWER])
 
     def close(self) -> None:
         for end in self.ends:
             end.close()
-        assert self.rendezvous.recorder is not None
-        self.rendezvous.recorder.close()
+        self.rendezvous.close()
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import shutil
 import socket
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from patience import PATIENCE
 from transport.ranks import until
+from transport.wiretap import Wiretap
 
 from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.transport.engine.bindings import missing_tls, new_engine
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, SILENCE, Endpoint
-from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 if TYPE_CHECKING:
     from megatron_adaptra.transport.engine.bindings import Engine
@@ -34,51 +32,12 @@ HANDSHAKE = 1000  # bytes, more than it takes
 
 pytestmark = pytest.mark.skipif(bool(missing_tls()), reason=f"no TLS: {missing_tls()}")
 
-Change = Callable[[int, bytes], bytes]
-
-
-class Wiretap(FolderRendezvous):
-    """Gives our address for rank 0's; `change` sees what crosses, by connection."""
-
-    def __init__(self, folder: Path, change: Change) -> None:
-        super().__init__(folder)
-        self._change = change
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._real = "", 0
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def get(self, key: str) -> str | None:
-        text = super().get(key)
-        if key != "address/0" or text is None:
-            return text
-        address = json.loads(text)
-        self._real = address["host"], address["port"]
-        return json.dumps({**address, "port": self._server.getsockname()[1]})
-
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            for number in range(1 << 30):
-                ours, _ = self._server.accept()
-                theirs = socket.create_connection(self._real)
-                for a, b in ((ours, theirs), (theirs, ours)):
-                    threading.Thread(target=self._pass, args=(number, a, b), daemon=True).start()
-
-    def _pass(self, number: int, a: socket.socket, b: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := a.recv(1 << 16):
-                b.sendall(self._change(number, data))
-        for one in (a, b):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+Change = Callable[[int, bytes], bytes]  # of a connection, what crosses it
 
 
 @contextlib.contextmanager
 def pair(folder: Path, change: Change, *encrypted: bool) -> Iterator[list[Endpoint]]:
-    rendezvous, ends = Wiretap(folder, change), []
+    rendezvous, ends = Wiretap(folder, lambda number, _, data: change(number, data)), []
     try:
         for rank, yes in enumerate(encrypted):
             end = Endpoint(rank, "127.0.0.1", f"of {rank}", rendezvous, PATIENCE, encrypted=yes)

@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from seeding import new_seed
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.emulate import LinkEmulator
@@ -72,9 +73,7 @@ def test_of_one_replica_workers_are_its_stages() -> None:
 
 def test_messages_by_workers_and_by_stages_of_one_replica() -> None:
     """Where replicas are planned together rules name workers, in a single pipeline its stages."""
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(new_seed())
     for _ in range(50):
         stages, replicas = rng.randint(2, 5), rng.randint(1, 4)
         workers = range(stages * replicas)

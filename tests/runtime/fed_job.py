@@ -1,0 +1,59 @@
+"""A training without threads or a clock, of which a replanner sees what its workers report."""
+
+from __future__ import annotations
+
+from typing import Any, Generic
+
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.change import Change, K, P
+from megatron_adaptra.runtime.replanner import Replanner
+from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
+
+
+class FedJob(Generic[P, K]):
+    """Runs the plans of a `replanner`: each comes into force two iterations after its proposal.
+
+    `ran`: the schedule of every iteration; `changes`: what was proposed, by iteration; `refused`:
+    so many proposals do not come into force.
+    """
+
+    def __init__(self, start: Schedule, replanner: Replanner | ReplicaReplanner) -> None:
+        self.start, self.replanner = start, replanner
+        self.ran: list[Schedule] = []
+        self.changes: dict[int, Change[P, K]] = {}
+        self.refused = 0
+        self._in_force = start
+        self._due: tuple[int, Change[P, K]] | None = None
+
+    def close_if_due(self, iteration: int) -> None:
+        """The boundary before an iteration: what was proposed comes into force, or does not."""
+        if self._due is None or iteration < self._due[0]:
+            return
+        _, change = self._due
+        self._due = None
+        if self.refused:
+            self.refused -= 1
+            self.replanner.failed(change)
+        else:
+            self._in_force = change.plan.schedule
+            self.replanner.swapped(change, iteration)
+
+    def feed(self, iteration: int, reports: Any) -> None:
+        """An iteration is over: the replanner gets its reports, and may propose a plan."""
+        ran = self.ran[-1] if self.ran else None
+        self.ran.append(self._in_force)
+        changed = self.replanner.observe(iteration, reports, ran)
+        change = self.replanner.propose(iteration, changed, self._in_force, self._due is None)
+        if change is not None:
+            self._due = iteration + 2, change
+            self.changes[iteration] = change
+
+    @property
+    def swaps(self) -> list[int]:
+        """The first iteration of each plan but the first."""
+        return [i for i in range(1, len(self.ran)) if not self.ran[i].same_as(self.ran[i - 1])]
+
+    @property
+    def reasons(self) -> list[tuple[int, str]]:
+        """Of all changes, by iteration."""
+        return [(iteration, change.why) for iteration, change in self.changes.items()]

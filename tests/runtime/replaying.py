@@ -1,0 +1,34 @@
+"""The record of a run, given to a replanner that was made as the run's was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.record import Recorded, RecordedIteration
+from megatron_adaptra.runtime.replanner import Replanner
+from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
+
+
+def replayed(
+    run: Recorded,
+    replanner: Replanner | ReplicaReplanner,
+    reports_of: Callable[[RecordedIteration], Any] = lambda row: row.reports,
+) -> list[tuple[int, str]]:
+    """The iterations whose reports lead to a plan, and the plans as text."""
+    now = Schedule.from_json(run.about["now"])
+    swaps = {d["iteration"]: Schedule.parse(d["plan"]) for d in run.decisions}
+    found: list[Any] = []
+    for iteration, row in run.iterations.items():
+        ran, now = now, swaps.get(iteration, now)
+        if iteration == run.about["iteration"]:
+            continue
+        changed = replanner.observe(iteration, reports_of(row), ran)
+        if iteration in swaps:
+            replanner.swapped(found[-1][1], iteration)
+        due = [d for d in run.decisions if d["detected"] < iteration <= d["iteration"]]
+        change = replanner.propose(iteration, changed, now, possible=not due)
+        if change is not None:
+            found.append((iteration, change))
+    return [(iteration, change.plan.schedule.text()) for iteration, change in found]
