@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,8 +14,11 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.model.all_reduce import all_reduce_bound
 from megatron_adaptra.model.all_reduce_forms import ALGORITHMS, AllReduce
+from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.direct import shares_without
 from megatron_adaptra.plan.collectives.read import read_plan
+from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.plan.collectives.selector import NATIVE_CUT, Figures, choose_all_reduce
 from megatron_adaptra.plan.collectives.sized import MESSAGE, sized
 from megatron_adaptra.sim.ports import CollectiveRun, Ports, run_on_ports
 from megatron_adaptra.transport.rules import PORT_SYNTAX, parse_port_rules
@@ -23,6 +28,7 @@ from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.drawing import Drawing
 
 FLAG = "--allreduce"
+_AUTO = "auto"
 _RANKS, _MOST_RANKS = 8, 128
 _HOST, _BYTES, _DELAY = "all:20MB/s", "3.2MB", "0.3ms"
 _OURS = ("ranks", "late_ranks", "late", "bytes", "host", "delay", "message_cost", "pieces")
@@ -34,7 +40,9 @@ def add_allreduce(parser: argparse.ArgumentParser) -> None:
         "an all-reduce, instead of a pipeline's schedule", "flags as of `adaptra bench allreduce`"
     )
     add = partial(group.add_argument, action=Once)
-    add(FLAG, metavar="HOW", help=f"{', '.join(ALGORITHMS)}, or a file with a collective plan")
+    add(FLAG, metavar="HOW",
+        help=f"{', '.join(ALGORITHMS)}; {_AUTO}, the fastest by the simulator, native's ring where "
+        "none gains enough; or a file with a collective plan")  # fmt: skip
     add("--ranks", metavar="N", help=f"how many (default: {_RANKS}, or as in the file)")
     add("--late-ranks", metavar="RANK,...", help="which come late (default: none)")
     add("--late", metavar="TIME",
@@ -68,8 +76,11 @@ def allreduce_drawing(args: argparse.Namespace) -> tuple[Drawing, CollectivePlan
     """The picture, the plan, and what --json prints of them. Raises BadInput."""
     ranks = _whole("--ranks", args.ranks, 2, _MOST_RANKS) if args.ranks is not None else None
     plan = None
-    if args.allreduce not in ALGORITHMS:
-        plan = read_plan(args.allreduce, FLAG, ", ".join(ALGORITHMS), ranks)
+    if args.allreduce == _AUTO:
+        if args.pieces is not None:
+            raise BadInput("--pieces", args.pieces, f"{_AUTO} finds them")
+    elif args.allreduce not in ALGORITHMS:
+        plan = read_plan(args.allreduce, FLAG, ", ".join((*ALGORITHMS, _AUTO)), ranks)
         if args.pieces is not None:
             raise BadInput("--pieces", args.pieces, f"the plan in {args.allreduce} has its own")
     ranks = ranks or (plan.ranks if plan else _RANKS)
@@ -90,12 +101,15 @@ def allreduce_drawing(args: argparse.Namespace) -> tuple[Drawing, CollectivePlan
         late = parse_seconds(args.late, "--late")
     elif late_ranks:
         late = job.buffer
-    if plan is None:
+    arrivals = [late if rank in late_ranks else 0.0 for rank in range(ranks)]
+    ports = Ports.equal(rates, delay, cost)
+    if args.allreduce == _AUTO:
+        plan = _chosen(nbytes, ports, arrivals)
+    elif plan is None:
         job = AllReduce(ranks, nbytes, max(rates), delay, cost, late)
         pieces = _whole("--pieces", args.pieces, 1, 1024) if args.pieces is not None else 0
         plan = sized(args.allreduce, job, late_ranks, pieces)
-    arrivals = [late if rank in late_ranks else 0.0 for rank in range(ranks)]
-    run = run_on_ports(plan, nbytes, Ports.equal(rates, delay, cost), arrivals)
+    run = run_on_ports(plan, nbytes, ports, arrivals)
     bound = all_reduce_bound(nbytes, rates, rates, arrivals, delay)
     words = f"{ranks} ranks, {number(nbytes / 1e6)} MB, ports of {_range(rates)}"
     if late_ranks:
@@ -103,6 +117,18 @@ def allreduce_drawing(args: argparse.Namespace) -> tuple[Drawing, CollectivePlan
         words += f", {who} late by {number(1e3 * late)} ms"
     drawing = all_reduce_drawing(plan, run, words, bound)
     return drawing, plan, _data(plan, run, bound)
+
+
+def _chosen(nbytes: int, ports: Ports, arrivals: Sequence[float]) -> CollectivePlan:
+    """The fastest plan, with why in words; native's where none of ours gains enough."""
+    ranks = len(arrivals)
+    figures = Figures(nbytes, ports, tuple(arrivals), 1.0)
+    found = choose_all_reduce(figures, Choice(ranks), 0.0)
+    plan = found.choice.plan()
+    if plan is None:
+        return replace(ring(ranks, NATIVE_CUT), why="native, which nothing clearly beats")
+    gain = f"{1e3 * found.seconds:.0f} ms, native {1e3 * found.native:.0f} ms"
+    return replace(plan, why=f"{plan.why}; {gain}")
 
 
 def _data(plan: CollectivePlan, run: CollectiveRun, bound: float) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Which ranks of a data-parallel group are late, by how much, and which paths between them slow.
 
-Changes are found with the chart, gate and confirmation of links, confirmed twice in a row, and only
-once most of the last iterations agree: a plan for a late rank pays if it is the same one for long.
-Lateness that moves from rank to rank is nobody's.
+Changes are found with the chart, gate and confirmation of links, and count only once most of the
+last iterations agree: a plan for a late rank pays if it is the same one for long. Lateness that
+moves from rank to rank is nobody's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import median
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.telemetry.arrivals import Arrivals, Pair, Seen, arrivals
-from megatron_adaptra.telemetry.detect import ABSOLUTE, RELATIVE, DelayChart
+from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
 
 WINDOW = 8  # iterations, of which so many have to agree about a rank
 AGREE = 6
@@ -156,7 +156,6 @@ class _Watched:
         self.recent = 0.0  # the last delay, whether it matters or not
         self.changed = False  # for good
         self.value = 0.0  # now
-        self._suspected: float | None = None  # what the chart has confirmed once
         self._samples: deque[float] = deque(maxlen=2 * WINDOW)
 
     def update(self, seconds: float, buffer: float, agree: int, recent: float = 0.0) -> None:
@@ -164,15 +163,11 @@ class _Watched:
         self.recent = recent
         self._samples.append(seconds)
         confirmed = self.chart.update(seconds, buffer)
-        before, self._suspected = self._suspected, None
         self.changed, self.value = False, self.named
         if not confirmed:
             return
-        new = self._suspected = median(self.chart.outside)
-        least = ABSOLUTE * buffer
-        if before is None or abs(new - before) > max(least, RELATIVE * before):
-            return
-        new = new if new >= least else 0.0
+        new = median(self.chart.outside)
+        new = new if new >= ABSOLUTE * buffer else 0.0
         window = list(self._samples)[-WINDOW * agree // AGREE :]
         speak = sum(abs(s - new) < abs(s - self.named) for s in window)
         if speak >= agree and new != self.named:
@@ -182,4 +177,4 @@ class _Watched:
         """It is planned for as it is now."""
         if self.changed:
             self.chart.accept(buffer)
-            self.named, self.changed, self._suspected = self.value, False, None
+            self.named, self.changed = self.value, False

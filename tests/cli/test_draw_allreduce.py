@@ -50,6 +50,22 @@ def test_a_plan_is_saved_and_drawn_again(here, tmp_path):
     assert here("draw", "--allreduce", file, "--format", "plan")[0] == file.read_text()
 
 
+def test_auto_is_the_fastest_by_the_simulator(here):
+    found = here.json("draw", "--allreduce", "auto", *LATE)
+    others = [here.json("draw", "--allreduce", how, *LATE)["predicted_ms"] for how in ALGORITHMS]
+    assert found["predicted_ms"] <= 1.05 * min(others)
+    assert f"{found['predicted_ms']:.0f} ms, native 283 ms" in found["why"]
+
+
+def test_auto_stays_with_native_while_nobody_is_late(here):
+    found = here.json("draw", "--allreduce", "auto")
+    assert (found["allreduce"], found["why"]) == ("ring", "native, which nothing clearly beats")
+    assert (
+        here.refused("draw", "--allreduce", "auto", "--pieces", 4)
+        == "--pieces '4': auto finds them"
+    )
+
+
 def test_the_figures_are_those_of_the_clock(capsys):
     """The first rule of --host that fits counts."""
     words = "--ranks 4 --pieces 2 --late-ranks 3 --late 50ms --bytes 1MB --host 1:5MB/s"

@@ -99,7 +99,7 @@ def test_a_slow_path_is_gone_round():
     assert found.native > 2 * seconds_of(found.choice, given)
 
 
-@pytest.mark.parametrize("delay", [0.3e-3, 10e-3])
+@pytest.mark.parametrize("delay", [0.3e-3, 40e-3])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_nobody_late_is_native(ranks, delay):
     given = figures(ranks=ranks, delay=delay)

@@ -27,7 +27,7 @@ CERTAIN = 0.06
 STANDS_OUT = 0.1  # of a buffer's seconds, or of a rate: what is less is noise
 MOST_RANKS = 128  # plans for more have too many messages to be judged while a training waits
 WORK = 40_000  # messages that are simulated for one choice, beside native's
-_NATIVE_CUT = 2  # gloo's ring has two segments per rank
+NATIVE_CUT = 2  # gloo's ring has two segments per rank
 _ENOUGH = 0.02  # share that unequal shares have to gain over simpler ones: less is noise
 # Share by which a chain has to be faster than others: it needs all the lateness it was chosen for.
 _FRAGILE = 0.05
@@ -185,7 +185,7 @@ class _Search:
         self._figures = figures
         self._left = float(WORK)
         self._seconds: dict[Choice, float] = {}
-        ring = self._simulated(Choice(figures.ranks, "ring", _NATIVE_CUT))
+        ring = self._simulated(Choice(figures.ranks, "ring", NATIVE_CUT))
         # A busy machine is slow for our plans, too: it does not count against native alone.
         self.native = ring if figures.native is None else min(ring, figures.native)
         self._job = AllReduce(
