@@ -76,7 +76,7 @@ def adapted(dataset: Any, engine: str, log: Path) -> tuple[list[Any], str]:
     )  # fmt: skip
     if REPLICAS > 1:
         config = dataclasses.replace(
-            config, reroute="swap", recompute=False, emulate_link=["0.0-0.1:20ms"], min_gain=0.15
+            config, reroute="swap", recompute=False, emulate_link=["0.0-0.1:40ms"], min_gain=0.03
         )
     activation = activate(config)
     ours = activation.session

@@ -58,6 +58,7 @@ def test_a_slow_link_is_found_hidden_and_forgotten(link: str, tmp_path: Path) ->
     # So long that what a busy machine adds to the ops is short beside it.
     words = ("--iterations", "42", "--from-iteration", "8", "--to-iteration", "17")
     done = cold_summary(tmp_path, *words, "--delay", "250ms", "--slow-link", link)
+    in_time("replans into the delay and out of it", len(done["replans"]), 3)
     first, second = done["replans"]
     onset, end = done["config"]["from_iteration"], done["config"]["to_iteration"]
     assert onset < first["iteration"]
