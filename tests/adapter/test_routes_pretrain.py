@@ -149,12 +149,12 @@ def test_dropout_falls_by_home_whatever_the_routes(tmp_path: Path) -> None:
         assert again == (2 if flags else 0)
         norms.append([float(norm) for _, norm in done.printed])
         losses.append([float(loss) for loss, _ in done.printed])
-    assert len(losses[0]) == ITERATIONS
+    assert len(losses[0]) == FEW
     for found in losses[1:]:
         assert found == pytest.approx(losses[0], rel=1e-5)
     for found in norms[1:]:
         assert found == pytest.approx(norms[0], rel=2e-3)
-    theirs = stock(RANKS, *HALF, *DROPOUT, iterations=ITERATIONS).done
+    theirs = stock(RANKS, *HALF, *DROPOUT, iterations=FEW).done
     apart = [abs(a - float(b)) for a, (b, _) in zip(losses[0], theirs.printed, strict=True)]
     assert max(apart) > 1e-4, "what is compared has dropout in it"
 
