@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
@@ -21,8 +21,12 @@ from megatron_adaptra.runtime.decisions import warmups, what_back, why_none, why
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.op_seconds import WINDOW
 from megatron_adaptra.telemetry.replica_estimate import Changed
 from megatron_adaptra.telemetry.report import StageReport
+
+# Iterations after which nothing that a plan was once found too little worth by counts any more.
+AGAIN = LEARN * WINDOW
 
 
 class Replanner(BaseReplanner[Plan, Conditions]):
@@ -39,6 +43,8 @@ class Replanner(BaseReplanner[Plan, Conditions]):
     def __init__(self, start: Schedule, estimator: Estimator, rule: ReplanPolicy) -> None:
         super().__init__(start, estimator, rule)
         self._changed: dict[Path, float] = {}  # links not yet planned for, with their old delays
+        self._declined: dict[Path, float] = {}  # the same, for which no plan gained enough
+        self._declined_at = 0
         self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
 
     def observe(
@@ -91,7 +97,7 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         return self.rule.evaluate(schedule, conditions)
 
     def _forget(self) -> None:
-        self._changed = {}
+        self._changed, self._declined = {}, {}
 
     def _remember_again(self, change: PipelineChange) -> None:
         self._changed |= change.links
@@ -114,6 +120,7 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         plan = self._choose(conditions)
         if not self.rule.worth(plan, current, eased):
             self.stays = why_none(before, conditions)
+            self._decline(before, conditions)
             return None
         if self._trials.blocks(plan.schedule, self._iteration):
             self._changed = before
@@ -123,7 +130,35 @@ class Replanner(BaseReplanner[Plan, Conditions]):
             why, plan, current, conditions, time.perf_counter() - began, before, retry=True
         )
 
+    def _decline(self, before: Mapping[Path, float], conditions: Conditions) -> None:
+        """No plan gains enough from the links that are slower than `before`.
+
+        That was found by a few samples. An iteration that something has held up, among them, makes
+        all ops look longer, and the gain less.
+        """
+        known = {**before, **self._declined}
+        self._declined_at = self._iteration
+        self._declined = {
+            link: old for link, old in known.items() if conditions.message_seconds(*link) > old
+        }
+
+    def _look_again(self) -> PipelineChange | None:
+        """Whether a plan for the links that were declined gains enough by what is known now."""
+        began = time.perf_counter()
+        if self._iteration > self._declined_at + AGAIN:
+            self._declined = {}
+        if not self._declined or self._trials.blocks_any(self._iteration):
+            return None
+        c, before = self.estimator.conditions(), self._declined
+        current, plan = self._evaluate(self._in_force, c), self._choose(c)
+        if not self.rule.worth(plan, current, eased=False):
+            return None
+        why = why_swap(before, c, current, plan, back=plan.schedule is self._start)
+        return Change(why, plan, current, c, time.perf_counter() - began, before, retry=True)
+
     def _reconsider(self) -> PipelineChange | None:
+        if (change := self._look_again()) is not None:
+            return change
         if not self._in_force.same_as(self._start):
             return super()._reconsider()
         blocked = self._trials.blocks_leaving(self._in_force, self._iteration)
