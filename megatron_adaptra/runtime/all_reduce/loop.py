@@ -101,12 +101,15 @@ class AllReduceLoop(VotedThread[ReductionReport]):
             self._estimate.ports.update(rates)
             return
         self._periods.append(median(periods))
-        ran = self._ran.get(iteration)
-        if took is not None and ran is not None:
-            (self._native if ran.native else self._ours).append(took)
-            self.log.outcome(iteration, took)
         seen = {rank: one.seen for rank, one in row.items()}
         changed = self._estimate.update(seen, rates, nbytes)
+        ran = self._ran.get(iteration)
+        if took is not None and ran is not None:
+            if ran.native:
+                self._native.append(took)
+            elif not changed and not self._estimate.late_ranks.alarms():  # else it is outdated
+                self._ours.append(took)
+            self.log.outcome(iteration, took)
         if (note := self._estimate.late_ranks.note()) is not None:
             self._vote.note(note)
         if self._pending is not None or not self._vote.can_propose(iteration):
