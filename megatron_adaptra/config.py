@@ -17,7 +17,7 @@ from megatron_adaptra.user_files import read_data
 
 POST_RECEIVES = ("ahead", "on-demand")
 SMALL_COLLECTIVES = ("auto", "on", "fixed", "off")
-ALLREDUCES = ("native", "direct", "stragglar")
+ALLREDUCES = ("native", "auto", "direct", "stragglar")
 REROUTES = ("off", "swap", "auto")
 TRANSPORTS = ("auto", "engine", "gloo")
 ENGINES = ("native", "executor", "stock")
@@ -136,9 +136,11 @@ class AdaptraConfig:
     allreduce: str = _setting(
         "native",
         "how data-parallel ranks reduce their gradients (plain DDP on the CPU): native, as "
-        "Megatron does; direct, each piece at an owner, in the order of ranks, where a late rank "
-        "owns nothing; stragglar, for one late rank of at least 4, in rounds after it arrives; or "
-        "a file with a collective plan, as adaptra draw --allreduce writes it",
+        "Megatron does; auto, native until a rank is found to be late, or a port slow, and then "
+        "what is predicted to save --adaptra-min-gain of an iteration; direct, each piece at an "
+        "owner, in the order of ranks, where a late rank owns nothing; stragglar, for one late "
+        "rank of at least 4, in rounds after it arrives; or a file with a collective plan, as "
+        "adaptra draw --allreduce writes it",
         metavar="HOW",
     )
     late_ranks: str = _setting(
@@ -207,6 +209,8 @@ class AdaptraConfig:
             raise BadInput("allreduce", self.allreduce, allowed)
         if self.late and self.allreduce not in ALLREDUCES:
             raise BadInput("late_ranks", late, f"the plan in {self.allreduce} says who does what")
+        if self.late and self.allreduce == "auto":
+            raise BadInput("late_ranks", late, "auto finds them; leave it out")
         if self.late and self.allreduce == "native":
             raise BadInput(
                 "late_ranks", late, "native waits for all; use --adaptra-allreduce direct"

@@ -19,6 +19,7 @@ from megatron_adaptra.exits import at_exit
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.log import log_line
 from megatron_adaptra.plan.collectives.sized import for_gradients
+from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import FLOATS
 
@@ -29,14 +30,55 @@ class _State:
     def __init__(
         self,
         connected: Connected,
-        plan_of: Callable[[int], CollectivePlan],  # of how many bytes
+        plan_of: Callable[[int], CollectivePlan] | None,  # of how many bytes; None for `auto`
         group: dist.ProcessGroup,
     ) -> None:
         self.connected, self.plan_of, self.group = connected, plan_of, group
         self.native = False  # it has been logged
 
+    def reduce(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> Future[torch.Tensor]:
+        """The average of the ranks' `buffer`, of a `bucket`."""
+        assert self.plan_of is not None
+        return self._by_plan(buffer, self.plan_of(buffer.nbytes))
+
     def close(self) -> None:
+        """End the connections."""
         self.connected.close()
+
+    def _by_plan(self, buffer: torch.Tensor, plan: CollectivePlan) -> Future[torch.Tensor]:
+        future: Future[torch.Tensor] = Future()
+        work = self.connected.exchange.start(buffer, plan, dist.ReduceOp.AVG)
+        work.when_done(lambda error: _finish(future, buffer, error))
+        return future
+
+
+class _AdaptiveState(_State):
+    """Of an all-reduce that is found and voted on; an iteration begins with its first bucket."""
+
+    def __init__(
+        self, connected: Connected, group: dist.ProcessGroup, min_gain: float, timeout: float
+    ) -> None:
+        super().__init__(connected, None, group)
+        ranks = tuple(dist.get_process_group_ranks(group))
+        self._adaptive = AdaptiveAllReduce(connected, group.rank(), ranks, min_gain, timeout)
+        self._plan: CollectivePlan | None = None
+
+    def reduce(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> Future[torch.Tensor]:
+        """As for _State."""
+        adaptive = self._adaptive
+        if bucket.index() == 0:
+            self._plan = adaptive.ready().plan
+        adaptive.started(buffer.nbytes)
+        if self._plan is None:
+            future = allreduce_hook(self.group, bucket)
+        else:
+            future = self._by_plan(buffer, self._plan)
+        future.add_done_callback(lambda done: adaptive.ended())
+        return future
+
+    def close(self) -> None:
+        """As for _State."""
+        self._adaptive.close()
 
 
 def all_reduce_hook(
@@ -47,6 +89,7 @@ def all_reduce_hook(
     group: dist.ProcessGroup | None = None,
     timeout: float = 600.0,
     transport: str = "auto",
+    min_gain: float = 0.15,
 ) -> tuple[Any, _Hook]:
     """The state and the hook for `DistributedDataParallel.register_comm_hook`.
 
@@ -55,14 +98,16 @@ def all_reduce_hook(
     has for them, which is logged once.
 
     Args:
-        algorithm: direct, which has an owner for each piece of a bucket; stragglar, ring,
-            halving-doubling or sorted-chain (docs/allreduce.md).
+        algorithm: auto, which is torch's own until a rank is found to be late, or a port slow, and
+            then what is predicted to be fastest; direct, which has an owner for each piece of a
+            bucket; stragglar, ring, halving-doubling or sorted-chain (docs/allreduce.md).
         late_ranks: ranks of the group that own nothing, so that the others need not wait for them
             before they have added what they own.
         pieces: into which the largest share is cut; 0 for what a model finds best for each bucket.
         group: the model's; the default group if None.
         timeout: seconds that a message of another rank is waited for.
         transport: auto, engine or gloo.
+        min_gain: of auto: share of an iteration that a plan has to save.
 
     Raises:
         BadInput: an algorithm or ranks that there are not, or an engine that is missing.
@@ -71,6 +116,13 @@ def all_reduce_hook(
     group = group or dist.group.WORLD
     if group is None:
         raise BadInput("group", None, "call torch.distributed.init_process_group first")
+    if algorithm == "auto":
+        if late_ranks or pieces:
+            raise BadInput("late_ranks, pieces", (late_ranks, pieces), "auto finds them")
+        connected = Connected.between(group, "ddp", timeout, transport, meshes=MESHES)
+        adaptive = _AdaptiveState(connected, group, min_gain, timeout)
+        at_exit(adaptive, _AdaptiveState.close)
+        return adaptive, _reduce
     plan_of = cache(
         lambda nbytes: for_gradients(algorithm, group.size(), nbytes, late_ranks, pieces)
     )
@@ -89,10 +141,7 @@ def _reduce(state: _State, bucket: dist.GradBucket) -> Future[torch.Tensor]:
             log_line(f"gradients are {what}: torch reduces them; plans are for floats on the CPU")
         state.native = True
         return allreduce_hook(state.group, bucket)
-    future: Future[torch.Tensor] = Future()
-    work = state.connected.exchange.start(buffer, state.plan_of(buffer.nbytes), dist.ReduceOp.AVG)
-    work.when_done(lambda error: _finish(future, buffer, error))
-    return future
+    return state.reduce(bucket, buffer)
 
 
 def _finish(

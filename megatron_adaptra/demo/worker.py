@@ -38,6 +38,7 @@ from megatron_adaptra.log import log_line
 from megatron_adaptra.processes import die_with_parent
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.planning_thread import PlanningThread
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
 KEPT = 8  # iterations whose records are kept, to draw one of them
@@ -243,7 +244,8 @@ class _Demo:
 
     def _note_decision(self) -> None:
         controller = self.session.run.controller
-        last = controller.loop.log.last if isinstance(controller, Leader) else None
+        loop = controller.loop if isinstance(controller, Leader) else None
+        last = loop.log.last if isinstance(loop, PlanningThread) else None
         if last is not None and last not in self.decisions[-1:]:
             self.decisions.append(last)
 

@@ -28,9 +28,11 @@ from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.channel import ANY_RUN, Channel
 from megatron_adaptra.runtime.messages import checked
 from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.telemetry.reduction_report import ReductionReport
 from megatron_adaptra.telemetry.report import StageReport
 
 MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped
+Report = StageReport | ReductionReport
 
 
 class Controller(ABC):
@@ -94,6 +96,13 @@ class Controller(ABC):
         except Exception as error:
             self._say("an iteration cannot be reported", error)
 
+    def report_reduction(self, report: ReductionReport) -> None:
+        """The same of a reduction of gradients, where the ranks of one vote on it."""
+        try:
+            self._report(report)
+        except Exception as error:
+            self._say("a reduction cannot be reported", error)
+
     def limit(self, mode: str) -> None:  # noqa: B027  # a member plans nothing
         """Called by the training thread, on all ranks: plans do no more than `mode` allows.
 
@@ -119,7 +128,7 @@ class Controller(ABC):
             thread.join(2 * waits.POLL)
 
     @abstractmethod
-    def _report(self, report: StageReport) -> None:
+    def _report(self, report: Report) -> None:
         """Pass this rank's own report on. On the training thread."""
 
     @abstractmethod
@@ -257,12 +266,13 @@ class Member(Controller):
         self.ballot.at_boundary(iteration, self._timeout, leads=False, look_up=self._look_up_later)
         return self.ballot.in_force
 
-    def _report(self, report: StageReport) -> None:
+    def _report(self, report: Report) -> None:
         if self._reports and self._jobs.qsize() < MOST_JOBS:
             self._jobs.put(lambda: self._send_report(report))
 
-    def _send_report(self, report: StageReport) -> None:
-        self._send(self._channels[0], {"kind": "report", "report": report.to_json()})
+    def _send_report(self, report: Report) -> None:
+        kind = "report" if isinstance(report, StageReport) else "reduction"
+        self._send(self._channels[0], {"kind": kind, "report": report.to_json()})
 
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
         if message["kind"] == "propose":

@@ -17,9 +17,8 @@ from megatron_adaptra.runtime.agreement import (
 )
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Controller
-from megatron_adaptra.runtime.planning_thread import PlanningThread
-from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.runtime.controller import Controller, Report
+from megatron_adaptra.runtime.voted_thread import VotedThread
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
 
@@ -29,7 +28,8 @@ class Leader(Controller):
 
     Args:
         ballot, channels, store, first, prepare: see Controller; the loop's thread prepares.
-        loop: gets the reports, and has its plans voted on here; started and closed by the leader.
+        loop: gets the reports, and has what it concludes voted on here; started and closed by the
+            leader.
         watcher: the index of the member that shows the status in charts; None for none.
     """
 
@@ -38,7 +38,7 @@ class Leader(Controller):
         ballot: Ballot,
         channels: Mapping[int, Channel],
         store: DecisionStore,
-        loop: PlanningThread[Any, Any],
+        loop: VotedThread[Any],
         *,
         first: int = 0,
         watcher: int | None = None,
@@ -84,7 +84,7 @@ class Leader(Controller):
         for channel in self._channels.values():
             self._send(channel, {"kind": "bye"})
 
-    def _report(self, report: StageReport) -> None:
+    def _report(self, report: Report) -> None:
         self.loop.report(report)
 
     # Called by the loop's thread.
@@ -158,7 +158,7 @@ class Leader(Controller):
     # On the control threads.
 
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
-        if message["kind"] == "report":
+        if message["kind"] in ("report", "reduction"):
             self._report(message["report"])
         elif message["kind"] == "ack":
             self._answer(message["number"], channel.peer, message["digest"])

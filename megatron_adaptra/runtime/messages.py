@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_adaptra.errors import BadMessage
+from megatron_adaptra.telemetry.reduction_report import ReductionReport
 from megatron_adaptra.telemetry.report import StageReport
 
 Check = type | tuple[type, ...]
@@ -25,6 +26,7 @@ KINDS: Mapping[str, Mapping[str, Check]] = {
     "decision": {"number": int, "commit": bool},
     "status": {"status": dict},
     "report": {"report": dict},
+    "reduction": {"report": dict},
 }
 STATUS: Mapping[str, Check] = {
     "iteration": int, "delays": dict, "alarms": list, "replans": int, "predicted": _NUMBER,
@@ -35,7 +37,7 @@ STATUS: Mapping[str, Check] = {
 def checked(message: Mapping[str, Any]) -> dict[str, Any]:
     """The `message`, if all of its fields are there and of their types; else BadMessage.
 
-    The `report` of one is a StageReport from here on.
+    The `report` of one is a StageReport from here on, or a ReductionReport.
     """
     kind = message.get("kind")
     fields = KINDS.get(kind) if isinstance(kind, str) else None
@@ -56,6 +58,8 @@ def checked(message: Mapping[str, Any]) -> dict[str, Any]:
         raise BadMessage("a status with alarms that are no links")
     if kind == "report":
         return {**message, "report": StageReport.from_json(message["report"])}
+    if kind == "reduction":
+        return {**message, "report": ReductionReport.from_json(message["report"])}
     return dict(message)
 
 

@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
-from megatron_adaptra import waits
 from megatron_adaptra.ir.routes import Path, worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import log_line
@@ -19,7 +16,6 @@ from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.base_replanner import BaseReplanner
 from megatron_adaptra.runtime.bundle import SCHEDULE, Bundle, scheduled
 from megatron_adaptra.runtime.change import Change, K, P
-from megatron_adaptra.runtime.controller import MOST_JOBS
 from megatron_adaptra.runtime.decisions import (
     WARMUP,
     Decision,
@@ -29,6 +25,7 @@ from megatron_adaptra.runtime.decisions import (
     Worker,
     sentence,
 )
+from megatron_adaptra.runtime.voted_thread import VotedThread
 from megatron_adaptra.telemetry.op_seconds import WINDOW
 from megatron_adaptra.telemetry.replica_estimate import Changed
 from megatron_adaptra.telemetry.report import StageReport
@@ -37,60 +34,7 @@ RECENT = 256  # iterations of which it is kept what ran, and what some workers h
 KEPT = 512  # iterations whose delays are kept
 
 
-class Vote(Protocol):
-    """By which all ranks agree on what is proposed: a Leader.
-
-    The planning thread calls it. A method waits for torch's store at most,
-    twice `waits.STORE` seconds.
-    """
-
-    first: int  # the first iteration of this run
-
-    @property
-    def in_force(self) -> Bundle:
-        """What all ranks run now."""
-        ...
-
-    @property
-    def iteration(self) -> int:
-        """The last one that has begun."""
-        ...
-
-    def can_propose(self, iteration: int) -> bool:
-        """Whether a proposal made after the reports of `iteration` may come into force."""
-        ...
-
-    def propose(self, iteration: int, bundle: Bundle) -> Proposal | None:
-        """Propose to all ranks a bundle to swap to, some iterations from now.
-
-        Args:
-            iteration: whose reports have led to it.
-            bundle: read by each rank before it answers; it comes into force whole, or not at all.
-
-        Returns:
-            The open proposal; None if nothing can be proposed now. `ReplanLoop.closed` gets it when
-            training has reached its swap, with `committed` set.
-        """
-        ...
-
-    def settle(self, proposal: Proposal) -> None:
-        """A proposal is over: the next one may be made."""
-        ...
-
-    def publish(self, status: dict[str, Any]) -> None:
-        """Show `status` in the charts of the training from now on."""
-        ...
-
-    def failed(self, what: str, error: Exception) -> None:
-        """Log, once, that `what` has failed."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Log `text`, once."""
-        ...
-
-
-class PlanningThread(ABC, Generic[P, K]):
+class PlanningThread(VotedThread[StageReport], Generic[P, K]):
     """Has what it plans put to the vote, so that training goes on meanwhile.
 
     Args:
@@ -113,6 +57,7 @@ class PlanningThread(ABC, Generic[P, K]):
         *,
         announce: bool = False,
     ) -> None:
+        super().__init__()
         self.replanner, self.log = replanner, log
         self.delays: dict[int, dict[str, float]] = {}
         self._every = 1  # of so many iterations the delays of one are kept
@@ -122,46 +67,17 @@ class PlanningThread(ABC, Generic[P, K]):
         self._pending: tuple[Proposal, Decision, Change[P, K]] | None = None
         self._reports: dict[int, dict[int, StageReport]] = {}  # by iteration and worker
         self._ran: dict[int, Schedule] = {}  # in recent iterations
-        self._queue: queue.SimpleQueue[StageReport | Proposal | threading.Event | None]
-        self._queue = queue.SimpleQueue()
-        self._vote: Vote
 
     # Called by any thread.
-
-    def start(self, vote: Vote) -> None:
-        """Begin to plan for a `vote` that is about to begin."""
-        self._vote = vote
-        self._begin(vote)
-        self._thread = threading.Thread(target=self._plan, name="adaptra-planner", daemon=True)
-        self._thread.start()
-
-    def report(self, report: StageReport) -> None:
-        """Take the `report` of one worker; it is dropped where too many wait."""
-        if self._queue.qsize() < MOST_JOBS:
-            self._queue.put(report)
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         """All ranks run `bundle` in `iteration`."""
         self._ran[iteration] = bundle[SCHEDULE]
         self._ran.pop(iteration - RECENT, None)
 
-    def closed(self, proposal: Proposal) -> None:
-        """Training has reached the swap of a `proposal`: it is in force, or will never be."""
-        self._queue.put(proposal)
-
-    def drain(self, timeout: float = 30.0) -> None:
-        """Wait until all reports so far are dealt with, but no longer than `timeout` seconds."""
-        done = threading.Event()
-        self._queue.put(done)
-        done.wait(timeout)
-
-    def limit(self, mode: str) -> None:  # one pipeline has no routes
-        """From now on plans for several replicas do no more than this `mode` allows."""
-
     def close(self) -> None:
-        """End the thread, for which this waits `waits.CLOSE` at most; log the last outcome."""
-        self._queue.put(None)
-        self._thread.join(waits.CLOSE)
+        """As for VotedThread; log the last outcome."""
+        super().close()
         self.log.settle()
 
     def evaluate(self, schedule: Schedule, conditions: K) -> P:
@@ -175,10 +91,6 @@ class PlanningThread(ABC, Generic[P, K]):
     # On the planning thread.
 
     @abstractmethod
-    def _begin(self, vote: Vote) -> None:
-        """A run begins: say so in its record. Before the thread is there."""
-
-    @abstractmethod
     def _log_outcome(self, iteration: int, reports: Mapping[int, StageReport]) -> None:
         """Log what the iteration before has taken, by the `reports` of this one."""
 
@@ -190,19 +102,6 @@ class PlanningThread(ABC, Generic[P, K]):
 
     def _ask(self, iteration: int) -> None:
         """No plan is proposed in this `iteration`: propose what one needs first, if it does."""
-
-    def _plan(self) -> None:
-        """The planning thread. An error in it costs a replan, not the training."""
-        while (item := self._queue.get()) is not None:
-            try:
-                if isinstance(item, threading.Event):
-                    item.set()
-                elif isinstance(item, Proposal):
-                    self._close(item)
-                else:
-                    self._take(item)
-            except Exception as error:
-                self._vote.failed("a replan has failed", error)
 
     def _take(self, report: StageReport) -> None:
         workers, iteration = len(self._start.order), report.iteration

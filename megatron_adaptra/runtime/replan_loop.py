@@ -10,9 +10,10 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.decisions import DecisionLog, Worker
-from megatron_adaptra.runtime.planning_thread import PlanningThread, Vote
+from megatron_adaptra.runtime.planning_thread import PlanningThread
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replanner import Replanner
+from megatron_adaptra.runtime.voted_thread import Vote
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.replica_estimate import Changed
 from megatron_adaptra.telemetry.report import StageReport

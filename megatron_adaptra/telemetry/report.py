@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from megatron_adaptra.errors import BadMessage
 from megatron_adaptra.telemetry.link_fit import Sample
 
 VERSION = 3
 _LONGEST = 40  # characters of a value in an error
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,20 @@ class StageReport:
         Raises BadMessage where a field is missing, unknown or of another type, where a number is
         not finite, and for another version.
         """
-        if not isinstance(data, Mapping):
-            raise BadMessage(f"a report is an object, not {_short(data)}")
-        if (version := data.get("version")) != VERSION or type(version) is not int:
-            raise BadMessage(f"a report of version {_short(version)}; this one reads {VERSION}")
-        known = {key: value for key, value in data.items() if key != "version"}
-        return cast(StageReport, _reader(cast(Any, cls), "report")(known))
+        return read_report(cls, data, VERSION)
+
+
+def read_report(cls: type[R], data: object, version: int) -> R:
+    """The object of the dataclass `cls`, of this `version`, that `data` from JSON holds.
+
+    Raises BadMessage as StageReport.from_json.
+    """
+    if not isinstance(data, Mapping):
+        raise BadMessage(f"a report is an object, not {_short(data)}")
+    if (theirs := data.get("version")) != version or type(theirs) is not int:
+        raise BadMessage(f"a report of version {_short(theirs)}; this one reads {version}")
+    known = {key: value for key, value in data.items() if key != "version"}
+    return cast(R, _reader(cast(Any, cls), "report")(known))
 
 
 @cache

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from running import zygote
+from transport.ranks import RankFixture, run
 
 from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.adapter.entry.plugin import Plugin
+from megatron_adaptra.adapter.step import gradients
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.plan.collectives.direct import direct
@@ -43,12 +47,16 @@ def test_losses_are_those_of_megatron(case: str) -> None:
         close = 1e-2 if case == "bf16" else 1e-5
         assert ours["losses"] == pytest.approx(native["losses"], rel=close)
         assert ours["norms"] == pytest.approx(native["norms"], rel=close)
-        ways = {"late", "gloo", "file"}.intersection(row)  # summed in the order of the ranks
+        ways = {"late", "gloo", "file", "voted"}.intersection(
+            row
+        )  # summed in the order of the ranks
         if case == "pipelines":  # the file is for four ranks
             ways.remove("file")
             assert row["file"] == {**native, "calls": 0}
         for way in ways:
             assert row[way] == ours
+        if "auto" in row:  # nobody was found to be late
+            assert row["auto"] == {**native, "calls": 0}
         assert row["stragglar"]["losses"] == pytest.approx(native["losses"], rel=close)
         assert (row["stragglar"]["calls"] > 0) == (case != "pipelines")  # it needs four ranks
         if case == "pipelines":  # of two replicas: one order
@@ -97,7 +105,7 @@ def test_a_plan_in_a_file_is_checked_before_training(
     file = tmp_path / "plan.txt"
     config = AdaptraConfig(allreduce=str(file))
     line = checked(config, monkeypatch)
-    assert line.endswith("one of native, direct, stragglar, or a file with a collective plan")
+    assert line.endswith("one of native, auto, direct, stragglar, or a file with a collective plan")
     file.write_text(direct([1] * 4).text())
     assert "for 4 ranks': there are 8" in checked(config, monkeypatch, context_parallel_size=2)
     file.write_text(direct([1] * 5).text())
@@ -108,3 +116,23 @@ def test_a_plan_in_a_file_is_checked_before_training(
     assert "rank 0 does not receive it" in checked(config, monkeypatch)
     with pytest.raises(BadInput, match="rank 0 does not receive it"):  # the launcher finds it, too
         _check_flags(["--adaptra", f"--adaptra-allreduce={file}"])
+
+
+def differing(me: RankFixture) -> list[str]:
+    """What ranks find that differ in nothing, in a setting, in a buffer's size, in both."""
+    found = []
+    for size, overlaps in ((0, False), (0, True), (1, False), (1, True)):
+        config = types.SimpleNamespace(
+            overlap_grad_reduce=overlaps and me.rank == 1, average_in_collective=False,
+            grad_reduce_in_fp32=False, bucket_size=None,
+        )  # fmt: skip
+        bucket = types.SimpleNamespace(grad_data=torch.zeros(8 + size * (me.rank == 2)))
+        buckets = types.SimpleNamespace(ddp_config=config, buckets=[bucket])
+        found.append(gradients._difference(dist.group.WORLD, buckets))
+    return found
+
+
+def test_ranks_that_differ_stay_with_megatron_and_the_first_difference_is_named() -> None:
+    setting = "overlap_grad_reduce is True on rank 1, False on rank 0"
+    size = "buckets is ['9 torch.float32'] on rank 2, ['8 torch.float32'] on rank 0"
+    assert run("gloo", differing, ranks=3) == [["", setting, size, setting]] * 3

@@ -7,14 +7,16 @@ from typing import Any
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.runtime.bundle import SCHEDULE
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.planning_thread import PlanningThread
 
 
 def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
     """What a checkpoint keeps, on the rank that leads; None on others."""
-    if run is None or not isinstance(run.controller, Leader):
+    controller = None if run is None else run.controller
+    if not isinstance(controller, Leader) or not isinstance(controller.loop, PlanningThread):
         return None
-    schedule = run.controller.ballot.lasting[SCHEDULE]
-    return {"schedule": schedule.text(), "delays": run.controller.loop.state()}
+    schedule = controller.ballot.lasting[SCHEDULE]
+    return {"schedule": schedule.text(), "delays": controller.loop.state()}
 
 
 def summary(run: Run | None) -> str:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +23,12 @@ from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.setting import plan_in_file
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
+from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
 from megatron_adaptra.runtime.collectives.connected import Connected
-from megatron_adaptra.runtime.collectives.exchange import FLOATS, ExchangeWork
+from megatron_adaptra.runtime.collectives.exchange import FLOATS, Exchange, ExchangeWork
+
+# Of Megatron's settings for DDP, what changes what is reduced, and when.
+_SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", "bucket_size")
 
 
 @dataclass(frozen=True)
@@ -33,20 +38,61 @@ class _Group:
     plan_of: Callable[[int], CollectivePlan]  # of how many bytes
     connected: Connected
 
+    def start(self, buckets: Any, native: Callable[[], None]) -> None:
+        """Begin to reduce `buckets`, or do it; `native`: as Megatron does."""
+        config = buckets.ddp_config
+        works = _start(buckets, self.connected.exchange, self.plan_of)
+        _hand_over(buckets, _Handle(works), config.overlap_grad_reduce)
+
     def close(self) -> None:
         self.connected.close()
+
+
+class _AdaptiveGroup:
+    """One whose all-reduce is found and voted on. An iteration begins with the same buckets."""
+
+    def __init__(self, adaptive: AdaptiveAllReduce, exchange: Exchange) -> None:
+        self._adaptive, self._exchange = adaptive, exchange
+        self._first: Any = None
+        self._plan: CollectivePlan | None = None
+
+    def start(self, buckets: Any, native: Callable[[], None]) -> None:
+        """As for _Group."""
+        adaptive, overlaps = self._adaptive, buckets.ddp_config.overlap_grad_reduce
+        if self._first is None or buckets is self._first:
+            self._first = buckets
+            self._plan = adaptive.ready().plan
+        sizes = [one.grad_data.nbytes for one in buckets.buckets]
+        if (plan := self._plan) is None:
+            adaptive.started(sum(sizes))
+            native()
+            if overlaps:  # torch's handle is waited for later than it ends
+                adaptive.untimed()
+            adaptive.ended()
+            return
+        for nbytes in sizes:
+            adaptive.started(nbytes)
+        works = _start(buckets, self._exchange, lambda nbytes: plan)
+        for work in works:
+            work.when_done(lambda error: adaptive.ended())
+        _hand_over(buckets, _Handle(works, adaptive.check), overlaps)
+
+    def close(self) -> None:
+        self._adaptive.close()
 
 
 class _Handle:
     """What Megatron waits for at the end of a reduction that overlaps with its backward."""
 
-    def __init__(self, works: list[ExchangeWork]) -> None:
-        self._works = works
+    def __init__(self, works: list[ExchangeWork], check: Callable[[], None] | None = None) -> None:
+        self._works, self._check = works, check
 
     def wait(self) -> None:
-        """Raises PeerLost, which names the rank that is lost."""
+        """Raises PeerLost, which names the rank that is lost, and what `check` raises."""
         for work in self._works:
             work.wait()
+        if self._check is not None:
+            self._check()
 
 
 class GradientReduction:
@@ -63,15 +109,17 @@ class GradientReduction:
     def __init__(self, config: AdaptraConfig, say: Callable[[str], None]) -> None:
         self._config, self._say = config, say
         self._given = plan_in_file(config.allreduce)
-        self._groups: dict[Any, _Group | None] = {}  # None: its connections cannot be opened
+        self._groups: dict[
+            Any, _Group | _AdaptiveGroup | None
+        ] = {}  # None: its connections cannot be opened
         (target,) = PATCHES["gradients"].targets
         native = getattr(*find(target))
 
         def start_grad_sync(buckets: Any, *args: Any, **kwargs: Any) -> None:
             if (group := self._group_of(buckets)) is None:
                 native(buckets, *args, **kwargs)
-            else:
-                _start(buckets, group)
+            elif not _has_begun(buckets):
+                group.start(buckets, partial(native, buckets, *args, **kwargs))
 
         self._patched = patch("gradients", start_grad_sync=start_grad_sync)
 
@@ -84,14 +132,14 @@ class GradientReduction:
             self._groups = {}
             self._patched.close()
 
-    def _group_of(self, buckets: Any) -> _Group | None:
+    def _group_of(self, buckets: Any) -> _Group | _AdaptiveGroup | None:
         """What reduces them; None where Megatron does. The same on all ranks of their group."""
         if reason := self._not_ours(buckets):
             self._say(f"gradients are reduced by Megatron: {reason}")
             return None
         group = buckets.data_parallel_group
         if group not in self._groups:
-            self._groups[group] = self._open(group)
+            self._groups[group] = self._open(group, buckets)
         return self._groups[group]
 
     def _not_ours(self, buckets: Any) -> str:
@@ -116,17 +164,29 @@ class GradientReduction:
             return f"late are {self._config.late_ranks}, of ranks 0 to {ranks - 1}"
         return ""
 
-    def _open(self, group: Any) -> _Group | None:
-        """Connect the ranks of a data-parallel group: a collective of it."""
-        config = self._config
+    def _open(self, group: Any, buckets: Any) -> _Group | _AdaptiveGroup | None:
+        """Connect the ranks of a data-parallel group, if they agree: a collective of it."""
+        config, auto = self._config, self._config.allreduce == "auto"
+        if difference := _difference(group, buckets):
+            self._say(f"gradients are reduced by Megatron: {difference}")
+            return None
         try:
             connected = Connected.between(
-                group, "gradients", config.timeout, config.transport, config.encrypt
-            )
+                group, "gradients", config.timeout, config.transport, config.encrypt,
+                meshes=MESHES if auto else (),
+            )  # fmt: skip
         except NoConnections as error:
             self._say(f"gradients are reduced by Megatron: cannot connect: {error}")
             return None
-        return _Group(cache(partial(self._plan, group.size())), connected)
+        if not auto:
+            return _Group(cache(partial(self._plan, group.size())), connected)
+        ranks = tuple(dist.get_process_group_ranks(group))
+        log = Path(config.decision_log) if config.decision_log else None
+        log = log and log.with_suffix(f".gradients{ranks[0]}{log.suffix}")
+        adaptive = AdaptiveAllReduce(
+            connected, group.rank(), ranks, config.min_gain, config.timeout, log
+        )
+        return _AdaptiveGroup(adaptive, connected.exchange)
 
     def _plan(self, ranks: int, nbytes: int) -> CollectivePlan:
         """For a bucket of so many bytes."""
@@ -135,11 +195,34 @@ class GradientReduction:
         return for_gradients(self._config.allreduce, ranks, nbytes, self._config.late)
 
 
-def _start(buckets: Any, group: _Group) -> None:
-    """What Megatron's start_grad_sync does for plain DDP, but for the all-reduce."""
+def _difference(group: Any, buckets: Any) -> str:
+    """The first thing in which the ranks of a `group` differ, in words; "" if they do not."""
+    config = buckets.ddp_config
+    mine = {name: getattr(config, name) for name in _SAME}
+    data = [one.grad_data for one in buckets.buckets]
+    mine["buckets"] = [f"{one.numel()} {one.dtype}" for one in data]
+    everyone: list[Any] = [None] * group.size()
+    dist.all_gather_object(everyone, mine, group=group)
+    ranks = dist.get_process_group_ranks(group)
+    for rank, theirs in zip(ranks, everyone, strict=True):
+        for name, value in everyone[0].items():
+            if theirs[name] != value:
+                return f"{name} is {theirs[name]} on rank {rank}, {value} on rank {ranks[0]}"
+    return ""
+
+
+def _has_begun(buckets: Any) -> bool:
+    """Whether their reduction is under way, as it may be in a training's first iteration."""
     if buckets.is_first_batch and buckets.grad_reduce_handle is not None:
-        return  # it has begun already
+        return True
     assert buckets.grad_reduce_handle is None, "an all-reduce of these buckets is under way"
+    return False
+
+
+def _start(
+    buckets: Any, exchange: Exchange, plan_of: Callable[[int], CollectivePlan]
+) -> list[ExchangeWork]:
+    """What Megatron's start_grad_sync does for plain DDP, but for the all-reduce."""
     config = buckets.ddp_config
     if config.check_for_nan_in_grad or config.check_for_large_grads:
         buckets.check_grads(
@@ -150,14 +233,13 @@ def _start(buckets: Any, group: _Group) -> None:
         if bucket.gradient_scaling_factor != 1.0:
             bucket.grad_data *= bucket.gradient_scaling_factor
     op = dist.ReduceOp.AVG if config.average_in_collective else dist.ReduceOp.SUM
-    exchange = group.connected.exchange
-    handle = _Handle(
-        [
-            exchange.start(one.grad_data, group.plan_of(one.grad_data.nbytes), op)
-            for one in buckets.buckets
-        ]
-    )
-    if config.overlap_grad_reduce:
+    return [
+        exchange.start(one.grad_data, plan_of(one.grad_data.nbytes), op) for one in buckets.buckets
+    ]
+
+
+def _hand_over(buckets: Any, handle: _Handle, overlaps: bool) -> None:
+    if overlaps:
         buckets.grad_reduce_handle = handle
     else:
         handle.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from megatron_adaptra.errors import BadInput, NoConnections, PeerLost, reason_of
 from megatron_adaptra.runtime.collectives.exchange import Exchange
 from megatron_adaptra.runtime.process_location import ProcessLocation, clock_ids
 from megatron_adaptra.transport.address import local_address
+from megatron_adaptra.transport.base import Transport
 from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.engine_wire import EngineWire, StoreRendezvous
@@ -27,11 +29,13 @@ class Connected:
 
     Args:
         exchange: this rank's side of them.
+        meshes: further transports between all ranks, by name.
         wire: theirs alone.
     """
 
     exchange: Exchange
     wire: Wire
+    meshes: Mapping[str, Transport]
 
     @classmethod
     def between(
@@ -41,6 +45,7 @@ class Connected:
         timeout: float,
         transport: str = "auto",
         encrypt: bool = False,
+        meshes: Sequence[str] = (),
     ) -> Connected:
         """Connect all ranks of `group`: a collective of it.
 
@@ -50,6 +55,7 @@ class Connected:
             timeout: seconds that a message of another rank is waited for.
             transport: auto, engine or gloo; auto is gloo where a rank lacks the engine.
             encrypt: over TLS, which the engine has.
+            meshes: names of further transports to open.
 
         Raises:
             BadInput: what was asked for by name is not there.
@@ -89,8 +95,12 @@ class Connected:
                 unless_open.callback(data.close)
                 reports = wire.mesh(f"{key}/reports", ranks)
                 unless_open.callback(reports.close)
+                others = {}
+                for one in meshes:
+                    others[one] = wire.mesh(f"{key}/{one}", ranks)
+                    unless_open.callback(others[one].close)
                 names = [f"rank {rank}" for rank in ranks]
-                opened = cls(Exchange(data, reports, group.rank(), names, timeout), wire)
+                opened = cls(Exchange(data, reports, group.rank(), names, timeout), wire, others)
             except (PeerLost, OSError, RuntimeError) as error:
                 reason = reason_of(error)
             reasons: list[Any] = [None] * len(ranks)
@@ -104,4 +114,6 @@ class Connected:
     def close(self) -> None:
         """End the connections; what is under way is aborted."""
         self.exchange.close()
+        for transport in self.meshes.values():
+            transport.close()
         self.wire.close()

@@ -57,6 +57,8 @@ class Exchange:
         self.asks_after = timeout - min(waits.CHAIN, timeout / 2)
         self.looks_every = min(waits.POLL, timeout / 16)
         self.reports = Reports(control, me, len(names))
+        # Called while a message is waited for: raises what ends the wait.
+        self.check: Callable[[], None] = _nothing
         self._layouts: dict[tuple[str, int, torch.dtype, str], Layout] = {}
         self._started = self._next_tag = 0
 
@@ -305,6 +307,7 @@ class ExchangeWork:
                     raise self._closed(source, reason) from error
             if known := exchange.error_of_loss():
                 raise known
+            exchange.check()
             waited = time.monotonic() - began
             if waited >= exchange.asks_after or self._number in reports.asked:
                 reports.waiting(self._number, source)
@@ -357,3 +360,7 @@ def _failure(work: Work) -> str:
     except PeerLost as error:
         return str(error)
     return ""
+
+
+def _nothing() -> None:
+    pass

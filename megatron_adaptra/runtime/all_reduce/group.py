@@ -1,0 +1,193 @@
+"""One rank's side of an all-reduce that is found and chosen while training."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+from megatron_adaptra import waits
+from megatron_adaptra.errors import Disagreement, PeerLost
+from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.runtime.agreement import Ballot, DecisionStore
+from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages
+from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog, ranks_in_words
+from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.path_probes import PathProbes
+from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.runtime.channel import Channel
+from megatron_adaptra.runtime.collectives.connected import Connected
+from megatron_adaptra.runtime.controller import Controller, Member
+from megatron_adaptra.runtime.guard import Guard
+from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.store import KeyValueStore
+from megatron_adaptra.telemetry.reduction_report import ReductionReport
+
+PROBED = range(1, 5)  # iterations after which all paths are measured, ...
+PROBED_EVERY = 32  # ... and then one of so many
+MESHES = ("control", "arrivals", "probes")  # connections of its own: see Connected.between
+
+
+class AdaptiveAllReduce:
+    """Measures each iteration's reduction, and knows what all ranks run in it.
+
+    An iteration begins with `ready`; each buffer that is reduced in it is `started` and `ended`, by
+    whatever way. What fails in measuring and choosing ends that alone: what is in force stays, on
+    all ranks.
+
+    Args:
+        connected: between the group's ranks, with MESHES.
+        me: this rank's number in the group.
+        ranks: global ranks of the group.
+        min_gain: share of an iteration that a plan has to save.
+        timeout: seconds that a decision is waited for.
+        log: file of decisions; None for none.
+    """
+
+    def __init__(
+        self,
+        connected: Connected,
+        me: int,
+        ranks: tuple[int, ...],
+        min_gain: float,
+        timeout: float,
+        log: Path | None = None,
+    ) -> None:
+        self._connected, self._me, self._ranks = connected, me, ranks
+        self._guard = Guard(f"the all-reduce of {ranks_in_words(ranks)} at rank {ranks[me]}")
+        self._lock = threading.Lock()
+        self._iteration = -1
+        self._value = GroupAllReduce(Choice(len(ranks)))
+        self._arrived = 0.0
+        self._period: float | None = None
+        self._calls = self._expected = self._open = self._nbytes = 0
+        self._bytes_before = 0
+        self._ended = 0.0
+        self._timed = True
+        self._reported = True
+        meshes = connected.meshes
+        self._probes = PathProbes(meshes["probes"], me, len(ranks))
+        self._arrivals: ArrivalMessages | None = self._guard.call(
+            ArrivalMessages, meshes["arrivals"], me, len(ranks)
+        )
+        self._controller = self._controls(min_gain, timeout, log)
+        connected.exchange.check = self.check
+
+    def _controls(self, min_gain: float, timeout: float, log: Path | None) -> Controller:
+        control, ranks = self._connected.meshes["control"], self._ranks
+        ballot = Ballot(Bundle({ALL_REDUCE: self._value}))
+        name = "-".join(map(str, ranks))
+        store = DecisionStore(KeyValueStore(f"adaptra/all-reduce/{name}/"))
+        if self._me:
+            return Member(ballot, {0: Channel(control, 0)}, store, timeout)
+        channels = {peer: Channel(control, peer) for peer in range(1, len(ranks))}
+        return Leader(ballot, channels, store, AllReduceLoop(ranks, min_gain, AllReduceLog(log)))
+
+    # On the training thread.
+
+    def ready(self) -> GroupAllReduce:
+        """An iteration's first gradients are ready: what runs in it.
+
+        Raises:
+            Disagreement: no decision came on what this rank has agreed to, or a rank was found to
+                run something else.
+            PeerLost: as Exchange.
+        """
+        if not self._reported:  # it has no end of its own
+            self._guard.call(self._ends, None)
+        self.check()
+        with self._lock:
+            self._iteration += 1
+            if self._calls:
+                self._expected, self._bytes_before = self._calls, self._nbytes
+            self._calls = self._open = self._nbytes = 0
+            self._timed, self._reported = True, False
+        self._value = self._agreed()
+        self._guard.call(self._send)
+        return self._value
+
+    def _agreed(self) -> GroupAllReduce:
+        """What all ranks run in this iteration, which may fail without having been asked for."""
+        try:
+            value = self._controller.begin(self._iteration)[ALL_REDUCE]
+            if isinstance(value, GroupAllReduce):
+                return value
+            self._guard.fail(self._controller.begin, f"it returns {value!r}")
+        except (Disagreement, PeerLost):
+            raise
+        except Exception as error:
+            self._guard.fail(self._controller.begin, error)
+        return self._value
+
+    def _send(self) -> None:
+        before = self._arrived
+        assert self._arrivals is not None
+        self._arrived = self._arrivals.ready(self._iteration, self._value.mark)
+        self._period = self._arrived - before if before else None
+
+    def started(self, nbytes: int) -> None:
+        """A buffer of this iteration, of `nbytes`, is being reduced."""
+        with self._lock:
+            self._calls += 1
+            self._open += 1
+            self._nbytes += nbytes
+
+    def untimed(self) -> None:
+        """When a buffer's reduction ends is not known here."""
+        self._timed = False
+
+    def ended(self) -> None:
+        """A buffer that was started holds its result. On any thread."""
+        now = time.monotonic()
+        with self._lock:
+            self._open -= 1
+            over = not self._open and self._calls == self._expected and not self._reported
+        if over and self._timed:
+            self._guard.call(self._ends, now)
+
+    def check(self) -> None:
+        """Raises Disagreement if a rank was found to run something else in this iteration."""
+        arrivals = self._arrivals
+        if arrivals is None or self._guard.off:
+            return
+        self._guard.call(arrivals.seen, self._iteration)
+        if arrivals.differs is not None:
+            rank, iteration = arrivals.differs
+            raise Disagreement(
+                f"rank {self._ranks[rank]} reduces its gradients by something else than rank "
+                f"{self._ranks[self._me]} in iteration {iteration}, which runs "
+                f"{self._value.choice}: it has not switched with the others"
+            )
+
+    def _ends(self, now: float | None) -> None:
+        """This iteration's reduction is over, at `now` if that is known: report it."""
+        with self._lock:
+            if self._reported:
+                return
+            self._reported = True
+            nbytes = self._nbytes
+        seconds = None if now is None or not self._arrived else now - self._arrived
+        self._guard.later(self._report, self._iteration, nbytes, seconds, self._period)
+
+    # On the guard's thread.
+
+    def _report(
+        self, iteration: int, nbytes: int, seconds: float | None, period: float | None
+    ) -> None:
+        seen = {} if self._arrivals is None else self._arrivals.seen(iteration)
+        rates: dict[int, float] = {}
+        if iteration in PROBED or (iteration and not iteration % PROBED_EVERY):
+            rates = self._probes.run()
+        self._controller.report_reduction(
+            ReductionReport(self._me, iteration, nbytes, seen, rates, seconds, period)
+        )
+
+    def close(self) -> None:
+        """End measuring and voting, and the connections."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._connected.close)
+            stack.callback(self._guard.close, waits.END)
+            stack.callback(self._guard.attempt, waits.END, self._controller.close)
+            stack.callback(self._probes.close)  # first: they may wait for a rank

@@ -1,0 +1,216 @@
+"""From what all ranks of a group report of their reductions to the all-reduce that they vote on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from megatron_adaptra.errors import AdaptraError
+from megatron_adaptra.log import log_line
+from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.plan.collectives.selector import Chosen, Figures, choose_all_reduce
+from megatron_adaptra.runtime.agreement import Proposal
+from megatron_adaptra.runtime.all_reduce.decisions import (
+    AllReduceDecision,
+    AllReduceLog,
+    sentence,
+)
+from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.runtime.voted_thread import Vote, VotedThread
+from megatron_adaptra.telemetry.all_reduce_estimate import AllReduceEstimate
+from megatron_adaptra.telemetry.reduction_report import ReductionReport
+
+RECENT = 64  # iterations whose reports may still come
+WARM = 2  # iterations at first that show nothing: connections, caches, buckets
+WINDOW = 5  # iterations whose median is what native and an iteration take
+VERY_LATE = 1.0  # buffers of lateness from which on a rank must own nothing, ...
+_LAST = 0.5  # ... if it is in this share of the time in which all arrive
+FEWEST = 3  # of native, before anything is chosen
+PAUSE = 32  # iterations without a plan after one that was slower than native; then twice as many
+_SHOWN = 3  # changes that a decision has in words
+
+
+class _Pending(NamedTuple):
+    proposal: Proposal
+    decision: AllReduceDecision
+
+
+class AllReduceLoop(VotedThread[ReductionReport]):
+    """Estimates and chooses for one group; runs at its leader.
+
+    Args:
+        ranks: global ranks of the group.
+        min_gain: see `choose_all_reduce`.
+        log: of decisions.
+        announce: decisions go to the log of the training, too.
+    """
+
+    def __init__(
+        self, ranks: Sequence[int], min_gain: float, log: AllReduceLog, *, announce: bool = True
+    ) -> None:
+        super().__init__()
+        self.log, self._ranks, self._min_gain = log, list(ranks), min_gain
+        self._announce = announce
+        self._estimate = AllReduceEstimate(len(ranks))
+        self._rows: dict[int, dict[int, ReductionReport]] = {}  # by iteration and rank
+        self._ran: dict[int, Choice] = {}
+        self._native: deque[float] = deque(maxlen=WINDOW)
+        self._periods: deque[float] = deque(maxlen=WINDOW)
+        self._pending: _Pending | None = None
+        self._ours: deque[float] = deque(maxlen=WINDOW)  # of the plan in force
+        self._pause, self._not_before = PAUSE, 0
+        self.seen = -1  # the last iteration that all ranks have reported
+
+    def begins(self, iteration: int, bundle: Bundle) -> None:
+        """As for VotedThread: `bundle` is in force in `iteration`."""
+        self._ran[iteration] = bundle[ALL_REDUCE].choice
+        self._ran.pop(iteration - RECENT, None)
+
+    def close(self) -> None:
+        """As for VotedThread; log the last outcome."""
+        super().close()
+        self.log.close()
+
+    # On the thread.
+
+    def _begin(self, vote: Vote) -> None:
+        """Nothing is recorded but decisions."""
+
+    def _take(self, report: ReductionReport) -> None:
+        recent = range(self._vote.iteration - RECENT, self._vote.iteration + RECENT)
+        if report.rank not in range(len(self._ranks)) or report.iteration not in recent:
+            return
+        for old in [i for i in self._rows if i not in recent]:
+            del self._rows[old]  # a rank does not report any more
+        row = self._rows.setdefault(report.iteration, {})
+        row[report.rank] = report
+        if len(row) == len(self._ranks):
+            del self._rows[report.iteration]
+            self._on_row(report.iteration, row)
+            self.seen = report.iteration
+
+    def _on_row(self, iteration: int, row: Mapping[int, ReductionReport]) -> None:
+        """All ranks have reported an iteration."""
+        rates = {(a, b): rate for b, one in row.items() for a, rate in one.rates.items()}
+        took = after_last_arrival(row)
+        periods = [one.period for one in row.values() if one.period is not None]
+        nbytes = max(one.nbytes for one in row.values())
+        if iteration < WARM or not periods:
+            self._estimate.ports.update(rates)
+            return
+        self._periods.append(median(periods))
+        seen = {rank: one.seen for rank, one in row.items()}
+        changed = self._estimate.update(seen, rates, nbytes)
+        ran = self._ran.get(iteration)
+        if took is not None and ran is not None:
+            if ran.native:
+                self._native.append(took)
+            elif not changed and not self._estimate.late_ranks.alarms():  # else it is outdated
+                self._ours.append(took)
+            self.log.outcome(iteration, took)
+        if (note := self._estimate.late_ranks.note()) is not None:
+            self._vote.note(note)
+        if self._pending is not None or not self._vote.can_propose(iteration):
+            return
+        if self._slower():
+            self._undo(iteration)
+        elif changed and iteration >= self._not_before and len(self._native) >= FEWEST:
+            self._choose(iteration, nbytes)
+
+    def _slower(self) -> bool:
+        """Whether the plan in force takes longer after the last arrival than native did."""
+        known = len(self._ours) == WINDOW and not self._vote.in_force[ALL_REDUCE].choice.native
+        return known and median(self._ours) > median(self._native)
+
+    def _undo(self, iteration: int) -> None:
+        """Back to native, and no plan for a while: what was predicted is not what comes."""
+        ours, native = median(self._ours), median(self._native)
+        why = (
+            f"reductions take {1e3 * ours:.3g} ms after the last arrival, native {1e3 * native:.3g}"
+        )
+        self._not_before, self._pause = iteration + self._pause, 2 * self._pause
+        value = GroupAllReduce(Choice(len(self._ranks)))
+        self._propose(iteration, value, Chosen(value.choice, native, native), why, (), 0.0, 0.0)
+
+    def _choose(self, iteration: int, nbytes: int) -> None:
+        """Something is no longer as planned for: choose, and put another choice to the vote."""
+        native = median(self._native)
+        figures = self._estimate.figures(nbytes, median(self._periods), native)
+        assert figures is not None  # else nothing would have changed
+        began, current = time.perf_counter(), self._vote.in_force[ALL_REDUCE]
+        chosen = choose_all_reduce(figures, current.choice, self._min_gain)
+        seconds = time.perf_counter() - began
+        value = GroupAllReduce(chosen.choice, very_late(figures))
+        if chosen.choice.native or chosen.choice == current.choice:
+            value = GroupAllReduce(chosen.choice)
+        if chosen.choice == current.choice:
+            self._estimate.accept()
+            return
+        try:
+            ALL_REDUCE.check(value, current)
+        except AdaptraError as error:
+            self._vote.note(f"an all-reduce that was chosen is not used: {error}")
+            self._not_before = iteration + WINDOW
+            return
+        changes = self._estimate.changes()
+        more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
+        why = "; ".join(changes[:_SHOWN]) + more
+        gain = chosen.gain / figures.iteration
+        self._propose(iteration, value, chosen, why, figures.lateness, gain, seconds)
+
+    def _propose(
+        self,
+        iteration: int,
+        value: GroupAllReduce,
+        chosen: Chosen,
+        why: str,
+        lateness: Sequence[float],
+        gain: float,
+        seconds: float,
+    ) -> None:
+        before = self._vote.in_force[ALL_REDUCE].choice
+        proposal = self._vote.propose(iteration, Bundle({ALL_REDUCE: value}))
+        if proposal is None:
+            return
+        decision = AllReduceDecision(
+            number=self.log.made, iteration=proposal.swap, detected=iteration, ranks=self._ranks,
+            why=why, before=str(before), after=str(value.choice), choice=value.choice.to_json(),
+            late_ms=[1e3 * late for late in lateness], predicted_ms=1e3 * chosen.seconds,
+            native_ms=1e3 * chosen.native, gain=gain, planning_ms=1e3 * seconds,
+        )  # fmt: skip
+        self._pending = _Pending(proposal, decision)
+        self.log.add(decision)
+
+    def _close(self, proposal: Proposal) -> None:
+        self._vote.settle(proposal)
+        closing, self._pending = self._pending, None
+        if closing is None or closing.proposal is not proposal:
+            return
+        committed = bool(proposal.committed)
+        self.log.close_vote(closing.decision, committed)
+        if committed:
+            self._ours.clear()
+            self._estimate.accept()
+            if self._announce:
+                log_line(sentence(closing.decision))
+
+
+def after_last_arrival(row: Mapping[int, ReductionReport]) -> float | None:
+    """Seconds from the last arrival to the end; None where some rank does not know its own.
+
+    It is the last rank for which a reduction is shortest: no clocks are compared.
+    """
+    seconds = [one.seconds for one in row.values()]
+    known = [one for one in seconds if one is not None]
+    return min(known) if len(known) == len(seconds) else None
+
+
+def very_late(figures: Figures) -> tuple[int, ...]:
+    """Ranks that come so late that they must own nothing."""
+    first = min(figures.lateness)
+    limit = max(VERY_LATE * figures.buffer, _LAST * (max(figures.lateness) - first))
+    return tuple(rank for rank, late in enumerate(figures.lateness) if late - first > limit)

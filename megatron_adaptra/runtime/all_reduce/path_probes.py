@@ -1,0 +1,102 @@
+"""Measures what the path from each rank of a group to each other one passes.
+
+Two by two, so that each path has both its ports to itself: in each round a rank exchanges some
+messages with one other rank, as in a tournament. What comes after the first message shows the rate,
+without the delay.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import torch
+
+from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.transport.base import Transport
+
+PIECE = 32 << 10  # bytes; what a shaped port passes at once is not much more
+FEWEST, MOST = 16, 256  # pieces of each rank in a round
+TAKES = 3e-3  # seconds for which a round's pieces are enough, up to MOST of them
+LEAST = 1e-3  # seconds: what is faster is as fast as can be measured
+PATIENCE = 20.0  # seconds for all rounds of one call; then nothing is measured any more
+_WANTS = struct.Struct("<I")  # in each piece: how many this rank wants next time
+_TAGS = 1 << 31
+
+
+class PathProbes:
+    """Of rank `me` of so many `ranks`, over a `transport` for nothing else.
+
+    `fault`: why nothing is measured any more; "" while it is.
+    """
+
+    def __init__(self, transport: Transport, me: int, ranks: int) -> None:
+        self._transport, self._me, self._ranks = transport, me, ranks
+        others = [rank for rank in range(ranks) if rank != me]
+        # By rank, how many pieces come from it, go there, and are asked for from the next time on.
+        self._gets, self._sends = dict.fromkeys(others, FEWEST), dict.fromkeys(others, FEWEST)
+        self._wanted = dict(self._gets)
+        self._tag = 0
+        self.fault = ""
+
+    def run(self) -> dict[int, float]:
+        """What the paths from other ranks to this one pass, in bytes per second.
+
+        All ranks call it, equally often. It waits for them, `PATIENCE` seconds at most.
+        """
+        found: dict[int, float] = {}
+        end = time.monotonic() + PATIENCE
+        for other in rounds(self._me, self._ranks):
+            if self.fault:
+                break
+            first, self._tag = self._tag, (self._tag + MOST) % _TAGS
+            if other is not None:
+                try:
+                    found[other] = self._exchange(other, first, end)
+                except PeerLost as error:
+                    self.fault = str(error)
+        return found
+
+    def close(self) -> None:
+        """End the transport; a call that is under way ends, too."""
+        self._transport.close()
+
+    def _exchange(self, other: int, first: int, end: float) -> float:
+        """The rate from the `other` one; tags from `first` on. Raises PeerLost, at `end` too.
+
+        Each piece carries how many its sender wants next time, by what it measured before.
+        """
+        transport, tags = self._transport, [(first + i) % _TAGS for i in range(MOST)]
+        into = torch.empty(self._gets[other], PIECE, dtype=torch.uint8)
+        receives = [transport.irecv(row, other, tag) for row, tag in zip(into, tags, strict=False)]
+        piece = torch.zeros(PIECE, dtype=torch.uint8)
+        wanted = self._wanted[other]
+        _WANTS.pack_into(piece.numpy(), 0, wanted)
+        sends = [transport.isend(piece, other, tag) for tag in tags[: self._sends[other]]]
+        came = [work.wait(max(0.0, end - time.monotonic())).completed for work in receives]
+        for work in sends:
+            work.wait(max(0.0, end - time.monotonic()))
+        rate = PIECE * (len(came) - 1) / max(LEAST, max(came) - min(came))
+        (theirs,) = _WANTS.unpack_from(into[0].numpy())
+        self._sends[other] = min(MOST, max(FEWEST, theirs))
+        self._gets[other] = wanted
+        self._wanted[other] = min(MOST, max(FEWEST, round(rate * TAKES / PIECE)))
+        return rate
+
+
+def rounds(me: int, ranks: int) -> list[int | None]:
+    """Whom rank `me` meets in each round of a tournament of so many `ranks`; None: nobody.
+
+    In a round each rank is in one pair at most, and each pair meets once (the circle method).
+    """
+    places = ranks + ranks % 2
+    found: list[int | None] = []
+    for turn in range(places - 1):
+        if me == places - 1:
+            other = next(r for r in range(places - 1) if 2 * r % (places - 1) == turn)
+        else:
+            other = (turn - me) % (places - 1)
+            if other == me:
+                other = places - 1
+        found.append(other if other < ranks else None)
+    return found
