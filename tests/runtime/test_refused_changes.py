@@ -15,7 +15,7 @@ HALF_SPEED = {4: 2.0}
 
 
 def refused(job: Pipeline | Replicas, truth: dict[str, object]) -> None:
-    """The first change for a `truth`, decided against after all that it is for has changed again."""
+    """The first change for a `truth`, refused when what it is for has changed again."""
     job.train(20)
     job.train(1, **truth)
     while not job.changes:
