@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
-from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
@@ -42,8 +41,8 @@ class Replanner(BaseReplanner[Plan, Conditions]):
 
     def __init__(self, start: Schedule, estimator: Estimator, rule: ReplanPolicy) -> None:
         super().__init__(start, estimator, rule)
-        self._changed: dict[Path, float] = {}  # links not yet planned for, with their old delays
-        self._declined: dict[Path, float] = {}  # the same, for which no plan gained enough
+        # Links for which no plan gained enough, with the seconds that they took before.
+        self._declined: dict[Path, float] = {}
         self._declined_at = 0
         self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
 
@@ -74,12 +73,8 @@ class Replanner(BaseReplanner[Plan, Conditions]):
             self._learn(ran, seconds)
         return changed
 
-    def _remember(self, changed: Changed) -> None:
-        for link in changed.paths:
-            self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
-
     def _replan(self, changed: bool) -> PipelineChange | None:
-        if self._changed and not self._postponed(changed):
+        if self._paths and not self._postponed(changed):
             return self._for_links()
         if self._iteration % LEARN == 0 and self.estimator.calibrated:
             return self._reconsider()
@@ -97,10 +92,8 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         return self.rule.evaluate(schedule, conditions)
 
     def _forget(self) -> None:
-        self._changed, self._declined = {}, {}
-
-    def _remember_again(self, change: PipelineChange) -> None:
-        self._changed |= change.links
+        super()._forget()
+        self._declined = {}
 
     def _way_back(self, current: Plan, plan: Plan, to_start: bool) -> str:
         depths = warmups(current, plan)
@@ -113,7 +106,7 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         """Some delays have changed for good."""
         began = time.perf_counter()
         conditions = self.estimator.conditions()
-        before, self._changed = self._changed, {}
+        before, self._paths = self._paths, {}
         eased = any(conditions.message_seconds(*link) < before[link] for link in before)
         self._accept()
         current = self._evaluate(self._in_force, conditions)
@@ -123,7 +116,7 @@ class Replanner(BaseReplanner[Plan, Conditions]):
             self._decline(before, conditions)
             return None
         if self._trials.blocks(plan.schedule, self._iteration):
-            self._changed = before
+            self._paths = before
             return None
         why = why_swap(before, conditions, current, plan, back=plan.schedule is self._start)
         return Change(

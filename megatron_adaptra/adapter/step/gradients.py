@@ -201,11 +201,11 @@ def _difference(group: Any, buckets: Any) -> str:
     mine = {name: getattr(config, name) for name in _SAME}
     data = [one.grad_data for one in buckets.buckets]
     mine["buckets"] = [f"{one.numel()} {one.dtype}" for one in data]
-    everyone: list[Any] = [None] * group.size()
-    dist.all_gather_object(everyone, mine, group=group)
+    gathered: list[Any] = [None] * group.size()
+    dist.all_gather_object(gathered, mine, group=group)
     ranks = dist.get_process_group_ranks(group)
-    for rank, theirs in zip(ranks, everyone, strict=True):
-        for name, value in everyone[0].items():
+    for rank, theirs in zip(ranks, gathered, strict=True):
+        for name, value in gathered[0].items():
             if theirs[name] != value:
                 return f"{name} is {theirs[name]} on rank {rank}, {value} on rank {ranks[0]}"
     return ""
