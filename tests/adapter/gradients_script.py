@@ -24,21 +24,21 @@ from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.step import gradients  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.plan.collectives.direct import direct  # noqa: E402
+from megatron_adaptra.plan.collectives.sharded import direct_reduce_scatter  # noqa: E402
 
 SMALL: dict[str, Any] = {"microbatches": 2, "hidden": 32, "seq_length": 32, "layers": 2}
 WAYS = {
     "direct": ("direct", ""), "late": ("direct", "1"), "gloo": ("direct", "1"),
-    "stragglar": ("stragglar", "1"), "file": ("plan.txt", ""),
+    "stragglar": ("stragglar", "1"), "file": ("plan.txt", ""), "half": ("half.txt", ""),
 }  # fmt: skip
 # What is trained, and the ways in which its gradients are reduced.
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "replicas": ({"stages": 1}, ("direct", "late", "gloo", "stragglar", "file")),
+    "replicas": ({"stages": 1}, ("direct", "late", "gloo", "stragglar", "file", "half")),
     "overlap": ({"stages": 1, "overlap_reduce": True}, ("direct", "stragglar")),
     "bf16": (
         {"stages": 1, "precision": "bf16", "overlap_reduce": True}, ("direct", "late", "stragglar")
     ),
     "pipelines": ({"stages": 2}, ("direct", "gloo", "stragglar", "file")),
-    "optimizer": ({"stages": 1, "distributed_optimizer": True}, ("direct", "stragglar")),
 }  # fmt: skip
 
 
@@ -69,6 +69,7 @@ def main() -> None:
     prefix = begin(Path(sys.argv[1]))
     if dist.get_rank() == 0:
         (Path(sys.argv[1]) / "plan.txt").write_text(direct([3, 1, 1, 0], 5).text())
+        (Path(sys.argv[1]) / "half.txt").write_text(direct_reduce_scatter(4).text())
     dist.barrier()
     calls = counted()
     (target,) = PATCHES["gradients"].targets
@@ -83,7 +84,7 @@ def main() -> None:
             algorithm, late = WAYS[way]
             calls.clear()
             transport = "gloo" if way == "gloo" else "auto"
-            if way == "file":
+            if algorithm.endswith(".txt"):
                 algorithm = str(Path(sys.argv[1]) / algorithm)
             config = AdaptraConfig(
                 allreduce=algorithm, late_ranks=late, transport=transport, timeout=60.0

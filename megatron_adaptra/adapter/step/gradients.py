@@ -1,7 +1,8 @@
 """Gradients of data-parallel ranks, reduced by a collective plan in place of Megatron's all-reduce.
 
-It stands in for `start_grad_sync` of a group of buckets of plain DDP. What it does not handle, with
-the distributed optimizer among it, is left to Megatron, which is logged once.
+It stands in for `start_grad_sync` of a group of buckets of plain DDP; those of the distributed
+optimizer are in sharded_gradients.py. What it does not handle is left to Megatron, which is logged
+once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES, patch
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import NoConnections
-from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.plan.collectives.setting import plan_in_file
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
 from megatron_adaptra.runtime.collectives.connected import Connected
@@ -37,7 +38,7 @@ class _Group:
         self.connected.close()
 
 
-class _Handle:
+class Handle:
     """What Megatron waits for at the end of a reduction that overlaps with its backward."""
 
     def __init__(self, works: list[ExchangeWork]) -> None:
@@ -68,7 +69,8 @@ class GradientReduction:
         native = getattr(*find(target))
 
         def start_grad_sync(buckets: Any, *args: Any, **kwargs: Any) -> None:
-            if (group := self._group_of(buckets)) is None:
+            sharded = buckets.ddp_config.use_distributed_optimizer
+            if sharded or (group := self._group_of(buckets)) is None:
                 native(buckets, *args, **kwargs)
             else:
                 _start(buckets, group)
@@ -96,9 +98,7 @@ class GradientReduction:
 
     def _not_ours(self, buckets: Any) -> str:
         """Why Megatron has to reduce them; empty if it need not."""
-        config, name = buckets.ddp_config, self._config.allreduce
-        if config.use_distributed_optimizer or config.num_distributed_optimizer_instances > 1:
-            return "the distributed optimizer has its own way"
+        name = self._config.allreduce
         for bucket in buckets.buckets:
             data = bucket.grad_data
             if data.layout != torch.strided or data.device.type != "cpu":
@@ -107,6 +107,8 @@ class GradientReduction:
                 return f"they are {data.dtype} with strides {data.stride()}"
         ranks, late = buckets.data_parallel_group.size(), self._config.late
         if self._given is not None:
+            if (goal := self._given.goal) is not Goal.ALL_REDUCE:
+                return f"the plan of {name} is of another goal: {goal.value}"
             if ranks != (wanted := self._given.ranks):
                 return f"the plan of {name} is for {wanted} ranks, here is {ranks}"
             return ""
@@ -151,7 +153,7 @@ def _start(buckets: Any, group: _Group) -> None:
             bucket.grad_data *= bucket.gradient_scaling_factor
     op = dist.ReduceOp.AVG if config.average_in_collective else dist.ReduceOp.SUM
     exchange = group.connected.exchange
-    handle = _Handle(
+    handle = Handle(
         [
             exchange.start(one.grad_data, group.plan_of(one.grad_data.nbytes), op)
             for one in buckets.buckets
