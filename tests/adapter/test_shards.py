@@ -5,11 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from running import zygote
+
+from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction
+from megatron_adaptra.ir.collective import Goal
+from megatron_adaptra.plan.collectives.sharded import direct_reduce_scatter
 
 RANKS = 4
 SCATTER, GATHER = "reduce-scatter", "all-gather"
@@ -79,3 +85,54 @@ def test_what_a_plan_does_not_do_is_left_to_megatron() -> None:
         "parameters are gathered by Megatron: stragglar has no all-gather",
     ):
         assert text.count(line) == 1  # at rank 0
+
+
+def buckets_of(ranks: int = 4, data: torch.Tensor | None = None, **settings: Any) -> Any:
+    """A group of one bucket, with what is looked at before anything starts."""
+    data = torch.ones(8) if data is None else data
+    return types.SimpleNamespace(
+        ddp_config=types.SimpleNamespace(**{"num_distributed_optimizer_instances": 1, **settings}),
+        buckets=[types.SimpleNamespace(grad_data=data, param_data=data)],
+        intra_distributed_optimizer_instance_size=ranks,
+    )
+
+
+def why_not(goal: Goal, buckets: Any, allreduce: str = "direct", given: Any = None) -> str:
+    sharded: Any = ShardedReduction.__new__(ShardedReduction)
+    sharded._config, sharded._given = types.SimpleNamespace(allreduce=allreduce), given
+    reason: str = sharded._not_ours(goal, buckets)
+    return reason
+
+
+FP32 = {"reduce_scatter_with_fp32_accumulation": True}
+MXFP8 = {"reuse_grad_buf_for_mxfp8_param_ag": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reduces", "gathers"),
+    [
+        ({}, "", ""),
+        ({"num_distributed_optimizer_instances": 2}, "several instances", "several instances"),
+        (FP32, "adds in fp32 by a way of its own", ""),
+        (MXFP8, "", "share their memory with gradients"),
+        ({"ranks": 1}, "needs 2 ranks, here is 1", "needs 2 ranks, here is 1"),
+        ({"data": torch.ones(8, device="meta")}, "on meta, not dense", "on meta, not dense"),
+        ({"data": torch.ones(8).int()}, "torch.int32 with strides", "torch.int32 with strides"),
+        ({"data": torch.ones(8)[::2]}, r"with strides (2,)", "with strides (2,)"),
+    ],
+    ids=lambda one: next(iter(one), "ours") if isinstance(one, dict) else "",
+)
+def test_why_megatron_does_it(settings: dict[str, Any], reduces: str, gathers: str) -> None:
+    for goal, text in ((Goal.REDUCE_SCATTER, reduces), (Goal.ALL_GATHER, gathers)):
+        reason = why_not(goal, buckets_of(**settings))
+        assert text in reason
+        assert bool(text) == bool(reason)
+
+
+def test_why_megatron_does_it_instead_of_a_plan_in_a_file() -> None:
+    scatter, plan = Goal.REDUCE_SCATTER, direct_reduce_scatter(4)
+    assert why_not(scatter, buckets_of(), "it.txt", plan) == ""
+    reason = "the plan of it.txt is for 4 ranks, here is 3"
+    assert why_not(scatter, buckets_of(3), "it.txt", plan) == reason
+    reason = "the plan of it.txt is of another goal: reduce-scatter"
+    assert why_not(Goal.ALL_GATHER, buckets_of(), "it.txt", plan) == reason
