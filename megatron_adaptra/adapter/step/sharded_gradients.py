@@ -48,10 +48,11 @@ class _Group:
 
     def begins(self, goal: Goal, buckets: Any) -> None:
         """Megatron starts on `buckets`."""
-        if self.adaptive is not None and goal is Goal.REDUCE_SCATTER:
-            if self._first is None or buckets is self._first:
-                self._first = buckets
-                self.adaptive.ready()
+        if self.adaptive is None or goal is not Goal.REDUCE_SCATTER:
+            return
+        if self._first is None or buckets is self._first:
+            self._first = buckets
+            self.adaptive.ready()
 
     def close(self) -> None:
         (self.adaptive or self.connected).close()
