@@ -96,7 +96,7 @@ class AdaptiveAllReduce:
             PeerLost: as Exchange.
         """
         if not self._reported:  # it has no end of its own
-            self._ends(None)
+            self._guard.call(self._ends, None)
         self.check()
         with self._lock:
             self._iteration += 1
@@ -128,7 +128,7 @@ class AdaptiveAllReduce:
         self._period = self._arrived - before if before else None
 
     def started(self, nbytes: int) -> None:
-        """A buffer of this iteration is being reduced."""
+        """A buffer of this iteration, of `nbytes`, is being reduced."""
         with self._lock:
             self._calls += 1
             self._open += 1
@@ -145,7 +145,7 @@ class AdaptiveAllReduce:
             self._open -= 1
             over = not self._open and self._calls == self._expected and not self._reported
         if over and self._timed:
-            self._ends(now)
+            self._guard.call(self._ends, now)
 
     def check(self) -> None:
         """Raises Disagreement if a rank was found to run something else in this iteration."""
@@ -190,3 +190,4 @@ class AdaptiveAllReduce:
             stack.callback(self._connected.close)
             stack.callback(self._guard.close, waits.END)
             stack.callback(self._guard.attempt, waits.END, self._controller.close)
+            stack.callback(self._probes.close)  # first: they may wait for a rank

@@ -63,9 +63,10 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         self._pending: _Pending | None = None
         self._ours: deque[float] = deque(maxlen=WINDOW)  # of the plan in force
         self._pause, self._not_before = PAUSE, 0
+        self.seen = -1  # the last iteration that all ranks have reported
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
-        """As for VotedThread."""
+        """As for VotedThread: `bundle` is in force in `iteration`."""
         self._ran[iteration] = bundle[ALL_REDUCE].choice
         self._ran.pop(iteration - RECENT, None)
 
@@ -90,6 +91,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         if len(row) == len(self._ranks):
             del self._rows[report.iteration]
             self._on_row(report.iteration, row)
+            self.seen = report.iteration
 
     def _on_row(self, iteration: int, row: Mapping[int, ReductionReport]) -> None:
         """All ranks have reported an iteration."""
