@@ -27,6 +27,9 @@ from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import FLOATS, Exchange, ExchangeWork
 
+# Of Megatron's settings for DDP, what changes what is reduced, and when.
+_SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", "bucket_size")
+
 
 @dataclass(frozen=True)
 class _Group:
@@ -136,7 +139,7 @@ class GradientReduction:
             return None
         group = buckets.data_parallel_group
         if group not in self._groups:
-            self._groups[group] = self._open(group)
+            self._groups[group] = self._open(group, buckets)
         return self._groups[group]
 
     def _not_ours(self, buckets: Any) -> str:
@@ -161,9 +164,12 @@ class GradientReduction:
             return f"late are {self._config.late_ranks}, of ranks 0 to {ranks - 1}"
         return ""
 
-    def _open(self, group: Any) -> _Group | _AdaptiveGroup | None:
-        """Connect the ranks of a data-parallel group: a collective of it."""
+    def _open(self, group: Any, buckets: Any) -> _Group | _AdaptiveGroup | None:
+        """Connect the ranks of a data-parallel group, if they agree: a collective of it."""
         config, auto = self._config, self._config.allreduce == "auto"
+        if difference := _difference(group, buckets):
+            self._say(f"gradients are reduced by Megatron: {difference}")
+            return None
         try:
             connected = Connected.between(
                 group, "gradients", config.timeout, config.transport, config.encrypt,
@@ -187,6 +193,22 @@ class GradientReduction:
         if self._given is not None:
             return self._given
         return for_gradients(self._config.allreduce, ranks, nbytes, self._config.late)
+
+
+def _difference(group: Any, buckets: Any) -> str:
+    """The first thing in which the ranks of a `group` differ, in words; "" if they do not."""
+    config = buckets.ddp_config
+    mine = {name: getattr(config, name) for name in _SAME}
+    data = [one.grad_data for one in buckets.buckets]
+    mine["buckets"] = [f"{one.numel()} {one.dtype}" for one in data]
+    everyone: list[Any] = [None] * group.size()
+    dist.all_gather_object(everyone, mine, group=group)
+    ranks = dist.get_process_group_ranks(group)
+    for rank, theirs in zip(ranks, everyone, strict=True):
+        for name, value in everyone[0].items():
+            if theirs[name] != value:
+                return f"{name} is {theirs[name]} on rank {rank}, {value} on rank {ranks[0]}"
+    return ""
 
 
 def _has_begun(buckets: Any) -> bool:
