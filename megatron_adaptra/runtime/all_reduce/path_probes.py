@@ -1,14 +1,16 @@
 """Measures what the path from each rank of a group to each other one passes.
 
 Two by two, so that each path has both its ports to itself: in each round a rank exchanges some
-messages with one other rank, as in a tournament. What comes after the first message shows the rate,
-without the delay.
+messages with one other rank, as in a tournament. How fast messages follow one another shows the
+rate, without the delay.
 """
 
 from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Sequence
+from statistics import median
 
 import torch
 
@@ -18,7 +20,7 @@ from megatron_adaptra.transport.base import Transport
 PIECE = 32 << 10  # bytes; what a shaped port passes at once is not much more
 FEWEST, MOST = 16, 256  # pieces of each rank in a round
 TAKES = 3e-3  # seconds for which a round's pieces are enough, up to MOST of them
-LEAST = 1e-3  # seconds: what is faster is as fast as can be measured
+LEAST = 2.5e-4  # seconds of a quarter of the pieces: what is faster is as fast as can be measured
 PATIENCE = 20.0  # seconds for all rounds of one call; then nothing is measured any more
 _WANTS = struct.Struct("<I")  # in each piece: how many this rank wants next time
 _TAGS = 1 << 31
@@ -76,12 +78,23 @@ class PathProbes:
         came = [work.wait(max(0.0, end - time.monotonic())).completed for work in receives]
         for work in sends:
             work.wait(max(0.0, end - time.monotonic()))
-        rate = PIECE * (len(came) - 1) / max(LEAST, max(came) - min(came))
+        rate = rate_of(came)
         (theirs,) = _WANTS.unpack_from(into[0].numpy())
         self._sends[other] = min(MOST, max(FEWEST, theirs))
         self._gets[other] = wanted
         self._wanted[other] = min(MOST, max(FEWEST, round(rate * TAKES / PIECE)))
         return rate
+
+
+def rate_of(came: Sequence[float]) -> float:
+    """Bytes per second of a path from which pieces came at these seconds, at least four.
+
+    The median of how long a quarter of them took, from any one on. The first ones may have waited
+    for their receiver, and then come all at once; a pause of a busy machine is in few quarters.
+    """
+    ordered, quarter = sorted(came), len(came) // 4
+    spans = [b - a for a, b in zip(ordered, ordered[quarter:], strict=False)]
+    return PIECE * quarter / max(LEAST, median(spans))
 
 
 def rounds(me: int, ranks: int) -> list[int | None]:
