@@ -8,11 +8,12 @@ moves from rank to rank is nobody's.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.telemetry.arrivals import Arrivals, Pair, Seen, arrivals
+from megatron_adaptra.telemetry.arrivals import Arrivals, Pair, Seen, after_the_first, arrivals
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
 
 WINDOW = 8  # iterations, of which so many have to agree about a rank
@@ -44,7 +45,7 @@ class LateRanks:
         self._common: deque[float] = deque(maxlen=WINDOW)  # delays of ordinary paths
         self._noted = False
 
-    def update(self, seen: Seen, buffer: float) -> bool:
+    def update(self, seen: Seen, buffer: float, between: Mapping[int, float] | None = None) -> bool:
         """Take one iteration; whether lateness or a path is no longer as planned for.
 
         Args:
@@ -52,6 +53,10 @@ class LateRanks:
                 message came; below 0 where it had come before. Some may be missing; those of ranks
                 that there are not, and what no message takes, are left out.
             buffer: seconds of the buffer through a port, against which lateness matters.
+            between: by rank, the seconds from the end of the last all-reduce there to its arrival.
+                A rank is late only by what it takes more than others between two of them: one for
+                which all-reduces end later comes later, too, and under another plan does not. None
+                where ends are not known.
 
         It stays true until `accept`, or until all is as before.
 
@@ -70,9 +75,13 @@ class LateRanks:
         known = {way: path.recent for way, path in self._paths.items()}
         now = arrivals(rows, self._least, known)
         self._take_trips(now)
-        self._take_rotation(now)
+        late_now = now.late
+        if between is not None:
+            longer = after_the_first({rank: between[rank] for rank in ranks if rank in between})
+            late_now = {rank: min(s, longer.get(rank, s)) for rank, s in now.late.items()}
+        self._take_rotation(late_now)
         least = 2 * AGREE if self.rotating else AGREE
-        for rank, late in now.late.items():
+        for rank, late in late_now.items():
             self._late[rank].update(late, buffer, least)
         common = median(now.delays.values()) if now.delays else 0.0
         if now.delays:
@@ -93,9 +102,9 @@ class LateRanks:
             if len(trips) == _TRIPS:
                 self._least[pair] = min(median(trips), self._least.get(pair, seconds))
 
-    def _take_rotation(self, now: Arrivals) -> None:
+    def _take_rotation(self, late: Mapping[int, float]) -> None:
         matters = ABSOLUTE * self._buffer
-        self._late_in.append({rank for rank, seconds in now.late.items() if seconds > matters})
+        self._late_in.append({rank for rank, seconds in late.items() if seconds > matters})
         rows = [row for row in self._late_in if row]
         if len(rows) <= _CALM:
             self.rotating = False

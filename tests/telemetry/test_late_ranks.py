@@ -81,6 +81,22 @@ def test_lateness_that_moves_to_another_rank_in_mid_run():
     assert late_ranks.note() is None
 
 
+def test_what_a_rank_is_late_because_it_ended_later_is_not_its_own():
+    """As a ring ends: later at the late rank and at the one after it than elsewhere."""
+    late_ranks = healthy(4)
+    seen = messages(4, {0: 20 * MS, 2: 155 * MS, 3: 40 * MS})
+    between = {0: 0.5, 1: 0.5, 2: 0.615, 3: 0.5}
+    for _ in range(10):
+        if late_ranks.update(seen, BUFFER, between):
+            late_ranks.accept()
+    assert late_ranks.late() == pytest.approx([0, 0, 115 * MS, 0])
+    # A rank that takes longer, and that the others then wait for at once, is in time.
+    for _ in range(10):
+        if late_ranks.update(messages(4, {}), BUFFER, between):
+            late_ranks.accept()
+    assert late_ranks.late() == (0.0,) * 4
+
+
 def test_two_late_ranks():
     late_ranks = healthy(8)
     run(late_ranks, 10, {2: 60 * MS, 5: 0.3})
