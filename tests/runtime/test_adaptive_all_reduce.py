@@ -228,7 +228,7 @@ def test_a_rate_is_of_pieces_that_follow_one_another() -> None:
     even = [each * i for i in pieces]
     for came in (
         even,
-        [max(at, 3.5 * each) for at in even],  # the first wait for their receiver
+        [max(at, 3.5 * each) for at in even],  # the first come at once
         [at + 20e-3 * (i >= 12) for i, at in enumerate(even)],  # a pause
     ):
         assert rate_of(came) == pytest.approx(PIECE / each)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
@@ -38,7 +39,7 @@ class PathProbes:
         # By rank, how many pieces come from it, go there, and are asked for from the next time on.
         self._gets, self._sends = dict.fromkeys(others, FEWEST), dict.fromkeys(others, FEWEST)
         self._wanted = dict(self._gets)
-        self._tag = 0
+        self._tag = self._runs = 0
         self.fault = ""
 
     def run(self) -> dict[int, float]:
@@ -48,10 +49,14 @@ class PathProbes:
         """
         found: dict[int, float] = {}
         end = time.monotonic() + PATIENCE
-        for other in rounds(self._me, self._ranks):
+        # Another pair comes first each time, when ranks may still be busy with what they compute.
+        meets = deque(rounds(self._me, self._ranks))
+        meets.rotate(self._runs)
+        self._runs += 1
+        for other in meets:
             if self.fault:
                 break
-            first, self._tag = self._tag, (self._tag + MOST) % _TAGS
+            first, self._tag = self._tag, (self._tag + MOST + 1) % _TAGS
             if other is not None:
                 try:
                     found[other] = self._exchange(other, first, end)
@@ -68,13 +73,17 @@ class PathProbes:
 
         Each piece carries how many its sender wants next time, by what it measured before.
         """
-        transport, tags = self._transport, [(first + i) % _TAGS for i in range(MOST)]
+        transport, tags = self._transport, [(first + i) % _TAGS for i in range(MOST + 1)]
         into = torch.empty(self._gets[other], PIECE, dtype=torch.uint8)
         receives = [transport.irecv(row, other, tag) for row, tag in zip(into, tags, strict=False)]
+        # Pieces that came before they were waited for would show no rate.
+        word, ready = torch.zeros(2, 1, dtype=torch.uint8)
+        sends = [transport.isend(word, other, tags[MOST])]
+        transport.irecv(ready, other, tags[MOST]).wait(max(0.0, end - time.monotonic()))
         piece = torch.zeros(PIECE, dtype=torch.uint8)
         wanted = self._wanted[other]
         _WANTS.pack_into(piece.numpy(), 0, wanted)
-        sends = [transport.isend(piece, other, tag) for tag in tags[: self._sends[other]]]
+        sends += [transport.isend(piece, other, tag) for tag in tags[: self._sends[other]]]
         came = [work.wait(max(0.0, end - time.monotonic())).completed for work in receives]
         for work in sends:
             work.wait(max(0.0, end - time.monotonic()))
@@ -89,8 +98,8 @@ class PathProbes:
 def rate_of(came: Sequence[float]) -> float:
     """Bytes per second of a path from which pieces came at these seconds, at least four.
 
-    The median of how long a quarter of them took, from any one on. The first ones may have waited
-    for their receiver, and then come all at once; a pause of a busy machine is in few quarters.
+    The median of how long a quarter of them took, from any one on. A port may pass the first ones
+    at once; a pause of a busy machine is in few quarters.
     """
     ordered, quarter = sorted(came), len(came) // 4
     spans = [b - a for a, b in zip(ordered, ordered[quarter:], strict=False)]
