@@ -110,6 +110,10 @@ def activate(
         from megatron_adaptra.adapter.step.gradients import GradientReduction
 
         activation.undo_with(GradientReduction(config, session.context.say).close)
+    if resolved.uses("shards"):
+        from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction
+
+        activation.undo_with(ShardedReduction(config, session.context.say).close)
     return activation
 
 

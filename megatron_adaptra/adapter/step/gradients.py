@@ -1,7 +1,8 @@
 """Gradients of data-parallel ranks, reduced by a collective plan in place of Megatron's all-reduce.
 
-It stands in for `start_grad_sync` of a group of buckets of plain DDP. What it does not handle, with
-the distributed optimizer among it, is left to Megatron, which is logged once.
+It stands in for `start_grad_sync` of a group of buckets of plain DDP; those of the distributed
+optimizer are in sharded_gradients.py. What it does not handle is left to Megatron, which is logged
+once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES, patch
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import NoConnections
-from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.plan.collectives.setting import plan_in_file
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
 from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
@@ -42,7 +43,7 @@ class _Group:
         """Begin to reduce `buckets`, or do it; `native`: as Megatron does."""
         config = buckets.ddp_config
         works = _start(buckets, self.connected.exchange, self.plan_of)
-        _hand_over(buckets, _Handle(works), config.overlap_grad_reduce)
+        _hand_over(buckets, Handle(works), config.overlap_grad_reduce)
 
     def close(self) -> None:
         self.connected.close()
@@ -75,13 +76,13 @@ class _AdaptiveGroup:
         works = _start(buckets, self._exchange, lambda nbytes: plan)
         for work in works:
             work.when_done(lambda error: adaptive.ended())
-        _hand_over(buckets, _Handle(works, adaptive.check), overlaps)
+        _hand_over(buckets, Handle(works, adaptive.check), overlaps)
 
     def close(self) -> None:
         self._adaptive.close()
 
 
-class _Handle:
+class Handle:
     """What Megatron waits for at the end of a reduction that overlaps with its backward."""
 
     def __init__(self, works: list[ExchangeWork], check: Callable[[], None] | None = None) -> None:
@@ -116,7 +117,8 @@ class GradientReduction:
         native = getattr(*find(target))
 
         def start_grad_sync(buckets: Any, *args: Any, **kwargs: Any) -> None:
-            if (group := self._group_of(buckets)) is None:
+            sharded = buckets.ddp_config.use_distributed_optimizer
+            if sharded or (group := self._group_of(buckets)) is None:
                 native(buckets, *args, **kwargs)
             elif not _has_begun(buckets):
                 group.start(buckets, partial(native, buckets, *args, **kwargs))
@@ -144,9 +146,7 @@ class GradientReduction:
 
     def _not_ours(self, buckets: Any) -> str:
         """Why Megatron has to reduce them; empty if it need not."""
-        config, name = buckets.ddp_config, self._config.allreduce
-        if config.use_distributed_optimizer or config.num_distributed_optimizer_instances > 1:
-            return "the distributed optimizer has its own way"
+        name = self._config.allreduce
         for bucket in buckets.buckets:
             data = bucket.grad_data
             if data.layout != torch.strided or data.device.type != "cpu":
@@ -155,6 +155,8 @@ class GradientReduction:
                 return f"they are {data.dtype} with strides {data.stride()}"
         ranks, late = buckets.data_parallel_group.size(), self._config.late
         if self._given is not None:
+            if (goal := self._given.goal) is not Goal.ALL_REDUCE:
+                return f"the plan of {name} is of another goal: {goal.value}"
             if ranks != (wanted := self._given.ranks):
                 return f"the plan of {name} is for {wanted} ranks, here is {ranks}"
             return ""
@@ -201,11 +203,11 @@ def _difference(group: Any, buckets: Any) -> str:
     mine = {name: getattr(config, name) for name in _SAME}
     data = [one.grad_data for one in buckets.buckets]
     mine["buckets"] = [f"{one.numel()} {one.dtype}" for one in data]
-    everyone: list[Any] = [None] * group.size()
-    dist.all_gather_object(everyone, mine, group=group)
+    gathered: list[Any] = [None] * group.size()
+    dist.all_gather_object(gathered, mine, group=group)
     ranks = dist.get_process_group_ranks(group)
-    for rank, theirs in zip(ranks, everyone, strict=True):
-        for name, value in everyone[0].items():
+    for rank, theirs in zip(ranks, gathered, strict=True):
+        for name, value in gathered[0].items():
             if theirs[name] != value:
                 return f"{name} is {theirs[name]} on rank {rank}, {value} on rank {ranks[0]}"
     return ""
@@ -238,7 +240,7 @@ def _start(
     ]
 
 
-def _hand_over(buckets: Any, handle: _Handle, overlaps: bool) -> None:
+def _hand_over(buckets: Any, handle: Handle, overlaps: bool) -> None:
     if overlaps:
         buckets.grad_reduce_handle = handle
     else:
