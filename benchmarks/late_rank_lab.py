@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--only", metavar="WORD", default="", help="rows whose name has it")
     parser.add_argument("--rate", default="20MB/s", help="of a port; '': no laboratory")
-    parser.add_argument("--in-time", type=int, default=14, help="iterations in which nobody is")
+    parser.add_argument("--in-time", type=int, default=16, help="iterations in which nobody is")
     parser.add_argument("--late", type=int, default=24, help="iterations for which a rank is")
     parser.add_argument("--min-gain", type=float, default=0.05, help="of an iteration")
     parser.add_argument("--healthy", action="store_true", help="nobody is late; in turns")

@@ -209,6 +209,8 @@ class Arm:
         for _ in range(iterations):
             began = time.monotonic()
             until = began + compute
+            # What computes needs a core of this machine: the plugin's threads shall have it before.
+            time.sleep(self._settings.compute / 2)
             loss = self._training.step(
                 self._iteration, lambda end=until: time.sleep(max(0.0, end - time.monotonic()))
             )

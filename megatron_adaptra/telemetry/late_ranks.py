@@ -13,8 +13,9 @@ from itertools import pairwise
 from statistics import median
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.telemetry.arrivals import Arrivals, Pair, Seen, after_the_first, arrivals
+from megatron_adaptra.telemetry.arrivals import Arrivals, Pair, Seen, arrivals
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
+from megatron_adaptra.telemetry.own_lateness import OwnLateness
 
 WINDOW = 8  # iterations, of which so many have to agree about a rank
 AGREE = 6
@@ -37,6 +38,7 @@ class LateRanks:
         self.ranks = ranks
         self.rotating = False
         self._buffer = 0.0
+        self._own = OwnLateness()
         self._late = [_Watched() for _ in range(ranks)]
         self._paths: dict[Pair, _Watched] = {}
         self._trips: dict[Pair, deque[float]] = {}
@@ -53,10 +55,8 @@ class LateRanks:
                 message came; below 0 where it had come before. Some may be missing; those of ranks
                 that there are not, and what no message takes, are left out.
             buffer: seconds of the buffer through a port, against which lateness matters.
-            between: by rank, the seconds from the end of the last all-reduce there to its arrival.
-                A rank is late only by what it takes more than others between two of them: one for
-                which all-reduces end later comes later, too, and under another plan does not. None
-                where ends are not known.
+            between: by rank, the seconds from the end of the last all-reduce there to its arrival,
+                of which its own lateness is made out; None where ends are not known.
 
         It stays true until `accept`, or until all is as before.
 
@@ -77,8 +77,7 @@ class LateRanks:
         self._take_trips(now)
         late_now = now.late
         if between is not None:
-            longer = after_the_first({rank: between[rank] for rank in ranks if rank in between})
-            late_now = {rank: min(s, longer.get(rank, s)) for rank, s in now.late.items()}
+            late_now = self._own.of(now.late, between, ABSOLUTE * buffer)
         self._take_rotation(late_now)
         least = 2 * AGREE if self.rotating else AGREE
         for rank, late in late_now.items():
