@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,15 @@ def median_ms(function: Callable[[], object], runs: int) -> float:
         function()
         times.append(1e3 * (time.perf_counter() - start))
     return median(times)
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """95 % of the median, by order statistics: as many heads of a coin lie within."""
+    ordered, count = sorted(ratios), len(ratios)
+    outside, k = 0.0, 0
+    while k < count // 2 and (outside := outside + math.comb(count, k) / 2**count) < 0.025:
+        k += 1
+    return ordered[max(0, k - 1)], ordered[min(count - 1, count - k)]
 
 
 def markdown(table: Table) -> str:

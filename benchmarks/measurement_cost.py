@@ -11,7 +11,6 @@ without the plugin. Each measured block is compared with those around it, median
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
-from common import markdown
+from common import interval, markdown
 
 from megatron_adaptra.cli.output import Table
 
@@ -60,15 +59,6 @@ def run(options: argparse.Namespace) -> list[tuple[int, float, float, int]]:
     if done.returncode or len(rows) != options.iterations:
         sys.exit(f"{done.stdout[-4000:]}\nexit status {done.returncode}")
     return [(int(on), float(s), float(cpu), int(calls)) for on, s, cpu, calls in rows]
-
-
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """95 % of the median, by order statistics: as many heads of a coin lie within."""
-    ordered, count = sorted(ratios), len(ratios)
-    outside, k = 0.0, 0
-    while k < count // 2 and (outside := outside + math.comb(count, k) / 2**count) < 0.025:
-        k += 1
-    return ordered[max(0, k - 1)], ordered[min(count - 1, count - k)]
 
 
 def main() -> None:

@@ -7,6 +7,8 @@ model.register_comm_hook(*all_reduce_hook("direct", late_ranks=[3]))
 # torch looks at the annotations of a hook, which have to be classes: none of __future__ here.
 from collections.abc import Callable, Sequence
 from functools import cache
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,11 +58,16 @@ class _AdaptiveState(_State):
     """Of an all-reduce that is found and voted on; an iteration begins with its first bucket."""
 
     def __init__(
-        self, connected: Connected, group: dist.ProcessGroup, min_gain: float, timeout: float
+        self,
+        connected: Connected,
+        group: dist.ProcessGroup,
+        min_gain: float,
+        timeout: float,
+        log: Path | None,
     ) -> None:
         super().__init__(connected, None, group)
         ranks = tuple(dist.get_process_group_ranks(group))
-        self._adaptive = AdaptiveAllReduce(connected, group.rank(), ranks, min_gain, timeout)
+        self._adaptive = AdaptiveAllReduce(connected, group.rank(), ranks, min_gain, timeout, log)
         self._plan: CollectivePlan | None = None
 
     def reduce(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> Future[torch.Tensor]:
@@ -90,6 +97,7 @@ def all_reduce_hook(
     timeout: float = 600.0,
     transport: str = "auto",
     min_gain: float = 0.15,
+    decision_log: str | PathLike[str] | None = None,
 ) -> tuple[Any, _Hook]:
     """The state and the hook for `DistributedDataParallel.register_comm_hook`.
 
@@ -108,6 +116,8 @@ def all_reduce_hook(
         timeout: seconds that a message of another rank is waited for.
         transport: auto, engine or gloo.
         min_gain: of auto: share of an iteration that a plan has to save.
+        decision_log: of auto: file that decisions are appended to, as JSON lines, by the group's
+            first rank.
 
     Raises:
         BadInput: an algorithm or ranks that there are not, or an engine that is missing.
@@ -120,7 +130,9 @@ def all_reduce_hook(
         if late_ranks or pieces:
             raise BadInput("late_ranks, pieces", (late_ranks, pieces), "auto finds them")
         connected = Connected.between(group, "ddp", timeout, transport, meshes=MESHES)
-        adaptive = _AdaptiveState(connected, group, min_gain, timeout)
+        adaptive = _AdaptiveState(
+            connected, group, min_gain, timeout, Path(decision_log) if decision_log else None
+        )
         at_exit(adaptive, _AdaptiveState.close)
         return adaptive, _reduce
     plan_of = cache(

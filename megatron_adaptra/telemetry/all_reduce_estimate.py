@@ -24,7 +24,13 @@ class AllReduceEstimate:
         self.late_ranks, self.ports = LateRanks(ranks), PortRates(ranks)
         self._cost = cost
 
-    def update(self, seen: Seen, rates: Mapping[Pair, float], nbytes: int) -> bool:
+    def update(
+        self,
+        seen: Seen,
+        rates: Mapping[Pair, float],
+        nbytes: int,
+        between: Mapping[int, float] | None = None,
+    ) -> bool:
         """Take one iteration; whether something is no longer as planned for.
 
         Args:
@@ -32,12 +38,13 @@ class AllReduceEstimate:
                 since nobody knows what matters before.
             rates: of paths, as for PortRates; {} if none was measured.
             nbytes: of the buffer.
+            between: as for LateRanks; None where it is not known.
         """
         changed = self.ports.update(rates)
         if not self.ports.known or nbytes <= 0:
             return False
         buffer = Figures(nbytes, self.ports.ports(), (0.0,) * self.ports.ranks, 1.0).buffer
-        return self.late_ranks.update(seen, buffer) or changed
+        return self.late_ranks.update(seen, buffer, between) or changed
 
     def figures(self, nbytes: int, iteration: float, native: float | None = None) -> Figures | None:
         """What the selector is given; None until all ports are known.

@@ -68,11 +68,8 @@ def arrivals(
         apart.setdefault(a, []).append((doubt, b, late))
         apart.setdefault(b, []).append((doubt, a, -late))
     moments = _moments(apart)
-    # Where a rank in four is early by chance, the others are not late.
-    order = sorted(moments.values())
-    first = order[(len(order) - 1) // 4] if order else 0.0
     return Arrivals(
-        {rank: max(0.0, moment - first) for rank, moment in sorted(moments.items())},
+        after_the_first(moments),
         {
             (a, b): max(0.0, seconds - moments[a] + moments[b])
             for (a, b), seconds in came.items()
@@ -80,6 +77,17 @@ def arrivals(
         },
         trips,
     )
+
+
+def after_the_first(moments: Mapping[int, float]) -> dict[int, float]:
+    """By rank, how many seconds its moment is after those of the first ranks; of these 0.
+
+    `moments`: by rank, seconds by any clock.
+    """
+    # Where a rank in four is early by chance, the others are not late.
+    order = sorted(moments.values())
+    first = order[(len(order) - 1) // 4] if order else 0.0
+    return {rank: max(0.0, moment - first) for rank, moment in sorted(moments.items())}
 
 
 def _moments(apart: Mapping[int, Sequence[tuple[float, int, float]]]) -> dict[int, float]:

@@ -8,12 +8,14 @@ moves from rank to rank is nobody's.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.telemetry.arrivals import Arrivals, Pair, Seen, arrivals
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
+from megatron_adaptra.telemetry.own_lateness import OwnLateness
 
 WINDOW = 8  # iterations, of which so many have to agree about a rank
 AGREE = 6
@@ -36,6 +38,7 @@ class LateRanks:
         self.ranks = ranks
         self.rotating = False
         self._buffer = 0.0
+        self._own = OwnLateness()
         self._late = [_Watched() for _ in range(ranks)]
         self._paths: dict[Pair, _Watched] = {}
         self._trips: dict[Pair, deque[float]] = {}
@@ -44,7 +47,7 @@ class LateRanks:
         self._common: deque[float] = deque(maxlen=WINDOW)  # delays of ordinary paths
         self._noted = False
 
-    def update(self, seen: Seen, buffer: float) -> bool:
+    def update(self, seen: Seen, buffer: float, between: Mapping[int, float] | None = None) -> bool:
         """Take one iteration; whether lateness or a path is no longer as planned for.
 
         Args:
@@ -52,6 +55,8 @@ class LateRanks:
                 message came; below 0 where it had come before. Some may be missing; those of ranks
                 that there are not, and what no message takes, are left out.
             buffer: seconds of the buffer through a port, against which lateness matters.
+            between: by rank, the seconds from the end of the last all-reduce there to its arrival,
+                of which its own lateness is made out; None where ends are not known.
 
         It stays true until `accept`, or until all is as before.
 
@@ -70,9 +75,12 @@ class LateRanks:
         known = {way: path.recent for way, path in self._paths.items()}
         now = arrivals(rows, self._least, known)
         self._take_trips(now)
-        self._take_rotation(now)
+        late_now = now.late
+        if between is not None:
+            late_now = self._own.of(now.late, between, ABSOLUTE * buffer)
+        self._take_rotation(late_now)
         least = 2 * AGREE if self.rotating else AGREE
-        for rank, late in now.late.items():
+        for rank, late in late_now.items():
             self._late[rank].update(late, buffer, least)
         common = median(now.delays.values()) if now.delays else 0.0
         if now.delays:
@@ -93,9 +101,9 @@ class LateRanks:
             if len(trips) == _TRIPS:
                 self._least[pair] = min(median(trips), self._least.get(pair, seconds))
 
-    def _take_rotation(self, now: Arrivals) -> None:
+    def _take_rotation(self, late: Mapping[int, float]) -> None:
         matters = ABSOLUTE * self._buffer
-        self._late_in.append({rank for rank, seconds in now.late.items() if seconds > matters})
+        self._late_in.append({rank for rank, seconds in late.items() if seconds > matters})
         rows = [row for row in self._late_in if row]
         if len(rows) <= _CALM:
             self.rotating = False

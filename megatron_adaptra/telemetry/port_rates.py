@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
-from statistics import median
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median, median_low
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
@@ -63,17 +63,19 @@ class PortRates:
     def ports(self, delay: float = 0.0, cost: float = 0.0, turn: float = math.inf) -> Ports:
         """The ports, and paths that pass less than both their ports.
 
+        Ports whose rates differ by less than RELATIVE from the middle one are taken to be equal.
+
         `delay`, `cost`, `turn`: as for `sim.ports.Ports`. Raises BadInput while not all are known.
         """
         if not self.known:
             raise BadInput("ports", "not all measured", "both ways of each, in a few iterations")
         now = self._planned | self._now()
+        out, into = (_alike([now[side, (r,)] for r in range(self.ranks)]) for side in SIDES)
         slow = {
             (ends[0], ends[1]): LinkState(0.0, rate)
             for (kind, ends), rate in sorted(now.items())
-            if kind == "path" and rate < math.inf
+            if kind == "path" and rate < (1 - RELATIVE) * min(out[ends[0]], into[ends[1]])
         }
-        out, into = (tuple(now[side, (r,)] for r in range(self.ranks)) for side in SIDES)
         return Ports(out, into, delay, cost, turn, slow)
 
     def changes(self) -> list[str]:
@@ -163,6 +165,11 @@ def _differ(rate: float, planned: float | None) -> bool:
     if planned is None or math.inf in (rate, planned):
         return rate != planned
     return abs(rate - planned) > RELATIVE * planned
+
+
+def _alike(rates: Sequence[float]) -> tuple[float, ...]:
+    middle = median_low(rates)
+    return tuple(rate if _differ(rate, middle) else middle for rate in rates)
 
 
 def _rate(rate: float) -> str:

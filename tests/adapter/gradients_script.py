@@ -98,7 +98,7 @@ def main() -> None:
             )
             with pytest.MonkeyPatch.context() as patched:
                 if way == "voted":  # as if it had been voted on
-                    patched.setattr(group, "Choice", lambda ranks: OWNERS[ranks])
+                    patched.setattr(group, "Choice", lambda ranks, sharded: OWNERS[ranks])
                 activation = activate(config)
                 row[way] = {**train(shape, dataset), "calls": len(calls)}
                 activation.undo()

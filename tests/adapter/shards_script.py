@@ -14,6 +14,7 @@ from megatron_adaptra.adapter.baseline import cpu
 
 cpu.install()
 
+import pytest  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state as mpu  # noqa: E402
 from rank_of_job import begin, of_all_ranks, show  # noqa: E402
@@ -25,11 +26,13 @@ from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.ir.collective import Goal  # noqa: E402
+from megatron_adaptra.plan.collectives.choice import Choice  # noqa: E402
 from megatron_adaptra.plan.collectives.direct import direct  # noqa: E402
 from megatron_adaptra.plan.collectives.sharded import (  # noqa: E402
     direct_reduce_scatter,
     ring_all_gather,
 )
+from megatron_adaptra.runtime.all_reduce import group  # noqa: E402
 
 SMALL: dict[str, Any] = {
     "microbatches": 2, "hidden": 32, "seq_length": 32, "layers": 2, "distributed_optimizer": True,
@@ -40,8 +43,8 @@ PLANS = {
 }  # fmt: skip
 # What is trained, and the ways in which its shards are reduced and gathered.
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "overlap": ({"stages": 1}, ("direct", "again", "gloo", *PLANS)),
-    "gather": ({"stages": 1, "overlap_gather": True}, ("direct", "gather.txt")),
+    "overlap": ({"stages": 1}, ("direct", "again", "gloo", "auto", "voted", *PLANS)),
+    "gather": ({"stages": 1, "overlap_gather": True}, ("direct", "gather.txt", "auto", "voted")),
     "in turn": ({"stages": 1}, ("direct",)),
     "bf16": ({"stages": 1, "precision": "bf16", "overlap_gather": True}, ("direct", "gloo")),
     "pipelines": ({"stages": 2, "overlap_gather": True}, ("direct", "scatter.txt")),
@@ -82,6 +85,11 @@ def forced(arm: gpt.Arm, function: Any) -> Any:
     return call
 
 
+def voted(ranks: int, sharded: bool) -> Choice:
+    assert sharded
+    return Choice(ranks, "direct", 2, sharded=True)
+
+
 def counted() -> Counter[str]:
     """How many collectives have begun by plan, by goal."""
     calls: Counter[str] = Counter()
@@ -111,7 +119,7 @@ def main() -> None:
         dataset = gpt.build_dataset(prefix, shape, 32)
         row: dict[str, Any] = {"case": case, "native": train(case, shape, dataset)}
         for way in ways:
-            algorithm = way if way == "stragglar" else "direct"
+            algorithm = {"stragglar": way, "auto": way, "voted": "auto"}.get(way, "direct")
             if way in PLANS:
                 algorithm = str(Path(sys.argv[1]) / way)
             calls.clear()
@@ -121,9 +129,12 @@ def main() -> None:
                 transport="gloo" if way == "gloo" else "auto",
                 timeout=60.0,
             )
-            activation = activate(config)
-            row[way] = {**train(case, shape, dataset), "calls": dict(calls)}
-            activation.undo()
+            with pytest.MonkeyPatch.context() as patched:
+                if way == "voted":  # as if it had been voted on
+                    patched.setattr(group, "Choice", voted)
+                activation = activate(config)
+                row[way] = {**train(case, shape, dataset), "calls": dict(calls)}
+                activation.undo()
             assert [vars(owner)[name] for owner, name in targets] == before
         show("CASE", of_all_ranks(row))
         mpu.destroy_model_parallel()

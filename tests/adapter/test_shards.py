@@ -45,6 +45,10 @@ def test_losses_are_those_of_megatron(case: str) -> None:
         assert ours["norms"] == pytest.approx(native["norms"], rel=close)
         for way in {"again", "gloo"}.intersection(row):  # the same bits, whatever carries them
             assert row[way] == ours
+        if "voted" in row:
+            assert bits(row["voted"]) == bits(ours)
+            assert row["voted"]["calls"] == ours["calls"]
+            assert row["auto"] == {**native, "calls": {}}  # delays here are nothing
         if case == "pipelines":  # of two replicas: one order
             assert {**ours, "calls": 0} == {**native, "calls": 0}
     replicas = [{0, 1, 2, 3}] if case != "pipelines" else [{0, 1}, {2, 3}]

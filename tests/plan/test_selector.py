@@ -89,6 +89,12 @@ def test_the_rank_that_is_late_matters_and_not_its_number():
         assert one.seconds == pytest.approx(other.seconds, rel=0.02)
 
 
+def test_those_in_time_may_all_have_the_slowest_port():
+    """So that what they have to spare over the slowest is nothing."""
+    given = figures(2.0, 2.0, rates=[10e6, 10e6, 20e6, 20e6], ranks=4)
+    assert chosen(given).seconds <= chosen(given).native
+
+
 def test_a_slow_path_is_gone_round():
     """At a fifth of the rate; its two ends own little, so that little crosses it."""
     slow = LinkState(0.0, 4e6)

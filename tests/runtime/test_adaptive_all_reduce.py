@@ -17,7 +17,13 @@ from megatron_adaptra.runtime.all_reduce import path_probes
 from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages
 from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
-from megatron_adaptra.runtime.all_reduce.path_probes import PathProbes, rounds
+from megatron_adaptra.runtime.all_reduce.path_probes import (
+    LEAST,
+    PIECE,
+    PathProbes,
+    rate_of,
+    rounds,
+)
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.collectives.connected import Connected
@@ -215,6 +221,18 @@ def test_each_path_is_measured_each_time(kind: str) -> None:
         for rates in row:
             assert rates.keys() == set(range(RANKS)) - {rank}
             assert all(rate > 0 for rate in rates.values())
+
+
+def test_a_rate_is_of_pieces_that_follow_one_another() -> None:
+    each, pieces = 1.6e-3, range(16)
+    even = [each * i for i in pieces]
+    for came in (
+        even,
+        [max(at, 3.5 * each) for at in even],  # the first come at once
+        [at + 20e-3 * (i >= 12) for i, at in enumerate(even)],  # a pause
+    ):
+        assert rate_of(came) == pytest.approx(PIECE / each)
+    assert rate_of([0.0] * 16) == PIECE * 4 / LEAST
 
 
 @pytest.mark.parametrize("ranks", range(2, 12))

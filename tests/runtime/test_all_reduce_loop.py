@@ -93,7 +93,7 @@ def test_lateness_that_moves_each_iteration_is_left_alone_and_noted_once(
 
 
 def test_a_plan_that_is_slower_than_native_goes_back_and_waits(tmp_path: Path) -> None:
-    group = VotedGroup(4, tmp_path / "decisions.jsonl")
+    group = VotedGroup(4, tmp_path / "decisions.jsonl", min_gain=0.03)
     group.train(12)
     ran = group.train(2 * SOON, {2: BUFFER}, factor=2.0)
     assert not all(one.native for one in ran)

@@ -40,6 +40,8 @@ class VotedGroup:
 
     def __init__(self, ranks: int, path: Path, min_gain: float = 0.05) -> None:
         self.ranks, self.ran, self.took = ranks, list[Choice](), list[float]()
+        # By rank, of the last reduction: its end after the first one's, and what it took there.
+        self._ends, self._took = [0.0] * ranks, [0.0] * ranks
         self._network, store = LoopbackNetwork(), dist.HashStore()
         self._transports = [self._network.open(rank) for rank in range(ranks)]
         self.controllers: list[Leader | Member] = []
@@ -70,6 +72,8 @@ class VotedGroup:
     ) -> list[Choice]:
         """What ran; ranks are `late` by seconds, their ports have `rates`, the `silent` report not.
 
+        They are later still where their last reduction has ended later.
+
         `factor`: plans take so many times as long as the clock of ports has it.
         """
         late = late or {}
@@ -79,11 +83,13 @@ class VotedGroup:
             assert len({bundle.digest for bundle in bundles}) == 1, "all ranks run the same"
             choice = bundles[0][ALL_REDUCE].choice
             self.ran.append(choice)
-            lateness = [late.get(rank, 0.0) for rank in range(self.ranks)]
+            computed = [end + late.get(r, 0.0) for r, end in enumerate(self._ends)]
+            lateness = [moment - min(computed) for moment in computed]
             plan = choice.plan()
-            took = run_on_ports(plan or ring(self.ranks, 2), NBYTES, ports, lateness).after_arrival
-            self.took.append(took if plan is None else factor * took)
-            seen = messages(self.ranks, late)
+            run = run_on_ports(plan or ring(self.ranks, 2), NBYTES, ports, lateness)
+            more = 0.0 if plan is None else (factor - 1) * run.after_arrival
+            self.took.append(run.after_arrival + more)
+            seen = messages(self.ranks, dict(enumerate(lateness)))
             for rank, controller in enumerate(self.controllers):
                 if rank not in silent:
                     paths = {
@@ -91,12 +97,13 @@ class VotedGroup:
                         for source in range(self.ranks)
                         if source != rank
                     }
-                    seconds = self.took[-1] + max(lateness) - lateness[rank]
+                    seconds = run.ends[rank] + more - lateness[rank]
+                    period = 5 * BUFFER + self._took[rank] + late.get(rank, 0.0)
                     controller.report_reduction(
-                        ReductionReport(
-                            rank, iteration, NBYTES, seen[rank], paths, seconds, 5 * BUFFER
-                        )
+                        ReductionReport(rank, iteration, NBYTES, seen[rank], paths, seconds, period)
                     )
+            self._took = [end + more - came for end, came in zip(run.ends, lateness, strict=True)]
+            self._ends = [end - min(run.ends) for end in run.ends]
             until(partial(self._dealt_with, iteration, silent), f"iteration {iteration}")
         return self.ran[-iterations:]
 

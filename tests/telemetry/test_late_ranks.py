@@ -81,6 +81,45 @@ def test_lateness_that_moves_to_another_rank_in_mid_run():
     assert late_ranks.note() is None
 
 
+def test_what_a_rank_is_late_because_it_ended_later_is_not_its_own():
+    """As a ring ends: later at the late rank and at the one after it than elsewhere."""
+    late_ranks = healthy(4)
+    seen = messages(4, {0: 20 * MS, 2: 155 * MS, 3: 40 * MS})
+    between = {0: 0.5, 1: 0.5, 2: 0.615, 3: 0.5}
+    for _ in range(10):
+        if late_ranks.update(seen, BUFFER, between):
+            late_ranks.accept()
+    assert late_ranks.late() == pytest.approx([0, 0, 115 * MS, 0])
+
+
+CASES = [(True, 0.12), (True, 0.0), (False, 0.12), (False, 0.0)]
+
+
+@pytest.mark.parametrize(("free", "own"), CASES)
+def test_what_is_a_rank_s_own_whatever_runs(free, own):
+    """Under a ring rank 2 ends later; under a plan it ends before the others, at first by far."""
+    late_ranks = healthy(4)
+    ends = [0.0] * 4
+
+    def train(count, ended):
+        nonlocal ends
+        for _ in range(count):
+            came = [(end if free else max(ends)) + own * (r == 2) for r, end in enumerate(ends)]
+            between = {r: 0.5 + came[r] - end for r, end in enumerate(ends)}
+            seen = messages(4, dict(enumerate(came)))
+            if late_ranks.update(seen, BUFFER, between):
+                late_ranks.accept()
+            ends = ended(came)
+
+    train(3, lambda came: [0.0] * 4)
+    train(12, lambda came: [20 * MS, 0.0, 40 * MS * (own > 0), 40 * MS])
+    assert late_ranks.late() == pytest.approx([0, 0, own, 0])
+    train(10, lambda came: [0.11, 0.11, 0.0, 0.11])
+    assert late_ranks.late() == pytest.approx([0, 0, own, 0], abs=1e-9)
+    train(10, lambda came: [0.0] * 4)
+    assert late_ranks.late() == pytest.approx([0, 0, own, 0])
+
+
 def test_two_late_ranks():
     late_ranks = healthy(8)
     run(late_ranks, 10, {2: 60 * MS, 5: 0.3})

@@ -40,6 +40,15 @@ def run(rates, count, ports, **more):
     return found
 
 
+def test_ports_that_differ_by_chance_alone_are_equal():
+    rng, rates = random.Random(SEED), PortRates(8)
+    for _ in range(5):
+        rates.update(probed(Ports.equal([20 * MB] * 8), rng, 0.05))
+    ports = rates.ports()
+    assert (len(set(ports.out)), len(set(ports.into)), ports.paths) == (1, 1, {})
+    assert ports.out[0] == pytest.approx(20 * MB, rel=0.1)
+
+
 def ordinary(ranks=4):
     rates = PortRates(ranks)
     assert not rates.known

@@ -83,7 +83,10 @@ class _AdaptiveGroup:
 
 
 class Handle:
-    """What Megatron waits for at the end of a reduction that overlaps with its backward."""
+    """What Megatron waits for at the end of a reduction that overlaps with its backward.
+
+    `check`: called after the `works`; raises what else must end the training.
+    """
 
     def __init__(self, works: list[ExchangeWork], check: Callable[[], None] | None = None) -> None:
         self._works, self._check = works, check
@@ -219,7 +222,10 @@ def connect(
 
 
 def difference_of(group: Any, buckets: Any) -> str:
-    """The first thing in which the ranks of a `group` differ, in words; "" if they do not."""
+    """The first thing in which the ranks of a `group` differ, in words; "" if they do not.
+
+    Looked at are settings, and the sizes of `buckets`.
+    """
     config = buckets.ddp_config
     mine = {name: getattr(config, name) for name in _SAME}
     data = [one.grad_data for one in buckets.buckets]
@@ -235,7 +241,7 @@ def difference_of(group: Any, buckets: Any) -> str:
 
 
 def has_begun(buckets: Any) -> bool:
-    """Whether their reduction is under way, as it may be in a training's first iteration."""
+    """Whether the reduction of `buckets` is under way, as it may be in the first iteration."""
     if buckets.is_first_batch and buckets.grad_reduce_handle is not None:
         return True
     assert buckets.grad_reduce_handle is None, "an all-reduce of these buckets is under way"

@@ -61,7 +61,9 @@ def first_shares(
         if left_out and lateness[order[left_out - 1]] <= _LATE * buffer:
             break
         for rates in (worth, spare):
-            yield whole_shares([0.0 if r in late else rates[r] for r in range(ranks)])
+            weights = [0.0 if r in late else rates[r] for r in range(ranks)]
+            if any(weights):  # those in time may all be as slow as the slowest
+                yield whole_shares(weights)
     ends = {rank for way, path in ports.paths.items() if path != HEALTHY for rank in way}
     if 0 < len(ends) < ranks:
         yield whole_shares([0.0 if rank in ends else worth[rank] for rank in range(ranks)])

@@ -25,7 +25,7 @@ from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
-PROBED = range(1, 5)  # iterations after which all paths are measured, ...
+PROBED = range(1, 6)  # iterations after which all paths are measured, ...
 PROBED_EVERY = 32  # ... and then one of so many
 MESHES = ("control", "arrivals", "probes")  # connections of its own: see Connected.between
 

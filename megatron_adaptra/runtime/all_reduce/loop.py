@@ -65,6 +65,9 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         self._pending: _Pending | None = None
         self._ours: deque[float] = deque(maxlen=WINDOW)  # of the plan in force
         self._pause, self._not_before = PAUSE, 0
+        self._changed_for = 0  # iterations, at least
+        # The last iteration that all have reported, and by rank the seconds of its reduction.
+        self._took: tuple[int, dict[int, float | None]] = (-1, {})
         self.seen = -1  # the last iteration that all ranks have reported
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
@@ -99,6 +102,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         """All ranks have reported an iteration."""
         rates = {(a, b): rate for b, one in row.items() for a, rate in one.rates.items()}
         took = after_last_arrival(row)
+        between = self._between(iteration, row)
         periods = [one.period for one in row.values() if one.period is not None]
         nbytes = max(one.nbytes for one in row.values())
         if iteration < WARM or not periods:
@@ -106,7 +110,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
             return
         self._periods.append(median(periods))
         seen = {rank: one.seen for rank, one in row.items()}
-        changed = self._estimate.update(seen, rates, nbytes)
+        changed = self._estimate.update(seen, rates, nbytes, between)
         ran = self._ran.get(iteration)
         if took is not None and ran is not None:
             if ran.native:
@@ -118,6 +122,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
             self._vote.note(note)
         if self._pending is not None or not self._vote.can_propose(iteration):
             return
+        self._changed_for = self._changed_for + 1 if changed else 0
         if self._slower():
             self._undo(iteration)
             return
@@ -128,6 +133,19 @@ class AllReduceLoop(VotedThread[ReductionReport]):
     def _delays_count(self, iteration: int) -> bool:
         """Whether it is time to look at delays, which change for all paths alike."""
         return self._vote.in_force[ALL_REDUCE].choice.sharded and iteration % LOOK == 0
+
+    def _between(
+        self, iteration: int, row: Mapping[int, ReductionReport]
+    ) -> dict[int, float] | None:
+        """By rank, seconds from the end of the last reduction to this one; None if not all know."""
+        (last, took), self._took = self._took, (iteration, {r: x.seconds for r, x in row.items()})
+        found: dict[int, float] = {}
+        for rank, one in row.items():
+            before = took.get(rank)
+            if last != iteration - 1 or before is None or one.period is None:
+                return None
+            found[rank] = one.period - before
+        return found
 
     def _slower(self) -> bool:
         """Whether the plan in force takes longer after the last arrival than native did."""
@@ -158,7 +176,10 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         if chosen.choice.native or chosen.choice == current.choice:
             value = GroupAllReduce(chosen.choice)
         if chosen.choice == current.choice:
-            self._estimate.accept()
+            if (left := WINDOW - self._changed_for) > 0:  # native was measured before, in part
+                self._not_before = iteration + left
+            else:
+                self._estimate.accept()
             return
         try:
             ALL_REDUCE.check(value, current)

@@ -1,14 +1,17 @@
 """Measures what the path from each rank of a group to each other one passes.
 
 Two by two, so that each path has both its ports to itself: in each round a rank exchanges some
-messages with one other rank, as in a tournament. What comes after the first message shows the rate,
-without the delay.
+messages with one other rank, as in a tournament. How fast messages follow one another shows the
+rate, without the delay.
 """
 
 from __future__ import annotations
 
 import struct
 import time
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
 
 import torch
 
@@ -18,7 +21,7 @@ from megatron_adaptra.transport.base import Transport
 PIECE = 32 << 10  # bytes; what a shaped port passes at once is not much more
 FEWEST, MOST = 16, 256  # pieces of each rank in a round
 TAKES = 3e-3  # seconds for which a round's pieces are enough, up to MOST of them
-LEAST = 1e-3  # seconds: what is faster is as fast as can be measured
+LEAST = 2.5e-4  # seconds of a quarter of the pieces: what is faster is as fast as can be measured
 PATIENCE = 20.0  # seconds for all rounds of one call; then nothing is measured any more
 _WANTS = struct.Struct("<I")  # in each piece: how many this rank wants next time
 _TAGS = 1 << 31
@@ -36,7 +39,7 @@ class PathProbes:
         # By rank, how many pieces come from it, go there, and are asked for from the next time on.
         self._gets, self._sends = dict.fromkeys(others, FEWEST), dict.fromkeys(others, FEWEST)
         self._wanted = dict(self._gets)
-        self._tag = 0
+        self._tag = self._runs = 0
         self.fault = ""
 
     def run(self) -> dict[int, float]:
@@ -46,10 +49,14 @@ class PathProbes:
         """
         found: dict[int, float] = {}
         end = time.monotonic() + PATIENCE
-        for other in rounds(self._me, self._ranks):
+        # Another pair comes first each time, when ranks may still be busy with what they compute.
+        meets = deque(rounds(self._me, self._ranks))
+        meets.rotate(self._runs)
+        self._runs += 1
+        for other in meets:
             if self.fault:
                 break
-            first, self._tag = self._tag, (self._tag + MOST) % _TAGS
+            first, self._tag = self._tag, (self._tag + MOST + 1) % _TAGS
             if other is not None:
                 try:
                     found[other] = self._exchange(other, first, end)
@@ -66,22 +73,37 @@ class PathProbes:
 
         Each piece carries how many its sender wants next time, by what it measured before.
         """
-        transport, tags = self._transport, [(first + i) % _TAGS for i in range(MOST)]
+        transport, tags = self._transport, [(first + i) % _TAGS for i in range(MOST + 1)]
         into = torch.empty(self._gets[other], PIECE, dtype=torch.uint8)
         receives = [transport.irecv(row, other, tag) for row, tag in zip(into, tags, strict=False)]
+        # Pieces that came before they were waited for would show no rate.
+        word, ready = torch.zeros(2, 1, dtype=torch.uint8)
+        sends = [transport.isend(word, other, tags[MOST])]
+        transport.irecv(ready, other, tags[MOST]).wait(max(0.0, end - time.monotonic()))
         piece = torch.zeros(PIECE, dtype=torch.uint8)
         wanted = self._wanted[other]
         _WANTS.pack_into(piece.numpy(), 0, wanted)
-        sends = [transport.isend(piece, other, tag) for tag in tags[: self._sends[other]]]
+        sends += [transport.isend(piece, other, tag) for tag in tags[: self._sends[other]]]
         came = [work.wait(max(0.0, end - time.monotonic())).completed for work in receives]
         for work in sends:
             work.wait(max(0.0, end - time.monotonic()))
-        rate = PIECE * (len(came) - 1) / max(LEAST, max(came) - min(came))
+        rate = rate_of(came)
         (theirs,) = _WANTS.unpack_from(into[0].numpy())
         self._sends[other] = min(MOST, max(FEWEST, theirs))
         self._gets[other] = wanted
         self._wanted[other] = min(MOST, max(FEWEST, round(rate * TAKES / PIECE)))
         return rate
+
+
+def rate_of(came: Sequence[float]) -> float:
+    """Bytes per second of a path, by the moments when pieces `came`, in seconds, at least four.
+
+    The median of how long a quarter of them took, from any one on. A port may pass the first ones
+    at once; a pause of a busy machine is in few quarters.
+    """
+    ordered, quarter = sorted(came), len(came) // 4
+    spans = [b - a for a, b in zip(ordered, ordered[quarter:], strict=False)]
+    return PIECE * quarter / max(LEAST, median(spans))
 
 
 def rounds(me: int, ranks: int) -> list[int | None]:

@@ -1,0 +1,239 @@
+"""All-reduces that are found while training, in a laboratory whose ports have a rate.
+
+`python benchmarks/late_rank_lab.py`, as root: nobody is late, then one rank, then another one, then
+nobody. First all iterations with native all-reduces, then the same with `auto`, in the same
+processes. A rank that is slowed waits; what ranks compute is mostly a wait, too, so that two cores
+are enough for eight of them. With `--healthy` nobody is late, and both trainings take turns. On a
+busy machine: `chrt -r 1 python benchmarks/late_rank_lab.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+from common import interval, markdown
+from late_rank_lab_rank import DECISIONS, RESULT
+
+from megatron_adaptra.cli.output import Table, show_table
+from megatron_adaptra.units import parse_rate
+
+RANK = Path(__file__).with_name("late_rank_lab_rank.py")
+NBYTES = 3.3e6  # of the gradients
+SETTLED = 2  # iterations after a change that do not count
+BLOCK = 6  # iterations of a turn, of which the first does not count
+
+
+class Row(NamedTuple):
+    """`lateness`: of a late rank, in times of the buffer through a port."""
+
+    trains: str
+    ranks: int
+    slowed: float
+    lateness: float
+
+
+ROWS = {
+    "Megatron, 4 ranks, 30 %": Row("megatron", 4, 0.3, 0.7),
+    "Megatron, 4 ranks, 50 %": Row("megatron", 4, 0.5, 0.7),
+    "Megatron, 8 ranks, 30 %": Row("megatron", 8, 0.3, 0.8),
+    "torch's hook, 4 ranks, 30 %": Row("ddp", 4, 0.3, 0.7),
+    "torch's hook, 4 ranks, 50 %": Row("ddp", 4, 0.5, 0.7),
+    "torch's hook, 8 ranks, 30 %": Row("ddp", 8, 0.3, 0.8),
+}
+
+
+def phases(ranks: int, options: argparse.Namespace) -> list[tuple[int, int, int]]:
+    """Nobody is late, then the last rank but one, then rank 1, then nobody."""
+    ends = [0]
+    for late in (False, True, True, False):
+        ends.append(ends[-1] + (options.late if late else options.in_time))
+    return [
+        (first, end, late)
+        for (first, end), late in zip(pairwise(ends), (-1, ranks - 2, 1, -1), strict=True)
+    ]
+
+
+def run(settings: dict[str, Any], ranks: int, rate: str, timeout: float) -> dict[str, Any]:
+    """What all ranks have measured, and the decisions; without a `rate` on this host alone."""
+    with tempfile.TemporaryDirectory(prefix="adaptra-") as folder:
+        path = Path(folder) / "settings.json"
+        path.write_text(json.dumps(settings))
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(ranks)]
+        if rate:
+            command = [sys.executable, "-m", "megatron_adaptra", "netlab", "run", "--no-measure"]
+            command += ["--hosts", str(ranks), "--host", f"all:{rate}", "--", sys.executable]
+        done = subprocess.run([*command, str(RANK), str(path)], check=False, timeout=timeout)
+        if done.returncode:
+            raise SystemExit(f"the training has ended with status {done.returncode}")
+        found: dict[str, Any] = json.loads((Path(folder) / RESULT).read_text())
+        logs = list(Path(folder).glob(f"{DECISIONS.split('.')[0]}*"))
+        lines = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
+    made = {one["number"]: dict(one) for one in lines if one["kind"] == "all-reduce"}
+    for one in lines:
+        made[one["number"]] = {**one, **made[one["number"]]}
+    return {**found, "decisions": [one for one in made.values() if one["committed"]]}
+
+
+def iterations(arm: dict[str, Any]) -> list[float]:
+    """Milliseconds of each: of all ranks, which wait for each other, the mean."""
+    return [1e3 * mean(of_ranks) for of_ranks in zip(*arm["seconds"], strict=True)]
+
+
+def figures(done: dict[str, Any], spans: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
+    """By phase, what was found when, predicted, and measured."""
+    native, auto = (iterations(done[arm]) for arm in ("native", "auto"))
+    found = []
+    for first, end, late in spans[1:]:
+        mine = [one for one in done["decisions"] if first <= one["detected"] < end]
+        row: dict[str, Any] = {
+            "late": late,
+            "native": median(native[first + SETTLED : end]),
+            "decisions": len(mine),
+        }
+        if mine:
+            last = mine[-1]
+            swap = last["iteration"]
+            row |= {
+                "found": mine[0]["detected"] - first + 1,
+                "in force": swap - first,
+                "before": median(auto[first : min(swap, end)]),
+                "ours": median(auto[swap + 1 : end]) if swap + 1 < end else None,
+                "plan": last["after"],
+                "predicted gain": last["native_ms"] - last["predicted_ms"],
+                "predicted": last["predicted_ms"],
+                "measured": last.get("measured_ms"),
+            }
+        found.append(row)
+    return found
+
+
+def apart(done: dict[str, Any]) -> str:
+    """How far losses and parameters are from native's."""
+    digests = {one for arm in ("native", "auto") for one in done[arm]["digest"]}
+    native, auto = (
+        [mean(of_ranks) for of_ranks in zip(*done[arm]["losses"], strict=True)]
+        for arm in ("native", "auto")
+    )
+    differ = [i for i, (a, b) in enumerate(zip(native, auto, strict=True)) if a != b]
+    if len(digests) == 1 and not differ:
+        return "losses and parameters are native's to the last bit"
+    most = max(abs(a - b) / abs(a) for a, b in zip(native, auto, strict=True))
+    alike = len(set(done["auto"]["digest"])) == 1
+    first = done["decisions"][0]["iteration"] if done["decisions"] else None
+    return (
+        f"losses ({native[0]:.4g} to {native[-1]:.4g}) differ from native's by {most:.1e} of "
+        f"themselves at most, first in iteration {differ[0] if differ else None} (the first plan "
+        f"is in force from {first} on); parameters are {'' if alike else 'NOT '}alike on all ranks"
+    )
+
+
+def cells(name: str, row: dict[str, Any]) -> list[str]:
+    whose = f"rank {row['late']}" if row["late"] >= 0 else "nobody"
+    if not row["decisions"]:
+        return [name, whose, f"{row['native']:.0f}", "no plan", *[""] * 6]
+    shown = [name, whose, f"{row['native']:.0f}", f"{row['before']:.0f}"]
+    if row["ours"] is None:
+        return [*shown, "too late", *[""] * 3, f"{row['found']}", f"{row['in force']}"]
+    gain, predicted = row["native"] - row["ours"], row["predicted gain"]
+    shown.append(f"{row['ours']:.0f}")
+    if predicted:
+        shown += [f"{gain:.0f} ({gain / row['native']:.1%})"]
+        shown += [f"{predicted:.0f} ({predicted / row['native']:.1%})", f"{gain / predicted:.2f}"]
+    else:
+        shown += [f"{gain:.0f}", "0", ""]
+    return [*shown, f"{row['found']}", f"{row['in force']}"]
+
+
+COLUMNS = [
+    "run", "late", "native, ms", "before the plan, ms", "ours, ms", "gain, ms", "predicted, ms",
+    "gain / predicted", "found in iteration", "in force after",
+]  # fmt: skip
+
+
+def late_ranks(options: argparse.Namespace) -> tuple[Table, list[str], list[Any]]:
+    """The table, lines below it, and all that was measured."""
+    rows, lines, kept = [], [], []
+    for name, job in ROWS.items():
+        if options.only not in name:
+            continue
+        spans = phases(job.ranks, options)
+        compute = job.lateness * NBYTES / parse_rate(options.rate) / job.slowed
+        settings = {
+            "trains": job.trains, "phases": spans, "compute": compute, "slowed": job.slowed,
+            "min_gain": options.min_gain,
+        }  # fmt: skip
+        done = run(settings, job.ranks, options.rate, options.timeout)
+        found = figures(done, spans)
+        rows += [cells(name, row) for row in found]
+        lines.append(f"{name}: {apart(done)}")
+        kept.append({"name": name, "settings": settings, "figures": found, **done})
+    return Table(f"Ports of {options.rate}, one rank late", COLUMNS, rows), lines, kept
+
+
+def healthy(options: argparse.Namespace) -> tuple[Table, list[str], list[Any]]:
+    """As `late_ranks`, where nobody is late."""
+    rows, lines, kept = [], [], []
+    for name, job in ROWS.items():
+        if options.only not in name or job.slowed != 0.3:
+            continue
+        name = f"{name.rsplit(',', 1)[0]}, {options.rate or 'one host'}"
+        spans = [(BLOCK * i, BLOCK * (i + 1), -1) for i in range(options.turns + 1)]
+        settings = {
+            "trains": job.trains, "phases": spans, "compute": options.compute / 1e3, "slowed": 0.0,
+            "min_gain": options.min_gain, "in_turns": True,
+        }  # fmt: skip
+        done = run(settings, job.ranks, options.rate, options.timeout)
+        native, auto = (iterations(done[arm]) for arm in ("native", "auto"))
+        pairs = [
+            (median(native[first + 1 : end]), median(auto[first + 1 : end]))
+            for first, end, _ in spans[1:]
+        ]
+        ratios = [ours / theirs for theirs, ours in pairs]
+        low, high = interval(ratios)
+        rows.append([
+            name, f"{median(a for a, _ in pairs):.1f}", f"{median(ratios):.4f}",
+            f"{low:.4f} to {high:.4f}", str(len(ratios)), str(len(done["decisions"])),
+        ])  # fmt: skip
+        lines.append(f"{name}: {apart(done)}")
+        kept.append({"name": name, "settings": settings, "ratios": ratios, **done})
+    columns = ["run", "native, ms", "auto / native", "95 % of the median", "pairs", "decisions"]
+    return Table("Nobody late, medians of turns", columns, rows), lines, kept
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--only", metavar="WORD", default="", help="rows whose name has it")
+    parser.add_argument("--rate", default="20MB/s", help="of a port; '': no laboratory")
+    parser.add_argument("--in-time", type=int, default=16, help="iterations in which nobody is")
+    parser.add_argument("--late", type=int, default=24, help="iterations for which a rank is")
+    parser.add_argument("--min-gain", type=float, default=0.05, help="of an iteration")
+    parser.add_argument("--healthy", action="store_true", help="nobody is late; in turns")
+    parser.add_argument("--turns", type=int, default=20, help=f"of {BLOCK} iterations; --healthy")
+    parser.add_argument("--compute", type=float, default=200, metavar="MS", help="of --healthy")
+    parser.add_argument("--timeout", type=float, default=580, metavar="S", help="of a run")
+    parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
+    parser.add_argument("--json", metavar="FILE", help="write all that was measured there, too")
+    options = parser.parse_args(argv)
+    table, lines, kept = (healthy if options.healthy else late_ranks)(options)
+    if options.markdown:
+        print(markdown(table))
+    else:
+        show_table(table)
+    for line in lines:
+        print(f"- {line}")
+    if options.json:
+        Path(options.json).write_text(json.dumps(kept) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""One rank of late_rank_lab.py: a training with native all-reduces, and the same with `auto`.
+
+Argument: a file with Settings as JSON. Rank 0 writes what all ranks have measured beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from megatron_adaptra import ddp
+from megatron_adaptra.config import AdaptraConfig
+
+RESULT, DECISIONS = "result.json", "decisions.jsonl"
+TIMEOUT = 60.0
+SEED = 1234
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all ranks do.
+
+    `trains`: megatron or ddp. `phases`: of a first iteration, one after the last, and the rank that
+    is late meanwhile, -1 for none; of healthy trainings one per arm, in turns. `compute`: seconds
+    of a rank in time, of which it waits what its model does not take. `slowed`: what a late one
+    takes more, as a share. `in_turns`: both trainings take turns, a phase each.
+    """
+
+    trains: str
+    phases: list[tuple[int, int, int]]
+    compute: float
+    slowed: float
+    min_gain: float
+    in_turns: bool = False
+
+
+class Training(Protocol):
+    """A model in training, the same on all ranks of a data-parallel group."""
+
+    def step(self, iteration: int, computed: Callable[[], None]) -> float:
+        """Train on one batch; the loss of this rank. `computed` is called before gradients go."""
+        ...
+
+    def digest(self) -> str:
+        """Of all parameters, bit for bit."""
+        ...
+
+
+class Trainings(Protocol):
+    """Makes the two trainings, `native` first."""
+
+    def native(self) -> Training:
+        """As the framework reduces gradients."""
+        ...
+
+    def auto(self) -> Training:
+        """By what is found and voted on."""
+        ...
+
+    def close(self) -> None:
+        """End the connections."""
+        ...
+
+
+class OfMegatron:
+    """GPTs with Megatron's own DistributedDataParallel, of about 3.3 MB."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        from megatron_adaptra.adapter.baseline import cpu
+
+        cpu.install()
+        from megatron_adaptra.adapter.baseline import gpt
+        from megatron_adaptra.adapter.compat.patch_attr import find
+        from megatron_adaptra.adapter.compat.patches import PATCHES
+
+        self._gpt, self._min_gain, self._log = gpt, settings.min_gain, folder / DECISIONS
+        self._shape = gpt.GPTShape(
+            stages=1, microbatches=1, layers=4, hidden=128, seq_length=16, seed=SEED
+        )
+        gpt.initialize(self._shape, TIMEOUT)
+        prefix = folder / "data" / "text"
+        if dist.get_rank() == 0:
+            gpt.write_dataset(None, prefix.parent, limit=200_000)
+        dist.barrier()
+        self._dataset = gpt.build_dataset(prefix, self._shape, 1000)
+        (target,) = PATCHES["gradients"].targets
+        self._patched = find(target)
+
+    def native(self) -> Training:
+        return OfGPT(self._gpt, self._shape, self._dataset, self._patched)
+
+    def auto(self) -> Training:
+        from megatron_adaptra.adapter.entry.activate import activate
+
+        config = AdaptraConfig(
+            allreduce="auto", min_gain=self._min_gain, timeout=TIMEOUT, decision_log=str(self._log)
+        )
+        self._activation = activate(config)
+        self._ours = vars(self._patched[0])[self._patched[1]]
+        return OfGPT(self._gpt, self._shape, self._dataset, self._patched)
+
+    def close(self) -> None:
+        setattr(*self._patched, self._ours)
+        self._activation.undo()
+
+
+class OfGPT:
+    """One of them. It reduces gradients as Megatron was patched to do when it was made."""
+
+    def __init__(self, gpt: Any, shape: Any, dataset: Any, patched: tuple[Any, str]) -> None:
+        self._arm, self._function = gpt.Arm.build(shape, dataset), gpt.forward_backward_function()
+        self._patched, self._reduces = patched, vars(patched[0])[patched[1]]
+        self._finalize = self._arm.config.finalize_model_grads_func
+        self._arm.config.finalize_model_grads_func = self._finish
+        self._computed: Callable[[], None]
+
+    def step(self, iteration: int, computed: Callable[[], None]) -> float:
+        self._computed = computed
+        setattr(*self._patched, self._reduces)
+        self._arm.begin()
+        (loss,) = self._arm.forward_backward(self._function)
+        self._arm.optimizer.step()
+        self._arm.end()
+        return float(loss[0] if loss.dim() else loss)
+
+    def digest(self) -> str:
+        return str(self._arm.digest())
+
+    def _finish(self, *args: Any, **kwargs: Any) -> Any:
+        self._computed()
+        return self._finalize(*args, **kwargs)
+
+
+class OfTorch:
+    """Perceptrons of 3.2 MB with torch's DistributedDataParallel, in two buckets."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self._min_gain, self._log = settings.min_gain, folder / DECISIONS
+
+    def native(self) -> Training:
+        return OfPerceptron()
+
+    def auto(self) -> Training:
+        return OfPerceptron(
+            ddp.all_reduce_hook(
+                "auto", min_gain=self._min_gain, timeout=TIMEOUT, decision_log=self._log
+            )
+        )
+
+    def close(self) -> None:
+        """The hook's connections end with the process."""
+
+
+class OfPerceptron:
+    """One of them, with a communication `hook` and its state."""
+
+    WIDTH, LAYERS = 448, 4
+
+    def __init__(self, hook: tuple[Any, Any] | None = None) -> None:
+        torch.manual_seed(SEED)
+        layers: list[torch.nn.Module] = []
+        for _ in range(self.LAYERS):
+            layers += [torch.nn.Linear(self.WIDTH, self.WIDTH), torch.nn.Tanh()]
+        self._model = DistributedDataParallel(torch.nn.Sequential(*layers))
+        if hook is not None:
+            self._model.register_comm_hook(*hook)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1.0, momentum=0.9)
+
+    def step(self, iteration: int, computed: Callable[[], None]) -> float:
+        seed = torch.Generator().manual_seed(SEED + 1000 * iteration + dist.get_rank())
+        batch = torch.randn(8, self.WIDTH, generator=seed)
+        self._optimizer.zero_grad()
+        loss = (self._model(batch) - batch.roll(1, 1).tanh()).square().mean()
+        computed()
+        loss.backward()
+        self._optimizer.step()
+        return loss.item()
+
+    def digest(self) -> str:
+        sha = hashlib.sha256()
+        for parameter in self._model.parameters():
+            sha.update(parameter.detach().numpy().tobytes())
+        return sha.hexdigest()
+
+
+class Arm:
+    """A training, and what it has measured."""
+
+    def __init__(self, training: Training, settings: Settings) -> None:
+        self._training, self._settings = training, settings
+        self._iteration = 0
+        self._seconds: list[float] = []
+        self._losses: list[float] = []
+
+    def run(self, iterations: int, late: int) -> None:
+        """Train so long, while that rank is late."""
+        compute = self._settings.compute * (1 + self._settings.slowed * (late == dist.get_rank()))
+        for _ in range(iterations):
+            began = time.monotonic()
+            until = began + compute
+            # What computes needs a core of this machine: the plugin's threads shall have it before.
+            time.sleep(self._settings.compute / 2)
+            loss = self._training.step(
+                self._iteration, lambda end=until: time.sleep(max(0.0, end - time.monotonic()))
+            )
+            self._seconds.append(time.monotonic() - began)
+            self._losses.append(loss)
+            self._iteration += 1
+
+    def found(self) -> dict[str, Any]:
+        """By rank, of each iteration; a collective."""
+        gathered: list[Any] = [None] * dist.get_world_size()
+        mine = {
+            "seconds": self._seconds, "losses": self._losses, "digest": self._training.digest()
+        }  # fmt: skip
+        dist.all_gather_object(gathered, mine)
+        return {key: [one[key] for one in gathered] for key in mine}
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    settings = Settings(**json.loads(path.read_text()))
+    dist.init_process_group("gloo")
+    make: Trainings = {"megatron": OfMegatron, "ddp": OfTorch}[settings.trains](
+        settings, path.parent
+    )
+    native = Arm(make.native(), settings)
+    if settings.in_turns:
+        auto, order = Arm(make.auto(), settings), random.Random(SEED)
+        for first, end, late in settings.phases:
+            for arm in order.sample([native, auto], 2):
+                arm.run(end - first, late)
+    else:
+        for first, end, late in settings.phases:
+            native.run(end - first, late)
+        auto = Arm(make.auto(), settings)
+        for first, end, late in settings.phases:
+            auto.run(end - first, late)
+    found = {"native": native.found(), "auto": auto.found()}
+    make.close()
+    if dist.get_rank() == 0:
+        (path.parent / RESULT).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

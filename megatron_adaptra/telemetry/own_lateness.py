@@ -1,0 +1,53 @@
+"""What of a rank's lateness is its own, and what the last all-reduce has left to it.
+
+A rank for which an all-reduce ends later comes later to the next one, and under another plan it
+does not. So its own is what it takes more than others between two of them. But where ranks wait for
+each other in between, for the mean of a loss, what they take includes that wait, and their own
+lateness is what shows at the next arrival. Both follow from the same seconds; which of them stays
+the same when all-reduces end otherwise shows what a program does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megatron_adaptra.telemetry.arrivals import after_the_first
+
+
+class OwnLateness:
+    """Of one group's ranks. `free`: no wait in between is known of."""
+
+    def __init__(self) -> None:
+        self.free = False
+        self._evidence = 0.0  # seconds; for free ones above 0
+        self._last: tuple[dict[int, float], dict[int, float]] = ({}, {})
+
+    def of(
+        self, came: Mapping[int, float], between: Mapping[int, float], matters: float
+    ) -> dict[int, float]:
+        """By rank, its own seconds after the first ranks; one iteration.
+
+        Args:
+            came: how much later than the first ones each rank came.
+            between: seconds from the end of the last all-reduce there to its arrival.
+            matters: seconds; what changes by less is chance.
+        """
+        took = after_the_first({rank: between[rank] for rank in came if rank in between})
+        self._compare(came, took, matters)
+        self._last = dict(came), took
+        if self.free:
+            return {rank: took.get(rank, late) for rank, late in came.items()}
+        return {rank: min(late, took.get(rank, late)) for rank, late in came.items()}
+
+    def _compare(
+        self, came: Mapping[int, float], took: Mapping[int, float], matters: float
+    ) -> None:
+        """A rank that gets late changes both; an all-reduce that ends otherwise, one of them."""
+        changed = [
+            [abs(now[r] - before[r]) for r in now.keys() & before.keys() & took.keys()]
+            for now, before in zip((came, took), self._last, strict=True)
+        ]
+        came_by, took_by = (sum(x for x in row if x > matters) for row in changed)
+        limit = 5 * matters  # so that it may turn out otherwise
+        self._evidence = max(-limit, min(limit, self._evidence + came_by - took_by))
+        self.free = self._evidence > matters

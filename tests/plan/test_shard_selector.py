@@ -1,0 +1,69 @@
+"""Which reduce-scatter `auto` takes: one delay instead of N - 1, where that gains enough."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.plan.collectives.selector import Figures
+from megatron_adaptra.plan.collectives.shard_selector import choose_shards
+from megatron_adaptra.sim.ports import Ports
+
+MS, MB = 1e-3, 1_000_000
+
+
+def figures(nbytes: int, delay: float, ranks: int = 8, **changed: object) -> Figures:
+    ports = Ports.equal([100e6] * ranks, delay, 0.1 * MS)
+    return replace(Figures(nbytes, ports, (0.0,) * ranks, 0.2), **changed)  # type: ignore[arg-type]
+
+
+def chosen(given: Figures, in_force: str = "native", min_gain: float = 0.05) -> str:
+    pieces = 1 if in_force == "direct" else 0
+    now = Choice(given.ranks, in_force, pieces, sharded=True)
+    return choose_shards(given, now, min_gain).choice.algorithm
+
+
+def test_a_long_delay_is_crossed_once_where_shards_are_small() -> None:
+    """At 8 MB a shard takes as long as a delay, and a ring is as good (measured: docs/evidence)."""
+    assert chosen(figures(1 * MB, 10 * MS)) == "direct"
+    assert chosen(figures(8 * MB, 10 * MS)) == "native"
+    assert chosen(figures(1 * MB, 0.1 * MS)) == "native"
+
+
+def test_lateness_decides_nothing() -> None:
+    """It has to send (N - 1)/N of the buffer after it has come, under any plan."""
+    late = (0.0,) * 7 + (50 * MS,)
+    assert chosen(figures(8 * MB, 0.1 * MS, lateness=late)) == "native"
+    found = choose_shards(figures(1 * MB, 10 * MS), Choice(8, sharded=True), 0.05)
+    same = choose_shards(figures(1 * MB, 10 * MS, lateness=late), Choice(8, sharded=True), 0.05)
+    assert same.choice == found.choice
+    assert found.seconds == pytest.approx(19.45 * MS, rel=0.02)  # 7/8 MB at 100 MB/s, one delay
+
+
+def test_what_is_in_force_stays_until_half_of_the_gain_is_gone() -> None:
+    gain = 2 * choose_shards(figures(1 * MB, 10 * MS), Choice(8, sharded=True), 0.0).gain / 0.2
+    one = figures(1 * MB, 10 * MS)
+    assert chosen(one, min_gain=1.01 * gain) == "native"
+    assert chosen(one, min_gain=0.99 * gain) == "direct"
+    assert chosen(one, "direct", min_gain=1.9 * gain) == "direct"
+    assert chosen(one, "direct", min_gain=2.1 * gain) == "native"
+
+
+def test_native_as_measured_may_be_faster_than_a_ring() -> None:
+    assert chosen(figures(1 * MB, 10 * MS, native=20 * MS)) == "native"
+    assert chosen(figures(1 * MB, 10 * MS, native=500 * MS)) == "direct"
+
+
+def test_bad_input() -> None:
+    with pytest.raises(BadInput, match="a reduce-scatter of 8 ranks"):
+        choose_shards(figures(1 * MB, 10 * MS), Choice(8), 0.05)
+    with pytest.raises(BadInput, match="a reduce-scatter of 8 ranks"):
+        choose_shards(figures(1 * MB, 10 * MS), Choice(4, sharded=True), 0.05)
+    with pytest.raises(BadInput, match="min_gain"):
+        choose_shards(figures(1 * MB, 10 * MS), Choice(8, sharded=True), -1.0)
+    for wrong in ({"algorithm": "stragglar", "late": (1,), "pieces": 1}, {"shares": (1,) * 8}):
+        with pytest.raises(BadInput):
+            Choice(8, **{"algorithm": "direct", "pieces": 1, "sharded": True, **wrong})  # type: ignore[arg-type]
