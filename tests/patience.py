@@ -1,6 +1,11 @@
 """How long a test waits for what has to come, and what it raises when that came too late."""
 
 import os
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+Found = TypeVar("Found")
+RUNS = 20  # at most, until one is in time
 
 # Seconds until a wait is given up; nothing is measured with it, so it is long. Where a fault makes
 # a test hang, scripts/faults.py wants to see it sooner.
@@ -33,6 +38,22 @@ def in_time(what: str, took: float, limit: float) -> None:
         raise AssertionError(f"{what}: not a number: {took} and {limit}")
     if not took < limit:
         raise TooLate(f"{what}: took {took:.6g}, has to be below {limit:.6g}")
+
+
+def longer_and_longer(seconds: float) -> Iterator[float]:
+    """For a delay that has to be long beside what a busy machine adds: `seconds`, then ten times as
+    long, at last a hundred times. What is wrong is so with all of them."""
+    for times in (1, 10, 100):
+        yield times * seconds
+
+
+def in_some_run(run: Callable[[], Found], in_time: Callable[[Found], bool]) -> Found:
+    """What one of some runs has found that was `in_time`. A busy machine makes some of them late;
+    what is really late is late in all, and raises AssertionError."""
+    for _ in range(RUNS):
+        if in_time(found := run()):
+            return found
+    raise AssertionError(f"none of {RUNS} runs was in time; the last one: {found}")
 
 
 def decided(what: str, right: bool, *meanwhile: tuple[str, float, float]) -> None:

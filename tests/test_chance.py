@@ -16,7 +16,8 @@ import pytest
 from apart import apart
 from chance import MOST, RUNS, History, forget, judge
 from fakes.controlled_cuda import gpu
-from patience import TooLate, decided, in_time
+from patience import RUNS as MOST_RUNS
+from patience import TooLate, decided, in_some_run, in_time, longer_and_longer
 
 pytestmark = pytest.mark.cold  # dozens of runs of pytest
 TESTS = Path(__file__).parent
@@ -347,6 +348,15 @@ def test_no_number_is_not_late() -> None:
         with pytest.raises(AssertionError, match="not a number") as found:
             in_time("the answer", took, limit)
         assert not isinstance(found.value, TooLate)
+
+
+def test_one_run_in_time_is_enough_and_none_is_not() -> None:
+    runs = iter(range(10 * MOST_RUNS))
+    assert in_some_run(lambda: next(runs), lambda number: number == 3) == 3
+    with pytest.raises(AssertionError, match=f"the last one: {3 + MOST_RUNS}$") as found:
+        in_some_run(lambda: next(runs), lambda _: False)
+    assert not isinstance(found.value, TooLate)
+    assert [*longer_and_longer(0.25)] == [0.25, 2.5, 25.0]
 
 
 KEPT, MISSED = ("an iteration", 1.0, 2.0), ("a message", 3.0, 2.0)

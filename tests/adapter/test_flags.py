@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from patience import PATIENCE
 from running import ENVIRONMENT
 
 from megatron_adaptra.adapter.entry import flags
@@ -72,14 +73,18 @@ megatron_adaptra.register(); megatron_adaptra.register()
 late = {"torch", "megatron", "megatron_adaptra.runtime.leader"} & set(sys.modules)
 assert not late, late
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=ENVIRONMENT)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE, env=ENVIRONMENT)
     code = """
 import sys, types, megatron_adaptra
 sys.modules["megatron.training.training"] = types.ModuleType("megatron.training.training")
 megatron_adaptra.register()
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=ENVIRONMENT
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=ENVIRONMENT,
     )
     assert "before anything imports megatron.training.training" in done.stderr
 

@@ -14,24 +14,29 @@ from megatron_adaptra.errors import DeviceFailed
 
 STEP = 0.02  # seconds between moments, at least
 LEAP = 0.1  # seconds
-LATE = 0.01  # seconds that a busy machine may see an anchor late
+LATE = 0.01  # seconds that a machine may take to look at its clock, beside those of an anchor
 
 
-def opened(driver: Driver) -> tuple[CudaDevice, int]:
-    stream = driver.stream()
+def opened(driver: Driver) -> tuple[CudaDevice, int, float]:
+    """A device, a stream of it, and the seconds in which its first anchor was seen.
+
+    An anchor that was seen late makes moments as late, until there is a better one.
+    """
+    stream, began = driver.stream(), time.monotonic()
     device = CudaDevice(0, lambda: stream)
     until(lambda: device.handle.anchors() == 1, "the first anchor is there")
-    return device, stream
+    return device, stream, time.monotonic() - began
 
 
 def late_stream(driver: Driver, offset: float, rate: float) -> None:
     """What the stream passes late is read late, and has the moment when it was passed."""
     driver.clock(offset, rate)
-    device, stream = opened(driver)
+    device, stream, opening = opened(driver)
     for _ in range(5):
         go = driver.stop(stream)
         called = time.monotonic()
         mark = device.mark()
+        returned = time.monotonic()
         assert mark.at() is None
         time.sleep(STEP)
         went = time.monotonic()
@@ -39,9 +44,9 @@ def late_stream(driver: Driver, offset: float, rate: float) -> None:
         driver.finish(stream)
         over = time.monotonic()
         moment = mark.at()
-        assert called <= mark.recorded <= called + STEP
+        assert called <= mark.recorded <= returned
         assert moment is not None
-        assert went <= moment <= over + LATE, (moment - went, over - moment)
+        assert went <= moment <= over + LATE + opening, (moment - went, over - moment)
         assert mark.at() == moment
         device.anchor()
     assert driver.left()["events"] < 10  # they are used again
@@ -56,7 +61,7 @@ def test_a_mark_is_read_late_and_says_when(offset: float, rate: float) -> None:
 
 def in_order(driver: Driver, seed: int) -> None:
     rng = random.Random(seed)
-    device, stream = opened(driver)
+    device, stream, _ = opened(driver)
     marks, moments = [], []
     for _ in range(300):
         if rng.random() < 0.2:
@@ -87,7 +92,7 @@ def test_moments_keep_the_order_of_their_stream() -> None:
 def drifting(driver: Driver) -> None:
     """A GPU's clock that is slow makes moments long after the anchor seem earlier than they are."""
     driver.clock(1e6, 0.9995)  # as where NTP slews the host's
-    device, stream = opened(driver)
+    device, stream, opening = opened(driver)
     time.sleep(0.5)  # 250 us, more than a mark on an idle stream takes
     for _ in range(20):
         called = time.monotonic()
@@ -96,7 +101,7 @@ def drifting(driver: Driver) -> None:
         over = time.monotonic()
         moment = mark.at()
         assert moment is not None, mark.fault
-        assert called <= mark.recorded <= moment <= over + LATE
+        assert called <= mark.recorded <= moment <= over + LATE + opening
     device.close()
 
 
@@ -106,11 +111,13 @@ def test_clocks_drift_in_long_iterations() -> None:
 
 def better_anchor(driver: Driver) -> None:
     """The clocks turn out to be nearer to each other than was thought: no mark changes places."""
-    device, stream = opened(driver)
+    device, stream, _ = opened(driver)
     driver.clock(1e6 + LEAP, 1.0)  # as if the first anchor had been seen that late
     before = device.mark()
+    began = time.monotonic()
     device.anchor()
     until(lambda: device.handle.anchors() == 2, "the second anchor is there")
+    seen = time.monotonic() - began
     after = device.mark()
     driver.finish(stream)
     time.sleep(2 * LEAP)
@@ -121,7 +128,7 @@ def better_anchor(driver: Driver) -> None:
     later = device.mark()
     driver.finish(stream)
     over = time.monotonic()
-    assert later.at() <= over + LATE, "and from here on the better one counts"
+    assert later.at() <= over + LATE + seen, "and from here on the better one counts"
     device.close()
 
 
@@ -130,7 +137,7 @@ def test_a_better_anchor_keeps_the_order() -> None:
 
 
 def never_a_number(driver: Driver) -> None:
-    device, stream = opened(driver)
+    device, stream, _ = opened(driver)
     driver.capture(stream, True)
     mark = device.mark()
     driver.capture(stream, False)
@@ -166,7 +173,7 @@ def test_what_cannot_be_is_no_number() -> None:
 
 
 def closed(driver: Driver) -> None:
-    device, stream = opened(driver)
+    device, stream, _ = opened(driver)
     mark = device.mark()
     driver.finish(stream)
     device.close()
@@ -175,7 +182,7 @@ def closed(driver: Driver) -> None:
     assert "closed" in mark.fault
     with pytest.raises(DeviceFailed, match="closed"):
         device.mark()
-    again, _ = opened(driver)
+    again, *_ = opened(driver)
     again.close()
     assert driver.left() == {"pinned": 0, "streams": 0, "events": 0, "contexts": 0}
 

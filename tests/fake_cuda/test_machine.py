@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_runs import run_script
 from fakes.cuda import building, machine, traces
+from patience import PATIENCE
 
 TRACE = """\
 # thread 0 python
@@ -65,7 +66,7 @@ def test_a_real_trace_is_read_back(tmp_path: Path) -> None:
 )
 def test_mistakes_on_the_command_line(words: list[str], message: str) -> None:
     command = [sys.executable, str(machine.__file__), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -74,7 +75,7 @@ def test_an_option_that_is_no_number_is_refused() -> None:
     environment = machine.environment({"kernel-us": "fast"})
     done = subprocess.run(
         [sys.executable, "-c", "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); cuda.cuInit(0)"],
-        env=environment, capture_output=True, text=True, timeout=60, check=False,
+        env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode != 0
     assert "FAKE_CUDA_KERNEL_US=fast has to be a number from 0 on" in done.stderr

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fake_runs import run_script
+from patience import in_some_run
 
 MIB = 1 << 20
 
@@ -19,8 +20,14 @@ def scenario(name: str, **options: Any) -> Any:
 @pytest.mark.parametrize("preload", [0, 1])
 def test_bytes_move_when_the_stream_comes_to_it(preload: int) -> None:
     """Also for a program that opens the driver's library and no other."""
-    found = scenario("copies", kernel_us=1000, preload=preload)
-    assert found == {"early": 0, "late": True, "pageable": "a" * 100}
+    moved = {"early": 0, "late": True, "pageable": "a" * 100}
+
+    def run() -> Any:
+        found = scenario("copies", kernel_us=1000, preload=preload)
+        assert {**found, "early": 0} == moved
+        return found
+
+    in_some_run(run, lambda found: found == moved)
 
 
 def test_every_pointer_has_its_kind() -> None:
@@ -50,20 +57,29 @@ def test_runtime_and_driver_share_everything() -> None:
 
 
 def test_a_copy_takes_time_that_the_host_does_not_wait_for() -> None:
-    found = scenario("long_copy", copy_gbps=0.1)  # 0.67 s
-    assert found["returned"] < 0.3
-    assert found["busy"] == 600
-    assert found["took"] > 0.6
+    def run() -> Any:
+        found = scenario("long_copy", copy_gbps=0.1)  # 0.67 s
+        assert found["took"] > 0.6
+        return found
+
+    in_some_run(run, lambda found: found["returned"] < 0.3 and found["busy"] == 600)
 
 
 @pytest.mark.parametrize("payload", [1, 16])
 def test_copies_share_what_the_way_carries(payload: int) -> None:
     """And a byte takes what `payload` bytes do."""
     out, back = (payload * 4 * MIB / rate for rate in (0.4e9, 0.2e9))
-    found = scenario("rates", to_host_gbps=0.4, to_device_gbps=0.2, payload=payload)
     expected = {"out": out, "back": back, "both ways": back, "twice": 2 * out}
+
+    def run() -> Any:
+        found = scenario("rates", to_host_gbps=0.4, to_device_gbps=0.2, payload=payload)
+        assert all(found[name] >= expected[name] for name in expected), found
+        return found
+
     # The host launches the second copy a little later than the first.
-    assert all(0 <= found[name] - expected[name] < 0.5 * out for name in expected), found
+    in_some_run(
+        run, lambda found: all(found[name] - expected[name] < 0.5 * out for name in expected)
+    )
 
 
 @pytest.mark.parametrize("ppm", [-500, 500])

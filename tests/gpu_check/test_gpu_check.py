@@ -6,12 +6,14 @@ Where torch is its build for CUDA it is rehearsed over the fake machine, else on
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from gpu_check import page, result
 from gpu_check.staged_calls import compared
 from launch.launching import ROOT, refused, run
+from patience import decided
 from processes import outliving
 from transport.ranks import run as run_ranks
 
@@ -32,10 +34,27 @@ def lines(text: str) -> dict[str, str]:
     return {part: rest for part, _, rest in found if rest.startswith(("OK", "FAIL", "NOT RUN"))}
 
 
-def rehearsed(*words: str, status: int, **variables: str) -> dict[str, str]:
+# What a part finds wrong where nothing but this machine was late.
+LATE = re.compile(
+    r"a mark is off by|an op of .* takes .* by its marks|an op that begins|as long as the peer was"
+)
+
+
+def late(out: Path) -> bool:
+    """Whether all that is wrong, of what was written there, is lateness."""
+    wrong = [text for part in json.loads(out.read_text())["parts"] for text in part["wrong"]]
+    return bool(wrong) and all(LATE.search(text) for text in wrong)
+
+
+def rehearsed(
+    *words: str, status: int, out: Path | None = None, **variables: str
+) -> dict[str, str]:
     before = PAGE.read_bytes()
-    done = run(SCRIPT, "--rehearse", *words, timeout=900, **variables)
+    written = ("--out", str(out)) if out is not None else ()
+    done = run(SCRIPT, "--rehearse", *written, *words, timeout=900, **variables)
     shown = f"{lines(done.stdout)}\n{(done.stdout + done.stderr)[-6000:]}"
+    if done.returncode == 1 > status and out is not None and late(out / "gpu_check.json"):
+        decided(f"all parts in time: {shown}", False)
     assert done.returncode == status, shown
     assert PAGE.read_bytes() == before, "a rehearsal writes nothing"
     assert done.stdout.startswith("rehearsal ")
@@ -126,11 +145,27 @@ def test_a_part_that_takes_too_long_fails_and_leaves_nothing(tmp_path: Path) -> 
     assert list(tmp_path.glob("adaptra-gpu-*")) == []
 
 
+@pytest.mark.parametrize(
+    ("wrong", "is_late"),
+    [
+        ([], False),
+        (["with anchors: a mark is off by 90.00 ms (worst), more than 50.00 ms"], True),
+        (["pinning, 256 KiB: took 700.00 ms, as long as the peer was late"], True),
+        (["a mark is off by 90 ms", "pinning: other bytes arrived then"], False),
+    ],
+)
+def test_of_what_is_wrong_lateness_alone_may_be_the_machines(
+    wrong: list[str], is_late: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "out").write_text(json.dumps({"parts": [{"wrong": []}, {"wrong": wrong}]}))
+    assert late(tmp_path / "out") is is_late
+
+
 @pytest.mark.cold
+@pytest.mark.timing
 def test_rehearsal(tmp_path: Path) -> None:
     out, kept = tmp_path / "out", tmp_path / "kept"
-    places = ("--out", str(out), "--keep", str(kept))
-    found = rehearsed(*places, "paths", "clock", "sync", status=0)
+    found = rehearsed("--keep", str(kept), "paths", "clock", "sync", status=0, out=out)
     assert_all(found, "OK", "paths", "clock", "sync")
     assert "with all their bits" in found["paths"]
     text = (out / "gpu_check.md").read_text()

@@ -19,6 +19,7 @@ from hostile_cuda.stage_model import Host, label
 from patience import PATIENCE
 from runtime.leading import Watched, WatchedLoop, workers
 
+from megatron_adaptra import waits
 from megatron_adaptra.device.cuda import cuda_device
 from megatron_adaptra.device.staging import Staging
 from megatron_adaptra.ir.neighbours import Neighbours
@@ -76,6 +77,7 @@ class Seen:
 def adapt(course: Course) -> Seen:
     """Two stages through the course; the last one's view."""
     prepare()
+    waits.STORE = PATIENCE  # it answers, however little time this machine gives to its thread
     seen, rendezvous, store = Seen(), MemoryRendezvous(), dist.HashStore()
     done, reported = threading.Barrier(STAGES), [-1] * STAGES
 

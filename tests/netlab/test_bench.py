@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import in_time
 
 from megatron_adaptra.transport.engine.bindings import missing
 
@@ -15,6 +16,7 @@ SIZE = 4 << 20  # bytes
 
 
 @pytest.mark.long
+@pytest.mark.timing
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_one_message_fills_a_long_link(shaper: str) -> None:
     """It takes delay and bandwidth, and little more; less would be no such link."""
@@ -31,4 +33,5 @@ def test_one_message_fills_a_long_link(shaper: str) -> None:
     took = {(r["transport"], r["direction"]): r["us_per_message"] / least for r in data["rows"]}
     assert took.keys() >= {("gloo", "one way"), ("tcp", "one way"), ("tcp", "both ways")}
     assert all(direction == "one way" or transport != "shm" for transport, direction in took)
-    assert 0.99 < took["tcp", "one way"] < 1.3
+    assert took["tcp", "one way"] > 0.99
+    in_time("a message, beside the least that it takes", took["tcp", "one way"], 1.3)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from labs import COMMAND, CONNECTED, lab
+from patience import decided
 
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.netlab import netem
@@ -51,6 +52,7 @@ else:
 # Host 0 sends numbered packets, host 1 says which have come.
 FLOOD = """
 import os, socket, time
+LAST = bytes(4 * [255])
 count, gap = int(os.environ["COUNT"]), float(os.environ["GAP"])
 box = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 box.bind((os.environ["HOST_IP"], 5000))
@@ -60,17 +62,27 @@ if os.environ["HOST_INDEX"] == "0":
     for number in range(count):
         box.sendto(number.to_bytes(4, "big").ljust(7972), peer)  # 8000 with its heads
         time.sleep(gap)
-else:
-    seen, deadline = [], time.monotonic() + 60
-    while time.monotonic() < deadline:
-        box.settimeout(2 if seen else 0.1)
+    box.settimeout(0.2)
+    deadline, answer = time.monotonic() + 120, b""
+    while answer != b"all" and time.monotonic() < deadline:
+        box.sendto(LAST, peer)  # behind all others, and again where there was no room for it
         try:
-            seen.append(int.from_bytes(box.recv(9000)[:4], "big"))
+            answer = box.recv(64)
         except TimeoutError:
-            if seen:
-                break
-            box.sendto(b"go", (os.environ["MASTER_ADDR"], 5000))
-    print(*seen)
+            pass
+else:
+    box.settimeout(0.1)
+    seen, deadline, data = [], time.monotonic() + 120, b""
+    while data != LAST and time.monotonic() < deadline:
+        try:
+            data = box.recv(9000)[:4]
+            seen.append(int.from_bytes(data, "big"))
+        except TimeoutError:
+            if not seen:
+                box.sendto(b"go", (os.environ["MASTER_ADDR"], 5000))
+    for _ in range(5):
+        box.sendto(b"all", (os.environ["MASTER_ADDR"], 5000))
+    print(*[number for number in seen if number < count])
 """
 
 
@@ -167,13 +179,13 @@ def test_a_root_who_may_not_make_networks_gets_the_missing_capabilities(name):
 
 def test_the_limit_of_time_is_named(shaper):
     sleeps = ["sh", "-c", "test $RANK = 0 || exec sleep 600"]
-    done = lab("run", "--hosts", "2", "--shaper", shaper, "--timeout", "2", "--", *sleeps)
+    done = lab("run", "--hosts", "2", "--shaper", shaper, "--timeout", "5", "--", *sleeps)
     assert done.returncode == 143
     assert done.stderr.splitlines()[-1] == (
-        "adaptra: --timeout 2 is over: the command was ended on host 1"
+        "adaptra: --timeout 5 is over: the command was ended on host 1"
     )
     heeds = ["sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait"]
-    done = lab("run", "--hosts", "2", "--shaper", shaper, "--timeout", "2", "--", *heeds)
+    done = lab("run", "--hosts", "2", "--shaper", shaper, "--timeout", "5", "--", *heeds)
     assert done.returncode == 124
 
 
@@ -240,6 +252,7 @@ def test_packets_keep_their_order(shaper):
     assert seen == list(range(200))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("unit", ["iterations", "seconds"])
 def test_a_link_that_is_slow_for_a_while(shaper, unit, monkeypatch):
     def run(rounds: int, when: str) -> list[float]:
@@ -257,9 +270,10 @@ def test_a_link_that_is_slow_for_a_while(shaper, unit, monkeypatch):
     slow = "".join("x" if ms >= 500 else " " for ms in times)
     longest = max(slow.split(), key=len, default="")  # for a busy machine adds slow ones
     first = slow.find(longest)
-    assert len(longest) > 1, times
-    assert 0 < first < rounds - len(longest)
-    assert slow.count("x") < rounds / 2
+    print(times)
+    decided("some iterations in a row that are slow", len(longest) > 1)
+    decided("and neither the first nor the last", 0 < first < rounds - len(longest))
+    decided("and not most of them", slow.count("x") < rounds / 2)
 
 
 def test_the_worst_status_is_the_labs(shaper):

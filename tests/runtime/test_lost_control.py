@@ -65,9 +65,11 @@ class Cut(Channel):
 
 @pytest.mark.parametrize("at", ["report", "propose", "ack", "decision"])
 def test_a_connection_that_is_cut_at_any_moment_splits_and_ends_nobody(
-    at: str, tmp_path: Any, hasty: None, capfd: pytest.CaptureFixture[str]
-) -> None:
+    at: str, tmp_path: Any, hasty: None, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """Of stage 2, or of a rank beyond the pipeline, at its first message of a kind."""
+    monkeypatch.setattr(waits, "STORE", PATIENCE)  # it answers
     cut = type("CutHere", (Cut,), {"at": at})
     reports = at == "report"  # then no iteration is known to the leader as a whole
     run = drive(
@@ -208,6 +210,7 @@ def trains(me: RankFixture, what: str) -> Any:
     The depth of stage 0's warmup in each iteration, and what was printed.
     """
     shorten(setattr)
+    waits.STORE, waits.FOREVER = PATIENCE, 3.0  # here the store answers; a busy rank is silent
     if what == "silence":
         waits.QUIET = 1.0
     stderr = os.memfd_create("stderr")

@@ -115,7 +115,8 @@ def test_what_a_backend_takes_is_watched_while_nothing_is_ours():
         first = [one for one in iterations[FIRST] if one.name != "connect"]
         assert all(one.backend > 0.09 for one in first)
         assert first[0].direct > 0
-        assert 0 < after[0].direct < 0.05
+        assert after[0].direct > 0
+        assert min(row[0].direct for row in iterations[FIRST + 1 :]) < 0.05
         assert after[2].kept
         assert after[2].end - after[2].start > 0.09
 

@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 from runtime.pipeline import on_threads
 from seeding import new_seed
+from transport.ranks import until
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
@@ -34,6 +35,8 @@ def test_a_rank_that_writes_nothing_is_named(monkeypatch):
     def body(rank):
         if rank == 2:
             return "gone"
+        # Rank 1 waits for rank 0 for as long: before it writes, it would be named itself.
+        until(lambda: rank == 1 or store.num_keys() > 0, "rank 1 has written")
         with pytest.raises(PeerLost) as caught:
             StoreGather(store, rank, 3).gather(rank)
         return str(caught.value)
