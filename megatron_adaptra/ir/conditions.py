@@ -31,7 +31,9 @@ class Conditions:
     """Seconds per op and stage, the links, and the limits.
 
     `cores`: compute slots that the stages of this pipeline share when they run on one machine's
-    CPUs; None where every stage has a device of its own. `step_seconds`: from the end of the
+    CPUs; None where every stage has a device of its own. `core_share`: by stage, the share of an
+    op's seconds in which it needs its core, by default 1: for the rest it waits, in an emulation,
+    or because the process is suspended. `step_seconds`: from the end of the
     pipeline to the end of the optimizer step, of which `step_sync` are those in which the stages
     wait for each other, one by one. `activation_budget`: microbatches in flight per
     stage, infinite where there is no limit. `chunks`: model chunks per device, of equal cost.
@@ -56,6 +58,7 @@ class Conditions:
     recompute: bool = False
     backward: tuple[float, ...] = ()
     recomputation: tuple[float, ...] = ()
+    core_share: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         stages = len(self.forward)
@@ -76,6 +79,12 @@ class Conditions:
             for value in getattr(self, name):
                 if not 0 <= value < math.inf:
                     raise BadInput(name, value, "a finite number of at least 0, in seconds")
+        if self.core_share and len(self.core_share) != stages:
+            allowed = f"one value per stage, {stages} in all, or none"
+            raise BadInput("core_share", list(self.core_share), allowed)
+        for share in self.core_share:
+            if not 0 <= share <= 1:
+                raise BadInput("core_share", share, "0 to 1")
         for budget in self.activation_budget:
             if not budget >= 1:
                 raise BadInput("activation_budget", budget, "at least 1 microbatch in flight")
@@ -136,7 +145,10 @@ class Conditions:
     def microbatch_seconds(self) -> float:
         """Of a chunk, on the slowest stage, or on all that share cores."""
         each = [self.seconds(Kind.F, s) + self.seconds(Kind.B, s) for s in range(self.stages)]
-        return max(*each, 0.0 if self.cores is None else sum(each) / self.cores)
+        if self.cores is None:
+            return max(each)
+        computed = sum(seconds * self.on_core(s) for s, seconds in enumerate(each))
+        return max(*each, computed / self.cores)
 
     @property
     def full_links(self) -> tuple[tuple[int, int], ...]:
@@ -161,6 +173,10 @@ class Conditions:
         if kind is Kind.I:
             return self.backward_input[stage]
         return self.backward_weight[stage] if kind is Kind.W else 0.0
+
+    def on_core(self, stage: int) -> float:
+        """The share of an op's seconds on `stage` in which it needs its core."""
+        return self.core_share[stage] if self.core_share else 1.0
 
     def healthy(self) -> Conditions:
         """The same job with no slow link."""
@@ -191,6 +207,7 @@ class Conditions:
             "recompute": self.recompute,
             "backward": list(self.backward),
             "recomputation": list(self.recomputation),
+            "core_share": list(self.core_share),
         }
 
     @classmethod
@@ -219,6 +236,7 @@ class Conditions:
                 recompute=data["recompute"],
                 backward=tuple(data.get("backward", ())),
                 recomputation=tuple(data.get("recomputation", ())),
+                core_share=tuple(data.get("core_share", ())),
             )
 
 

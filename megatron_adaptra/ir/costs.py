@@ -37,6 +37,9 @@ class Costs(Protocol):
     def seconds(self, kind: Kind, worker: int) -> float:
         """What an op of this kind costs on `worker`."""
 
+    def on_core(self, worker: int) -> float:
+        """The share of these seconds in which `worker` needs one of the `cores`; 0 to 1."""
+
     def link(self, source: int, target: int) -> LinkState:
         """From worker `source` to worker `target`."""
 

@@ -21,11 +21,12 @@ class ReplicaConditions:
     Workers are numbered as in `ir.routes`. It meets `ir.costs.Costs`.
 
     Args:
-        pipeline: of each replica, where nothing else is known of a worker; without chunks, and
-            with a device per stage.
+        pipeline: of each replica, where nothing else is known of a worker; without chunks. Its
+            cores are its even share of those that all workers have together.
         replicas: at least 2.
         failed: workers that are dead; every stage has another.
         slow: by worker, how many times as long as in `pipeline` its ops take; above 0.
+        core_share: by worker, where it is other than in `pipeline`; see there.
         paths: by source and target, workers of adjacent stages, the directed path between them,
             where it differs from what `pipeline` has between the two stages.
         ports: by worker, bytes per second that it receives at most over all its paths, and that
@@ -43,6 +44,7 @@ class ReplicaConditions:
     paths: Mapping[tuple[int, int], LinkState] = field(default_factory=dict)
     ports: Mapping[int, float] = field(default_factory=dict)
     activation_budget: tuple[float, ...] = ()
+    core_share: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.replicas < 2:
@@ -51,10 +53,7 @@ class ReplicaConditions:
         if self.pipeline.chunks > 1:
             allowed = "1: virtual stages are not planned across replicas"
             raise BadInput("chunks", self.pipeline.chunks, allowed)
-        if self.pipeline.cores is not None:
-            allowed = "none: replicas are planned for a device per worker"
-            raise BadInput("cores", self.pipeline.cores, allowed)
-        for name in ("failed", "slow", "ports"):
+        for name in ("failed", "slow", "ports", "core_share"):
             for worker in getattr(self, name):
                 self._check_worker(name, worker)
         for stage in range(self.stages):
@@ -64,6 +63,9 @@ class ReplicaConditions:
         for worker, times in self.slow.items():
             if not 0 < times < math.inf:
                 raise BadInput(f"slow {self.name(worker)}", times, "a finite number above 0")
+        for worker, share in self.core_share.items():
+            if not 0 <= share <= 1:
+                raise BadInput(f"core_share {self.name(worker)}", share, "0 to 1")
         for worker, rate in self.ports.items():
             if not rate > 0:
                 allowed = "a number above 0, in bytes per second"
@@ -116,9 +118,14 @@ class ReplicaConditions:
         return self.pipeline.microbatches
 
     @property
-    def cores(self) -> None:
-        """Each worker has a device of its own."""
-        return
+    def cores(self) -> float | None:
+        """Compute slots that all workers share; None where each has a device of its own."""
+        return None if self.pipeline.cores is None else self.pipeline.cores * self.replicas
+
+    @property
+    def shared(self) -> bool:
+        """Whether workers have to share cores."""
+        return self.pipeline.shared
 
     @property
     def step_work(self) -> float:
@@ -142,6 +149,11 @@ class ReplicaConditions:
     def seconds(self, kind: Kind, worker: int) -> float:
         """What an op of this kind costs on `worker`."""
         return self.slow.get(worker, 1.0) * self.pipeline.seconds(kind, worker % self.stages)
+
+    def on_core(self, worker: int) -> float:
+        """The share of an op's seconds on `worker` in which it needs its core."""
+        known = self.core_share.get(worker)
+        return self.pipeline.on_core(worker % self.stages) if known is None else known
 
     def link(self, source: int, target: int) -> LinkState:
         """The path from worker `source` to worker `target`."""
@@ -178,6 +190,9 @@ class ReplicaConditions:
                 names(worker): null_if_infinite(rate) for worker, rate in sorted(self.ports.items())
             },
             "activation_budget": [null_if_infinite(budget) for budget in self.activation_budget],
+            "core_share": {
+                names(worker): share for worker, share in sorted(self.core_share.items())
+            },
         }
 
     @classmethod
@@ -200,4 +215,5 @@ class ReplicaConditions:
                     for text, r in data["ports"].items()
                 },
                 tuple(infinite_if_null(budget) for budget in data["activation_budget"]),
+                {parse_worker(text, stages): x for text, x in data.get("core_share", {}).items()},
             )

@@ -72,7 +72,8 @@ def _end(c: Conditions, job: Job, starts: Starts) -> float:
     ops, seconds = _work(job, starts)
     done = float(_finish(ops, seconds).max())
     if c.cores is not None and c.shared:
-        shared = _finish(ops.reshape(-1, 1), seconds.reshape(-1, 1) / c.cores)
+        computed = seconds * [c.on_core(stage) for stage in range(c.stages)]
+        shared = _finish(ops.reshape(-1, 1), computed.reshape(-1, 1) / c.cores)
         done = max(done, float(shared.max()))
     return done
 

@@ -17,7 +17,8 @@ def replica_bound(conditions: ReplicaConditions) -> float:
     that runs q of them starts once the first can be there, and runs all their ops. Before its first
     backward it runs no more forwards than it has room for, while that microbatch passes the later
     stages; after its last one that microbatch has to pass the earlier stages. The stage is done no
-    sooner than with the numbers q for which the last worker is done first.
+    sooner than with the numbers q for which the last worker is done first. And where workers share
+    cores, these have to compute all of it, each microbatch where that takes the least.
     """
     c = conditions
     times = _Times(c)
@@ -27,6 +28,8 @@ def replica_bound(conditions: ReplicaConditions) -> float:
         workers = c.alive(stage)
         shares = even_shares([partial(times.least, w) for w in workers], count)
         done = max(done, *(times.least(w, q) for w, q in zip(workers, shares, strict=True) if q))
+    if c.cores is not None and c.shared:
+        done = max(done, count * times.computed / c.cores)
     return done + c.pipeline.step_seconds
 
 
@@ -63,6 +66,13 @@ class _Times:
                     + self._message(b, w)
                     for b in c.alive(stage + 1)
                 )  # fmt: skip
+
+    @property
+    def computed(self) -> float:
+        """Seconds of a core that one microbatch takes at least, on all stages."""
+        c = self.conditions
+        each = [c.on_core(w) * (self.forward[w] + self.backward[w]) for w in range(c.workers)]
+        return sum(min(each[w] for w in c.alive(stage)) for stage in range(c.stages))
 
     def _message(self, source: int, target: int) -> float:
         c = self.conditions

@@ -25,6 +25,7 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.model.replica_bounds import replica_bound
 from megatron_adaptra.model.shares import even_shares
 from megatron_adaptra.plan.base import Evaluated
+from megatron_adaptra.plan.replicas.alone import alone, stretched
 from megatron_adaptra.plan.replicas.chains import Chains, own_chains, swapped_chains
 from megatron_adaptra.plan.replicas.list_schedule import Runs, Workers
 from megatron_adaptra.plan.replicas.route_search import Found, RouteSearch, transfers
@@ -86,7 +87,9 @@ def plan_replicas(
 ) -> ReplicaPlan:
     """The fastest schedule that is found; of equals, that of the cheapest move.
 
-    The same conditions give the same bytes, unless a time limit cuts the search short.
+    The same conditions give the same bytes, unless a time limit cuts the search short. Where
+    workers share cores, the search takes all to be slowed alike: at first not at all, then as in
+    the best that was found. What is found is compared by the clock, which knows better.
 
     Args:
         conditions: of all workers.
@@ -95,18 +98,22 @@ def plan_replicas(
         ops: how many ops it may schedule; fewer for a small job.
     """
     c = conditions
+    passes, stretch = (2 if c.shared else 1), 1.0
     plans: dict[str, ReplicaPlan] = {}
-    kinds = _kinds_of_backward(c)
-    for kind in kinds:
-        workers, bound = Workers(kind), replica_bound(kind) - c.pipeline.step_seconds
-        most = min(ops // len(kinds), TIMES * workers.ops)
-        search = RouteSearch(workers, most, end_of(time_limit and time_limit / len(kinds)))
-        for name, one in _moves(kind, workers, search, bound).items():
-            schedule = workers.schedule(one.made, name)
-            why = loads_in_words(schedule) or "every microbatch runs at home"
-            plan = evaluate_replicas(replace(schedule, why=why), c, sends)
-            if name not in plans or plan.predicted < plans[name].predicted:
-                plans[name] = plan
+    for _ in range(passes):
+        kinds = _kinds_of_backward(alone(c, stretch) if c.shared else c)
+        for kind in kinds:
+            workers, bound = Workers(kind), replica_bound(kind) - c.pipeline.step_seconds
+            parts = passes * len(kinds)
+            most = min(ops // parts, TIMES * workers.ops)
+            search = RouteSearch(workers, most, end_of(time_limit and time_limit / parts))
+            for name, one in _moves(kind, workers, search, bound).items():
+                schedule = workers.schedule(one.made, name)
+                why = loads_in_words(schedule) or "every microbatch runs at home"
+                plan = evaluate_replicas(replace(schedule, why=why), c, sends)
+                if name not in plans or plan.predicted < plans[name].predicted:
+                    plans[name] = plan
+        stretch = stretched(min(plans.values(), key=lambda plan: plan.predicted))
     found = ((name, plans[name]) for name in MOVES if name in plans)
     moves = [
         Move(name, plan.schedule, plan.predicted, _moved(plan.schedule), plan.peak_in_flight)

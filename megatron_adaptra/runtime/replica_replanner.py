@@ -196,7 +196,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         return not self.to_probe
 
     def _accept(self) -> None:
-        self._planned = self.estimator.slow_workers.slow()
+        self._planned = self.estimator.slow()
         super()._accept()
 
     def _plan(self) -> ReplicaChange | None:

@@ -8,7 +8,8 @@ directed link go one after another at its bandwidth; each arrives `delay` second
 byte left. Where a worker's port is limited, what it sends and what it receives wait for that, too.
 
 Workers that share a machine's cores progress at `min(1, cores / running)`: processor sharing, kept
-as one virtual clock on which every running op's end is fixed when it starts.
+as one virtual clock on which every running op's end is fixed when it starts. An op that needs its
+core for a share of its seconds waits for the others before it computes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _MOVES = {Kind.SEND_F: _SEND, Kind.SEND_B: _SEND, Kind.POST_F: _POST, Kind.POST_
 # What, op, seconds (of compute; of the word that a post sends), message it needs or moves (or -1),
 # whom a send goes to (else -1).
 Step = tuple[int, Op, float, int, int]
+_WAITED = 1 << 60  # and a worker, where else is a message: what it has waited for before computing
 _LinkCosts = tuple[float, float, tuple[Hashable, ...]]
 
 
@@ -94,6 +96,7 @@ class Clock:
         self.now = 0.0
         self.virtual = 0.0  # runs slower than `now` while more workers compute than there are cores
         self.running: list[tuple[float, int]] = []  # (virtual end, worker)
+        self.computes = [costs.on_core(w) if self.shared else 1.0 for w in range(len(lines))]
         self.started = [0.0] * len(lines)
         # (arrival, serial number, message; or ~message for its word)
         self.flying: list[tuple[float, int, int]] = []
@@ -124,6 +127,9 @@ class Clock:
                 if message < 0:
                     self.allow(~message)
                     continue
+                if message >= _WAITED:
+                    self.compute(message - _WAITED)
+                    continue
                 self.arrived.add(message)
                 worker = self.waiting.pop(message, -1)
                 if worker >= 0:
@@ -151,7 +157,12 @@ class Clock:
                     self.waiting[message] = worker
                 else:
                     self.started[worker] = self.now
-                    heappush(self.running, (self.virtual + seconds, worker))
+                    waits = seconds * (1 - self.computes[worker])
+                    if waits > 0:
+                        ends = self.now + waits, next(self.serial), _WAITED + worker
+                        heappush(self.flying, ends)
+                    else:
+                        heappush(self.running, (self.virtual + seconds, worker))
                 break
             if what == _POST:
                 heappush(self.flying, (self.now + seconds, next(self.serial), ~message))
@@ -161,6 +172,11 @@ class Clock:
                 self.sent[message] = worker, op, target
             i += 1
         self.at[worker] = i
+
+    def compute(self, worker: int) -> None:
+        """What the op that `worker` is at has to wait for is over: it needs a core now."""
+        seconds = self.lines[worker][self.at[worker]][2] * self.computes[worker]
+        heappush(self.running, (self.virtual + seconds, worker))
 
     def allow(self, message: int) -> None:
         """The word that the receive of the message numbered `message` is posted is there."""

@@ -14,6 +14,7 @@ from megatron_adaptra.device.base import Device, Mark
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.ir.op import COMPUTE, Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
+from megatron_adaptra.telemetry.core_wait import CoreWait
 from megatron_adaptra.telemetry.link_fit import Sample, by_themselves, transmissions
 from megatron_adaptra.telemetry.report import Collective, Memory, StageReport, Step, StockOp
 from megatron_adaptra.transport.base import Stamps
@@ -21,15 +22,16 @@ from megatron_adaptra.transport.base import Stamps
 SMALL = 64  # bytes of a message that shows a link's delay alone
 FREE = 0.5  # share of messages that have not queued from which on they alone show the delay
 UNREAD = 32  # halves of iterations whose times may be unknown
-# An op, its start and its end, and what is known of it at once: CPU seconds, asked, lag.
-_Marks = tuple[Op, Mark, Mark, float, float, float]
+# An op, its start and its end, and what is known of it at once: CPU seconds, asked, lag, queued.
+_Marks = tuple[Op, Mark, Mark, float, float, float, float | None]
 
 
 class OpTime(NamedTuple):
     """Seconds on the monotonic clock, and of CPU in the thread that ran the op; 0 on a device.
 
     Of an op that Megatron's own messages came before: `asked`, when the host called for them, and
-    `lag`, the seconds from when it had been answered until it launched the op.
+    `lag`, the seconds from when it had been answered until it launched the op. `queued`: seconds
+    that the thread has waited for a core; None where that is not known.
     """
 
     op: Op
@@ -38,6 +40,7 @@ class OpTime(NamedTuple):
     cpu: float
     asked: float = 0.0
     lag: float = 0.0
+    queued: float | None = None
 
 
 class CollectiveSpan(NamedTuple):
@@ -106,6 +109,8 @@ class IterationRecord:
             self.iteration,
             wall=self._seconds("wall"),
             cpu=self._seconds("cpu"),
+            queued=self._seconds("queued") if self._counted else {},
+            idle=self._seconds("idle") if self._counted else {},
             overhead=self.cpu / compute if compute > 0 else 1.0,
             delay={source: self.delay(source) for source in sources},
             delay_p25={source: self.delay_p25(source) for source in sources},
@@ -165,6 +170,11 @@ class IterationRecord:
             gap, asking = after.start - before.end, after.asked - before.end
             late += min(max(0.0, gap), max(0.0, asking) + max(0.0, after.lag))
         return late
+
+    @property
+    def _counted(self) -> bool:
+        """Whether it is known what its ops have waited for a core."""
+        return all(o.queued is not None for o in self.ops)
 
     def _seconds(self, clock: str) -> dict[str, float]:
         """By kind, of the kinds of ops that ran.
@@ -267,8 +277,10 @@ class Probe:
         self._asked = self._answered = 0.0
         self._mark = clock.marker()
         self._cpu = _no_seconds if clock.behind else time.thread_time  # that run the ops
+        self._queued = _not_known if clock.behind else CoreWait()
         self._start = self._begin = clock.mark()
         self._op_cpu = self._process = 0.0
+        self._op_queued: float | None = None
         self._over = self._begin.recorded  # when the last op was launched
         self._unread: deque[Callable[[], bool]] = deque()  # in the order of their marks
 
@@ -283,13 +295,15 @@ class Probe:
 
     def op_begins(self) -> None:
         """An op starts."""
-        self._start, self._op_cpu = self._mark(), self._cpu()
+        self._start, self._op_cpu, self._op_queued = self._mark(), self._cpu(), self._queued()
 
     def op_ends(self, op: Op) -> None:
         """The op that has started is over, and was this one."""
-        cpu = self._cpu() - self._op_cpu
+        cpu, queued, before = self._cpu() - self._op_cpu, self._queued(), self._op_queued
+        if queued is not None:
+            queued = None if before is None else queued - before
         lag = self._start.recorded - self._answered if self._asked else 0.0
-        self._marks.append((op, self._start, self._mark(), cpu, self._asked, lag))
+        self._marks.append((op, self._start, self._mark(), cpu, self._asked, lag, queued))
         self._asked = 0.0
 
     def asks(self) -> None:
@@ -349,6 +363,10 @@ def _no_seconds() -> float:
     return 0.0
 
 
+def _not_known() -> None:
+    """Of a device's ops: what its host waits for is none of theirs."""
+
+
 def _read_ops(
     record: IterationRecord,
     begin: Mark,
@@ -365,8 +383,10 @@ def _read_ops(
         record.ops = []
     else:
         record.ops = [
-            OpTime(op, a, b, *rest)
-            for (op, _, _, *rest), a, b in zip(marks, known[1::2], known[2::2], strict=True)
+            OpTime(op, a, b, cpu, asked, lag, queued)
+            for (op, _, _, cpu, asked, lag, queued), a, b in zip(
+                marks, known[1::2], known[2::2], strict=True
+            )
         ]
     record.begin = begin.recorded if at is None else at
     return True
@@ -423,7 +443,16 @@ def _step_of(record: IterationRecord, begin: float) -> list[tuple[Op, float, flo
 
 
 def _typical(ops: Sequence[OpTime], clock: str) -> float:
-    """Seconds of ops of one kind. Means of CPU time add up to what the CPU did."""
+    """Seconds of ops of one kind. Means of CPU time add up to what the CPU did.
+
+    So do those of what a thread has waited for a core ("queued"), and those in which it has neither
+    computed nor waited for one ("idle").
+    """
+    if clock == "wall":
+        return median(o.end - o.start for o in ops)
     if clock == "cpu":
         return sum(o.cpu for o in ops) / len(ops)
-    return median(o.end - o.start for o in ops)
+    queued = sum(o.queued or 0.0 for o in ops)
+    if clock == "idle":
+        return max(0.0, sum(o.end - o.start - o.cpu for o in ops) - queued) / len(ops)
+    return queued / len(ops)

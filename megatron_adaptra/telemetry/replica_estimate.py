@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from megatron_adaptra.errors import AdaptraError, BadInput
@@ -12,6 +14,7 @@ from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import Path, parse_worker, worker_name
 from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.telemetry.core_use import CoreUse, queue_share
 from megatron_adaptra.telemetry.detect import RELATIVE, DelayChart
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.link_estimates import LONGEST, THIN, LinkEstimates
@@ -36,6 +39,20 @@ class Changed(NamedTuple):
         return bool(self.paths or self.workers)
 
 
+class _Costs(NamedTuple):
+    """What ops take.
+
+    `ops`: by stage, on a healthy worker. `slow`: how many times as long others take. `cores`,
+    `core_share`: see Conditions. `shares_of_slow`: of slow workers.
+    """
+
+    ops: list[OpSeconds]
+    slow: dict[int, float]
+    cores: float | None = None
+    core_share: tuple[float, ...] = ()
+    shares_of_slow: Mapping[int, float] = MappingProxyType({})
+
+
 class ReplicaEstimator:
     """What is known of all workers, numbered as in `ir.routes`.
 
@@ -44,9 +61,10 @@ class ReplicaEstimator:
     workers of two replicas, from the first message or probe on. Until then it counts as healthy,
     and as not proven.
 
-    Op seconds are by the wall clock, also where ranks share cores: plans across replicas are for a
-    device per worker, and what sharing costs is in those seconds as long as others run as much as
-    they do now.
+    Op seconds are by the wall clock. Where all workers share the cores of one machine, which counts
+    what threads queue for a core, they are those on a core of its own (see `CoreUse`), and the
+    conditions have the cores. On several machines what sharing costs is in those seconds, as long
+    as others run as much as they do now.
 
     Args:
         estimators: of each replica, alike in all but hosts.
@@ -74,11 +92,14 @@ class ReplicaEstimator:
         self.slow_workers = SlowWorkers(self.stages, self.replicas)
         self.correction = Correction()
         self._ops = [StageOps(None, 1) for _ in range(self.workers)]
+        self._on_cores = [CoreUse() for _ in range(self.workers)]
         hosts = [host for one in self.estimators for host in one.hosts]
         self._cross = LinkEstimates(
             hosts, first.message_bytes, rendezvous=first.rendezvous, links=(),
             shared=first.cores is not None,
         )  # fmt: skip
+        cores = first.cores if len(set(hosts)) == 1 else None
+        self._cores = cores if cores is not None and cores < self.stages else None
         self._updates = 0
         self._seen: dict[Path, int] = {}  # of cross paths the last update with a sample
         self._lost: set[Path] = set()
@@ -93,7 +114,7 @@ class ReplicaEstimator:
             return False
         if ("I" in wall) != ("W" in wall):  # both halves of a backward, or none
             return False
-        ops = [*wall.values(), *report.cpu.values()]
+        ops = [x for row in (wall, report.cpu, report.queued, report.idle) for x in row.values()]
         return all(0 <= x <= LONGEST for x in ops) and all(
             -_MOST <= x <= _MOST
             for name, value in vars(report).items()
@@ -122,7 +143,16 @@ class ReplicaEstimator:
             first = replica * self.stages
             paths += [(first + a, first + b) for a, b in changed]
         paths += self._update_cross(reports)
-        return Changed(paths, self.slow_workers.update(reports))
+        return Changed(paths, self.slow_workers.update(self._on_own_cores(reports)))
+
+    def _on_own_cores(self, reports: Mapping[int, StageReport]) -> Mapping[int, StageReport]:
+        """The `reports` without what workers keep from each other, where they share cores."""
+        ran = {worker: report for worker, report in reports.items() if "F" in report.wall}
+        shares = [share for share in map(queue_share, ran.values()) if share is not None]
+        if self._cores is None or len(shares) < max(1, len(ran)):
+            return reports
+        normally = median(shares)
+        return {**reports, **{w: self._on_cores[w].update(r, normally) for w, r in ran.items()}}
 
     def _update_cross(self, reports: Mapping[int, StageReport]) -> list[Path]:
         self._updates += 1
@@ -237,6 +267,10 @@ class ReplicaEstimator:
         self._cross.accept()
         self.slow_workers.accept()
 
+    def slow(self) -> dict[int, float]:
+        """How many times as long as a healthy one slow workers take, as in `conditions`."""
+        return self._costs().slow
+
     def learn(self, predicted: float, measured: float) -> None:
         """Take note of an iteration's `predicted` (uncorrected) and `measured` seconds."""
         self.correction.learn(predicted, measured)
@@ -258,9 +292,8 @@ class ReplicaEstimator:
         are those of a healthy worker and link of the stage; who differs stands beside.
         """
         each = [one.conditions(False, native) for one in self.estimators]
-        factors = self.slow_workers.factors()
-        scale = self.correction.factor if corrected else 1.0
-        ops = [self._healthy(stage, factors, scale) for stage in range(self.stages)]
+        costs, scale = self._costs(), self.correction.factor if corrected else 1.0
+        ops = [OpSeconds(*(scale * x for x in op)) for op in costs.ops]
         # The others wait in theirs for the slowest replica, whose own is the shortest.
         step = min(each, key=lambda one: one.step_seconds)
         links, own = {}, {}
@@ -281,23 +314,50 @@ class ReplicaEstimator:
             step_seconds=step.step_seconds,
             step_sync=step.step_sync,
             split=self.split,
-            cores=None,
+            cores=costs.cores,
+            core_share=costs.core_share,
         )
         return ReplicaConditions(
             pipeline,
             self.replicas,
-            slow={worker: factor for worker, factor in factors.items() if factor != 1.0},
+            slow=costs.slow,
             paths=dict(self._that_differ(links, own)),
             activation_budget=self.budgets,
+            core_share=costs.shares_of_slow,
         )
 
-    def _healthy(self, stage: int, factors: Mapping[int, float], scale: float) -> OpSeconds:
-        """What ops of a stage take on a healthy worker, by those that are, if there is one."""
+    def _costs(self) -> _Costs:
+        factors = self.slow_workers.factors()
+        slow = {worker: factor for worker, factor in factors.items() if factor != 1.0}
+        stages, uses = range(self.stages), self._on_cores
+        if self._cores is None or not all(use.known for use in uses):
+            seconds = [one.seconds() for one in self._ops]
+            return _Costs([self._healthy(stage, factors, seconds) for stage in stages], slow)
+        seconds = [use.seconds() for use in uses]
+        ops = [self._healthy(stage, factors, seconds) for stage in stages]
+        longer, shares = {}, {}
+        for worker in slow:
+            use = uses[worker]
+            beyond = 1 + use.longer
+            times = beyond * sum(seconds[worker][:2]) / sum(ops[worker % self.stages][:2])
+            if abs(math.log(times)) >= math.log1p(RELATIVE):
+                longer[worker], shares[worker] = times, use.share / beyond
+        healthy = tuple(
+            median(uses[w].share for w in self._healthy_of(stage, factors)) for stage in stages
+        )
+        return _Costs(ops, longer, self._cores, healthy, shares)
+
+    def _healthy(
+        self, stage: int, factors: Mapping[int, float], seconds: Sequence[OpSeconds]
+    ) -> OpSeconds:
+        """What ops of a `stage` take on a healthy worker, of the `seconds` of all workers."""
+        rows = [[x / factors[w] for x in seconds[w]] for w in self._healthy_of(stage, factors)]
+        return OpSeconds(*(median(column) for column in zip(*rows, strict=True)))
+
+    def _healthy_of(self, stage: int, factors: Mapping[int, float]) -> Sequence[int]:
+        """The workers of a `stage` that are healthy, by their `factors`; all if there is none."""
         line = range(stage, self.workers, self.stages)
-        rows = [(self._ops[w].seconds(), factors[w]) for w in line]
-        rows = [row for row in rows if row[1] == 1.0] or rows
-        columns = zip(*([x / factor for x in op] for op, factor in rows), strict=True)
-        return OpSeconds(*(scale * median(column) for column in columns))
+        return [worker for worker in line if factors[worker] == 1.0] or line
 
     def _that_differ(
         self, links: Mapping[Path, LinkState], own: Mapping[Path, LinkState]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, 
 from megatron_adaptra.errors import BadMessage
 from megatron_adaptra.telemetry.link_fit import Sample
 
-VERSION = 3
+VERSION = 4
 _LONGEST = 40  # characters of a value in an error
 R = TypeVar("R")
 
@@ -74,6 +74,8 @@ class StageReport:
     A worker is a number as in `ir.routes`: of a single pipeline, its stage. `stage` is one in any
     case; who has sent a report shows whose it is.
 
+    `wall` are medians, `cpu`, `queued` (what threads have waited for a core) and `idle` (neither
+    that nor on one) are means; the last two are empty where they are not known.
     `overhead`: CPU seconds of the process per CPU second of its ops. `delay`, `delay_p25`,
     `transit`, `ahead`, `starved`: see IterationRecord. `probed`: delays of small messages
     that only measure a link. `busy`: what larger ones kept it busy for, see `transmissions`.
@@ -100,6 +102,8 @@ class StageReport:
     ops: tuple[StockOp, ...] | None = None
     step: Step | None = None
     seconds: float | None = None
+    queued: Mapping[str, float] = field(default_factory=dict)
+    idle: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """An object for json.dump, which `from_json` reads."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -39,7 +38,7 @@ def replica_schedules(draw: st.DrawFn) -> Schedule:
 @st.composite
 def replica_conditions(draw: st.DrawFn) -> ReplicaConditions:
     """Any job of several replicas: some dead, infinities included."""
-    pipeline = replace(draw(conditions()), cores=None)
+    pipeline = draw(conditions())
     replicas, stages = draw(st.integers(2, 4)), pipeline.stages
     workers = st.integers(0, stages * replicas - 1)
     paths = st.tuples(workers, workers).filter(
@@ -58,6 +57,7 @@ def replica_conditions(draw: st.DrawFn) -> ReplicaConditions:
         else {},
         draw(st.dictionaries(workers, rate)),
         draw(st.just(()) | st.tuples(*[limit] * (stages * replicas))),
+        draw(st.dictionaries(workers, st.floats(0, 1))),
     )
 
 
@@ -82,6 +82,7 @@ def conditions(draw: st.DrawFn, stages: int | None = None, most: int = 16) -> Co
         activation_budget=budget,
         step_seconds=draw(st.sampled_from([0.0, 1.5])),
         cores=draw(st.none() | st.floats(0.5, 7)),
+        core_share=draw(st.just(()) | st.tuples(*[st.floats(0, 1)] * p)),
     )
 
 
@@ -171,10 +172,15 @@ def random_replicas(rng: random.Random, split: float = 0.5, again: float = 0.3) 
     return random_schedule(rng, *shape, split, again, rng.randint(2, 4), rng.random())
 
 
-def random_replica_conditions(rng: random.Random, schedule: Schedule) -> ReplicaConditions:
-    """Costs of all workers of a `schedule`: slow ones, paths and ports of their own."""
+def random_replica_conditions(
+    rng: random.Random, schedule: Schedule, **more: object
+) -> ReplicaConditions:
+    """Costs of all workers of a `schedule`: slow ones, paths and ports of their own.
+
+    `more`: of the pipeline.
+    """
     stages, replicas = schedule.stages, schedule.replicas
-    pipeline = random_conditions(rng, stages, schedule.microbatches)
+    pipeline = random_conditions(rng, stages, schedule.microbatches, **more)
     workers = range(stages * replicas)
     rates = [math.inf, rng.uniform(0.1, 2)]
     return ReplicaConditions(

@@ -69,6 +69,8 @@ def test_no_schedule_beats_the_bound_of_what_it_holds(seed, sends, cores):
     if rng.random() < 0.3:  # costs that are not those of their parts
         own = [tuple(rng.uniform(0, 3) for _ in range(stages)) for _ in range(2)]
         c = replace(c, backward=own[0], recomputation=own[1])
+    if rng.random() < 0.3:
+        c = replace(c, core_share=tuple(rng.random() for _ in range(stages)))
     program = lower(s, rng.choice([None, 0, 1, 2, 9]))
     assert simulate(program, c, sends).makespan >= lower_bound(c) * LESS
     assert lower_bound(c) >= unlimited_bound(c) * LESS

@@ -14,6 +14,7 @@ from megatron_adaptra.ir.check import check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.plan.replicas.alone import alone
 from megatron_adaptra.plan.replicas.chains import own_chains, swapped_chains
 from megatron_adaptra.plan.replicas.list_schedule import Workers
 from megatron_adaptra.plan.replicas.shares import reassigned
@@ -77,6 +78,45 @@ def test_moves_stand_by_what_they_cost_whichever_kind_of_backward_has_led_to_the
     c = replace(c, pipeline=replace(c.pipeline, backward=(2.0,) * 2, backward_weight=(2.0,) * 2))
     assert "shift" not in planned(replace(c, pipeline=replace(c.pipeline, split=False)))[1]
     assert list(planned(c)[1]) == ["none", "shift", "re-route"]
+
+
+def on_cores(c: ReplicaConditions, cores: float, **more: object) -> ReplicaConditions:
+    """The same with so many cores for all workers."""
+    pipeline = replace(c.pipeline, cores=cores / c.replicas)
+    return replace(c, pipeline=pipeline, **more)  # type: ignore[arg-type]
+
+
+def test_with_a_core_per_worker_the_plan_is_that_of_a_device_each():
+    c = job(2, 2, 6, 2, slow={3: 2.5})
+    plan, enough = planned(c)[0], planned(on_cores(c, 4, core_share={3: 0.4}))[0]
+    assert enough.moves == plan.moves
+    assert (enough.schedule, enough.predicted) == (plan.schedule, plan.predicted)
+    assert enough.lower_bound == plan.lower_bound
+
+
+def test_where_cores_are_shared_a_suspended_worker_leaves_its_core_to_its_peer():
+    """Two cores for four workers, of which one computes a third of its ops' seconds."""
+    c = on_cores(job(2, 2, 8, 4, slow={3: 3.0}), 2, core_share={3: 1 / 3})
+    plan, moves = planned(c)
+    assert moves["none"].seconds >= 8 * 3 * 3
+    # All that is to be computed keeps two cores busy for 48 slots, and the plan takes little more.
+    assert plan.lower_bound == pytest.approx(48)
+    assert plan.predicted <= 1.15 * 48
+    # If it did not leave its core, its microbatches would take the cores of the others.
+    assert planned(replace(c, core_share={}))[0].predicted >= 1.1 * plan.predicted
+    # With cores of their own all would be done far sooner.
+    assert planned(on_cores(c, 4))[0].predicted <= 0.85 * plan.predicted
+
+
+def test_the_second_search_knows_by_how_much_others_slow_a_worker():
+    """It is no worse than one search with all ops that knows nothing of it, and mostly better."""
+    better = 0
+    for slow in (2.0, 3.0, 5.0):
+        c = on_cores(job(2, 3, 6, 2, slow={4: slow}), 2.5, core_share={4: 1 / slow})
+        blind = planned(alone(c, 1.0))[0].schedule
+        seconds = planned(c)[0].predicted
+        better += seconds < simulate(lower(blind), c).makespan - NEAR
+    assert better >= 2
 
 
 @pytest.mark.parametrize(

@@ -48,19 +48,20 @@ class Truth:
     """What really takes how long.
 
     `slow`: factors, by worker. `paths`: delays. `hidden`: factor of an iteration in which replicas
-    help each other, which nothing measures.
+    help each other, which nothing measures. `core_share`: of slow workers, where cores are shared.
     """
 
     slow: Mapping[int, float] = field(default_factory=dict)
     paths: Mapping[Path, float] = field(default_factory=dict)
     hidden: float = 1.0
+    core_share: Mapping[int, float] = field(default_factory=dict)
 
 
 class Job(FedJob[ReplicaPlan, ReplicaConditions]):
     """A training of so many `replicas` x `stages` x `count`, seeded, for which `truth` holds.
 
     Workers may hold `plus` microbatches beyond 1F1B's until a `budget` in bytes is known to be
-    another number; `stock`: it starts over Megatron's own messages.
+    another number; `stock`: it starts over Megatron's own messages; all share `cores`.
 
     `took`: the seconds of every iteration; `stays`: why nothing was proposed, by iteration;
     `probed`: the cross paths that have been opened.
@@ -69,14 +70,16 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
     def __init__(
         self, replicas: int = 2, stages: int = 3, count: int = 8, mode: str = "auto", seed: int = 0,
         plus: float = float("inf"), stock: bool = False, budget: Budget = UNLIMITED,
+        cores: float | None = None,
     ) -> None:  # fmt: skip
+        self.cores = cores
         self.replicas, self.stages, self.count, self.truth = replicas, stages, count, Truth()
         self.rng = random.Random(seed)
         one = first_schedule(stages, count, float("inf"))
         start = (over_own_messages(one) if stock else one).replicated(replicas)
         most = [held + plus for held in one.peak_in_flight()]
         each = [
-            Estimator(count, ["host"] * stages, None, MESSAGE, budget, at_first=most)
+            Estimator(count, ["host"] * stages, self._own_cores, MESSAGE, budget, at_first=most)
             for _ in range(replicas)
         ]
         for estimator in each:
@@ -93,6 +96,10 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
         self._program: tuple[Schedule, Program] | None = None
         self._before: list[IterationRecord] | None = None
 
+    @property
+    def _own_cores(self) -> float | None:
+        return None if self.cores is None else self.cores / self.replicas
+
     def conditions(self, noisy: bool = False) -> ReplicaConditions:
         """The truth."""
         links = {
@@ -103,15 +110,17 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
         half = (BACKWARD / 2,) * self.stages
         forward = (FORWARD,) * self.stages
         pipeline = Conditions(
-            self.count, forward, half, half, links, split=False, activation_budget=self.budgets
-        )
+            self.count, forward, half, half, links, split=False, activation_budget=self.budgets,
+            cores=self._own_cores,
+        )  # fmt: skip
         slow = {w: self.truth.slow.get(w, 1.0) for w in range(self.replicas * self.stages)}
         if noisy:
             for worker in slow:
                 slow[worker] *= self.rng.lognormvariate(0.0, SIGMA)
                 slow[worker] *= self.rng.uniform(*SPAN) if self.rng.random() < BURSTS else 1.0
         paths = {path: LinkState(delay) for path, delay in self.truth.paths.items()}
-        return ReplicaConditions(pipeline, self.replicas, slow=slow, paths=paths)
+        shares = self.truth.core_share
+        return ReplicaConditions(pipeline, self.replicas, slow=slow, paths=paths, core_share=shares)
 
     def seconds(self, schedule: Schedule) -> float:
         """What an iteration of it takes now, without noise."""
@@ -163,8 +172,13 @@ class Job(FedJob[ReplicaPlan, ReplicaConditions]):
             mine = (s for s in timeline.spans if s.stage == worker and s.op.kind.computes)
             asked = 9.0
             for s in sorted(mine, key=lambda s: s.start):
-                record.ops.append(OpTime(s.op, 9 + s.start, 9 + s.end, 0.0, asked))
+                alone = c.seconds(s.op.kind, worker)
+                cpu, queued = c.on_core(worker) * alone, s.end - s.start - alone
+                if self.cores is None:
+                    cpu, queued = 0.0, None
+                record.ops.append(OpTime(s.op, 9 + s.start, 9 + s.end, cpu, asked, 0.0, queued))
                 asked = 9 + s.end
+            record.cpu = sum(op.cpu for op in record.ops)
             for m in timeline.messages:
                 if m.target == worker and not stock:
                     stamps = Stamps(9 + m.sent, 8.0, 9 + m.arrived, eager=True, nbytes=MESSAGE)

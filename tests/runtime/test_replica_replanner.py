@@ -58,6 +58,24 @@ def test_a_worker_at_half_speed_three_times(plus: float) -> None:
     assert len(job.changes) == 6, job.reasons
 
 
+@pytest.mark.parametrize("share", [1 / 3, 1.0])
+def test_a_slow_worker_where_cores_are_shared(share: float) -> None:
+    """Two cores for four workers: suspended it leaves its core to others, with a slow clock not.
+
+    The iteration takes what was predicted, although all others queue for longer then.
+    """
+    job = seeded(stages=2, cores=2.0)
+    job.train(20)
+    ran = job.train(60, slow={3: 3.0}, core_share={3: share})
+    change = job.changes[min(job.changes)]
+    assert change.conditions.cores == 2.0
+    assert change.conditions.on_core(3) == pytest.approx(share, rel=0.15)
+    assert change.plan.predicted == pytest.approx(job.seconds(change.plan.schedule), rel=0.1)
+    assert job.seconds(job.start) >= 1.3 * job.seconds(ran[-1]), job.reasons
+    job.train(40, slow={}, core_share={})
+    assert job.ran[-1].same_as(job.start), job.reasons
+
+
 @pytest.mark.parametrize("mode", ["swap", "auto"])
 @pytest.mark.parametrize("plus", [0.0, math.inf])
 def test_a_slow_path_three_times(mode: str, plus: float) -> None:

@@ -160,6 +160,17 @@ def test_shared_cores_slow_only_what_runs_together():
     assert (ends["0:F0"], ends["0:F1"], ends["1:F0"], ends["1:B0"]) == (1, 3, 3, 5)
 
 
+def test_a_stage_that_waits_in_its_ops_leaves_its_core_to_others():
+    # Stage 1 needs a core for half of each op: it waits first, then both may have to share.
+    c = job(2, 2, cores=1.0, core_share=(1.0, 0.5))
+    timeline = simulate(lower(TWO), c)
+    ends = {f"{s.stage}:{s.op}": s.end for s in timeline.spans}
+    # F1 has the core to 1.5, when F0 of stage 1 has waited its half; then each has half of it.
+    assert (ends["0:F0"], ends["0:F1"], ends["1:F0"]) == (1, 2.5, 2.5)
+    assert simulate(lower(TWO), replace(c, core_share=(1.0, 0.0))).makespan == 9
+    assert simulate(lower(TWO), replace(c, cores=None)) == simulate(lower(TWO), job(2, 2))
+
+
 def test_half_a_core():
     assert simulate(lower(of_depths((1,), 1)), job(1, 1, cores=0.5)).makespan == 6
 
@@ -253,6 +264,8 @@ def test_the_warmup_clock_is_the_simulator_to_the_last_bit(seed, sends, cores):
     rng = random.Random(seed)
     stages, count = rng.randint(1, 6), rng.randint(1, 12)
     c = random_conditions(rng, stages, count, cores=cores, step_seconds=rng.choice([0.0, 0.3]))
+    if rng.random() < 0.5:
+        c = replace(c, core_share=tuple(rng.random() for _ in range(stages)))
     clock = WarmupClock(c, sends)
     for _ in range(8):
         depths = random_depths(rng, stages, count)

@@ -13,12 +13,16 @@ from sim.reference import reference_seconds
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.check import SENDS, check
 from megatron_adaptra.ir.conditions import Conditions, LinkState
-from megatron_adaptra.ir.op import Op
+from megatron_adaptra.ir.op import COMPUTE, Op
 from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.schedule import Schedule, parse_line, warmup_line
+from megatron_adaptra.model.replica_bounds import replica_bound
+from megatron_adaptra.plan.replicas.alone import alone, stretched
+from megatron_adaptra.plan.reroute import evaluate_replicas
 from megatron_adaptra.sim.clock import simulate
 
+NEAR = 1e-9
 both_sends = st.sampled_from(SENDS)
 
 
@@ -70,6 +74,65 @@ def test_agrees_with_the_reference(seed, sends):
     assert timeline.makespan == pytest.approx(reference_seconds(program, c, sends), rel=1e-12)
     assert (timeline.replicas, timeline.stages) == (schedule.replicas, schedule.stages)
     assert timeline.peak_in_flight() == schedule.peak_in_flight()
+
+
+@given(seeds, both_sends)
+def test_where_each_worker_has_a_core_cores_and_their_shares_do_not_matter(seed, sends):
+    rng = random.Random(seed)
+    schedule = random_replicas(rng)
+    c, program = random_replica_conditions(rng, schedule), lower(schedule)
+    shares = {w: rng.random() for w in range(c.workers) if rng.random() < 0.5}
+    each = tuple(rng.random() for _ in range(c.stages))
+    cores = rng.choice([None, float(c.stages), c.stages + 2 * rng.random()])
+    pipeline = replace(c.pipeline, cores=cores, core_share=each)
+    enough = replace(c, pipeline=pipeline, core_share=shares)
+    assert simulate(program, enough, sends) == simulate(program, c, sends)
+    assert replica_bound(enough) == replica_bound(c)
+
+
+@given(seeds, both_sends)
+def test_all_replicas_share_what_cores_there_are(seed, sends):
+    """No core does more than its seconds, and no op takes less than on one of its own."""
+    rng = random.Random(seed)
+    schedule = random_replicas(rng)
+    c = random_replica_conditions(rng, schedule, cores=rng.uniform(0.2, 1) * schedule.stages)
+    c = replace(c, core_share={w: rng.random() for w in range(c.workers) if rng.random() < 0.5})
+    timeline = simulate(lower(schedule), c, sends)
+    assert c.cores == c.pipeline.cores * c.replicas
+    for span in timeline.spans:
+        least = c.seconds(span.op.kind, span.stage)
+        assert span.end - span.start >= least * (1 - NEAR)
+    computed = sum(c.on_core(s.stage) * c.seconds(s.op.kind, s.stage) for s in timeline.spans)
+    assert timeline.makespan * c.cores >= computed * (1 - NEAR)
+
+
+@given(seeds, st.sampled_from([1.0, 1.3, 2.0]))
+def test_without_sharing_ops_take_as_long_as_was_asked(seed, stretch):
+    rng = random.Random(seed)
+    schedule = random_replicas(rng)
+    c = random_replica_conditions(rng, schedule, cores=0.5 * schedule.stages)
+    c = replace(c, core_share={w: rng.random() for w in range(c.workers) if rng.random() < 0.5})
+    own = alone(c, stretch)
+    assert own.cores is None
+    for worker in range(c.workers):
+        for kind in COMPUTE:
+            seconds, computed = c.seconds(kind, worker), c.on_core(worker)
+            takes = seconds * (1 - computed + computed * stretch)
+            assert own.seconds(kind, worker) == pytest.approx(takes, rel=NEAR)
+    plan = evaluate_replicas(schedule, c)
+    assert 1 <= stretched(plan) <= 2 * (1 + NEAR)  # of all workers half can run
+
+
+def test_two_replicas_on_one_core_take_the_sum():
+    """The cores of a pipeline are its share: what one does not use, the other one does."""
+    c = even(1, 3)
+    c = replace(c, pipeline=replace(c.pipeline, cores=0.5))
+    both = two("F0@0 B0@0 F1@0 B1@0 F2@0 B2@0", "F0@1 B0@1 F1@1 B1@1 F2@1 B2@1", count=3)
+    assert simulate(lower(both), c).makespan == 18
+    one = two("F0@0 B0@0 F1@0 B1@0 F2@0 B2@0 F0@1 B0@1 F1@1 B1@1 F2@1 B2@1", "", count=3)
+    assert simulate(lower(one), c).makespan == 18
+    waits = replace(c, slow={1: 2.0}, core_share={1: 0.5})  # computes as long, and waits as long
+    assert simulate(lower(both), waits).makespan < 24
 
 
 @given(seeds)

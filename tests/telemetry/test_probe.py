@@ -57,6 +57,29 @@ def test_wall_is_a_median_and_cpu_a_mean():
     assert r.report().cpu == {"F": 2}
 
 
+def test_what_ops_neither_computed_nor_queued_for_is_idle():
+    r = IterationRecord(0, 0)
+    for i, (wall, cpu, queued) in enumerate([(1, 1, 0), (9, 2, 4), (2, 1.5, 0.75)]):
+        r.ops.append(OpTime(Op(F, i), 0.0, wall, cpu, queued=queued))
+    got = r.report()
+    assert got.queued == {"F": pytest.approx(4.75 / 3)}
+    assert got.idle == {"F": pytest.approx((12 - 4.5 - 4.75) / 3)}
+    r.ops[1] = r.ops[1]._replace(queued=None)  # as on a device, or where the kernel does not count
+    assert r.report().queued == r.report().idle == {}
+
+
+def test_an_op_that_sleeps_is_idle_for_as_long():
+    probe = Probe(0)
+    probe.begin(0)
+    probe.op_begins()
+    time.sleep(0.05)
+    probe.op_ends(Op(F, 0))
+    (op,) = probe.pipeline_ends().ops
+    if op.queued is not None:
+        idle = op.end - op.start - op.cpu - op.queued
+        assert 0.045 <= idle <= op.end - op.start
+
+
 def test_what_dropping_activations_costs_counts_as_recompute():
     """F is a forward like others; R is all that a recomputed microbatch takes more."""
     r = IterationRecord(0, 0)

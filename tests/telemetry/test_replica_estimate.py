@@ -216,16 +216,6 @@ def test_the_step_is_that_of_the_replica_that_waits_for_nobody() -> None:
     assert e.conditions().pipeline.step_seconds == pytest.approx(0.01)
 
 
-def test_ranks_that_share_cores_are_planned_by_the_wall_clock() -> None:
-    each = [Estimator(COUNT, ["one"] * STAGES, 2.0, 1 << 20) for _ in range(2)]
-    e = ReplicaEstimator(each)
-    for _ in range(10):
-        rows = {w: replace(r, cpu={"F": 5 * MS, "B": 5 * MS}) for w, r in reports().items()}
-        e.update(e.usable(rows))
-    assert e.conditions().pipeline.forward == pytest.approx((10 * MS,) * STAGES)
-    assert e.conditions().cores is None
-
-
 def test_budgets_are_per_worker() -> None:
     e = estimator(budget=Budget(nbytes=1000.0), at_first=(3.0, 2.0, 1.0))
     assert e.budgets == (3.0, 2.0, 1.0) * 2

@@ -21,7 +21,7 @@ SWAPPED, ALONE = "swap", "warmup"  # policies
 
 
 def chain_conditions(conditions: ReplicaConditions, chain: Sequence[int]) -> Conditions:
-    """Those of one pipeline.
+    """Those of one pipeline, on its even share of the cores.
 
     Args:
         conditions: of all workers.
@@ -47,6 +47,7 @@ def chain_conditions(conditions: ReplicaConditions, chain: Sequence[int]) -> Con
         recomputation=scaled(p.recomputation),
         links=links,
         activation_budget=tuple(c.activation_budget[worker] for worker in chain),
+        core_share=tuple(map(c.on_core, chain)),
     )
 
 
@@ -71,7 +72,7 @@ def chain_schedules(
 
     def both(chain: Sequence[int]) -> tuple[Plan, Plan]:
         one = chain_conditions(conditions, chain)
-        key = one.forward, tuple(one.links.items()), one.activation_budget
+        key = one.forward, tuple(one.links.items()), one.activation_budget, one.core_share
         if key not in plans:  # most chains are alike
             plans[key] = timed(start, one), deeper(one)
         return plans[key]
