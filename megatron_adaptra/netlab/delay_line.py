@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import select
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 
-from megatron_adaptra.netlab.loop import Loop
 from megatron_adaptra.netlab.network import PREFIX
 
 _ALL = 0x0003  # every protocol (linux/if_ether.h)
@@ -26,6 +25,7 @@ _RECEIVE_ANY, _SEND_ANY = 33, 32  # SO_RCVBUFFORCE, SO_SNDBUFFORCE
 _BUFFER = 1 << 28  # bytes
 _OFFLOAD, _ETHERNET = 10, 14  # bytes of virtio's head, and of Ethernet's
 _LARGEST = 1 << 17
+_TICK = 0.05  # seconds between two looks at whether it is over
 _BATCH = 64  # packets taken from one port in a row
 # Where a packet says which host it is for: IPv4, and ARP, which asks for or answers one.
 _TARGETS = {b"\x08\x00": _OFFLOAD + _ETHERNET + 16, b"\x08\x06": _OFFLOAD + _ETHERNET + 24}
@@ -39,7 +39,7 @@ class DelayLine:
     """
 
     def __init__(self, ports: Sequence[str], delay: float) -> None:
-        self._delay, self._loop, self._over = delay, Loop(), False
+        self._delay, self._over = delay, False
         self._waiting: deque[tuple[float, socket.socket, bytes]] = deque()
         self._sockets: list[socket.socket] = []
         try:
@@ -48,9 +48,6 @@ class DelayLine:
         except OSError:
             self._release()
             raise
-        for each in self._sockets:
-            self._loop.watch(each.fileno(), partial(self._read, each))
-        self._loop.work = self._deliver
         self._thread = threading.Thread(target=self._run, name="adaptra-delay", daemon=True)
         self._thread.start()
 
@@ -62,12 +59,15 @@ class DelayLine:
 
     def _run(self) -> None:
         _go_first()
-        self._loop.run(lambda: self._over, math.inf)
+        while not self._over:
+            # Not epoll, whose timeouts are whole milliseconds.
+            ready, _, _ = select.select(self._sockets, [], [], min(_TICK, self._deliver()))
+            for each in ready:
+                self._read(each)
 
     def _release(self) -> None:
         for each in self._sockets:
             each.close()
-        self._loop.close()
 
     def _read(self, port: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
