@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 from megatron_adaptra.bench.allreduce_options import AllReduceOptions
-from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.model.all_reduce_forms import AllReduce
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, MESSAGE, for_gradients, sized
+from megatron_adaptra.plan.collectives.sized_shards import for_shards, sharded
 
 
 def measured_plan(name: str, options: AllReduceOptions, nbytes: int) -> CollectivePlan:
@@ -20,11 +21,14 @@ def measured_plan(name: str, options: AllReduceOptions, nbytes: int) -> Collecti
         nbytes: of the buffer.
     """
     ranks, late, ports = options.ranks, options.late_ranks, options.clock()
+    halves = options.goal is not Goal.ALL_REDUCE
     if ports is None or not math.isfinite(max(ports.out)):
+        if halves:
+            return for_shards(options.goal, name, ranks, nbytes)
         return for_gradients(name, ranks, nbytes, late)
     arrival = math.inf if late else 0.0
     job = AllReduce(ranks, nbytes, max(ports.out), ports.delay, MESSAGE, arrival, ports.turn)
-    return sized(name, job, late)
+    return sharded(options.goal, name, job) if halves else sized(name, job, late)
 
 
 def possible(name: str, ranks: int, late: Sequence[int]) -> bool:

@@ -1,4 +1,4 @@
-"""All-reduces of which some ranks are late: our plans and gloo's own, on the same calls."""
+"""All-reduces, or halves of them, with late ranks: our plans and gloo's own, on the same calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megatron_adaptra.bench.allreduce_options import NATIVE, RING, AllReduceOpti
 from megatron_adaptra.bench.clock import Clock
 from megatron_adaptra.bench.paths import TIMEOUT
 from megatron_adaptra.errors import AdaptraError
-from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import Exchange
 from megatron_adaptra.sim.ports import run_on_ports
@@ -53,7 +53,7 @@ def rows(options: AllReduceOptions, rank: int) -> list[dict[str, Any]]:
                 name: partial(exchanges[name].run, plan=plan) for name, plan in plans.items()
             }
             if NATIVE in options.algorithms:
-                ways[NATIVE] = dist.all_reduce
+                ways[NATIVE] = partial(_native, options.goal)
             for late in options.lateness(nbytes):
                 costs = _costs(ways, nbytes // 4, late, options, clock)
                 if rank == 0:  # the others' would be the same
@@ -73,8 +73,14 @@ def _costs(
 ) -> dict[str, list[_Cost]]:
     """Of each round, on all ranks the same. The first round opens connections, and is left out."""
     rank, ranks = dist.get_rank(), options.ranks
-    mine = (torch.arange(count) % _REPEATS + rank).float()
-    right = (ranks * (torch.arange(count) % _REPEATS) + sum(range(ranks))).float()
+    values = torch.arange(count) % _REPEATS
+    mine = (values + rank).float()
+    right = (ranks * values + sum(range(ranks))).float()
+    checked = slice(None)
+    if options.goal is Goal.REDUCE_SCATTER:
+        checked = _shard(count, rank, ranks)
+    elif options.goal is Goal.ALL_GATHER:
+        right = (values + torch.arange(count) // (count // ranks)).float()
     found: dict[str, list[_Cost]] = {name: [] for name in ways}
     for number in range(options.rounds + 1):
         turns = list(ways)
@@ -88,11 +94,26 @@ def _costs(
             own = torch.tensor([time.process_time() - cpu], dtype=torch.float64)
             spent = clock.latest(clock.now()) - began - late
             dist.all_reduce(own)
-            if not torch.equal(buffer, right):
-                raise AdaptraError(f"{name} of {4 * count} bytes gave wrong sums")
+            if not torch.equal(buffer[checked], right[checked]):
+                raise AdaptraError(f"{name} of {4 * count} bytes gave wrong numbers")
             if number:
                 found[name].append(_Cost(spent, float(own)))
     return found
+
+
+def _shard(count: int, rank: int, ranks: int) -> slice:
+    return slice(rank * count // ranks, (rank + 1) * count // ranks)
+
+
+def _native(goal: Goal, buffer: torch.Tensor) -> None:
+    """What torch runs over gloo, into the `buffer` itself, as Megatron calls it."""
+    mine = buffer[_shard(len(buffer), dist.get_rank(), dist.get_world_size())]
+    if goal is Goal.ALL_REDUCE:
+        dist.all_reduce(buffer)
+    elif goal is Goal.REDUCE_SCATTER:
+        dist.reduce_scatter_tensor(mine, buffer)
+    else:
+        dist.all_gather_into_tensor(buffer, mine)
 
 
 def _row(

@@ -93,7 +93,7 @@ def _in_lab(
     say: Callable[[str], None],
 ) -> int:
     """Run one rank per host of a laboratory; returns the highest exit status."""
-    with Lab(options.ranks, options.rules, ports=options.ports) as lab:
+    with Lab(options.ranks, options.rules, ports=options.ports, delay=options.apart) as lab:
         for measured in lab.measure():
             if measured.fault:
                 link = f"{measured.rule.source}>{measured.rule.target}"

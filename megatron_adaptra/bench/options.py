@@ -78,6 +78,11 @@ class Options:
         return []
 
     @property
+    def apart(self) -> float:
+        """Seconds from each host to each other one beside what links have."""
+        return 0.0
+
+    @property
     def in_lab(self) -> bool:
         """Whether each rank is a host of a laboratory."""
         return bool(self.rules or self.ports)

@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatron_adaptra.bench.allreduce_options import ALGORITHMS, AllReduceOptions
+from megatron_adaptra.bench.allreduce_options import (
+    ALGORITHMS,
+    AllReduceOptions,
+    algorithms_of,
+    goal_of,
+)
 from megatron_adaptra.bench.allreduce_rate import Rate, at_kept_rate
 from megatron_adaptra.bench.launch import from_torchrun, measure
 from megatron_adaptra.bench.options import ALLREDUCE, SIZES
@@ -25,6 +30,7 @@ from megatron_adaptra.cli.bench_allreduce_report import (
 from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
 from megatron_adaptra.errors import AdaptraError, BadInput
 from megatron_adaptra.files import results_folder
+from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.netlab.shaper import choose
 from megatron_adaptra.transport.rules import PORT_SYNTAX
 from megatron_adaptra.units import parse_seconds, whole
@@ -66,8 +72,13 @@ def add_parser(kinds: Any) -> None:
         f"machine as it is, then {_HOSTS[0]} where that can be)")  # fmt: skip
     add("--link", default="", metavar="LINK",
         help="instead of --host: links between hosts of a laboratory, such as 10ms")  # fmt: skip
-    add("--algorithms", default=",".join(ALGORITHMS), metavar="NAME,...",
-        help="of these, in this order (default: %(default)s)")  # fmt: skip
+    add("--delay", default="0", metavar="TIME",
+        help="beside --host: from each host to each other one, such as 10ms")  # fmt: skip
+    add("--collective", default=Goal.ALL_REDUCE.value, metavar="NAME",
+        help=f"{', '.join(goal.value for goal in Goal)} (default: %(default)s); the last two, of "
+        "the distributed optimizer's shards, by ring, direct and native")  # fmt: skip
+    add("--algorithms", metavar="NAME,...",
+        help=f"of these, in this order (default: {','.join(ALGORITHMS)})")  # fmt: skip
     add("--rounds", type=whole, default=7, metavar="N",
         help="turns whose median is shown (default: 7)")  # fmt: skip
     add("--out", metavar="DIR", help="write allreduce.json, .html and .png there")
@@ -96,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
             found, rate = at_kept_rate(options, _rows, far)
             rows += found
             rates += [rate] if options.hosts else []
-    finding = Finding(rows, rates)
+    finding = Finding(rows, rates, goal_of(args.collective))
     if folder:
         files = write_report(
             folder, ALLREDUCE, finding.data(), html(finding), lambda path: png(path, finding)
@@ -118,6 +129,9 @@ def _options(args: argparse.Namespace) -> Iterator[AllReduceOptions]:
     sizes = sizes_of(args.sizes, "--sizes") if args.sizes is not None else SIZES[ALLREDUCE]
     words = [] if args.late is None else [word.strip() for word in args.late.split(",")]
     late = tuple(0.0 if word == "0" else parse_seconds(word, "--late") for word in words)
+    goal = goal_of(args.collective)
+    algorithms = args.algorithms or ",".join(algorithms_of(goal))
+    delay = 0.0 if args.delay == "0" else parse_seconds(args.delay, "--delay")
     networks: list[tuple[str, ...]] = [tuple(args.host)]
     if not args.host and not args.link and not (why := _no_rates()):
         networks.append(_HOSTS)
@@ -130,7 +144,8 @@ def _options(args: argparse.Namespace) -> Iterator[AllReduceOptions]:
             yield AllReduceOptions(
                 ALLREDUCE, sizes, ranks, args.rounds, args.link,
                 hosts=hosts, late=late, late_ranks=tuple(late_ranks),
-                algorithms=tuple(word.strip() for word in args.algorithms.split(",")),
+                algorithms=tuple(word.strip() for word in algorithms.split(",")),
+                collective=goal.value, delay=delay,
             )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a measurement of all-reduces has shown: a table, a page, a PNG."""
+"""What a measurement of all-reduces, or of halves of them, has shown: a table, a page, a PNG."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from megatron_adaptra.bench.allreduce_options import NATIVE
 from megatron_adaptra.bench.allreduce_rate import Rate
 from megatron_adaptra.bench.options import ALLREDUCE
 from megatron_adaptra.cli.output import Table
+from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.view.axis import number, size
 from megatron_adaptra.view.charts import Curve, XYChart
 from megatron_adaptra.view.html.chart import chart_section
@@ -19,10 +20,9 @@ from megatron_adaptra.view.png.charts import charts_png
 from megatron_adaptra.view.theme import ADAPTRA, OTHER, STOCK
 
 Row = Mapping[str, Any]
-_HEADLINE = "All-reduces with late ranks"
 EXPLAINED = (
     "ms after the arrival of the last rank, medians; ratio: how many times as fast; native: "
-    "torch's all-reduce over gloo; CPU: of all ranks together; k: pieces of the buffer"
+    "torch's own over gloo; CPU: of all ranks together; k: pieces of the buffer"
 )
 _COLUMNS = {
     "late_ms": "late, ms", "ms_after_arrival": "ms after arrival", "spread_ms": "spread, ms",
@@ -37,16 +37,23 @@ _COLOURS = {"direct": ADAPTRA, NATIVE: STOCK}
 class Finding:
     """`rows`: as `bench.allreduce.rows` gives them, with the `network` of each.
 
-    `rates`: of hosts, in the order of their rows.
+    `rates`: of hosts, in the order of their rows. `goal`: of what was measured.
     """
 
     rows: Sequence[Row]
     rates: Sequence[Rate] = ()
+    goal: Goal = Goal.ALL_REDUCE
+
+    @property
+    def headline(self) -> str:
+        """What was measured."""
+        return f"{self.goal.value.capitalize()}s with late ranks"
 
     def data(self) -> dict[str, Any]:
         """As JSON."""
         rates = [{**asdict(rate), "kept": rate.kept} for rate in self.rates]
-        return {"kind": ALLREDUCE, "rates": rates, "rows": list(self.rows)}
+        kind = {"kind": ALLREDUCE, "collective": self.goal.value}
+        return {**kind, "rates": rates, "rows": list(self.rows)}
 
 
 def off_text(rate: Rate) -> str:
@@ -96,14 +103,13 @@ def html(finding: Finding) -> str:
         chart_section(chart, table(each.columns, each.rows))
         for each, chart in zip(tables_of(finding), _charts(finding.rows), strict=True)
     ]
-    return page(
-        _HEADLINE, header("adaptra bench", _HEADLINE, [EXPLAINED, *rate_lines(finding)]), *sections
-    )
+    top = header("adaptra bench", finding.headline, [EXPLAINED, *rate_lines(finding)])
+    return page(finding.headline, top, *sections)
 
 
 def png(path: str | os.PathLike[str], finding: Finding) -> None:
     """The same charts at `path`; ImportError where matplotlib is not installed."""
-    charts_png(path, _HEADLINE, [EXPLAINED, *rate_lines(finding)], _charts(finding.rows))
+    charts_png(path, finding.headline, [EXPLAINED, *rate_lines(finding)], _charts(finding.rows))
 
 
 def _cases(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:

@@ -20,7 +20,7 @@ from megatron_adaptra.netlab.output import Output
 from megatron_adaptra.netlab.shaper import SHAPERS
 from megatron_adaptra.transport.rules import PORT_SYNTAX, SYNTAX, parse_port_rules
 from megatron_adaptra.transport.scenario import hosts_in, load_rules
-from megatron_adaptra.units import number, whole
+from megatron_adaptra.units import number, parse_seconds, whole
 
 _EXAMPLE = """example: stock Megatron-LM, one rank per host, 40 ms each way between hosts 2 and 3
   adaptra netlab run --hosts 4 --link 2-3:40ms -- torchrun pretrain_gpt.py <its flags>
@@ -59,6 +59,8 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--host", action="append", default=[], metavar="RULE",
         help=f"{PORT_SYNTAX}; without slow links")  # fmt: skip
+    parser.add_argument("--delay", default="0", metavar="TIME",
+        help="beside --host: from each host to each other one, such as 10ms")  # fmt: skip
     parser.add_argument(
         "--hosts",
         type=whole,
@@ -94,13 +96,16 @@ def run(args: argparse.Namespace) -> int:
     ports = [rule for text in args.host for rule in parse_port_rules(text, hosts, "--host")]
     if rules and ports:
         raise BadInput("--host", args.host[0], "a laboratory has slow links, or rates of hosts")
+    delay = parse_seconds(args.delay, "--delay") if args.delay != "0" else 0.0
+    if delay and not ports:
+        raise BadInput("--delay", args.delay, "it needs --host; a link has a delay of its own")
     console = Console(stderr=True)
 
     def say(text: str) -> None:
         console.print(f"adaptra: {text}", soft_wrap=True, markup=False, highlight=False)
 
     status, measured = 0, []
-    with Lab(hosts, rules, args.seed, args.shaper, ports) as lab:
+    with Lab(hosts, rules, args.seed, args.shaper, ports, delay) as lab:
         why = f" (no netem: {lab.why})" if lab.why else ""
         how = SHAPED_BY[lab.shaper] if rules or lab.shaper == "relay" else "joined by a bridge"
         if ports:

@@ -43,6 +43,7 @@ class Lab:
             is not netem.
         ports: rates of hosts, instead of `rules`, in force as these are. `tcp` has then what holds
             for connections, as from `Ports.tcp`.
+        delay: seconds from each host to each other one, beside `ports`.
 
     Raises:
         BadInput: the number of hosts.
@@ -57,10 +58,11 @@ class Lab:
         seed: int = 0,
         shaper: str = "auto",
         ports: Sequence[PortRule] = (),
+        delay: float = 0.0,
     ) -> None:
         if not 2 <= hosts <= MOST_HOSTS:
             raise BadInput("--hosts", hosts, f"it has to be 2 to {MOST_HOSTS}")
-        self.rules, self.ports = tuple(rules), tuple(ports)
+        self.rules, self.ports, self._delay = tuple(rules), tuple(ports), delay
         self.tcp: dict[str, str | int | bool] = {}
         self.shaper, self.why = shaper, ""
         self._count, self._seed = hosts, seed
@@ -99,8 +101,9 @@ class Lab:
                 undo.callback(os.close, namespaces[-1])
             pids, links = [h.pid for h in self._hosts], [(r.source, r.target) for r in self.rules]
             self._network: Network = build(
-                self.shaper, namespaces, pids, links, self._loop, self._seed, bool(self.ports)
-            )
+                self.shaper, namespaces, pids, links, self._loop, self._seed, bool(self.ports),
+                self._delay,
+            )  # fmt: skip
             undo.callback(self._network.close)
             if isinstance(self._network, Ports):
                 self.tcp = self._network.tcp()
@@ -130,7 +133,7 @@ class Lab:
             self._set_rates({number: rate})
             other = (number + 1) % self._count
             for source, target in ((number, other), (other, number)):
-                rule = LinkRule(source, target, 0.0, bandwidth=rate)
+                rule = LinkRule(source, target, self._delay, bandwidth=rate)
                 results.append(self._measure(rule, BURST))
         self._set_rates({})
         return results

@@ -42,6 +42,7 @@ _PARTS = {
 # Packets, while QUEUE is seconds: dropping is the policer's part, see _police.
 _LIMIT = 1_000_000
 _FREE = LinkRule(0, 0, 0.0)  # asks for nothing
+_PORT = "port"  # of the hub
 
 
 class Netem:
@@ -95,7 +96,7 @@ class Netem:
         with entered(self.hub):
             ports = json.loads(_call("ip", "-s", "-j", "link", "show"))
             queues = json.loads(_call("tc", "-s", "-j", "qdisc", "show"))
-        counts = [port["stats64"] for port in ports if port.get("master")]
+        counts = [each["stats64"] for each in ports if each["ifname"].startswith(_PORT)]
         packets = sum(count["rx"]["packets"] for count in counts)
         return Traffic(
             packets=packets,
@@ -153,7 +154,7 @@ def _bridge() -> list[str]:
 
 def port(host: int) -> str:
     """The hub's device towards host number `host`."""
-    return f"port{host}"
+    return f"{_PORT}{host}"
 
 
 def _wire(host: int, mtu: int, pid: str = "") -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.netlab import netem
+from megatron_adaptra.netlab.delay_line import DelayLine
 from megatron_adaptra.netlab.namespace import entered
 from megatron_adaptra.netlab.netem import Netem, batch, device, port
 from megatron_adaptra.netlab.network import INTERFACE, QUEUE, address, subnet
@@ -34,19 +35,21 @@ _TIMEOUT = 10.0  # seconds to connect two hosts
 
 
 class Ports(Netem):
-    """A bridge that joins hosts whose ports have rates. No link of it is slow.
+    """A bridge that joins hosts whose ports have rates, or a line that delays all that crosses it.
 
     Args:
         namespaces: of the hosts, a descriptor each, in use until `close`.
         pids: of the hosts, the processes in them.
+        delay: seconds from each host to each other one, beside what the machine takes.
 
     Raises:
         AdaptraError: the kernel, ip or tc refuses something.
     """
 
-    def __init__(self, namespaces: Sequence[int], pids: Sequence[int]) -> None:
+    def __init__(self, namespaces: Sequence[int], pids: Sequence[int], delay: float) -> None:
         super().__init__(namespaces, pids, (), PORT_MTU)
         self._namespaces, self._rates = namespaces, [math.inf] * len(namespaces)
+        self._line: DelayLine | None = None
         try:
             for host, namespace in enumerate(namespaces):
                 with entered(namespace):
@@ -55,9 +58,20 @@ class Ports(Netem):
                     batch("ip", [f"link set dev {INTERFACE} gso_max_size {SEGMENTS}"])
                     _IDLE.write_text("0")
                 self._bucket("add", host, math.inf)
+            if delay:
+                names = [port(host) for host in range(len(namespaces))]
+                with entered(self.hub):
+                    batch("ip", [f"link set dev {name} nomaster" for name in names])
+                    self._line = DelayLine(names, delay)
         except (AdaptraError, OSError) as error:
             self.close()
             raise AdaptraError(f"a host's port cannot be set up: {error}") from None
+
+    def close(self) -> None:
+        """The kernel removes the hub, its ports and their other ends."""
+        if self._line is not None:
+            self._line.close()
+        super().close()
 
     def set_rates(self, rates: Sequence[float]) -> None:
         """Let ports pass `rates` from now on, one per host, bytes per second each way; inf: all."""

@@ -58,14 +58,15 @@ def build(
     loop: Loop,
     seed: int,
     ports: bool = False,
+    delay: float = 0.0,
 ) -> Network:
     """Join the hosts: host i has network namespace `namespaces[i]` and is process `pids[i]`.
 
     `shaper`: netem or relay. `links`: those that may get slow. `seed`: of a relay's jitter, loss.
-    `ports`: the network is to be a `Ports`.
+    `ports`: the network is to be a `Ports`, and each host `delay` seconds from each other one.
     """
     if ports:
-        return Ports(namespaces, pids)
+        return Ports(namespaces, pids, delay)
     if shaper == "netem":
         return Netem(namespaces, pids, links)
     return Relay(namespaces, loop, seed)

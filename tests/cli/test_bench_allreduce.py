@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from commands import process, strict
 from pages import page, png_size, words
@@ -11,7 +13,9 @@ from megatron_adaptra.bench.allreduce_options import ALGORITHMS, NATIVE, AllRedu
 from megatron_adaptra.bench.allreduce_rate import KEPT, TRIES, Rate, at_kept_rate
 from megatron_adaptra.bench.options import ALLREDUCE
 from megatron_adaptra.cli.bench_allreduce_report import Finding, html
+from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.plan.collectives.sized import for_gradients
+from megatron_adaptra.plan.collectives.sized_shards import for_shards
 from megatron_adaptra.transport.engine.bindings import missing
 from megatron_adaptra.view.axis import size
 
@@ -19,6 +23,7 @@ KEYS = [
     "algorithm", "ranks", "bytes", "late_ms", "late_ranks", "k", "ms_after_arrival", "spread_ms",
     "predicted_ms", "ratio_to_ring", "ratio_to_native", "cpu_ms", "network",
 ]  # fmt: skip
+MB = 1_000_000
 built = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
@@ -46,6 +51,19 @@ def test_each_algorithm_is_measured_with_each_lateness(tmp_path):
         assert png_size(out / "allreduce.png")[0] > 100
 
 
+@pytest.mark.long
+@built
+@pytest.mark.parametrize("collective", ["reduce-scatter", "all-gather"])
+def test_the_halves_of_an_all_reduce_are_measured(collective):
+    words_of = ["--ranks", "3", "--sizes", "360kB", "--late", "0", "--rounds", "1"]
+    command = ["bench", ALLREDUCE, "--collective", collective, *words_of, "--json"]
+    data = strict(process(*command).stdout)
+    assert data["collective"] == collective
+    here = [row["algorithm"] for row in data["rows"] if row["network"] == "this machine"]
+    assert here == ["ring", "direct", NATIVE]
+    assert all(list(row) == KEYS for row in data["rows"])
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -60,6 +78,17 @@ def test_each_algorithm_is_measured_with_each_lateness(tmp_path):
         (["--sizes", "6"], "a multiple of 4"),
         (["--ranks", "two"], "--ranks 'two': it has to be whole numbers"),
         (["--ranks", "17"], "--ranks 17: it has to be 2 to 16"),
+        (["--delay", "10ms"], "--delay 0.01: it needs --host"),
+        (["--delay", "2s", "--host", "all:1MB/s"], "--delay 2.0: it has to be 0 to 1 seconds"),
+        (["--collective", "broadcast"], "--collective 'broadcast': it has to be one of all-reduce"),
+        (
+            ["--collective", "all-gather", "--algorithms", "stragglar"],
+            "--algorithms 'stragglar': it has to be of ring, direct, native",
+        ),
+        (
+            ["--collective", "reduce-scatter", "--sizes", "400kB", "--ranks", "7"],
+            "--sizes 400000: 7 equal shards need a multiple of 28 bytes",
+        ),
     ],
 )
 def test_bad_input_is_one_line(flags, message):
@@ -91,6 +120,23 @@ def test_where_no_port_is_slow_plans_are_those_of_a_training():
     for name in set(ALGORITHMS) - {NATIVE}:
         plan = measured_plan(name, options_of(8, 7, hosts=()), 3_200_000)
         assert plan == for_gradients(name, 8, 3_200_000, [7])
+
+
+def test_plans_of_halves_are_for_the_delay_between_hosts():
+    near, far = (
+        AllReduceOptions(
+            ALLREDUCE, (MB,), 8, hosts=("all:50MB/s",), late_ranks=(7,), delay=delay,
+            algorithms=("ring", "direct"), collective="reduce-scatter",
+        )
+        for delay in (0.0, 0.01)
+    )  # fmt: skip
+    assert far.where == "hosts all:50MB/s over 10 ms"
+    assert far.clock().delay == near.clock().delay + 0.01
+    assert measured_plan("ring", far, MB).pieces > measured_plan("ring", near, MB).pieces
+    plan = measured_plan("direct", far, MB)
+    assert (plan.name, plan.goal) == ("direct", Goal.REDUCE_SCATTER)
+    unknown = replace(near, hosts=())
+    assert measured_plan("ring", unknown, MB) == for_shards(Goal.REDUCE_SCATTER, "ring", 8, MB)
 
 
 ASKED = AllReduceOptions(ALLREDUCE, (3_200_000,), 4, hosts=("3:10MB/s", "all:20MB/s"))

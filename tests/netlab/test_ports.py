@@ -79,6 +79,7 @@ def test_rules_that_no_port_has(text):
     [
         (["--link", "0-1:4ms"], "a laboratory has slow links, or rates of hosts"),
         (["--shaper", "relay"], "--shaper relay cannot keep rates of hosts"),
+        (["--delay", "-1ms"], "--delay"),
     ],
 )
 @pytest.mark.root
@@ -102,6 +103,23 @@ def test_ports_keep_their_rates_each_way_and_the_settings_of_tcp_are_recorded():
     assert links.keys() == {"1>2", "2>1", "2>0", "0>2"}
     for link, rate in (("1>2", 2e6), ("2>1", 2e6), ("2>0", 4e6), ("0>2", 4e6)):
         assert links[link] == pytest.approx(rate, rel=0.1), found
+
+
+@pytest.mark.quiet
+@pytest.mark.usefixtures("ports")
+def test_hosts_with_rates_may_be_apart():
+    words = ["--hosts", "3", "--host", "all:4MB/s", "--delay", "30ms", "--json"]
+    found = json.loads(lab("measure", *words).stdout)
+    links = {each["link"]: each["measured"] for each in found["links"]}
+    assert links.keys() == {"0>1", "1>0", "1>2", "2>1", "2>0", "0>2"}
+    for link in links.values():
+        assert link["delay_ms"] >= 30
+        assert link["bandwidth"] < 4.4e6, found
+
+
+def test_a_delay_needs_rates():
+    done = lab("measure", "--hosts", "2", "--delay", "30ms")
+    assert (done.returncode, "--delay '30ms': it needs --host" in done.stderr) == (2, True)
 
 
 @pytest.mark.quiet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from megatron_adaptra.plan.collectives.sharded import (
     ring_all_gather,
     ring_reduce_scatter,
 )
+from megatron_adaptra.runtime.collectives import exchange as exchange_module
 from megatron_adaptra.runtime.collectives.exchange import Exchange
 
 HALF = (torch.float16, torch.bfloat16)
@@ -155,3 +157,86 @@ def test_another_goal_on_one_rank_is_found_on_all():
     assert len(set(texts)) == 1
     assert "collectives: reduce-scatter (sum) of 4 torch.float32 by ring" in texts[0]
     assert "; sum of 4 torch.float32 by ring" in texts[0]
+
+
+class Held:
+    """A transport whose sends leave once `go` is set, and are over then."""
+
+    def __init__(self, transport, go) -> None:
+        self._transport, self._go, self.waited = transport, go, threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._transport, name)
+
+    def isend(self, buffer, peer, tag):
+        return HeldSend(self, buffer, peer, tag)
+
+
+class HeldSend:
+    def __init__(self, held, buffer, peer, tag) -> None:
+        self._held, self._message = held, (buffer, peer, tag)
+
+    def wait(self, timeout):
+        self._held.waited.set()
+        assert self._held._go.wait(PATIENCE)
+        return self._held._transport.isend(*self._message).wait(timeout)
+
+
+def ends_before_it_has_left(me, build):
+    """Rank 0 has its result, and uses the buffer again, before anything that it sends leaves."""
+    exchange, plan = exchange_of(me, 2), build(2, 2)
+    exchange.run(torch.ones(8), plan)
+    go, mine = threading.Event(), torch.arange(8.0) + 10 * me.rank
+    if me.rank == 0:
+        held = exchange.transport = Held(exchange.transport, go)
+    work = exchange.start(mine, plan)
+    if me.rank == 0:
+        work.wait(PATIENCE)
+        got = mine.tolist()
+        mine.fill_(-1.0)
+        assert held.waited.wait(PATIENCE)
+        assert not work.left.is_set()
+        threading.Timer(0.05, go.set).start()
+        exchange.close()  # which lets all leave first
+        assert work.left.is_set()
+        me.meet()
+        return got
+    work.wait(PATIENCE)
+    me.meet()
+    return mine.tolist()
+
+
+@pytest.mark.parametrize("build", [direct_reduce_scatter, direct_all_gather])
+def test_a_rank_that_has_its_result_waits_for_nobody_to_confirm(build):
+    first, second = run("eager", ends_before_it_has_left, build)
+    if build is direct_all_gather:
+        assert first == second == [0.0, 1.0, 2.0, 3.0, 14.0, 15.0, 16.0, 17.0]
+    else:
+        assert first[:4] == [10.0, 12.0, 14.0, 16.0]
+        assert second[4:] == [18.0, 20.0, 22.0, 24.0]
+
+
+def whole_without_copies(me, plan):
+    """A large buffer is sent as it is, and its work ends once it has left."""
+    exchange = exchange_of(me, 2)
+    exchange.run(torch.ones(8), plan)
+    sent, isend = [], exchange.transport.isend
+
+    def seen(buffer, peer, tag):
+        sent.append(buffer.data_ptr())
+        return isend(buffer, peer, tag)
+
+    exchange.transport.isend = seen
+    mine = torch.ones(8)
+    work = exchange.start(mine, plan)
+    work.wait(PATIENCE)
+    last = mine.data_ptr() + mine.nbytes
+    me.meet()
+    return all(mine.data_ptr() <= at < last for at in sent), bool(sent)
+
+
+def test_what_is_too_large_to_copy_is_sent_as_it_is(monkeypatch):
+    plan = direct_reduce_scatter(2)
+    assert run("eager", whole_without_copies, plan) == [(False, True)] * 2
+    monkeypatch.setattr(exchange_module, "COPIED", 31)
+    assert run("eager", whole_without_copies, plan) == [(True, True)] * 2

@@ -19,7 +19,7 @@ from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 # What `direct` has to gain over a ring: as much as the clock flatters it, in which messages of all
 # to all do not disturb each other in a receiver's queue (docs/evidence/allreduce.md).
-CERTAIN = 0.2
+CERTAIN = 0.1
 MOST_RANKS = 128  # plans of more take too long to judge; a ring then
 _BUILDERS: Mapping[tuple[Goal, str], Callable[[int, int], CollectivePlan]] = {
     (Goal.REDUCE_SCATTER, "direct"): direct_reduce_scatter,

@@ -8,6 +8,7 @@ the same order, so that none depends on one that was started later.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,9 @@ FLOATS = (torch.float32, torch.float64, *_HALF)
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "average"}
 _TAGS = 1 << 31
+# Bytes: of a reduce-scatter or an all-gather of so many, copies are sent, so that a rank goes on
+# once it has what it needs, and need not wait until others have confirmed what it has sent.
+COPIED = 64 << 20
 
 
 class Exchange:
@@ -61,6 +65,7 @@ class Exchange:
         self.check: Callable[[], None] = _nothing
         self._layouts: dict[tuple[str, int, torch.dtype, str], Layout] = {}
         self._started = self._next_tag = 0
+        self._leaving: list[ExchangeWork] = []  # whose messages may not all have left
 
     def start(
         self, tensor: torch.Tensor, plan: CollectivePlan, op: ReduceOp.RedOpType = ReduceOp.SUM
@@ -92,7 +97,11 @@ class Exchange:
         first_tag, self._next_tag = self._next_tag, self._next_tag + plan.tags
         number, self._started = self._started, self._started + 1
         divisor = plan.ranks if op == ReduceOp.AVG else 1
-        return ExchangeWork(self, number, tensor.detach().view(-1), layout, first_tag, divisor)
+        flat = tensor.detach().view(-1)
+        copies = plan.goal is not Goal.ALL_REDUCE and tensor.nbytes <= COPIED
+        work = ExchangeWork(self, number, flat, layout, first_tag, divisor, copies)
+        self._leaving = [*(one for one in self._leaving if not one.left.is_set()), work]
+        return work
 
     def run(
         self, tensor: torch.Tensor, plan: CollectivePlan, op: ReduceOp.RedOpType = ReduceOp.SUM
@@ -101,7 +110,11 @@ class Exchange:
         self.start(tensor, plan, op).wait()
 
     def close(self) -> None:
-        """Release the transports; what is still under way is aborted."""
+        """Release the transports once all that has ended has left; what is under way is aborted."""
+        end = time.monotonic() + self.timeout
+        for work in self._leaving:
+            if work.done():
+                work.left.wait(max(0.0, end - time.monotonic()))
         self.reports.close()
         self.transport.close()
 
@@ -186,7 +199,8 @@ class ExchangeWork:
     """A collective under way; Exchange starts it.
 
     `number`: of the exchange. `flat`: the buffer. `first_tag`: added to the plan's tags.
-    `divisor`: of the sum.
+    `divisor`: of the sum. `copies`: are sent, so that it ends before they have left; `left` is set
+    once they have.
     """
 
     def __init__(
@@ -197,7 +211,10 @@ class ExchangeWork:
         layout: Layout,
         first_tag: int,
         divisor: int,
+        copies: bool,
     ) -> None:
+        self.left = threading.Event()
+        self._copies = copies
         self._exchange, self._number, self._flat = exchange, number, flat
         self._layout, self._first_tag, self._divisor = layout, first_tag, divisor
         self._waits_for: int | None = None
@@ -255,17 +272,26 @@ class ExchangeWork:
         try:
             for step in self._layout.steps[self._layout.ready :]:
                 self._step(step)
-            for target, send in self._sends:
-                self._await_sent(send, target)
+            if not self._copies:
+                self._await_all_sent()
         except BaseException as error:
             self._abort()
             self._result.set_exception(error)
         else:
             self._result.set_result(None)
+            if self._copies:
+                with contextlib.suppress(PeerLost):  # which the next one raises on all ranks
+                    self._await_all_sent()
+        self.left.set()
+
+    def _await_all_sent(self) -> None:
+        for target, send in self._sends:
+            self._await_sent(send, target)
 
     def _step(self, step: Step) -> None:
         mine = self._flat[step.begin : step.end]
         if step.action.sends:
+            mine = mine.clone() if self._copies else mine
             for target in step.ranks:
                 try:
                     send = self._exchange.transport.isend(mine, target, self._first_tag + step.tag)
