@@ -28,6 +28,7 @@ from megatron_adaptra.adapter.compat.profiles import profile
 from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.demo.comparison import Outlook
 from megatron_adaptra.demo.cpu_load import MachineTime, Sample, kernel
+from megatron_adaptra.demo.late_ranks import MIN_GAIN
 from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.demo.results import RankResult, Run, key_phase, write
 from megatron_adaptra.demo.stopping import asked_by, pass_on
@@ -135,6 +136,10 @@ class _Demo:
             decision_log=str(self.out / "decisions.jsonl"),
             record=str(self.out),
         )
+        if options.lateness:  # found and chosen, unless the file has it otherwise
+            found = {"allreduce": "auto", "min_gain": MIN_GAIN}
+            config = replace(config, **{k: v for k, v in found.items() if k not in settings})
+        self.late = self._late_arrival()
         if options.activation_budget:
             config = replace(config, activation_budget=options.activation_budget)
         self.activation = activate(config, demo=True)
@@ -161,10 +166,26 @@ class _Demo:
         self.seconds: dict[str, list[float]] = {name: [] for name in self.arms}
         self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
 
+    def _late_arrival(self) -> Any:
+        """What makes this rank late, in both arms; None for one that is in time."""
+        from megatron_adaptra.adapter.baseline.late_arrival import LateArrival
+
+        options = self.options
+        seconds = options.lateness.get(self.gpt.data_parallel_rank())
+        if seconds is None:
+            return None
+        late = LateArrival(seconds, range(options.from_iteration, options.to_iteration))
+        for arm in self.arms.values():
+            arm.config.finalize_model_grads_func = late.before(arm.config.finalize_model_grads_func)
+        return late
+
     def run(self) -> None:
         gc.collect()
         gc.freeze()  # what start-up made stays: collections during iterations get short
-        turn = 1 if self.options.emulate and not self.options.netlab else TURN
+        options = self.options
+        # Where it shows how long an iteration is, those of the other arm are not in between.
+        alone = options.emulate and not options.netlab and not options.late_ranks
+        turn = 1 if alone else TURN
         data = Path(self.options.data) if self.options.data else None
         for first in range(0, self.options.iterations, turn):
             order = ("stock", "adaptra") if first // turn % 2 == 0 else ("adaptra", "stock")
@@ -221,6 +242,10 @@ class _Demo:
         watchdog.phase = f"iteration {iteration} of {name}, outside the pipeline's messages"
         if self.session.small_collectives is not None:
             self.session.small_collectives.active = name == "adaptra"
+        if self.activation.gradients is not None:
+            self.activation.gradients.active = name == "adaptra"
+        if self.late is not None:
+            self.late.iteration = iteration
         begin = time.perf_counter()
         arm.begin()
         if name == "stock":

@@ -95,6 +95,8 @@ class _Handle:
 class GradientReduction:
     """Patched in from its making until `close`.
 
+    `active`: ours may reduce now; while False, Megatron does, as if nothing was patched.
+
     Args:
         config: the job's settings.
         say: logs a sentence, once, at rank 0.
@@ -104,6 +106,7 @@ class GradientReduction:
     """
 
     def __init__(self, config: AdaptraConfig, say: Callable[[str], None]) -> None:
+        self.active = True
         self._config, self._say = config, say
         self._given = plan_in_file(config.allreduce)
         self._groups: dict[
@@ -113,7 +116,7 @@ class GradientReduction:
         native = getattr(*find(target))
 
         def start_grad_sync(buckets: Any, *args: Any, **kwargs: Any) -> None:
-            if (group := self._group_of(buckets)) is None:
+            if not self.active or (group := self._group_of(buckets)) is None:
                 native(buckets, *args, **kwargs)
             elif not _has_begun(buckets):
                 group.start(buckets, partial(native, buckets, *args, **kwargs))
