@@ -64,8 +64,11 @@ def prepare(options: DemoOptions) -> Path:
     """
     out = results_folder(Path(options.out))
     try:
-        for stale in [*map(out.joinpath, RESULTS), *out.glob("replica-*.jsonl"),
-                      *out.glob("decisions.*.jsonl")]:
+        for stale in [
+            *map(out.joinpath, RESULTS),
+            *out.glob("replica-*.jsonl"),
+            *out.glob("decisions.*.jsonl"),
+        ]:
             stale.unlink(missing_ok=True)
     except OSError as error:
         raise BadFile("--out", str(out), f"it cannot be written: {error}") from None

@@ -124,6 +124,8 @@ class _Demo:
         self.arms = {name: gpt.Arm.build(self.shape, dataset) for name in ("stock", "adaptra")}
         self.stock = gpt.forward_backward_function()
         settings = load_yaml(Path(options.config)) if options.config else {}
+        if options.lateness:  # found and answered, unless the file has it otherwise
+            settings = {"allreduce": "auto", "min_gain": MIN_GAIN, **settings}
         config = replace(
             AdaptraConfig.from_mapping(settings, options.config),
             engine=options.engine,
@@ -136,9 +138,6 @@ class _Demo:
             decision_log=str(self.out / "decisions.jsonl"),
             record=str(self.out),
         )
-        if options.lateness:  # found and chosen, unless the file has it otherwise
-            found = {"allreduce": "auto", "min_gain": MIN_GAIN}
-            config = replace(config, **{k: v for k, v in found.items() if k not in settings})
         self.late = self._late_arrival()
         if options.activation_budget:
             config = replace(config, activation_budget=options.activation_budget)

@@ -23,6 +23,7 @@ from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.setting import plan_in_file
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
+from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision
 from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import FLOATS, Exchange, ExchangeWork
@@ -74,6 +75,9 @@ class _AdaptiveGroup:
             work.when_done(lambda error: adaptive.ended())
         _hand_over(buckets, _Handle(works, adaptive.check), overlaps)
 
+    def decisions(self) -> list[AllReduceDecision]:
+        return self._adaptive.decisions()
+
     def close(self) -> None:
         self._adaptive.close()
 
@@ -122,6 +126,16 @@ class GradientReduction:
                 group.start(buckets, partial(native, buckets, *args, **kwargs))
 
         self._patched = patch("gradients", start_grad_sync=start_grad_sync)
+
+    def decisions(self) -> list[AllReduceDecision]:
+        """Those in force so far, of the groups that this rank is the first of."""
+        groups = self._groups.values()
+        return [
+            one
+            for group in groups
+            if isinstance(group, _AdaptiveGroup)
+            for one in group.decisions()
+        ]
 
     def close(self) -> None:
         """Put Megatron's function back, and end the connections."""

@@ -132,7 +132,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         )
         self._not_before, self._pause = iteration + self._pause, 2 * self._pause
         value = GroupAllReduce(Choice(len(self._ranks)))
-        self._propose(iteration, value, Chosen(value.choice, native, native), why, (), 0.0, 0.0)
+        self._propose(iteration, value, Chosen(value.choice, native, native), why, None, 0.0, 0.0)
 
     def _choose(self, iteration: int, nbytes: int) -> None:
         """Something is no longer as planned for: choose, and put another choice to the vote."""
@@ -158,7 +158,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         more = f"; and {len(changes) - _SAID} more" if len(changes) > _SAID else ""
         why = "; ".join(changes[:_SAID]) + more
         gain = chosen.gain / figures.iteration
-        self._propose(iteration, value, chosen, why, figures.lateness, gain, seconds)
+        self._propose(iteration, value, chosen, why, figures, gain, seconds)
 
     def _propose(
         self,
@@ -166,7 +166,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         value: GroupAllReduce,
         chosen: Chosen,
         why: str,
-        lateness: Sequence[float],
+        figures: Figures | None,
         gain: float,
         seconds: float,
     ) -> None:
@@ -177,8 +177,9 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         decision = AllReduceDecision(
             number=self.log.made, iteration=proposal.swap, detected=iteration, ranks=self._ranks,
             why=why, before=str(before), after=str(value.choice), choice=value.choice.to_json(),
-            late_ms=[1e3 * late for late in lateness], predicted_ms=1e3 * chosen.seconds,
+            late_ms=[1e3 * late for late in figures.lateness] if figures else [], predicted_ms=1e3 * chosen.seconds,
             native_ms=1e3 * chosen.native, gain=gain, planning_ms=1e3 * seconds,
+            figures=figures and figures.to_json(),
         )  # fmt: skip
         self._pending = _Pending(proposal, decision)
         self.log.add(decision)
