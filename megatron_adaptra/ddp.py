@@ -99,8 +99,8 @@ def all_reduce_hook(
 
     Args:
         algorithm: auto, which is torch's own until a rank is found to be late, or a port slow, and
-            then what is predicted to be fastest; direct, which has an owner for each piece of a bucket; stragglar, ring,
-            halving-doubling or sorted-chain (docs/allreduce.md).
+            then what is predicted to be fastest; direct, which has an owner for each piece of a
+            bucket; stragglar, ring, halving-doubling or sorted-chain (docs/allreduce.md).
         late_ranks: ranks of the group that own nothing, so that the others need not wait for them
             before they have added what they own.
         pieces: into which the largest share is cut; 0 for what a model finds best for each bucket.

@@ -1,4 +1,4 @@
-"""The log of decisions on a group's all-reduce: JSON lines, as docs/decision-log.schema.json has."""
+"""The log of decisions on a group's all-reduce: JSON lines (docs/decision-log.schema.json)."""
 
 from __future__ import annotations
 

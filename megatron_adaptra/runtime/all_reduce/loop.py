@@ -31,7 +31,7 @@ VERY_LATE = 1.0  # buffers of lateness from which on a rank must own nothing, ..
 _LAST = 0.5  # ... if it is in this share of the time in which all arrive
 FEWEST = 3  # of native, before anything is chosen
 PAUSE = 32  # iterations without a plan after one that was slower than native; then twice as many
-_SAID = 3  # changes that a decision has in words
+_SHOWN = 3  # changes that a decision has in words
 
 
 class _Pending(NamedTuple):
@@ -155,8 +155,8 @@ class AllReduceLoop(VotedThread[ReductionReport]):
             self._not_before = iteration + WINDOW
             return
         changes = self._estimate.changes()
-        more = f"; and {len(changes) - _SAID} more" if len(changes) > _SAID else ""
-        why = "; ".join(changes[:_SAID]) + more
+        more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
+        why = "; ".join(changes[:_SHOWN]) + more
         gain = chosen.gain / figures.iteration
         self._propose(iteration, value, chosen, why, figures, gain, seconds)
 

@@ -89,14 +89,14 @@ def rounds(me: int, ranks: int) -> list[int | None]:
 
     In a round each rank is in one pair at most, and each pair meets once (the circle method).
     """
-    seats = ranks + ranks % 2
+    places = ranks + ranks % 2
     found: list[int | None] = []
-    for turn in range(seats - 1):
-        if me == seats - 1:
-            other = next(r for r in range(seats - 1) if 2 * r % (seats - 1) == turn)
+    for turn in range(places - 1):
+        if me == places - 1:
+            other = next(r for r in range(places - 1) if 2 * r % (places - 1) == turn)
         else:
-            other = (turn - me) % (seats - 1)
+            other = (turn - me) % (places - 1)
             if other == me:
-                other = seats - 1
+                other = places - 1
         found.append(other if other < ranks else None)
     return found
