@@ -17,6 +17,7 @@ from rich.table import Table
 
 from megatron_adaptra.cli.output import note
 from megatron_adaptra.config import POLICIES, REROUTES
+from megatron_adaptra.demo.late_ranks import PORTS
 from megatron_adaptra.demo.options import (
     DEMO_ENGINES,
     DROPOUT,
@@ -24,7 +25,6 @@ from megatron_adaptra.demo.options import (
     PRECISIONS,
     DemoOptions,
 )
-from megatron_adaptra.demo.late_ranks import PORTS
 from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.run import check_rank
 from megatron_adaptra.transport.engine.bindings import missing
@@ -454,7 +454,19 @@ def _show(summary: dict[str, Any], options: DemoOptions, console: Console) -> No
             + (f"{measured:.0f} ms)" if measured is not None else "in no whole iteration)"),
             highlight=False,
         )
-    if not summary["replans"]:
+    for one in summary["all_reduces"]:
+        times = ", ".join(
+            f"{word} {ms:.0f} ms"
+            for word, ms in (("predicted", one["predicted_ms"]), ("measured", one["measured_ms"]))
+            if ms
+        )
+        console.print(
+            f"gradients of ranks {ranges(one['ranks'])} from iteration {one['iteration']} on, "
+            f"{one['after']}: {one['why']} (after the last arrival native {one['native_ms']:.0f} "
+            f"ms, {times})",
+            highlight=False,
+        )
+    if not (summary["replans"] or summary["all_reduces"]):
         console.print("no replan: no change was worth one")
     for what, words, good in equalities(summary):
         console.print(f"{what}: {words if good else f'[red]DIFFERENT[/]: they {words}'}")

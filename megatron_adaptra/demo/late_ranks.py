@@ -10,7 +10,7 @@ from megatron_adaptra.transport.rules import LONGEST_RULE
 from megatron_adaptra.units import parse_seconds
 
 FLAG = "--late-rank"
-PORTS = "all:20MB/s"  # of a laboratory's hosts, unless it is given
+PORTS = "all:5MB/s"  # of a laboratory's hosts, unless it is given
 MIN_GAIN = 0.03  # of an iteration: a plan of an all-reduce saves less than one of a pipeline
 _SYNTAX = "it has to be a data-parallel rank and how late it comes, such as 2:30ms"
 _RULE = re.compile(r"(\d{1,9}):([^:@]+)", re.ASCII)

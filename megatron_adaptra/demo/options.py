@@ -380,12 +380,21 @@ class DemoOptions:
         return late_ranks.parse_late_ranks(given, self.data_parallel, self.timeout)
 
     @property
+    def allreduce(self) -> str:
+        """How the plugin's arm reduces gradients: what the file of `config` has, or as needed."""
+        given = load_yaml(Path(self.config)) if self.config else {}
+        return str(given.get("allreduce", "auto" if self.lateness else "native"))
+
+    @property
+    def ports(self) -> list[str]:
+        """The rules of the laboratory's ports, in the syntax of `--host`."""
+        return (self.hosts or [late_ranks.PORTS]) if self.netlab and self.late_ranks else []
+
+    @property
     def port_rules(self) -> list[PortRule]:
         """What the ports of the laboratory's hosts pass; raises BadInput."""
-        if not (self.netlab and self.late_ranks):
-            return []
-        given = self.hosts or [late_ranks.PORTS]
-        return [rule for text in given for rule in parse_port_rules(text, self.world, "--host")]
+        world = self.world
+        return [rule for text in self.ports for rule in parse_port_rules(text, world, "--host")]
 
     def _host(self, worker: int) -> int:
         replica, stage = divmod(worker, self.stages)

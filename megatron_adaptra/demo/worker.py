@@ -26,6 +26,7 @@ from typing import Any
 
 from megatron_adaptra.adapter.compat.profiles import profile
 from megatron_adaptra.config import AdaptraConfig, load_yaml
+from megatron_adaptra.demo.all_reduces import GroupReductions, known_now
 from megatron_adaptra.demo.comparison import Outlook
 from megatron_adaptra.demo.cpu_load import MachineTime, Sample, kernel
 from megatron_adaptra.demo.late_ranks import MIN_GAIN
@@ -36,7 +37,9 @@ from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.failures import recorded
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import log_line
+from megatron_adaptra.plan.collectives.selector import Figures
 from megatron_adaptra.processes import die_with_parent
+from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.planning_thread import PlanningThread
@@ -125,7 +128,7 @@ class _Demo:
         self.stock = gpt.forward_backward_function()
         settings = load_yaml(Path(options.config)) if options.config else {}
         if options.lateness:  # found and answered, unless the file has it otherwise
-            settings = {"allreduce": "auto", "min_gain": MIN_GAIN, **settings}
+            settings = {"allreduce": options.allreduce, "min_gain": MIN_GAIN, **settings}
         config = replace(
             AdaptraConfig.from_mapping(settings, options.config),
             engine=options.engine,
@@ -158,6 +161,7 @@ class _Demo:
         self.session.keep_records = range(1, self.end_of_phase)
         self.start: Schedule | None = None  # rank 0: that the run begins with
         self.at_end: Outlook | None = None  # rank 0: as measured at the end of that phase
+        self.known: list[Figures | None] | None = None  # of all-reduces, at that end
         self.interrupted = ""  # by which signal
         self.samples: list[Sample] = []
         self.decisions: list[Decision] = []  # rank 0: those that came into force
@@ -211,7 +215,12 @@ class _Demo:
         self.samples.append(Sample(iteration, time.process_time(), machine))
 
     def _look(self, iterations: range) -> None:
-        """On rank 0: at the plan that the run begins with, and at the end of the phase drawn."""
+        """On rank 0: at the plan that the run begins with, and at the end of the phase drawn.
+
+        There, too, at the data-parallel groups that this rank is the first of.
+        """
+        if self.end_of_phase - 1 in iterations:
+            self.known = known_now(self._loops())
         leader = self.session.run.controller
         if self.rank != 0 or not isinstance(leader, Leader):
             return
@@ -220,6 +229,11 @@ class _Demo:
         if self.end_of_phase - 1 in iterations:
             leader.loop.drain()
             self.at_end = Outlook.now(leader)
+
+    def _loops(self) -> list[AllReduceLoop]:
+        """What chooses the all-reduces of the groups that this rank is the first of."""
+        gradients = self.activation.gradients
+        return [] if gradients is None else gradients.loops
 
     def _barrier(self, phase: str) -> None:
         """Wait for all ranks. Rank 0, which knows who is missing, gives up first and says so.
@@ -328,6 +342,7 @@ class _Demo:
             counted=self.session.counted,
             samples=self.samples,
             kernel=kernel(),
+            reductions=GroupReductions.of(self._loops(), self.known),
         )
         gathered: list[Any] = [None] * self.dist.get_world_size()
         self.dist.all_gather_object(gathered, mine)

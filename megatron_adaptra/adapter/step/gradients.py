@@ -23,8 +23,8 @@ from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.setting import plan_in_file
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
-from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision
 from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
+from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import FLOATS, Exchange, ExchangeWork
 
@@ -75,8 +75,9 @@ class _AdaptiveGroup:
             work.when_done(lambda error: adaptive.ended())
         _hand_over(buckets, _Handle(works, adaptive.check), overlaps)
 
-    def decisions(self) -> list[AllReduceDecision]:
-        return self._adaptive.decisions()
+    @property
+    def loop(self) -> AllReduceLoop | None:
+        return self._adaptive.loop
 
     def close(self) -> None:
         self._adaptive.close()
@@ -127,15 +128,12 @@ class GradientReduction:
 
         self._patched = patch("gradients", start_grad_sync=start_grad_sync)
 
-    def decisions(self) -> list[AllReduceDecision]:
-        """Those in force so far, of the groups that this rank is the first of."""
+    @property
+    def loops(self) -> list[AllReduceLoop]:
+        """What chooses for the groups that this rank is the first of."""
         groups = self._groups.values()
-        return [
-            one
-            for group in groups
-            if isinstance(group, _AdaptiveGroup)
-            for one in group.decisions()
-        ]
+        loops = [group.loop for group in groups if isinstance(group, _AdaptiveGroup)]
+        return [loop for loop in loops if loop is not None]
 
     def close(self) -> None:
         """Put Megatron's function back, and end the connections."""

@@ -12,11 +12,7 @@ from megatron_adaptra.errors import Disagreement, PeerLost
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.agreement import Ballot, DecisionStore
 from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages
-from megatron_adaptra.runtime.all_reduce.decisions import (
-    AllReduceDecision,
-    AllReduceLog,
-    ranks_in_words,
-)
+from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog, ranks_in_words
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.all_reduce.path_probes import PathProbes
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
@@ -175,10 +171,11 @@ class AdaptiveAllReduce:
         seconds = None if now is None or not self._arrived else now - self._arrived
         self._guard.later(self._report, self._iteration, nbytes, seconds, self._period)
 
-    def decisions(self) -> list[AllReduceDecision]:
-        """Those that have come into force, oldest first; known to the group's first rank alone."""
+    @property
+    def loop(self) -> AllReduceLoop | None:
+        """What chooses, at the group's first rank; None at others."""
         loop = self._controller.loop if isinstance(self._controller, Leader) else None
-        return list(loop.log.in_force) if isinstance(loop, AllReduceLoop) else []
+        return loop if isinstance(loop, AllReduceLoop) else None
 
     # On the guard's thread.
 

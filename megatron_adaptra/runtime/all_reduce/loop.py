@@ -43,7 +43,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
     """Estimates and chooses for one group; runs at its leader.
 
     Args:
-        ranks: global ranks of the group.
+        ranks: global ranks of the group; an attribute, too.
         min_gain: see `choose_all_reduce`.
         log: of decisions.
         announce: decisions go to the log of the training, too.
@@ -53,7 +53,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         self, ranks: Sequence[int], min_gain: float, log: AllReduceLog, *, announce: bool = True
     ) -> None:
         super().__init__()
-        self.log, self._ranks, self._min_gain = log, list(ranks), min_gain
+        self.log, self.ranks, self._min_gain = log, list(ranks), min_gain
         self._announce = announce
         self._estimate = AllReduceEstimate(len(ranks))
         self._rows: dict[int, dict[int, ReductionReport]] = {}  # by iteration and rank
@@ -63,11 +63,18 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         self._pending: _Pending | None = None
         self._ours: deque[float] = deque(maxlen=WINDOW)  # of the plan in force
         self._pause, self._not_before = PAUSE, 0
+        self._nbytes = 0
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         """As for VotedThread."""
         self._ran[iteration] = bundle[ALL_REDUCE].choice
         self._ran.pop(iteration - RECENT, None)
+
+    def known(self) -> Figures | None:
+        """What an all-reduce would be chosen from now, after `drain`; None until that is known."""
+        if not (self._nbytes and self._periods and self._native):
+            return None
+        return self._estimate.figures(self._nbytes, median(self._periods), median(self._native))
 
     def close(self) -> None:
         """As for VotedThread; log the last outcome."""
@@ -81,13 +88,13 @@ class AllReduceLoop(VotedThread[ReductionReport]):
 
     def _take(self, report: ReductionReport) -> None:
         recent = range(self._vote.iteration - RECENT, self._vote.iteration + RECENT)
-        if report.rank not in range(len(self._ranks)) or report.iteration not in recent:
+        if report.rank not in range(len(self.ranks)) or report.iteration not in recent:
             return
         for old in [i for i in self._rows if i not in recent]:
             del self._rows[old]  # a rank does not report any more
         row = self._rows.setdefault(report.iteration, {})
         row[report.rank] = report
-        if len(row) == len(self._ranks):
+        if len(row) == len(self.ranks):
             del self._rows[report.iteration]
             self._on_row(report.iteration, row)
 
@@ -96,7 +103,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         rates = {(a, b): rate for b, one in row.items() for a, rate in one.rates.items()}
         took = after_last_arrival(row)
         periods = [one.period for one in row.values() if one.period is not None]
-        nbytes = max(one.nbytes for one in row.values())
+        self._nbytes = nbytes = max(one.nbytes for one in row.values())
         if iteration < WARM or not periods:
             self._estimate.ports.update(rates)
             return
@@ -131,7 +138,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
             f"reductions take {1e3 * ours:.3g} ms after the last arrival, native {1e3 * native:.3g}"
         )
         self._not_before, self._pause = iteration + self._pause, 2 * self._pause
-        value = GroupAllReduce(Choice(len(self._ranks)))
+        value = GroupAllReduce(Choice(len(self.ranks)))
         self._propose(iteration, value, Chosen(value.choice, native, native), why, None, 0.0, 0.0)
 
     def _choose(self, iteration: int, nbytes: int) -> None:
@@ -174,12 +181,13 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         proposal = self._vote.propose(iteration, Bundle({ALL_REDUCE: value}))
         if proposal is None:
             return
+        late = () if figures is None else figures.lateness
         decision = AllReduceDecision(
-            number=self.log.made, iteration=proposal.swap, detected=iteration, ranks=self._ranks,
+            number=self.log.made, iteration=proposal.swap, detected=iteration, ranks=self.ranks,
             why=why, before=str(before), after=str(value.choice), choice=value.choice.to_json(),
-            late_ms=[1e3 * late for late in figures.lateness] if figures else [], predicted_ms=1e3 * chosen.seconds,
+            late_ms=[1e3 * one for one in late], predicted_ms=1e3 * chosen.seconds,
             native_ms=1e3 * chosen.native, gain=gain, planning_ms=1e3 * seconds,
-            figures=figures and figures.to_json(),
+            figures=None if figures is None else figures.to_json(),
         )  # fmt: skip
         self._pending = _Pending(proposal, decision)
         self.log.add(decision)
