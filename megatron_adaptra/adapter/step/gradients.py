@@ -101,6 +101,7 @@ class GradientReduction:
     """Patched in from its making until `close`.
 
     `active`: ours may reduce now; while False, Megatron does, as if nothing was patched.
+    `announce`: decisions go to the log of the training, too; set before the first reduction.
 
     Args:
         config: the job's settings.
@@ -111,7 +112,7 @@ class GradientReduction:
     """
 
     def __init__(self, config: AdaptraConfig, say: Callable[[str], None]) -> None:
-        self.active = True
+        self.active = self.announce = True
         self._config, self._say = config, say
         self._given = plan_in_file(config.allreduce)
         self._groups: dict[
@@ -193,7 +194,8 @@ class GradientReduction:
         log = Path(config.decision_log) if config.decision_log else None
         log = log and log.with_suffix(f".gradients{ranks[0]}{log.suffix}")
         adaptive = AdaptiveAllReduce(
-            connected, group.rank(), ranks, config.min_gain, config.timeout, log
+            connected, group.rank(), ranks, config.min_gain, config.timeout, log,
+            announce=self.announce,
         )
         return _AdaptiveGroup(adaptive, connected.exchange)
 

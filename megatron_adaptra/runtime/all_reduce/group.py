@@ -44,6 +44,7 @@ class AdaptiveAllReduce:
         min_gain: share of an iteration that a plan has to save.
         timeout: seconds that a decision is waited for.
         log: file of decisions; None for none.
+        announce: decisions go to the log of the training, too.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class AdaptiveAllReduce:
         min_gain: float,
         timeout: float,
         log: Path | None = None,
+        *,
+        announce: bool = True,
     ) -> None:
         self._connected, self._me, self._ranks = connected, me, ranks
         self._guard = Guard(f"the all-reduce of {ranks_in_words(ranks)} at rank {ranks[me]}")
@@ -72,7 +75,7 @@ class AdaptiveAllReduce:
         self._arrivals: ArrivalMessages | None = self._guard.call(
             ArrivalMessages, meshes["arrivals"], me, len(ranks)
         )
-        self._controller = self._controls(min_gain, timeout, log)
+        self._controller = self._controls(timeout, loop)
         connected.exchange.check = self.check
 
     def _controls(self, min_gain: float, timeout: float, log: Path | None) -> Controller:

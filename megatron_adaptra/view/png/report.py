@@ -77,11 +77,11 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
             _chart(figure.add_axes(at), series, report, title)
         if report.reduction is not None and reduced:
             top -= (2.7 if charts else 0.0) + 0.35
-            seconds = reductions.common_seconds(report.reduction)
-            draw_legend(figure, [gantt for _, gantt, _ in reduced], seconds, top / height)
+            whole = reductions.common_seconds(report.reduction)
+            draw_legend(figure, [gantt for _, gantt, _ in reduced], whole, top / height)
             for title, gantt, row in reduced:
                 at = (0.07, (top - row) / height, 0.90, row / height)
-                draw_gantt(figure.add_axes(at), gantt, seconds, title)
+                draw_gantt(figure.add_axes(at), gantt, whole, title)
                 top -= row + 0.55
 
     save(path, head + sum(tall) + foot, draw)
