@@ -146,6 +146,8 @@ class _Demo:
             config = replace(config, activation_budget=options.activation_budget)
         self.activation = activate(config, demo=True)
         self.session = self.activation.session
+        if self.activation.gradients is not None:
+            self.activation.gradients.announce = False
         self.session.watchdog.end_on_signal()
         self.adapted = gpt.forward_backward_function()
         stock = starting_schedule(

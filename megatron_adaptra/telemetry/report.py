@@ -118,7 +118,10 @@ class StageReport:
 
 
 def read_report(cls: type[R], data: object, version: int) -> R:
-    """An object of the dataclass `cls` and this `version`; BadMessage as for StageReport."""
+    """The object of the dataclass `cls`, of this `version`, that `data` from JSON holds.
+
+    Raises BadMessage as StageReport.from_json.
+    """
     if not isinstance(data, Mapping):
         raise BadMessage(f"a report is an object, not {_short(data)}")
     if (theirs := data.get("version")) != version or type(theirs) is not int:

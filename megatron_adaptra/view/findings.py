@@ -333,12 +333,16 @@ def replans(report: Report) -> list[Mapping[str, Any]]:
 
 
 def replan_marks(report: Report) -> list[Mark]:
-    """The replans, to stand in a chart."""
+    """The replans, and changes of the all-reduce of gradients, to stand in a chart."""
     marks = []
     for replan in replans(report):
         at = value(replan.get("iteration"))
         if at is not None:
             marks.append(Mark(int(at), f"replan at iteration {at:g}: {replan.get('why') or ''}"))
+    for one in map(mapping, listing(report.summary.get("all_reduces"))):
+        if (at := value(one.get("iteration"))) is not None:
+            why = one.get("why") or ""
+            marks.append(Mark(int(at), f"another all-reduce at iteration {at:g}: {why}"))
     return marks
 
 

@@ -13,6 +13,7 @@ from megatron_adaptra.adapter.baseline import cpu
 
 cpu.install()
 
+import pytest  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state as mpu  # noqa: E402
 from rank_of_job import begin, of_all_ranks, show  # noqa: E402
@@ -23,17 +24,23 @@ from megatron_adaptra.adapter.compat.patches import PATCHES  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.step import gradients  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
+from megatron_adaptra.plan.collectives.choice import Choice  # noqa: E402
 from megatron_adaptra.plan.collectives.direct import direct  # noqa: E402
+from megatron_adaptra.runtime.all_reduce import group  # noqa: E402
 
 SMALL: dict[str, Any] = {"microbatches": 2, "hidden": 32, "seq_length": 32, "layers": 2}
 WAYS = {
     "direct": ("direct", ""), "late": ("direct", "1"), "gloo": ("direct", "1"),
     "stragglar": ("stragglar", "1"), "file": ("plan.txt", ""),
+    "auto": ("auto", ""), "voted": ("auto", ""),
 }  # fmt: skip
+OWNERS = {ranks: Choice(ranks, "direct", 2, (1,) * ranks) for ranks in (2, 4)}
 # What is trained, and the ways in which its gradients are reduced.
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "replicas": ({"stages": 1}, ("direct", "late", "gloo", "stragglar", "file")),
-    "overlap": ({"stages": 1, "overlap_reduce": True}, ("direct", "stragglar")),
+    "replicas": (
+        {"stages": 1}, ("direct", "late", "gloo", "stragglar", "file", "auto", "voted"),
+    ),
+    "overlap": ({"stages": 1, "overlap_reduce": True}, ("direct", "stragglar", "auto", "voted")),
     "bf16": (
         {"stages": 1, "precision": "bf16", "overlap_reduce": True}, ("direct", "late", "stragglar")
     ),
@@ -57,9 +64,9 @@ def counted() -> list[int]:
     calls: list[int] = []
     start = gradients._start
 
-    def count(buckets: Any, group: Any) -> None:
+    def count(buckets: Any, *args: Any) -> Any:
         calls.append(len(buckets.buckets))
-        start(buckets, group)
+        return start(buckets, *args)
 
     gradients._start = count
     return calls
@@ -88,9 +95,12 @@ def main() -> None:
             config = AdaptraConfig(
                 allreduce=algorithm, late_ranks=late, transport=transport, timeout=60.0
             )
-            activation = activate(config)
-            row[way] = {**train(shape, dataset), "calls": len(calls)}
-            activation.undo()
+            with pytest.MonkeyPatch.context() as patched:
+                if way == "voted":  # as if it had been voted on
+                    patched.setattr(group, "Choice", lambda ranks: OWNERS[ranks])
+                activation = activate(config)
+                row[way] = {**train(shape, dataset), "calls": len(calls)}
+                activation.undo()
             assert vars(owner)[name] is native
         show("CASE", of_all_ranks(row))
         mpu.destroy_model_parallel()

@@ -43,12 +43,16 @@ def test_losses_are_those_of_megatron(case: str) -> None:
         close = 1e-2 if case == "bf16" else 1e-5
         assert ours["losses"] == pytest.approx(native["losses"], rel=close)
         assert ours["norms"] == pytest.approx(native["norms"], rel=close)
-        ways = {"late", "gloo", "file"}.intersection(row)  # summed in the order of the ranks
+        ways = {"late", "gloo", "file", "voted"}.intersection(
+            row
+        )  # summed in the order of the ranks
         if case == "pipelines":  # the file is for four ranks
             ways.remove("file")
             assert row["file"] == {**native, "calls": 0}
         for way in ways:
             assert row[way] == ours
+        if "auto" in row:  # nobody was found to be late
+            assert row["auto"] == {**native, "calls": 0}
         assert row["stragglar"]["losses"] == pytest.approx(native["losses"], rel=close)
         assert (row["stragglar"]["calls"] > 0) == (case != "pipelines")  # it needs four ranks
         if case == "pipelines":  # of two replicas: one order
@@ -97,7 +101,7 @@ def test_a_plan_in_a_file_is_checked_before_training(
     file = tmp_path / "plan.txt"
     config = AdaptraConfig(allreduce=str(file))
     line = checked(config, monkeypatch)
-    assert line.endswith("one of native, direct, stragglar, or a file with a collective plan")
+    assert line.endswith("one of native, auto, direct, stragglar, or a file with a collective plan")
     file.write_text(direct([1] * 4).text())
     assert "for 4 ranks': there are 8" in checked(config, monkeypatch, context_parallel_size=2)
     file.write_text(direct([1] * 5).text())

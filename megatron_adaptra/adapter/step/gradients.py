@@ -194,9 +194,15 @@ class GradientReduction:
         log = Path(config.decision_log) if config.decision_log else None
         log = log and log.with_suffix(f".gradients{ranks[0]}{log.suffix}")
         adaptive = AdaptiveAllReduce(
-            connected, group.rank(), ranks, config.min_gain, config.timeout, log,
-            announce=self.announce,
+            connected,
+            group.rank(),
+            ranks,
+            config.min_gain,
+            config.timeout,
+            log,
         )
+        if adaptive.loop is not None:
+            adaptive.loop.announce = self.announce
         return _AdaptiveGroup(adaptive, connected.exchange)
 
     def _plan(self, ranks: int, nbytes: int) -> CollectivePlan:

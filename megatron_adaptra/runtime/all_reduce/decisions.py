@@ -83,7 +83,7 @@ class AllReduceLog:
         self._write("all-reduce", decision, version=VERSION, **decision.to_json())
 
     def close_vote(self, decision: AllReduceDecision, committed: bool) -> None:
-        """A decision of the log has come into force, or never will."""
+        """A `decision` of the log is `committed`, and in force, or never will be."""
         if committed:
             self._end()
             decision.committed, self.last = True, decision
@@ -91,7 +91,7 @@ class AllReduceLog:
         self._write("vote", decision, committed=committed)
 
     def outcome(self, iteration: int, seconds: float) -> None:
-        """A reduction took `seconds` after the last arrival; the first with a plan is not taken."""
+        """That of `iteration` took `seconds` after the last arrival; a plan's first is left out."""
         last = self.last
         if last is None or iteration <= last.iteration or len(last.samples) >= OUTCOME:
             return

@@ -44,7 +44,6 @@ class AdaptiveAllReduce:
         min_gain: share of an iteration that a plan has to save.
         timeout: seconds that a decision is waited for.
         log: file of decisions; None for none.
-        announce: decisions go to the log of the training, too.
     """
 
     def __init__(
@@ -55,8 +54,6 @@ class AdaptiveAllReduce:
         min_gain: float,
         timeout: float,
         log: Path | None = None,
-        *,
-        announce: bool = True,
     ) -> None:
         self._connected, self._me, self._ranks = connected, me, ranks
         self._guard = Guard(f"the all-reduce of {ranks_in_words(ranks)} at rank {ranks[me]}")
@@ -75,7 +72,7 @@ class AdaptiveAllReduce:
         self._arrivals: ArrivalMessages | None = self._guard.call(
             ArrivalMessages, meshes["arrivals"], me, len(ranks)
         )
-        self._controller = self._controls(timeout, loop)
+        self._controller = self._controls(min_gain, timeout, log)
         connected.exchange.check = self.check
 
     def _controls(self, min_gain: float, timeout: float, log: Path | None) -> Controller:
@@ -99,7 +96,7 @@ class AdaptiveAllReduce:
             PeerLost: as Exchange.
         """
         if not self._reported:  # it has no end of its own
-            self._ends(None)
+            self._guard.call(self._ends, None)
         self.check()
         with self._lock:
             self._iteration += 1
@@ -131,7 +128,7 @@ class AdaptiveAllReduce:
         self._period = self._arrived - before if before else None
 
     def started(self, nbytes: int) -> None:
-        """A buffer of this iteration is being reduced."""
+        """A buffer of this iteration, of `nbytes`, is being reduced."""
         with self._lock:
             self._calls += 1
             self._open += 1
@@ -148,7 +145,7 @@ class AdaptiveAllReduce:
             self._open -= 1
             over = not self._open and self._calls == self._expected and not self._reported
         if over and self._timed:
-            self._ends(now)
+            self._guard.call(self._ends, now)
 
     def check(self) -> None:
         """Raises Disagreement if a rank was found to run something else in this iteration."""
@@ -199,3 +196,4 @@ class AdaptiveAllReduce:
             stack.callback(self._connected.close)
             stack.callback(self._guard.close, waits.END)
             stack.callback(self._guard.attempt, waits.END, self._controller.close)
+            stack.callback(self._probes.close)  # first: they may wait for a rank

@@ -46,7 +46,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         ranks: global ranks of the group; an attribute, too.
         min_gain: see `choose_all_reduce`.
         log: of decisions.
-        announce: decisions go to the log of the training, too.
+        announce: decisions go to the log of the training, too; an attribute, too.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
     ) -> None:
         super().__init__()
         self.log, self.ranks, self._min_gain = log, list(ranks), min_gain
-        self._announce = announce
+        self.announce = announce
         self._estimate = AllReduceEstimate(len(ranks))
         self._rows: dict[int, dict[int, ReductionReport]] = {}  # by iteration and rank
         self._ran: dict[int, Choice] = {}
@@ -64,9 +64,10 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         self._ours: deque[float] = deque(maxlen=WINDOW)  # of the plan in force
         self._pause, self._not_before = PAUSE, 0
         self._nbytes = 0
+        self.seen = -1  # the last iteration that all ranks have reported
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
-        """As for VotedThread."""
+        """As for VotedThread: `bundle` is in force in `iteration`."""
         self._ran[iteration] = bundle[ALL_REDUCE].choice
         self._ran.pop(iteration - RECENT, None)
 
@@ -97,6 +98,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         if len(row) == len(self.ranks):
             del self._rows[report.iteration]
             self._on_row(report.iteration, row)
+            self.seen = report.iteration
 
     def _on_row(self, iteration: int, row: Mapping[int, ReductionReport]) -> None:
         """All ranks have reported an iteration."""
@@ -202,7 +204,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         if committed:
             self._ours.clear()
             self._estimate.accept()
-            if self._announce:
+            if self.announce:
                 log_line(sentence(closing.decision))
 
 

@@ -58,7 +58,7 @@ class PathProbes:
         return found
 
     def close(self) -> None:
-        """End the transport."""
+        """End the transport; a call that is under way ends, too."""
         self._transport.close()
 
     def _exchange(self, other: int, first: int, end: float) -> float:

@@ -49,7 +49,7 @@ class GroupAllReduce:
         return zlib.crc32(repr(self.to_json()).encode())
 
 
-def _check(value: GroupAllReduce, now: GroupAllReduce) -> None:
+def _check_all_reduce(value: GroupAllReduce, now: GroupAllReduce) -> None:
     """Of as many ranks, with a plan that is one, and no late owner. BadBundle, or of the plan."""
     choice, ranks = value.choice, now.choice.ranks
     if choice.ranks != ranks:
@@ -63,4 +63,4 @@ def _check(value: GroupAllReduce, now: GroupAllReduce) -> None:
     value.plan  # noqa: B018  # which proves it
 
 
-ALL_REDUCE = ValueKind("all-reduce", GroupAllReduce.from_json, _check)
+ALL_REDUCE = ValueKind("all-reduce", GroupAllReduce.from_json, _check_all_reduce)

@@ -1,0 +1,230 @@
+"""An all-reduce that is voted on while training, between real processes: sums, switches, faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from patience import PATIENCE
+from transport.ranks import RankFixture, run, until
+
+from megatron_adaptra.errors import Disagreement
+from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.runtime.all_reduce import path_probes
+from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages
+from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
+from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.path_probes import PathProbes, rounds
+from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.runtime.collectives.connected import Connected
+from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.runtime.leader import Leader
+
+RANKS, WORDS, ITERATIONS = 3, 1000, 14
+DIRECT = GroupAllReduce(Choice(RANKS, "direct", 2, (1, 0, 1)), (1,))
+NEVER = 1e9  # a gain that nothing has
+
+
+def open_group(transport: str, timeout: float = PATIENCE) -> tuple[Connected, AdaptiveAllReduce]:
+    world = dist.group.WORLD
+    assert world is not None
+    connected = Connected.between(world, "test", timeout, transport, meshes=MESHES)
+    return connected, AdaptiveAllReduce(
+        connected, dist.get_rank(), tuple(range(RANKS)), NEVER, timeout
+    )
+
+
+def reduce(connected: Connected, adaptive: AdaptiveAllReduce, tensor: torch.Tensor) -> str:
+    """One iteration's reduction, in two buffers; the algorithm that ran."""
+    value = adaptive.ready()
+    for part in tensor.chunk(2):
+        adaptive.started(part.nbytes)
+        if value.plan is None:
+            dist.all_reduce(part)
+            adaptive.ended()
+        else:
+            work = connected.exchange.start(part, value.plan)
+            work.when_done(lambda error: adaptive.ended())
+            work.wait()
+    adaptive.check()
+    return value.choice.algorithm
+
+
+def train(
+    me: RankFixture, transport: str, fail: Callable[[int, AdaptiveAllReduce], None] | None = None
+) -> tuple[list[str], int]:
+    """What ran in each iteration, and the last one of which the leader knows all reports."""
+    connected, adaptive = open_group(transport)
+    controller = adaptive._controller
+    if fail is not None:
+        fail(me.rank, adaptive)
+    ran = []
+    for iteration in range(ITERATIONS):
+        if iteration in (3, 8) and isinstance(controller, Leader):
+            value = DIRECT if iteration == 3 else GroupAllReduce(Choice(RANKS))
+            proposal = controller.propose(iteration, Bundle({ALL_REDUCE: value}))
+            assert proposal is not None or fail is not None
+            if proposal is not None:
+                until(lambda p=proposal: p.committed is not None, "all ranks agree")
+                assert proposal.committed
+            controller._open = None  # as the loop does when it is over
+        me.meet()
+        tensor = torch.full((WORDS,), float(1 + me.rank + iteration))
+        ran.append(reduce(connected, adaptive, tensor))
+        assert tensor.eq(sum(1 + rank + iteration for rank in range(RANKS))).all()
+    known = -1
+    if isinstance(controller, Leader) and fail is None:
+        loop = controller.loop
+        assert isinstance(loop, AllReduceLoop)
+        until(lambda: loop.seen >= ITERATIONS - 2, "reports of all ranks")
+        known = loop.seen
+        assert set(loop._estimate.ports._rates) == {
+            (a, b) for a in range(RANKS) for b in range(RANKS) if a != b
+        }
+    me.meet()
+    adaptive.close()
+    return ran, known
+
+
+@pytest.mark.parametrize("transport", ["gloo", "engine"])
+def test_all_ranks_switch_in_one_iteration_and_sums_are_right(transport: str) -> None:
+    rows = run("gloo", train, transport, ranks=RANKS)
+    ran, known = rows[0]
+    assert all(row[0] == ran for row in rows)
+    first, last = ran.index("direct"), len(ran) - ran[::-1].index("direct")
+    assert ran == ["native"] * first + ["direct"] * (last - first) + ["native"] * (len(ran) - last)
+    assert 3 < first <= 5 < 8 < last <= 10
+    assert known >= ITERATIONS - 2
+
+
+def raising(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("planted")
+
+
+def nonsense(*args: Any, **kwargs: Any) -> Any:
+    return "planted"
+
+
+SITES = {
+    "ready": (ArrivalMessages, "ready"), "seen": (ArrivalMessages, "seen"),
+    "probes": (PathProbes, "run"), "reports": (Controller, "report_reduction"),
+    "rows": (AllReduceLoop, "_on_row"), "begin": (Controller, "begin"),
+}  # fmt: skip
+
+
+def planted(me: RankFixture, where: int) -> dict[str, list[str]]:
+    """By site and fault, what ran although the site of rank `where` has it."""
+    return {
+        f"{site} {what.__name__}": faulty(me, where, site, what)
+        for site in SITES
+        for what in (raising, nonsense)
+    }
+
+
+def faulty(me: RankFixture, where: int, site: str, what: Callable[..., Any]) -> list[str]:
+    owner, name = SITES[site]
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fail(rank: int, adaptive: AdaptiveAllReduce) -> None:
+            if rank == where or site == "begin":
+                target = type(adaptive._controller) if owner is Controller else owner
+                patch.setattr(target, name, what)
+
+        return train(me, "engine", fail)[0]
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_what_fails_in_measuring_leaves_the_training_as_it_was(where: int) -> None:
+    """Right sums on all ranks, which run the same."""
+    rows = run("gloo", planted, where, ranks=RANKS)
+    assert all(row == rows[0] for row in rows)
+    for site in SITES:
+        for what in (raising, nonsense):
+            ran = rows[0][f"{site} {what.__name__}"]
+            if site == "begin":  # on all ranks, as nobody votes any more
+                assert ran == ["native"] * ITERATIONS
+            else:
+                assert "direct" in ran, "the vote goes on"
+
+
+def stays_behind(me: RankFixture, transport: str) -> str:
+    """Rank 2 does not switch: the others find it out instead of adding wrong numbers.
+
+    Both plans have run before, so that nobody compares them any more.
+    """
+    connected, adaptive = open_group(transport)
+    old = GroupAllReduce(Choice(RANKS, "direct", 2, (1, 1, 0)))
+    adaptive._agreed = lambda: adaptive._value  # type: ignore[method-assign]
+    found = ""
+    try:
+        for value in (DIRECT, old, old if me.rank == 2 else DIRECT):
+            adaptive._value = value
+            reduce(connected, adaptive, torch.ones(WORDS))
+        adaptive.ready()
+    except Disagreement as error:
+        found = str(error)
+    finally:
+        me.meet()
+        adaptive.close()
+    return found
+
+
+@pytest.mark.parametrize("transport", ["gloo", "engine"])
+def test_a_rank_with_shares_of_an_old_decision_is_named(transport: str) -> None:
+    found = run("gloo", stays_behind, transport, ranks=RANKS)
+    for rank, text in enumerate(found[:2]):
+        assert text.startswith(
+            f"rank 2 reduces its gradients by something else than rank {rank} in iteration 2, "
+            "which runs direct, nothing owned by 1"
+        )
+    assert "something else than rank 2" in found[2]
+
+
+def absent(me: RankFixture) -> str:
+    """Rank 1 never probes."""
+    probes = PathProbes(me.transport, me.rank, RANKS)
+    if me.rank != 1:
+        probes.run()
+    me.meet()
+    return probes.fault
+
+
+def test_probes_that_are_not_answered_end_measuring_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path_probes, "PATIENCE", 0.3)
+    found = run("eager", absent, ranks=RANKS)
+    assert all("waited" in found[rank] for rank in (0, 2))
+
+
+def measured(me: RankFixture) -> list[dict[int, float]]:
+    probes = PathProbes(me.transport, me.rank, RANKS)
+    found = []
+    for _ in range(4):
+        found.append(probes.run())
+    assert not probes.fault
+    me.meet()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["eager", "rendezvous"])
+def test_each_path_is_measured_each_time(kind: str) -> None:
+    for rank, row in enumerate(run(kind, measured, ranks=RANKS)):
+        for rates in row:
+            assert rates.keys() == set(range(RANKS)) - {rank}
+            assert all(rate > 0 for rate in rates.values())
+
+
+@pytest.mark.parametrize("ranks", range(2, 12))
+def test_in_a_tournament_each_pair_meets_once(ranks: int) -> None:
+    table = [rounds(me, ranks) for me in range(ranks)]
+    assert len({len(row) for row in table}) == 1
+    for turn in range(len(table[0])):
+        for me in range(ranks):
+            other = table[me][turn]
+            assert other is None or (table[other][turn] == me and other != me)
+    for me in range(ranks):
+        met = sorted(other for other in table[me] if other is not None)
+        assert met == [other for other in range(ranks) if other != me]
