@@ -33,3 +33,18 @@ def in_time(what: str, took: float, limit: float) -> None:
         raise AssertionError(f"{what}: not a number: {took} and {limit}")
     if not took < limit:
         raise TooLate(f"{what}: took {took:.6g}, has to be below {limit:.6g}")
+
+
+def decided(what: str, right: bool, *meanwhile: tuple[str, float, float]) -> None:
+    """Raises TooLate unless `right`: that something was decided, or estimated, as it should be from
+    measured time. Of trainings whose ops take what this machine gives them nothing else shows
+    whether it was the machine; a defect fails in the second run, too.
+
+    `meanwhile`: what kept its time, each as for `in_time`, where that can be known: had it
+    all been in time, the machine explains nothing, and AssertionError is raised.
+    """
+    if right:
+        return
+    for one in meanwhile:
+        in_time(f"{what}: not so, and {one[0]}", *one[1:])
+    raise (AssertionError if meanwhile else TooLate)(f"{what}: not so")

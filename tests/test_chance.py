@@ -16,7 +16,7 @@ import pytest
 from apart import apart
 from chance import MOST, RUNS, History, forget, judge
 from fakes.controlled_cuda import gpu
-from patience import TooLate, in_time
+from patience import TooLate, decided, in_time
 
 pytestmark = pytest.mark.cold  # dozens of runs of pytest
 TESTS = Path(__file__).parent
@@ -42,7 +42,7 @@ import os
 import threading
 from pathlib import Path
 import pytest
-from patience import TooLate, in_time
+from patience import TooLate, decided, in_time
 
 def late(times, request):
     '''Later than its limit in the first `times` runs of a test.'''
@@ -68,6 +68,14 @@ def test_once_in_a_fixture(what_is_shared):
     pass
 
 @pytest.mark.timing
+def test_once_decided_otherwise(request):
+    seen = Path(__file__).with_name(request.node.name)
+    again = seen.exists()
+    seen.touch()
+    print(f"run {1 + again} has printed this")
+    decided("one plan", again, ("the answer", 3.0, 2.0))
+
+@pytest.mark.timing
 @pytest.mark.parametrize("number", range(4))
 def test_four(number, request):
     late(1, request)
@@ -83,6 +91,11 @@ def test_red_unmarked(request):
 def test_red_wrong(request):
     late(0, request)
     assert 2 + 2 == 5, "took too long"
+
+@pytest.mark.timing
+def test_red_decided_otherwise_in_time(request):
+    late(0, request)
+    decided("one plan", False, ("an iteration", 1.0, 2.0))
 
 @pytest.mark.timing
 def test_red_wrong_and_late(request):
@@ -189,13 +202,14 @@ def suite(tmp_path: Path) -> Suite:
 def test_too_late_once_is_chance(workers: int, suite: Suite) -> None:
     done = suite.pytest("test_once", workers)
     assert done.returncode == 0, done.stdout
-    assert "4 failed by chance" in done.stdout.splitlines()[-1]
+    assert "5 failed by chance" in done.stdout.splitlines()[-1]
     names = suite.by_chance.read_text().splitlines()
-    assert len(names) == 4
+    assert len(names) == 5
     for name in names:
         _, _, shown = done.stdout.partition(f"\nfailed by chance: {name}\n")
         first, _, second = shown.partition("\n  the second run, alone:\n")
-        assert "TooLate: the answer: took 3, has to be below 2" in first
+        assert "TooLate: " in first
+        assert "the answer: took 3, has to be below 2" in first
         assert "run 1 has printed this" in first
         assert "run 2 has printed this" in second.partition("\nfailed by chance: ")[0]
     assert "\nFAILED " not in done.stdout
@@ -210,7 +224,8 @@ def test_nothing_else_is_chance(workers: int, suite: Suite) -> None:
     failed = {line.split(" - ")[0] for line in done.stdout.splitlines() if line[:7] == "FAILED "}
     runs = {
         "test_red_twice": 2, "test_red_unmarked": 1, "test_red_wrong": 1,
-        "test_red_wrong_and_late": 1, "test_red_late_and_leaves_something": 1, "test_red_hangs": 1,
+        "test_red_decided_otherwise_in_time": 1, "test_red_wrong_and_late": 1,
+        "test_red_late_and_leaves_something": 1, "test_red_hangs": 1,
         "test_red_is_left_out_alone": 2,
     }  # fmt: skip
     assert {name.rpartition("::")[2] for name in failed} == set(runs)
@@ -331,6 +346,21 @@ def test_no_number_is_not_late() -> None:
     for took, limit in ((math.nan, 1.0), (1.0, math.nan)):
         with pytest.raises(AssertionError, match="not a number") as found:
             in_time("the answer", took, limit)
+        assert not isinstance(found.value, TooLate)
+
+
+KEPT, MISSED = ("an iteration", 1.0, 2.0), ("a message", 3.0, 2.0)
+
+
+def test_what_was_decided_otherwise_is_late_unless_all_kept_time() -> None:
+    decided("one plan", True)
+    decided("one plan", True, KEPT, MISSED)
+    for meanwhile in ((), (MISSED,), (KEPT, MISSED)):
+        with pytest.raises(TooLate, match="one plan: not so"):
+            decided("one plan", False, *meanwhile)
+    for kept in ((KEPT,), (KEPT, KEPT), (KEPT, ("a message", math.nan, 2.0))):
+        with pytest.raises(AssertionError, match="one plan: not so") as found:
+            decided("one plan", False, *kept)
         assert not isinstance(found.value, TooLate)
 
 

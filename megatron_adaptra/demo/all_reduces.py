@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -106,9 +107,10 @@ def drawn_reduction(groups: Iterable[GroupReductions], phase: tuple[int, int]) -
     """The all-reduce in place of native that most reductions of the `phase` ran, with native's."""
     found: list[tuple[int, int, AllReduceDecision]] = []
     for group in groups:
-        ends = [*(one.iteration for one in group.decisions[1:]), phase[1]]
-        for decision, end in zip(group.decisions, ends, strict=True):
-            ran = min(end, phase[1]) - max(decision.iteration, phase[0])
+        for decision, until in pairwise([*group.decisions, None]):
+            assert decision is not None
+            end = phase[1] if until is None else min(until.iteration, phase[1])
+            ran = end - max(decision.iteration, phase[0])
             if decision.after != "native" and decision.figures is not None:
                 found.append((-ran, decision.iteration, decision))
     if not found:

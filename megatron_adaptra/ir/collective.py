@@ -1,5 +1,6 @@
-"""Which rank sends, adds and receives what in an all-reduce: plain data that builders return.
+"""Which rank sends, adds and receives what in a collective: plain data that builders return.
 
+Its goal is an all-reduce, or one of its halves, a reduce-scatter or an all-gather of equal shards.
 The buffer is cut into pieces. Each rank has a line of ops, and runs it in order:
 
 - A send (`P`, `S`) takes what the rank holds of the piece at that moment, and is asynchronous: the
@@ -28,27 +29,29 @@ from typing import Any
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective_check import check_collective
-from megatron_adaptra.ir.collective_op import Action, CollectiveOp
+from megatron_adaptra.ir.collective_op import Action, CollectiveOp, Goal
 from megatron_adaptra.user_files import parse_json
 
-__all__ = ["Action", "CollectiveLine", "CollectiveOp", "CollectivePlan"]
+__all__ = ["Action", "CollectiveLine", "CollectiveOp", "CollectivePlan", "Goal"]
 
 CollectiveLine = tuple[CollectiveOp, ...]
-_HEAD = ("name", "weights", "why")  # all but the ops
+_HEAD = ("name", "weights", "why")  # all but the ops, and a goal other than an all-reduce
 
 
 @dataclass(frozen=True)
 class CollectivePlan:
     """`order[i]` is what rank i does, in order; `weights[j]` how large piece j is, of their sum.
 
-    `name`: of the builder; `why`: one sentence for people. Whenever one is made or read, it is
-    checked (`ir/collective_check.py`): raises BadInput that names rank, op and piece.
+    `name`: of the builder; `why`: one sentence for people; `goal`: what it is for. Whenever one is
+    made or read, it is checked (`ir/collective_check.py`): raises BadInput that names rank, op and
+    piece.
     """
 
     order: tuple[CollectiveLine, ...]
     weights: tuple[int, ...]
     name: str = ""
     why: str = ""
+    goal: Goal = Goal.ALL_REDUCE
 
     def __post_init__(self) -> None:
         for key in ("name", "why"):
@@ -61,7 +64,7 @@ class CollectivePlan:
         for weight in self.weights:
             if not isinstance(weight, int) or isinstance(weight, bool) or not 0 < weight < 1 << 62:
                 raise BadInput("collective plan's weight", weight, "a whole number of at least 1")
-        check_collective(self.order, self.pieces)
+        check_collective(self.order, self.pieces, self.goal, self.owners)
 
     @property
     def ranks(self) -> int:
@@ -72,6 +75,24 @@ class CollectivePlan:
     def pieces(self) -> int:
         """Into how many pieces the buffer is cut."""
         return len(self.weights)
+
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """By piece, the rank whose shard it is in; empty for an all-reduce, which has no shards.
+
+        Raises BadInput for a piece that is in two shards.
+        """
+        if self.goal is Goal.ALL_REDUCE:
+            return ()
+        whole, ends = sum(self.weights), list(accumulate(self.weights))
+        owners = []
+        for piece, (end, weight) in enumerate(zip(ends, self.weights, strict=True)):
+            owner = (end - weight) * self.ranks // whole
+            if end * self.ranks > (owner + 1) * whole:
+                allowed = f"each of {self.ranks} equal shards has pieces of its own"
+                raise BadInput("collective plan's weights", f"piece {piece}", allowed)
+            owners.append(owner)
+        return tuple(owners)
 
     @property
     def tags(self) -> int:
@@ -91,6 +112,8 @@ class CollectivePlan:
     def text(self) -> str:
         """One head line, then one line per rank; `parse` reads it back exactly."""
         head = {"name": self.name, "weights": list(self.weights), "why": self.why}
+        if self.goal is not Goal.ALL_REDUCE:
+            head["goal"] = self.goal.value
         rows = [f"collective {json.dumps(head, sort_keys=True)}"]
         rows += [f"{i}: {' '.join(map(str, line))}".rstrip() for i, line in enumerate(self.order)]
         return "\n".join(rows) + "\n"
@@ -113,18 +136,22 @@ class CollectivePlan:
             values = None
         if (
             not isinstance(values, dict)
-            or values.keys() != set(_HEAD)
+            or values.keys() - {"goal"} != set(_HEAD)
             or not isinstance(values["weights"], list)
         ):
             allowed = f"the first line ends with a JSON object of {', '.join(_HEAD)}"
             raise BadInput("collective plan", first, allowed)
+        goals = [goal.value for goal in Goal]
+        if (goal := values.get("goal", Goal.ALL_REDUCE.value)) not in goals:
+            raise BadInput("collective plan's goal", goal, f"one of {', '.join(goals)}")
         order = []
         for i, row in enumerate(rows):
             rank, colon, ops = row.partition(":")
             if rank != str(i) or not colon:
                 raise BadInput("collective plan", row, f"line {i + 2} starts with '{i}:'")
             order.append(tuple(CollectiveOp.parse(one) for one in ops.split()))
-        return cls(tuple(order), tuple(values["weights"]), values["name"], values["why"])
+        name, why = values["name"], values["why"]
+        return cls(tuple(order), tuple(values["weights"]), name, why, Goal(goal))
 
     @cached_property
     def _digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Proof that a collective plan is an all-reduce and cannot hang, by exact simulation.
+"""Proof that a collective plan comes to its goal and cannot hang, by exact simulation.
 
 What a rank holds of a piece is simulated as the set of ranks whose parts are in it, and as the
 order in which they were added. Lines never look at the time, so that what an op receives does not
@@ -16,30 +16,32 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.collective_op import Action, CollectiveOp
+from megatron_adaptra.ir.collective_op import Action, CollectiveOp, Goal
 
 Lines = Sequence[Sequence[CollectiveOp]]
 _PART, _SUM, _ADD, _TAKE = Action.PART, Action.SUM, Action.ADD, Action.TAKE
 
 
-def check_collective(order: Lines, pieces: int) -> None:
-    """Raises BadInput unless every rank ends with the sum of all ranks, of all `pieces`.
+def check_collective(order: Lines, pieces: int, goal: Goal, owners: Sequence[int]) -> None:
+    """Raises BadInput unless every rank ends with what the `goal` is, of all `pieces`.
 
-    `order[i]` is the line of rank i. Proven: each op is possible, each message has one send and
-    one receive and a tag of its own, each part is added exactly once, no partial sum is taken for
-    a sum, all ranks have the same bits at the end (what is held has the buffer's dtype; one op
-    rounds once), and no rank waits for ever, whether a send waits for its receive or not.
+    `order[i]` is the line of rank i; `owners[j]` the rank whose shard piece j is in, where there
+    are shards. Proven: each op is possible, each message has one send and one receive and a tag of
+    its own, each part is added exactly once, no partial sum is taken for a sum, all ranks have the
+    same bits at the end (what is held has the buffer's dtype; one op rounds once), and no rank
+    waits for ever, whether a send waits for its receive or not. A reduce-scatter sums no shard on
+    another rank than its own; an all-gather adds nothing.
     """
-    _check_shape(order, pieces)
+    _check_shape(order, pieces, goal)
     messages = _Messages(order, pieces)
-    if stuck := _Run(order, messages, rendezvous=True).stuck():
-        eager = _Run(order, messages, rendezvous=False).stuck()
+    if stuck := _Run(order, messages, goal, owners, rendezvous=True).stuck():
+        eager = _Run(order, messages, goal, owners, rendezvous=False).stuck()
         rank, op, waits = stuck
         sends = "eager and rendezvous" if eager else "rendezvous"
         _fail(rank, op, f"hangs under {sends} sends: {waits}")
 
 
-def _check_shape(order: Lines, pieces: int) -> None:
+def _check_shape(order: Lines, pieces: int, goal: Goal) -> None:
     numbers = range(len(order))
     for rank, line in enumerate(order):
         for op in line:
@@ -51,6 +53,8 @@ def _check_shape(order: Lines, pieces: int) -> None:
                     _fail(rank, op, f"ranks are 0 to {len(order) - 1}")
             if len(ranks) > 1 and len(set(ranks)) < len(ranks):
                 _fail(rank, op, "it names one rank twice")
+            if goal is Goal.ALL_GATHER and action in (_PART, _ADD):
+                _fail(rank, op, "an all-gather adds nothing: S sends, R receives")
             if action is _ADD:
                 if rank not in ranks or len(ranks) < 2:
                     _fail(rank, op, f"it has to add what rank {rank} holds and what it receives")
@@ -125,16 +129,28 @@ class _Run:
     """One run of all lines, as far as it goes; raises BadInput where values are wrong.
 
     A value is the number of a way to add: equal numbers, equal bits. `parts` of it are the ranks
-    that are in it, as bits.
+    that are in it, as bits. In an all-gather a shard counts as the sum on its own rank, and as
+    nothing on all others.
     """
 
-    def __init__(self, order: Lines, messages: _Messages, rendezvous: bool) -> None:
+    def __init__(
+        self,
+        order: Lines,
+        messages: _Messages,
+        goal: Goal,
+        owners: Sequence[int],
+        rendezvous: bool,
+    ) -> None:
         ranks, pieces = messages.ranks, messages.tags // 2
         self.order, self.messages, self.rendezvous = order, messages, rendezvous
+        self.goal, self.owners = goal, owners
         self.all = (1 << ranks) - 1
         self.parts = [1 << rank for rank in range(ranks)]
         self.sums: dict[tuple[int, ...], int] = {}  # values, as they were added -> the new value
         self.held = [[rank] * pieces for rank in range(ranks)]
+        if goal is Goal.ALL_GATHER:
+            self.parts = [0, self.all]
+            self.held = [[int(owner == rank) for owner in owners] for rank in range(ranks)]
         self.flying: dict[int, list[int]] = {}  # sent, not yet taken: the values
         self.posted: set[int] = set()
         self.unposted: list[dict[int, list[int]]] = [{} for _ in order]  # piece -> its sends
@@ -179,6 +195,8 @@ class _Run:
         for i, value in enumerate(values):
             if (self.parts[value] == self.all) is (action is _SUM):
                 continue
+            if action is _SUM and self.goal is Goal.ALL_GATHER:
+                _fail(rank, op, "it does not have it yet", first + i)
             if action is _SUM:
                 missing = _names(self.all & ~self.parts[value])
                 _fail(rank, op, f"it is not the sum yet, without the part of {missing}", first + i)
@@ -242,18 +260,21 @@ class _Run:
     def check_ends(self, pieces: int) -> None:
         for piece in range(pieces):
             for rank, mine in enumerate(self.held):
-                if missing := self.all & ~self.parts[mine[piece]]:
-                    raise BadInput(
-                        "collective plan",
-                        f"piece {piece} of rank {rank}",
-                        f"it ends without the part of {_names(missing)}",
-                    )
-                if mine[piece] != self.held[0][piece]:
-                    raise BadInput(
-                        "collective plan",
-                        f"piece {piece} of rank {rank}",
-                        "its parts were added in another order than on rank 0: other bits",
-                    )
+                if wrong := self.wrong_end(piece, rank, mine[piece]):
+                    raise BadInput("collective plan", f"piece {piece} of rank {rank}", wrong)
+
+    def wrong_end(self, piece: int, rank: int, value: int) -> str:
+        """Why what `rank` holds of a `piece` at the end is not what the goal is; empty if it is."""
+        missing = self.all & ~self.parts[value]
+        if self.goal is Goal.REDUCE_SCATTER and rank != (owner := self.owners[piece]):
+            return "" if missing else f"it has the sum of the shard of rank {owner}"
+        if missing and self.goal is Goal.ALL_GATHER:
+            return f"it ends without the shard of rank {self.owners[piece]}"
+        if missing:
+            return f"it ends without the part of {_names(missing)}"
+        if self.goal is Goal.ALL_REDUCE and value != self.held[0][piece]:
+            return "its parts were added in another order than on rank 0: other bits"
+        return ""
 
 
 def _fail(rank: int, op: CollectiveOp, why: str, piece: int | None = None) -> NoReturn:

@@ -10,11 +10,19 @@ from typing import NamedTuple
 from megatron_adaptra.errors import BadInput
 
 
+class Goal(str, Enum):
+    """What a collective is for. Shard r is the r-th of as many equal parts as there are ranks."""
+
+    ALL_REDUCE = "all-reduce"  # every rank ends with the sum of all ranks' buffers
+    REDUCE_SCATTER = "reduce-scatter"  # rank r ends with the sum of shard r, of no other one
+    ALL_GATHER = "all-gather"  # every rank ends with shard r as rank r has it
+
+
 class Action(str, Enum):
     """What a rank does with one piece of its buffer."""
 
     PART = "P"  # send what it holds: its own part, or a partial sum
-    SUM = "S"  # send the sum of all ranks
+    SUM = "S"  # send the sum of all ranks; in an all-gather, what the shard's rank has
     ADD = "A"  # receive parts, and add them to what it holds
     TAKE = "R"  # receive the sum, in place of what it holds
 

@@ -39,7 +39,7 @@ from megatron_adaptra.plan.search.search_budget import end_of
 from megatron_adaptra.plan.ten_digits import ten_digits
 from megatron_adaptra.sim.clock import simulate
 
-NONE, SWAP, SHIFT, REROUTE = "none", "swap", "shift", "re-route"
+NONE, SWAP, SHIFT, REROUTE = MOVES = "none", "swap", "shift", "re-route"  # the cheapest first
 OPS = 1_000_000  # that a search schedules at most: some 3 s
 TIMES = 5_000  # that it schedules each op of a job, at most
 
@@ -107,9 +107,10 @@ def plan_replicas(
             plan = evaluate_replicas(replace(schedule, why=why), c, sends)
             if name not in plans or plan.predicted < plans[name].predicted:
                 plans[name] = plan
+    found = ((name, plans[name]) for name in MOVES if name in plans)
     moves = [
         Move(name, plan.schedule, plan.predicted, _moved(plan.schedule), plan.peak_in_flight)
-        for name, plan in plans.items()
+        for name, plan in found
     ]
     best = min(moves, key=lambda move: ten_digits(move.seconds))
     return replace(plans[best.name], moves=tuple(moves))
@@ -146,7 +147,7 @@ def _kinds_of_backward(c: ReplicaConditions) -> list[ReplicaConditions]:
 def _moves(
     c: ReplicaConditions, workers: Workers, search: RouteSearch, bound: float
 ) -> dict[str, Found]:
-    """The best of each move, the cheapest first."""
+    """The best of each move."""
     found: dict[str, Found] = {}
     own = own_chains(c)
     for chains in [own, *swapped_chains(c)]:
@@ -162,8 +163,7 @@ def _moves(
     if not c.failed:  # else some have no home
         annealed = search.bring_home(annealed, home_runs(workers, own))
     _keep(found, REROUTE, annealed)
-    names = (name for name in (NONE, SWAP, SHIFT, REROUTE) if name in found)
-    return {name: search.least_memory(found[name]) for name in names}
+    return {name: search.least_memory(one) for name, one in found.items()}
 
 
 def _keep(found: dict[str, Found], name: str, one: Found) -> None:

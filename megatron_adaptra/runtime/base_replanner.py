@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from megatron_adaptra.ir.op import Kind
+from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.fixed.baselines import first_schedule
@@ -15,6 +17,7 @@ from megatron_adaptra.runtime.change import AnyConditions, Change, K, P
 from megatron_adaptra.runtime.decisions import why_undone
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.trial import Outcome, Trials
+from megatron_adaptra.telemetry.detect import DelayChart
 from megatron_adaptra.telemetry.replica_estimate import Changed
 
 LEARN = 4  # iterations between two comparisons of the model with what it models
@@ -38,6 +41,11 @@ class Estimates(Protocol[K_co]):
     @property
     def stock_extra(self) -> float:
         """Seconds of an iteration over Megatron's own messages beyond what the model says."""
+        ...
+
+    @property
+    def charts(self) -> Mapping[Path, DelayChart]:
+        """Of the seconds that a message takes, by directed link."""
         ...
 
     def delays(self) -> dict[str, float]:
@@ -92,6 +100,9 @@ class BaseReplanner(ABC, Generic[P, K]):
         self._iteration = 0  # the last one
         self._over_budget = False  # a plan in force may take more memory than there is
         self._trials: Trials[P, K] = Trials(start, rule)
+        # Not yet planned for, with what it was by the plan in force: seconds, and factors.
+        self._paths: dict[Path, float] = {}
+        self._workers: dict[int, float] = {}
 
     def propose(
         self, iteration: int, changed: Changed, in_force: Schedule, possible: bool
@@ -141,23 +152,11 @@ class BaseReplanner(ABC, Generic[P, K]):
         """What an iteration of a `schedule` takes under `conditions`, by the rule's messages."""
 
     @abstractmethod
-    def _remember(self, changed: Changed) -> None:
-        """What has `changed` is to be planned for."""
-
-    @abstractmethod
     def _replan(self, changed: bool) -> Change[P, K] | None:
         """A better plan, where there is a reason for one.
 
         `changed`: something has just now; else there may be what waits to be planned for.
         """
-
-    @abstractmethod
-    def _forget(self) -> None:
-        """All that has changed is planned for."""
-
-    @abstractmethod
-    def _remember_again(self, change: Change[P, K]) -> None:
-        """What a `change` was for is not planned for after all."""
 
     @abstractmethod
     def _choose(self, conditions: K) -> P:
@@ -170,6 +169,24 @@ class BaseReplanner(ABC, Generic[P, K]):
     @abstractmethod
     def _why_spared(self, current: P, start: P) -> str:
         """That the `current` plan is not needed any more, and the `start` comes back."""
+
+    def _remember(self, changed: Changed) -> None:
+        """What has `changed` is to be planned for."""
+        charts = self.estimator.charts if changed.paths else {}
+        for path in changed.paths:
+            self._paths.setdefault(path, charts[path].level or 0.0)
+
+    def _forget(self) -> None:
+        """All that has changed is planned for."""
+        self._paths, self._workers = {}, {}
+
+    def _remember_again(self, change: Change[P, K]) -> None:
+        """What a `change` was for is not planned for after all.
+
+        What has changed once more since then was, by the plan in force, what it was before both.
+        """
+        self._paths |= change.links
+        self._workers |= change.workers
 
     def _learn(self, ran: Schedule, seconds: float) -> None:
         """Compare what an iteration of `ran` has taken with what the model says."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.program import lower
@@ -21,8 +21,12 @@ from megatron_adaptra.runtime.decisions import warmups, what_back, why_none, why
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.op_seconds import WINDOW
 from megatron_adaptra.telemetry.replica_estimate import Changed
 from megatron_adaptra.telemetry.report import StageReport
+
+# Iterations after which nothing that a plan was once found too little worth by counts any more.
+AGAIN = LEARN * WINDOW
 
 
 class Replanner(BaseReplanner[Plan, Conditions]):
@@ -38,7 +42,9 @@ class Replanner(BaseReplanner[Plan, Conditions]):
 
     def __init__(self, start: Schedule, estimator: Estimator, rule: ReplanPolicy) -> None:
         super().__init__(start, estimator, rule)
-        self._changed: dict[Path, float] = {}  # links not yet planned for, with their old delays
+        # Links for which no plan gained enough, with the seconds that they took before.
+        self._declined: dict[Path, float] = {}
+        self._declined_at = 0
         self._seconds: deque[float] = deque(maxlen=2)  # of the last iterations
 
     def observe(
@@ -68,12 +74,8 @@ class Replanner(BaseReplanner[Plan, Conditions]):
             self._learn(ran, seconds)
         return changed
 
-    def _remember(self, changed: Changed) -> None:
-        for link in changed.paths:
-            self._changed.setdefault(link, self.estimator.charts[link].level or 0.0)
-
     def _replan(self, changed: bool) -> PipelineChange | None:
-        if self._changed and not self._postponed(changed):
+        if self._paths and not self._postponed(changed):
             return self._for_links()
         if self._iteration % LEARN == 0 and self.estimator.calibrated:
             return self._reconsider()
@@ -91,10 +93,8 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         return self.rule.evaluate(schedule, conditions)
 
     def _forget(self) -> None:
-        self._changed = {}
-
-    def _remember_again(self, change: PipelineChange) -> None:
-        self._changed |= change.links
+        super()._forget()
+        self._declined = {}
 
     def _way_back(self, current: Plan, plan: Plan, to_start: bool) -> str:
         depths = warmups(current, plan)
@@ -107,23 +107,52 @@ class Replanner(BaseReplanner[Plan, Conditions]):
         """Some delays have changed for good."""
         began = time.perf_counter()
         conditions = self.estimator.conditions()
-        before, self._changed = self._changed, {}
+        before, self._paths = self._paths, {}
         eased = any(conditions.message_seconds(*link) < before[link] for link in before)
         self._accept()
         current = self._evaluate(self._in_force, conditions)
         plan = self._choose(conditions)
         if not self.rule.worth(plan, current, eased):
             self.stays = why_none(before, conditions)
+            self._decline(before, conditions)
             return None
         if self._trials.blocks(plan.schedule, self._iteration):
-            self._changed = before
+            self._paths = before
             return None
         why = why_swap(before, conditions, current, plan, back=plan.schedule is self._start)
         return Change(
             why, plan, current, conditions, time.perf_counter() - began, before, retry=True
         )
 
+    def _decline(self, before: Mapping[Path, float], conditions: Conditions) -> None:
+        """No plan gains enough from the links that are slower than `before`.
+
+        That was found by a few samples. An iteration that something has held up, among them, makes
+        all ops look longer, and the gain less.
+        """
+        known = {**before, **self._declined}
+        self._declined_at = self._iteration
+        self._declined = {
+            link: old for link, old in known.items() if conditions.message_seconds(*link) > old
+        }
+
+    def _look_again(self) -> PipelineChange | None:
+        """Whether a plan for the links that were declined gains enough by what is known now."""
+        began = time.perf_counter()
+        if self._iteration > self._declined_at + AGAIN:
+            self._declined = {}
+        if not self._declined or self._trials.blocks_any(self._iteration):
+            return None
+        c, before = self.estimator.conditions(), self._declined
+        current, plan = self._evaluate(self._in_force, c), self._choose(c)
+        if not self.rule.worth(plan, current, eased=False):
+            return None
+        why = why_swap(before, c, current, plan, back=plan.schedule is self._start)
+        return Change(why, plan, current, c, time.perf_counter() - began, before, retry=True)
+
     def _reconsider(self) -> PipelineChange | None:
+        if (change := self._look_again()) is not None:
+            return change
         if not self._in_force.same_as(self._start):
             return super()._reconsider()
         blocked = self._trials.blocks_leaving(self._in_force, self._iteration)

@@ -91,8 +91,6 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         self._ops, self._search = ops, search
         self._asked = 0  # when the paths to probe were asked for
         self._again: int | None = None  # when those that have shown nothing are tried again
-        self._paths: dict[Path, float] = {}  # not yet planned for, with their old seconds
-        self._workers: dict[int, float] = {}  # the same, with their old factors
         self._seen: set[int] = set()  # workers that had changed an iteration ago
         self._not_before = 0  # to plan takes a while, in which training launches less
         self._planned: Mapping[int, float] = {}  # factors by the last plan
@@ -183,17 +181,8 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
             return evaluate_replicas(schedule, conditions, "eager", 0)
         return evaluate_replicas(schedule, conditions, self.rule.sends, self.rule.ahead)
 
-    def _forget(self) -> None:
-        self._paths, self._workers = {}, {}
-
-    def _remember_again(self, change: ReplicaChange) -> None:
-        self._paths = {**change.links, **self._paths}
-        self._workers = {**change.workers, **self._workers}
-
     def _remember(self, changed: Changed) -> None:
-        charts = self.estimator.charts if changed.paths else {}
-        for path in changed.paths:
-            self._paths.setdefault(path, charts[path].level or 0.0)
+        super()._remember(changed)
         for worker in set(changed.workers) & self._seen:  # once more than a link: see SlowWorkers
             self._workers.setdefault(worker, self._planned.get(worker, 1.0))
         self._seen = set(changed.workers)

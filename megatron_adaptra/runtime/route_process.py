@@ -54,21 +54,27 @@ class RouteProcess:
         self._end()
 
     def _exchange(self, request: bytes) -> bytes:
-        """The line that answers a `request`. Raises OSError."""
+        """The line that answers a `request`. Raises OSError.
+
+        The request may be more than the pipe holds, and its reader may have been stopped.
+        """
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(request)
-        process.stdin.flush()
-        until, answer = time.monotonic() + waits.SEARCH, b""
-        while not answer.endswith(b"\n"):
+        to, back = process.stdin.fileno(), process.stdout.fileno()
+        until, rest, answer = time.monotonic() + waits.SEARCH, memoryview(request), b""
+        while rest or not answer.endswith(b"\n"):
             left = until - time.monotonic()
-            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+            readable, writable, _ = select.select([back], [to] if rest else [], [], max(0.0, left))
+            if left <= 0 or not (readable or writable):
                 raise TimeoutError(f"process {process.pid} has not answered in {waits.SEARCH:g} s")
-            part = os.read(process.stdout.fileno(), _CHUNK)
-            if not part:
-                raise ConnectionError(f"process {process.pid} has ended")
-            answer += part
+            if writable:
+                rest = rest[os.write(to, rest) :]
+            if readable:
+                part = os.read(back, _CHUNK)
+                if not part:
+                    raise ConnectionError(f"process {process.pid} has ended")
+                answer += part
         return answer
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -80,6 +86,8 @@ class RouteProcess:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 bufsize=0,
             )  # fmt: skip
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
         return self._process
 
     def _end(self) -> None:

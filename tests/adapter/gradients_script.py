@@ -26,26 +26,26 @@ from megatron_adaptra.adapter.step import gradients  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.plan.collectives.choice import Choice  # noqa: E402
 from megatron_adaptra.plan.collectives.direct import direct  # noqa: E402
+from megatron_adaptra.plan.collectives.sharded import direct_reduce_scatter  # noqa: E402
 from megatron_adaptra.runtime.all_reduce import group  # noqa: E402
 
 SMALL: dict[str, Any] = {"microbatches": 2, "hidden": 32, "seq_length": 32, "layers": 2}
 WAYS = {
     "direct": ("direct", ""), "late": ("direct", "1"), "gloo": ("direct", "1"),
-    "stragglar": ("stragglar", "1"), "file": ("plan.txt", ""),
+    "stragglar": ("stragglar", "1"), "file": ("plan.txt", ""), "half": ("half.txt", ""),
     "auto": ("auto", ""), "voted": ("auto", ""),
 }  # fmt: skip
 OWNERS = {ranks: Choice(ranks, "direct", 2, (1,) * ranks) for ranks in (2, 4)}
 # What is trained, and the ways in which its gradients are reduced.
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "replicas": (
-        {"stages": 1}, ("direct", "late", "gloo", "stragglar", "file", "auto", "voted"),
+        {"stages": 1}, ("direct", "late", "gloo", "stragglar", "file", "half", "auto", "voted"),
     ),
     "overlap": ({"stages": 1, "overlap_reduce": True}, ("direct", "stragglar", "auto", "voted")),
     "bf16": (
         {"stages": 1, "precision": "bf16", "overlap_reduce": True}, ("direct", "late", "stragglar")
     ),
     "pipelines": ({"stages": 2}, ("direct", "gloo", "stragglar", "file")),
-    "optimizer": ({"stages": 1, "distributed_optimizer": True}, ("direct", "stragglar")),
 }  # fmt: skip
 
 
@@ -76,6 +76,7 @@ def main() -> None:
     prefix = begin(Path(sys.argv[1]))
     if dist.get_rank() == 0:
         (Path(sys.argv[1]) / "plan.txt").write_text(direct([3, 1, 1, 0], 5).text())
+        (Path(sys.argv[1]) / "half.txt").write_text(direct_reduce_scatter(4).text())
     dist.barrier()
     calls = counted()
     (target,) = PATCHES["gradients"].targets
@@ -90,7 +91,7 @@ def main() -> None:
             algorithm, late = WAYS[way]
             calls.clear()
             transport = "gloo" if way == "gloo" else "auto"
-            if way == "file":
+            if algorithm.endswith(".txt"):
                 algorithm = str(Path(sys.argv[1]) / algorithm)
             config = AdaptraConfig(
                 allreduce=algorithm, late_ranks=late, transport=transport, timeout=60.0

@@ -93,7 +93,7 @@ def test_messages_cross_and_those_within_replicas_go_on(kind: str) -> None:
 
 def refused_first(me: RankFixture, kind: str) -> tuple[str, float]:
     """Workers 1 and 2 do not take part in the first proposal: then all open their links anew."""
-    waits.CROSS = 0.5
+    waits.CROSS = PATIENCE if me.rank in (0, 3) else 0.5
     wire, transports, cross = opened(kind, me.rank)
     why = ""
     if me.rank in (0, 3):

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from patience import decided
 from running import summary
 from timelines import drawn
 
@@ -94,10 +95,13 @@ def test_predicted_and_measured_are_of_the_plan_that_ran(
 
 
 @pytest.mark.long
+@pytest.mark.timing
 def test_a_plan_that_came_too_late_is_not_compared(tmp_path: Path) -> None:
     """The phase ends while the plan is on its way: the plan before is compared, under 1F1B."""
     span = {"iterations": 14, "from_iteration": 7, "to_iteration": 9}
     done = summary(tmp_path, **span, stages=2, microbatches=4)
     check(done, tmp_path)
+    early = [one for one in done["replans"] if one["iteration"] <= 8]
+    decided("no plan before the phase ends", early == [])
     assert done["compared"]["warmup"] == [2, 1]
     assert done["compared"]["last_iteration"] == 8

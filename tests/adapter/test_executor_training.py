@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from patience import decided
 from trainings import (
     DROPOUT,
     HALF,
@@ -82,9 +83,14 @@ def test_the_same_as_stock(name: str, tmp_path: Path) -> None:
     assert len(ours.done.printed) >= 12, "overflown iterations print no loss"
     assert "stock schedule: " not in re.sub("stock schedule: evaluation", "", text)
     assert "native engine" not in text
-    if name == "memory in bytes":
-        our_lines = [line for line in text.splitlines() if line.startswith("adaptra: ")]
-        assert "its memory is for" in text, our_lines
+
+
+@pytest.mark.timing
+def test_what_is_known_of_memory_makes_a_plan(tmp_path: Path) -> None:
+    case = CASES["memory in bytes"]
+    text = trained(tmp_path, 4, *case.flags, *case.ours).done.text
+    print([line for line in text.splitlines() if line.startswith("adaptra: ")])
+    decided("a plan for memory before the training ends", "its memory is for" in text)
 
 
 def interrupted(out: Path, *flags: str) -> tuple[list[object], list[list[int]], list[list[int]]]:

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from running import zygote
+from transport.ranks import RankFixture, run
 
 from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.adapter.entry.plugin import Plugin
+from megatron_adaptra.adapter.step import gradients
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.plan.collectives.direct import direct
@@ -66,14 +70,10 @@ def test_losses_are_those_of_megatron(case: str) -> None:
 @pytest.mark.timeout(500)
 def test_what_a_plan_does_not_reduce_is_left_to_megatron() -> None:
     found, text = trained()
-    for row in found["optimizer"]:
-        assert all(
-            row[way] == {**row["native"], "calls": 0}
-            for way in row
-            if way not in ("case", "native")
-        )
-    line = "gradients are reduced by Megatron: the distributed optimizer has its own way"
-    assert text.count(line) == 2  # once for each activation, at rank 0
+    for row in found["replicas"]:
+        assert row["half"] == {**row["native"], "calls": 0}
+    line = "half.txt is of another goal: reduce-scatter"
+    assert text.count(line) == 1  # at rank 0
     assert "plan.txt is for 4 ranks, here is 2" in text
 
 
@@ -112,3 +112,23 @@ def test_a_plan_in_a_file_is_checked_before_training(
     assert "rank 0 does not receive it" in checked(config, monkeypatch)
     with pytest.raises(BadInput, match="rank 0 does not receive it"):  # the launcher finds it, too
         _check_flags(["--adaptra", f"--adaptra-allreduce={file}"])
+
+
+def differing(me: RankFixture) -> list[str]:
+    """What ranks find that differ in nothing, in a setting, in a buffer's size, in both."""
+    found = []
+    for size, overlaps in ((0, False), (0, True), (1, False), (1, True)):
+        config = types.SimpleNamespace(
+            overlap_grad_reduce=overlaps and me.rank == 1, average_in_collective=False,
+            grad_reduce_in_fp32=False, bucket_size=None,
+        )  # fmt: skip
+        bucket = types.SimpleNamespace(grad_data=torch.zeros(8 + size * (me.rank == 2)))
+        buckets = types.SimpleNamespace(ddp_config=config, buckets=[bucket])
+        found.append(gradients._difference(dist.group.WORLD, buckets))
+    return found
+
+
+def test_ranks_that_differ_stay_with_megatron_and_the_first_difference_is_named() -> None:
+    setting = "overlap_grad_reduce is True on rank 1, False on rank 0"
+    size = "buckets is ['9 torch.float32'] on rank 2, ['8 torch.float32'] on rank 0"
+    assert run("gloo", differing, ranks=3) == [["", setting, size, setting]] * 3

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from packaging.version import Version
-from patience import in_time
+from patience import PATIENCE, decided, in_time
 from processes import living, outliving
 from running import zygote
 from trainings import (
@@ -72,7 +72,9 @@ def test_losses_and_evaluations_are_those_of_stock(plain: Done, adapted: Done) -
 @pytest.mark.timing
 def test_a_slow_link_costs_less_than_in_stock(adapted: Done, folder: Path) -> None:
     slow_stock = train(folder / "slow", 4, *SLOW, "--adaptra-engine", "stock", iterations=8)
-    assert max(adapted.plans[-1]) > max(adapted.plans[0])
+    deepest = max(adapted.plans[0])
+    decided("a deeper plan by the checkpoint that is resumed", max(adapted.plans[9]) > deepest)
+    decided("a deeper plan at the end", max(adapted.plans[-1]) > deepest)
     in_time("an adapted iteration", 1.5 * adapted.milliseconds(), slow_stock.milliseconds())
 
 
@@ -99,8 +101,8 @@ def test_a_resumed_training_goes_on_with_its_plan(adapted: Done, folder: Path) -
     # Megatron's second line after every start shows the mean loss of two iterations.
     whole[1] = resumed.printed[1][0], whole[1][1]
     assert resumed.printed == whole
+    # Deeper than at the start: see test_a_slow_link_costs_less_than_in_stock.
     assert resumed.plans[0] == adapted.plans[9]
-    assert max(resumed.plans[0]) > 4, "1F1B's deepest warmup is 4"
 
 
 @pytest.mark.cold
@@ -212,11 +214,11 @@ def training(out: Path, *flags: str) -> Iterator[Callable[[], str]]:
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
-            process.communicate(timeout=60)
+            process.communicate(timeout=PATIENCE)
         for left in living(str(out)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(left, signal.SIGKILL)
-        process.wait(10)
+        process.wait(PATIENCE)
 
 
 @pytest.mark.cold

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from patience import in_time
+from patience import decided, in_time
 from running import zygote
 from trainings import (
     DROPOUT,
@@ -71,12 +71,12 @@ def test_whole_swaps_keep_every_bit(name: str, tmp_path: Path) -> None:
     saves = ("--save", str(tmp_path / "saved")) if SAVES[0] in flags else ()
     ours = train(tmp_path, RANKS, *flags, *SWAPS, *saves, iterations=iterations)
     theirs = stock(RANKS, *flags, iterations=iterations)
-    in_time("iterations until partners swap", 0 if swapped(ours) else iterations, iterations)
     assert len(ours.numbers) == iterations
     assert ours.numbers == theirs.done.numbers
     assert ours.evaluated == theirs.done.evaluated
     if saves:
         assert digests(tmp_path) == theirs.digests
+    decided("partners exchanged before the training ends", swapped(ours))
 
 
 def planned(move: str) -> Schedule:
@@ -175,7 +175,8 @@ def saved(folder: Path) -> tuple[Done, Path]:
     """A training that has saved its checkpoint under routes."""
     flags = (*HALF, *DROPOUT, *SAVES, "--save", str(folder / "saved"), *SWAPS)
     done = train(folder, RANKS, *flags, "--exit-interval", str(SAVED), iterations=ITERATIONS)
-    in_time("iterations until partners swap", 0 if swapped(done) else SAVED, SAVED)
+    last = decisions(done)[-1:]
+    decided("partners exchanged when it is saved", "run each other's" in "".join(last))
     assert (folder / "saved" / "latest_checkpointed_iteration.txt").read_text() == str(SAVED)
     return done, folder / "saved"
 
@@ -196,11 +197,11 @@ def test_a_resumed_training_keeps_its_routes_and_stocks_bits(folder: Path) -> No
     ours = from_saved(folder, "same", RANKS, *SWAPS)
     theirs = from_saved(folder, "stock", RANKS)
     assert not [line for line in ours.text.splitlines() if "does not fit" in line]
-    # They are in force from the first iteration on; without, six microbatches wait for the path.
-    in_time("decisions", len(decisions(ours)), 1)
-    in_time("milliseconds of an iteration", ours.milliseconds(), 6 * 100)
     assert len(ours.numbers) == ITERATIONS - SAVED
     assert ours.numbers == theirs.numbers
+    # They are in force from the first iteration on; without, six microbatches wait for the path.
+    decided("no decision", decisions(ours) == [])
+    in_time("milliseconds of an iteration", ours.milliseconds(), 6 * 100)
 
 
 RESUMED = {
@@ -286,7 +287,7 @@ def test_without_routes_each_replica_still_adapts(
     flags: tuple[str, ...], slow: tuple[str, ...], tmp_path: Path
 ) -> None:
     ours = train(tmp_path, RANKS, *HALF, *AUTO, *flags, *slow, iterations=24)
-    in_time("iterations until there is a plan", 0 if decisions(ours) else 24, 24)
     assert not moved(ours)
     assert not swapped(ours)
     assert ours.printed == stock(RANKS, *HALF, *flags, iterations=24).done.printed
+    decided("a plan before the training ends", decisions(ours) != [])

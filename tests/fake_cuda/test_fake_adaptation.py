@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fake_trainings import Trained, needs_torch_for_gpus, train
+from patience import decided, in_time
 
 pytestmark = [needs_torch_for_gpus, pytest.mark.trains, pytest.mark.timing]
 CHANGING = Path(__file__).with_name("pretrain_changing_links.py")
@@ -89,11 +90,13 @@ def test_messages_leave_the_queue_while_a_link_is_slow(
     assert done.status == 0, done.text[-4000:]
     assert len(done.milliseconds) == iterations, done.text[-4000:]
     assert done.complaints == []
-    into, *later = dropwhile(lambda one: INTO not in one, decisions(done))
-    assert at[0] < int(into.split()[0]) < at[1], into
-    assert any(BACK in one for one in later), later
+    print(done.milliseconds, *decisions(done), sep="\n")
+    found = list(dropwhile(lambda one: INTO not in one, decisions(done)))
+    since = int(found[0].split()[0]) if found else -1
+    decided("messages leave the queue while the link is slow", at[0] < since < at[1])
+    decided("they are back when it is healed", any(BACK in one for one in found[1:]))
     stock, ours = done.milliseconds[at[0] + 1 : at[0] + 3], done.milliseconds[at[1] - 3 : at[1]]
-    assert median(ours) < median(stock), done.milliseconds
+    in_time("an iteration beside stock's", median(ours), median(stock))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,8 @@ def test_no_iteration_takes_more_than_a_budget_in_bytes(
     assert done.status == 0, done.text[-4000:]
     plans = [one for one in decisions(done) if INTO in one]
     # All eight microbatches would hide the link, and four are what fits.
-    assert plans, done.text[-4000:]
+    print(*decisions(done), sep="\n")
+    decided("a plan for the slow link", bool(plans))
     assert "2,1 -> 4,1" in plans[0], plans
     found = re.findall(r"bytes of stage (\d) in iteration (\d+): (\d+) (\d+)\n", done.text)
     rows = [tuple(map(int, words)) for words in found]
@@ -123,6 +127,7 @@ def test_no_iteration_takes_more_than_a_budget_in_bytes(
     assert not over, (over, plans)
     assert max(sum(row[2:]) for row in filled) > 0.9 * most
     assert any(pinned for *_, pinned in rows)
+    decided("the way back", any(BACK in one for one in decisions(done)))
     assert not any(pinned for *_, pinned in rows[-2:]), "given back"
 
 
@@ -141,7 +146,7 @@ def test_an_evaluation_of_twice_all_time_limits_is_survived(tmp_path: Path) -> N
     assert len(done.milliseconds) == 32, done.text[-4000:]
     for iteration in (14, 28):
         assert f"validation loss at iteration {iteration} |" in done.text
-    assert any(INTO in one for one in decisions(done)), done.text[-4000:]
-    assert any(BACK in one for one in decisions(done)), done.text[-4000:]
     # Nobody was given up meanwhile.
     assert not re.search("adaptra: .*(lost|silent|given up|waited)", done.text), done.text[-4000:]
+    for what in (INTO, BACK):
+        decided(what, any(what in one for one in decisions(done)))

@@ -15,7 +15,7 @@ from fakes.hostile_cuda.driver import TIMED, Driver
 from hostile_cuda.batches import TIMEOUT, prepare
 from hostile_cuda.loops import ExecutorStage
 from hostile_cuda.ranks import MemoryRendezvous
-from hostile_cuda.stage_model import Host
+from hostile_cuda.stage_model import Host, label
 from patience import PATIENCE
 from runtime.leading import Watched, WatchedLoop, workers
 
@@ -59,9 +59,13 @@ class Course:
 
 @dataclass
 class Seen:
-    """`warmup[i]`: in iteration i. `seconds`: of forwards, as reported. `delays`: to stage 1."""
+    """`warmup[i]`: in iteration i. `seconds`: of forwards, as reported. `delays`: to stage 1.
+
+    `took`: seconds of each iteration's kernels, by the device, whatever the product has measured.
+    """
 
     warmup: list[tuple[int, ...]] = field(default_factory=list)
+    took: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     delays: list[float] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
@@ -91,6 +95,10 @@ def adapt(course: Course) -> Seen:
             thread.join(10 * TIMEOUT)
             assert not thread.is_alive(), driver.waits
         seen.findings = driver.findings
+        for iteration in range(len(seen.warmup)):
+            begun, _ = driver.span(label("F", iteration, 0, 0))
+            _, ended = driver.span(label("W", iteration, MICROBATCHES - 1, 0))
+            seen.took.append(ended - begun)
     return seen
 
 

@@ -71,6 +71,14 @@ def test_backwards_are_whole_where_their_halves_take_longer(whole: float, kinds:
         assert moves["re-route"].seconds <= 0.8 * planned(halves)[1]["re-route"].seconds
 
 
+def test_moves_stand_by_what_they_cost_whichever_kind_of_backward_has_led_to_them():
+    """With whole backwards ports set the pace of all workers alike: nobody's are shifted."""
+    c = job(2, 2, 4, 4, slow={3: 2.0}, ports=dict.fromkeys(range(4), 6 / 7))
+    c = replace(c, pipeline=replace(c.pipeline, backward=(2.0,) * 2, backward_weight=(2.0,) * 2))
+    assert "shift" not in planned(replace(c, pipeline=replace(c.pipeline, split=False)))[1]
+    assert list(planned(c)[1]) == ["none", "shift", "re-route"]
+
+
 @pytest.mark.parametrize(
     ("plus", "slots"), [(0, (31, 31, 32, 33)), (2, (28, 29, 30, 31)), (6, (27, 28, 29, 30))]
 )

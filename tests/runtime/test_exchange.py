@@ -234,7 +234,7 @@ def test_all_others_name_the_rank_that_is_lost(kind, plan, silent):
         if not silent:
             processes.kill(2)
         texts = [processes.reported(rank) for rank in (0, 1, 3)]
-    assert all(text and text.startswith("waited for rank 2 in an all-reduce") for text in texts), (
+    assert all(text and text.startswith("waited for rank 2 in a collective") for text in texts), (
         texts
     )
 
@@ -285,7 +285,7 @@ def test_a_rank_that_has_ended_after_its_part_is_not_lost():
 
 def test_a_rank_that_takes_nothing_is_lost():
     text, there = run("eager", unsent, silent)
-    assert text == "waited for rank 1 in an all-reduce: it took nothing in 0 s"
+    assert text == "waited for rank 1 in a collective: it took nothing in 0 s"
     assert there == [2.0] * 4
 
 
@@ -307,7 +307,7 @@ def test_a_difference_of_one_rank_is_found_on_all(what):
     texts = run("eager", differing, 3, what, ranks=3)
     assert len(set(texts)) == 1
     assert texts[0].startswith(
-        "ranks start different all-reduces: sum of 9 torch.float32 by direct"
+        "ranks start different collectives: sum of 9 torch.float32 by direct"
     )
     assert ": rank 0, rank 2; " in texts[0]
     assert texts[0].endswith(": rank 1")

@@ -11,14 +11,25 @@ import pytest
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import RouteSearchFailed
-from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.route_server import search
 from megatron_adaptra.processes import descendants
 from megatron_adaptra.runtime.route_process import RouteProcess
 
 OPS = 5_000
+REPLICAS = 60
 SLOW = ReplicaConditions(Conditions(4, (1.0,) * 2, (1.0,) * 2, (1.0,) * 2), 2, slow={3: 2.0})
+# Of many replicas, each of whose workers reaches all others at its own speed.
+LARGE = ReplicaConditions(
+    Conditions(1, (1.0,) * 2, (1.0,) * 2, (1.0,) * 2),
+    REPLICAS,
+    paths={
+        (2 * a, 2 * b + 1): LinkState((a + 1) / (b + 3))
+        for a in range(REPLICAS)
+        for b in range(REPLICAS)
+    },
+)
 
 
 @pytest.fixture
@@ -70,6 +81,27 @@ def test_one_that_does_not_answer_is_given_up(
     with pytest.raises(RouteSearchFailed, match=rf"process {first} has not answered in 0.2 s"):
         process(SLOW, "eager", OPS)
     assert first not in descendants()
+
+
+def test_a_request_larger_than_the_pipe_does_not_wait_for_one_that_does_not_read(
+    process: RouteProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process(SLOW, "eager", OPS)
+    first = pid(process)
+    os.kill(first, signal.SIGSTOP)
+    # Else a write that waits would do so for ever.
+    failing = threading.Timer(20, os.kill, (first, signal.SIGKILL))  # a write may have no end
+    failing.start()
+    monkeypatch.setattr(waits, "SEARCH", 0.2)
+    try:
+        with pytest.raises(RouteSearchFailed, match=rf"process {first} has not answered in 0.2 s"):
+            process(LARGE, "eager", OPS)
+    finally:
+        failing.cancel()
+
+
+def test_a_request_larger_than_the_pipe_is_answered(process: RouteProcess) -> None:
+    assert process(LARGE, "eager", OPS) == search(LARGE, "eager", OPS)
 
 
 def test_after_the_end_there_is_no_search(process: RouteProcess) -> None:

@@ -149,6 +149,7 @@ class Arm:
             optimizer="adam", lr=1e-3, weight_decay=0.01, clip_grad=1.0,
             bf16=shape.precision == "bf16", fp16=shape.precision == "fp16", params_dtype=low,
             initial_loss_scale=LOSS_SCALE, hysteresis=1, use_distributed_optimizer=distributed,
+            overlap_param_gather=shape.overlap_gather,
         )  # fmt: skip
         optimizer = get_megatron_optimizer(settings, models)
         several = len(models) > 1
@@ -302,6 +303,7 @@ def _chunk(config: Any, shape: GPTShape, chunk: int) -> Any:
     how = DistributedDataParallelConfig(
         overlap_grad_reduce=distributed or shape.overlap_reduce,
         use_distributed_optimizer=distributed,
+        overlap_param_gather=shape.overlap_gather,
         bucket_size=10_000,
     )
     return DistributedDataParallel(config, how, model, disable_bucketing=chunk > 0)

@@ -13,7 +13,8 @@ class GPTShape:
     weights are the output layer's, too; `fused`: weight gradients are added to the main ones by a
     kernel; `experts`: of a mixture in every layer, 0 for a dense model. `overlap_reduce`: gradients
     are reduced bucket by bucket during the last backward; `distributed_optimizer`: with that, all
-    stages starting at the same moment.
+    stages starting at the same moment; `overlap_gather`: each bucket's parameters are gathered
+    during the forward before the one that needs them.
     """
 
     stages: int = 4
@@ -32,4 +33,5 @@ class GPTShape:
     experts: int = 0
     overlap_reduce: bool = False
     distributed_optimizer: bool = False
+    overlap_gather: bool = False
     seed: int = 1234

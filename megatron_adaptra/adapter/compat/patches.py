@@ -176,6 +176,19 @@ PATCHES: Mapping[str, Patch] = {
         lambda job: job.config.allreduce != "native",
         feature="gradients reduced by a collective plan",
     ),
+    "shards": Patch(
+        (
+            *_in(_BUCKETS, "start_grad_sync", "start_param_sync"),
+            *_in(
+                "megatron.core.distributed.param_and_grad_buffer",
+                "dist_reduce_scatter_func", "dist_all_gather_func",
+            ),
+        ),
+        "reduces gradients and gathers parameters of the distributed optimizer by plan",
+        Lasts.JOB, "--adaptra-allreduce other than native",
+        lambda job: job.config.allreduce != "native",
+        feature="shards of the distributed optimizer by a collective plan",
+    ),
     "step-result": Patch(
         (
             "megatron.core.optimizer.optimizer:MegatronOptimizer.step",

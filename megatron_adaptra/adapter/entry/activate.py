@@ -24,7 +24,7 @@ _active: list[Activation] = []  # at most one
 class Activation:
     """What `activate` did. `session` is this rank's plugin; `over`: it has been undone.
 
-    `gradients`: the job's GradientReduction, if gradients are reduced by one.
+    `gradients`: the job's GradientReduction, if plain DDP's are reduced by one.
     """
 
     def __init__(self, session: Any) -> None:
@@ -115,6 +115,10 @@ def activate(
 
         activation.gradients = GradientReduction(config, session.context.say)
         activation.undo_with(activation.gradients.close)
+    if resolved.uses("shards"):
+        from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction
+
+        activation.undo_with(ShardedReduction(config, session.context.say).close)
     return activation
 
 

@@ -1,7 +1,8 @@
 """Gradients of data-parallel ranks, reduced by a collective plan in place of Megatron's all-reduce.
 
-It stands in for `start_grad_sync` of a group of buckets of plain DDP. What it does not handle, with
-the distributed optimizer among it, is left to Megatron, which is logged once.
+It stands in for `start_grad_sync` of a group of buckets of plain DDP; those of the distributed
+optimizer are in sharded_gradients.py. What it does not handle is left to Megatron, which is logged
+once.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES, patch
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import NoConnections
-from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.plan.collectives.setting import plan_in_file
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
 from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import FLOATS, Exchange, ExchangeWork
+
+# Of Megatron's settings for DDP, what changes what is reduced, and when.
+_SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", "bucket_size")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class _Group:
         """Begin to reduce `buckets`, or do it; `native`: as Megatron does."""
         config = buckets.ddp_config
         works = _start(buckets, self.connected.exchange, self.plan_of)
-        _hand_over(buckets, _Handle(works), config.overlap_grad_reduce)
+        _hand_over(buckets, Handle(works), config.overlap_grad_reduce)
 
     def close(self) -> None:
         self.connected.close()
@@ -73,7 +77,7 @@ class _AdaptiveGroup:
         works = _start(buckets, self._exchange, lambda nbytes: plan)
         for work in works:
             work.when_done(lambda error: adaptive.ended())
-        _hand_over(buckets, _Handle(works, adaptive.check), overlaps)
+        _hand_over(buckets, Handle(works, adaptive.check), overlaps)
 
     @property
     def loop(self) -> AllReduceLoop | None:
@@ -83,7 +87,7 @@ class _AdaptiveGroup:
         self._adaptive.close()
 
 
-class _Handle:
+class Handle:
     """What Megatron waits for at the end of a reduction that overlaps with its backward."""
 
     def __init__(self, works: list[ExchangeWork], check: Callable[[], None] | None = None) -> None:
@@ -122,7 +126,8 @@ class GradientReduction:
         native = getattr(*find(target))
 
         def start_grad_sync(buckets: Any, *args: Any, **kwargs: Any) -> None:
-            if not self.active or (group := self._group_of(buckets)) is None:
+            left = not self.active or buckets.ddp_config.use_distributed_optimizer
+            if left or (group := self._group_of(buckets)) is None:
                 native(buckets, *args, **kwargs)
             elif not _has_begun(buckets):
                 group.start(buckets, partial(native, buckets, *args, **kwargs))
@@ -152,14 +157,12 @@ class GradientReduction:
             return None
         group = buckets.data_parallel_group
         if group not in self._groups:
-            self._groups[group] = self._open(group)
+            self._groups[group] = self._open(group, buckets)
         return self._groups[group]
 
     def _not_ours(self, buckets: Any) -> str:
         """Why Megatron has to reduce them; empty if it need not."""
-        config, name = buckets.ddp_config, self._config.allreduce
-        if config.use_distributed_optimizer or config.num_distributed_optimizer_instances > 1:
-            return "the distributed optimizer has its own way"
+        name = self._config.allreduce
         for bucket in buckets.buckets:
             data = bucket.grad_data
             if data.layout != torch.strided or data.device.type != "cpu":
@@ -168,6 +171,8 @@ class GradientReduction:
                 return f"they are {data.dtype} with strides {data.stride()}"
         ranks, late = buckets.data_parallel_group.size(), self._config.late
         if self._given is not None:
+            if (goal := self._given.goal) is not Goal.ALL_REDUCE:
+                return f"the plan of {name} is of another goal: {goal.value}"
             if ranks != (wanted := self._given.ranks):
                 return f"the plan of {name} is for {wanted} ranks, here is {ranks}"
             return ""
@@ -177,9 +182,12 @@ class GradientReduction:
             return f"late are {self._config.late_ranks}, of ranks 0 to {ranks - 1}"
         return ""
 
-    def _open(self, group: Any) -> _Group | _AdaptiveGroup | None:
-        """Connect the ranks of a data-parallel group: a collective of it."""
+    def _open(self, group: Any, buckets: Any) -> _Group | _AdaptiveGroup | None:
+        """Connect the ranks of a data-parallel group, if they agree: a collective of it."""
         config, auto = self._config, self._config.allreduce == "auto"
+        if difference := _difference(group, buckets):
+            self._say(f"gradients are reduced by Megatron: {difference}")
+            return None
         try:
             connected = Connected.between(
                 group, "gradients", config.timeout, config.transport, config.encrypt,
@@ -212,6 +220,22 @@ class GradientReduction:
         return for_gradients(self._config.allreduce, ranks, nbytes, self._config.late)
 
 
+def _difference(group: Any, buckets: Any) -> str:
+    """The first thing in which the ranks of a `group` differ, in words; "" if they do not."""
+    config = buckets.ddp_config
+    mine = {name: getattr(config, name) for name in _SAME}
+    data = [one.grad_data for one in buckets.buckets]
+    mine["buckets"] = [f"{one.numel()} {one.dtype}" for one in data]
+    gathered: list[Any] = [None] * group.size()
+    dist.all_gather_object(gathered, mine, group=group)
+    ranks = dist.get_process_group_ranks(group)
+    for rank, theirs in zip(ranks, gathered, strict=True):
+        for name, value in gathered[0].items():
+            if theirs[name] != value:
+                return f"{name} is {theirs[name]} on rank {rank}, {value} on rank {ranks[0]}"
+    return ""
+
+
 def _has_begun(buckets: Any) -> bool:
     """Whether their reduction is under way, as it may be in a training's first iteration."""
     if buckets.is_first_batch and buckets.grad_reduce_handle is not None:
@@ -239,7 +263,7 @@ def _start(
     ]
 
 
-def _hand_over(buckets: Any, handle: _Handle, overlaps: bool) -> None:
+def _hand_over(buckets: Any, handle: Handle, overlaps: bool) -> None:
     if overlaps:
         buckets.grad_reduce_handle = handle
     else:

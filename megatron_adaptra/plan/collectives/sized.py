@@ -17,7 +17,7 @@ from megatron_adaptra.plan.collectives.stragglar import stragglar
 # Seconds that a message costs on a busy CPU: at this cost the model finds pieces of 1.5 ms best for
 # `direct` between 8 hosts of 20 MB/s, as they were on two cores (docs/evidence/allreduce.md).
 MESSAGE = 0.1e-3
-_PORT = 1.25e9  # bytes per second: the port that gradients are cut for, as none is measured
+PORT = 1.25e9  # bytes per second: the port that gradients are cut for, as none is measured
 FEWEST_RANKS = {"stragglar": 4}  # of the others: 2
 # Of StragglAR, whose rounds are searched, which takes seconds for so many pieces. Large groups
 # need no more than one per owner: the doubling at the end takes log2 N rounds of more than N.
@@ -78,5 +78,5 @@ def for_gradients(
     Raises:
         BadInput: as `sized`.
     """
-    job = AllReduce(ranks, nbytes, _PORT, cost=MESSAGE, late=math.inf if late else 0.0)
+    job = AllReduce(ranks, nbytes, PORT, cost=MESSAGE, late=math.inf if late else 0.0)
     return sized(algorithm, job, late, pieces)

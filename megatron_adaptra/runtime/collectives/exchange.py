@@ -1,7 +1,7 @@
-"""Runs collective plans over a transport: an all-reduce by any builder, asynchronous.
+"""Runs collective plans over a transport: any goal, by any builder, asynchronous.
 
 The same bits come from run to run and on all ranks, whichever of them is late, as a plan fixes the
-order of each addition. When an all-reduce starts, what needs nobody's part is sent, and all
+order of each addition. When a collective starts, what needs nobody's part is sent, and all
 receives are posted; a thread of its own runs the rest of its line. All ranks start the same ones in
 the same order, so that none depends on one that was started later.
 """
@@ -20,7 +20,7 @@ from torch.distributed import ReduceOp
 from megatron_adaptra import waits
 from megatron_adaptra.errors import BadInput, Disagreement, PeerLost
 from megatron_adaptra.exits import wait_at_exit
-from megatron_adaptra.ir.collective import Action, CollectivePlan
+from megatron_adaptra.ir.collective import Action, CollectivePlan, Goal
 from megatron_adaptra.runtime.collectives.layout import Layout, Step
 from megatron_adaptra.runtime.collectives.reports import Reports
 from megatron_adaptra.transport.base import Transport, Work
@@ -33,7 +33,7 @@ _TAGS = 1 << 31
 
 
 class Exchange:
-    """One rank's side of all-reduces between the same ranks, who all start the same in order.
+    """One rank's side of collectives between the same ranks, who all start the same in order.
 
     Args:
         transport: between all ranks, for the data. Numbers of ranks are the plan's.
@@ -65,8 +65,11 @@ class Exchange:
     def start(
         self, tensor: torch.Tensor, plan: CollectivePlan, op: ReduceOp.RedOpType = ReduceOp.SUM
     ) -> ExchangeWork:
-        """Begin to put the reduction of all ranks' `tensor` into it.
+        """Begin to put into `tensor` what the plan's goal is.
 
+        In a reduce-scatter or an all-gather, shard r is the r-th of as many equal parts of the
+        tensor as there are ranks, and stays where it is; what a reduce-scatter leaves in the other
+        shards is of no use.
         The first with a plan and a size waits for all ranks, to compare them; others wait for
         nobody.
 
@@ -74,7 +77,8 @@ class Exchange:
             tensor: contiguous, on the CPU, of any shape; floats, or integers, which are exact as
                 long as they do not overflow. Must not be touched until the work has ended.
             plan: the same on all ranks.
-            op: SUM or AVG, which is the sum divided once, before it is rounded; floats only.
+            op: SUM or AVG, which is the sum divided once, before it is rounded; floats only. An
+                all-gather takes SUM, and adds nothing.
 
         Raises:
             BadInput: a tensor, a plan or an operation that it does not take.
@@ -106,7 +110,7 @@ class Exchange:
         self.reports.read()
         if (loss := self.reports.loss) is None:
             return None
-        text = f"waited for {self.names[loss.rank]} in an all-reduce: {loss.reason}"
+        text = f"waited for {self.names[loss.rank]} in a collective: {loss.reason}"
         if loss.by != self.me:
             text += f" (found by {self.names[loss.by]})"
         return PeerLost(text)
@@ -125,16 +129,21 @@ class Exchange:
         if plan.ranks != len(self.names):
             raise BadInput("collective plan's ranks", plan.ranks, f"there are {len(self.names)}")
         if op not in _OPS:
-            raise BadInput("operation of an all-reduce", str(op), "SUM or AVG")
+            raise BadInput("operation of a collective", str(op), "SUM or AVG")
+        if op == ReduceOp.AVG and plan.goal is Goal.ALL_GATHER:
+            raise BadInput("operation of an all-gather", str(op), "SUM, as it adds nothing")
+        if plan.owners and tensor.numel() % plan.ranks:
+            allowed = f"equal shards need a multiple of {plan.ranks}"
+            raise BadInput("elements of a buffer in shards", tensor.numel(), allowed)
         if op == ReduceOp.AVG and tensor.dtype not in FLOATS:
             raise BadInput("dtype of an average", str(tensor.dtype), "floats only")
         if tensor.dtype not in (*FLOATS, *_WHOLE):
-            raise BadInput("dtype of an all-reduce", str(tensor.dtype), "floats and integers")
+            raise BadInput("dtype of a collective", str(tensor.dtype), "floats and integers")
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
             what = f"{tensor.layout} on {tensor.device}"
-            raise BadInput("tensor of an all-reduce", what, "dense, on the CPU")
+            raise BadInput("tensor of a collective", what, "dense, on the CPU")
         if not tensor.is_contiguous():
-            raise BadInput("tensor of an all-reduce", tuple(tensor.stride()), "contiguous memory")
+            raise BadInput("tensor of a collective", tuple(tensor.stride()), "contiguous memory")
 
     def _agreed(self, plan: CollectivePlan, tensor: torch.Tensor, op: str) -> Layout:
         """The layout, which all ranks are known to have; compared when it is new."""
@@ -142,7 +151,8 @@ class Exchange:
             raise error
         key = plan.digest(), tensor.numel(), tensor.dtype, op
         if key not in self._layouts:
-            mine = f"{op} of {key[1]} {key[2]} by {plan.name or 'a plan'} {key[0][:12]}"
+            what = op if plan.goal is Goal.ALL_REDUCE else f"{plan.goal.value} ({op})"
+            mine = f"{what} of {key[1]} {key[2]} by {plan.name or 'a plan'} {key[0][:12]}"
             self._compare(len(self._layouts), mine)
             self._layouts[key] = Layout(plan, self.me, tensor.numel())
         return self._layouts[key]
@@ -169,11 +179,11 @@ class Exchange:
             having.setdefault(reports.plans.pop((number, rank)), []).append(self.names[rank])
         if len(having) > 1:
             each = "; ".join(f"{text}: {', '.join(names)}" for text, names in having.items())
-            raise Disagreement(f"ranks start different all-reduces: {each}")
+            raise Disagreement(f"ranks start different collectives: {each}")
 
 
 class ExchangeWork:
-    """An all-reduce under way; Exchange starts it.
+    """A collective under way; Exchange starts it.
 
     `number`: of the exchange. `flat`: the buffer. `first_tag`: added to the plan's tags.
     `divisor`: of the sum.
@@ -218,7 +228,7 @@ class ExchangeWork:
     def when_done(self, call: Callable[[BaseException | None], object]) -> None:
         """Have `call` called once, with the error that `wait` would raise, or None.
 
-        On the thread of the all-reduce, or on this one where it has ended.
+        On the thread of the collective, or on this one where it has ended.
         """
         self._result.add_done_callback(lambda result: call(result.exception()))
 
@@ -239,7 +249,7 @@ class ExchangeWork:
                 raise
             rank = self._waits_for
             whom = "" if rank is None else f" for {self._exchange.names[rank]}"
-            raise PeerLost(f"waited {timeout:g} s{whom} in an all-reduce") from None
+            raise PeerLost(f"waited {timeout:g} s{whom} in a collective") from None
 
     def _run(self) -> None:
         try:
@@ -320,7 +330,7 @@ class ExchangeWork:
         """Wait until a message has left.
 
         All others' parts are here by now. A target that has ended meanwhile has ended all its
-        all-reduces, too, or has died, which those find that wait for it.
+        collectives, too, or has died, which those find that wait for it.
         """
         exchange, began = self._exchange, time.monotonic()
         self._waits_for = target

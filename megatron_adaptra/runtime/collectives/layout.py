@@ -27,7 +27,8 @@ class Step(NamedTuple):
     """An op on the elements `[begin, end)` of the buffer.
 
     `ranks`: as in the op. `receives`: its messages, by source. `finished`: where its elements are
-    the sum of all ranks afterwards, relative to `begin`; only after an addition.
+    the sum of all ranks afterwards, relative to `begin`; only after an addition, and of a
+    reduce-scatter in the own shard alone.
     """
 
     action: Action
@@ -49,7 +50,7 @@ class Layout:
     """
 
     def __init__(self, plan: CollectivePlan, rank: int, elements: int) -> None:
-        bounds = plan.bounds(elements)
+        bounds, owners = plan.bounds(elements), plan.owners
 
         def span(op: CollectiveOp) -> tuple[int, int]:
             return bounds[op.piece], bounds[op.piece + op.length]
@@ -78,7 +79,11 @@ class Layout:
             begin, end = span(op)
             finished: tuple[slice, ...] = ()
             if op.action is Action.ADD:
-                last = [p for p in op.pieces if added[p] == i and p not in taken]
+                last = [
+                    p
+                    for p in op.pieces
+                    if added[p] == i and p not in taken and (not owners or owners[p] == rank)
+                ]
                 whole = len(last) == op.length
                 finished = tuple(slice(bounds[p] - begin, bounds[p + 1] - begin) for p in last)
                 finished = (slice(0, end - begin),) if whole else finished

@@ -1,0 +1,46 @@
+"""What a reduce-scatter or an all-gather of equal shards takes, in closed form: both the same.
+
+Of equal ports, as in model/all_reduce_forms.py. Lateness is in none of the forms: after a rank has
+come, it sends (N - 1)/N of the buffer under any plan, and what others have done before saves none
+of that. Exact where nobody is late (tests/sim/test_shard_forms.py).
+"""
+
+from __future__ import annotations
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.model.all_reduce_forms import AllReduce
+
+_CUTS = {"ring": (1, 2, 4, 8, 16), "direct": (1, 2, 4)}  # numbers of pieces that are tried
+SHARDED = tuple(_CUTS)
+
+
+def shard_seconds(algorithm: str, job: AllReduce, pieces: int) -> float:
+    """Seconds from the arrival of the last rank to the end of the last one.
+
+    Args:
+        algorithm: one of SHARDED.
+        job: its ranks, buffer and ports.
+        pieces: into which each shard is cut.
+
+    Raises:
+        BadInput: an algorithm that there is not.
+    """
+    if algorithm not in SHARDED:
+        raise BadInput("algorithm", algorithm, f"it has to be one of {', '.join(SHARDED)}")
+    if job.ranks == 1:
+        return 0.0
+    piece = job.piece(job.ranks * pieces)
+    if algorithm == "direct":
+        return (job.ranks - 1) * pieces * piece + job.delay
+    # N - 1 steps: a piece goes on once it is there, and its port has sent those before it.
+    step = max(pieces * piece, piece + job.delay)
+    return (job.ranks - 2) * step + pieces * piece + job.delay
+
+
+def best_shard_pieces(algorithm: str, job: AllReduce) -> int:
+    """Into how many pieces to cut a shard, so that it takes least time; the fewest of equals.
+
+    `algorithm`, `job`, BadInput: as of `shard_seconds`.
+    """
+    cuts = _CUTS.get(algorithm, (1,))
+    return min(cuts, key=lambda cut: (shard_seconds(algorithm, job, cut), cut))

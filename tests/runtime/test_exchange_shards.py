@@ -1,0 +1,157 @@
+"""Reduce-scatters and all-gathers by plan: their bits, several in flight, what is refused."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from patience import PATIENCE
+from seeding import new_seed
+from torch.distributed import ReduceOp
+from transport.ranks import run, until
+
+from megatron_adaptra.errors import BadInput, Disagreement, PeerLost
+from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.plan.collectives.sharded import (
+    direct_all_gather,
+    direct_reduce_scatter,
+    ring_all_gather,
+    ring_reduce_scatter,
+)
+from megatron_adaptra.runtime.collectives.exchange import Exchange
+
+HALF = (torch.float16, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, *HALF, torch.int32, torch.int64)
+KINDS = [("eager", 3), ("eager", 5), ("rendezvous", 4), ("gloo", 3), ("shm", 4), ("tcp", 2)]
+
+
+def exchange_of(me, ranks) -> Exchange:
+    names = [f"rank {rank}" for rank in range(ranks)]
+    return Exchange(me.transport, me.open("reports"), me.rank, names, PATIENCE)
+
+
+def values_of(ranks: int, size: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """By rank, of very different sizes, so that another order of addition has other bits."""
+    rng = torch.Generator().manual_seed(seed)
+    if not dtype.is_floating_point:
+        return torch.randint(-(10**6), 10**6, (ranks, ranks * size), generator=rng).to(dtype)
+    scale = 10.0 ** torch.randint(-3, 3, (ranks, ranks * size), generator=rng)
+    return (torch.randn((ranks, ranks * size), generator=rng) * scale).to(dtype)
+
+
+def summed(values: torch.Tensor, shard: int, around: bool, average: bool) -> torch.Tensor:
+    """A shard's sum in the order of ranks, rounded once, or `around` the ring, at each rank."""
+    ranks, dtype = len(values), values.dtype
+    wide = torch.float32 if dtype in HALF else dtype
+    parts = values.view(ranks, ranks, -1)[:, shard].to(wide)
+    order = [(shard + 1 + i) % ranks for i in range(ranks)] if around else list(range(ranks))
+    total = parts[order[0]]
+    for i, rank in enumerate(order[1:], 2):
+        total = total + parts[rank]
+        if i == ranks and average:
+            total = total / ranks
+        if around:
+            total = total.to(dtype).to(wide)
+    return total.to(dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def shards(me, ranks, seed):
+    """Both halves, by both builders, four in flight."""
+    rng, exchange = random.Random(seed), exchange_of(me, ranks)
+    flying = []
+    for number in range(12):
+        size, dtype = rng.choice((0, 1, 7, 100, 3001)), rng.choice(DTYPES)
+        cut, around = rng.randint(1, 4), rng.random() < 0.5
+        average = dtype.is_floating_point and rng.random() < 0.5
+        values = values_of(ranks, size, dtype, rng.randrange(2**31))
+        mine, scatter = values[me.rank].clone(), number % 2 == 0
+        if scatter:
+            plan = (ring_reduce_scatter if around else direct_reduce_scatter)(ranks, cut)
+            op = ReduceOp.AVG if average else ReduceOp.SUM
+            right = summed(values, me.rank, around, average)
+            work, part = exchange.start(mine, plan, op), mine.view(ranks, size)[me.rank]
+        else:
+            plan = (ring_all_gather if around else direct_all_gather)(ranks, cut)
+            right = torch.cat([values[r].view(ranks, size)[r] for r in range(ranks)])
+            work, part = exchange.start(mine, plan), mine
+        flying.append((work, part, right, (plan.name, plan.goal, size, cut, dtype, average)))
+        if len(flying) == 4:
+            work, got, right, what = flying.pop(rng.randrange(4))
+            work.wait(PATIENCE)
+            assert same(got, right), what
+    for work, got, right, what in flying:
+        work.wait(PATIENCE)
+        assert same(got, right), what
+    me.meet()
+    return True
+
+
+@pytest.mark.parametrize(("kind", "ranks"), KINDS)
+def test_shards_have_the_bits_of_their_plan(kind, ranks):
+    assert all(run(kind, shards, ranks, new_seed(), ranks=ranks))
+
+
+def one_late(me, ranks, late):
+    """What the others send is there when the last one comes, who alone is waited for."""
+    exchange, plan = exchange_of(me, ranks), direct_reduce_scatter(ranks, 2)
+    exchange.run(torch.ones(4 * ranks), plan)
+    tensors = [torch.full((4 * ranks,), float(number)) for number in range(5)]
+    if me.rank == late:
+        me.meet()
+    works = [exchange.start(tensor, plan) for tensor in tensors]
+    if me.rank != late:
+        assert not any(work.done() for work in works)
+        until(lambda: works[0]._waits_for == late, "all others have sent their parts")
+        with pytest.raises(PeerLost, match=rf"waited 0\.01 s for rank {late} in a collective"):
+            works[0].wait(0.01)
+        me.meet()
+    for work in works:
+        work.wait(PATIENCE)
+    me.meet()
+    return [tensor.view(ranks, 4)[me.rank].tolist() for tensor in tensors]
+
+
+def test_a_late_rank_is_all_that_is_waited_for():
+    found = run("eager", one_late, 3, 2, ranks=3)
+    assert found == [[[3.0 * number] * 4 for number in range(5)]] * 3
+
+
+def refusals(me, ranks):
+    exchange = exchange_of(me, ranks)
+    scatter, gather = direct_reduce_scatter(ranks), direct_all_gather(ranks)
+    for tensor, plan, op, text in (
+        (torch.ones(5), scatter, ReduceOp.SUM, "elements of a buffer in shards 5: "),
+        (torch.ones(5), gather, ReduceOp.SUM, "shards 5: equal shards need a multiple of 2"),
+        (torch.ones(4), gather, ReduceOp.AVG, "operation of an all-gather .*adds nothing"),
+        (torch.ones(4, dtype=torch.int32), scatter, ReduceOp.AVG, "floats only"),
+    ):
+        with pytest.raises(BadInput, match=text):
+            exchange.start(tensor, plan, op)
+    exchange.run(torch.ones(4), scatter)
+    me.meet()
+    return True
+
+
+def test_what_is_not_handled_is_refused():
+    assert all(run("eager", refusals, 2, ranks=2))
+
+
+def differing(me, ranks):
+    exchange = exchange_of(me, ranks)
+    plan = ring(ranks) if me.rank else ring_reduce_scatter(ranks)
+    with pytest.raises(Disagreement) as caught:
+        exchange.start(torch.ones(4), plan)
+    me.meet()
+    return str(caught.value)
+
+
+def test_another_goal_on_one_rank_is_found_on_all():
+    texts = run("eager", differing, 2, ranks=2)
+    assert len(set(texts)) == 1
+    assert "collectives: reduce-scatter (sum) of 4 torch.float32 by ring" in texts[0]
+    assert "; sum of 4 torch.float32 by ring" in texts[0]

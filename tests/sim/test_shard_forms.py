@@ -1,0 +1,131 @@
+"""Closed forms of reduce-scatters and all-gathers against the clock of ports, and the choice."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from seeding import new_seed
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.collective import Goal
+from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.model.all_reduce_forms import AllReduce
+from megatron_adaptra.model.shard_forms import SHARDED, best_shard_pieces, shard_seconds
+from megatron_adaptra.plan.collectives.sized_shards import (
+    MOST_RANKS,
+    fastest_sharded,
+    for_shards,
+    sharded,
+)
+from megatron_adaptra.sim.ports import Ports, run_on_ports
+
+HALVES = (Goal.REDUCE_SCATTER, Goal.ALL_GATHER)
+MB = 1_000_000
+
+
+def by_clock(plan, job: AllReduce, late: float = 0.0) -> float:
+    ports = Ports.equal([job.rate] * job.ranks, job.delay, job.cost)
+    arrivals = [0.0] * (job.ranks - 1) + [late]
+    return run_on_ports(plan, int(job.nbytes), ports, arrivals).after_arrival
+
+
+@pytest.mark.parametrize("goal", HALVES)
+@pytest.mark.parametrize("algorithm", SHARDED)
+def test_the_forms_are_what_the_clock_says(goal, algorithm):
+    rng = random.Random(new_seed())
+    for _ in range(15):
+        nbytes = rng.choice([1e6, 1e7, 1e8])
+        buffer = nbytes / 1e8
+        delay, cost = buffer * rng.choice([0, 1e-3, 0.1, 1]), buffer * rng.choice([1e-4, 1e-2])
+        job = AllReduce(rng.choice([1, 2, 3, 4, 7, 8, 16]), nbytes, 1e8, delay, cost)
+        pieces = rng.choice([1, 2, 4])
+        plan = sharded(goal, algorithm, job, pieces)
+        seconds = shard_seconds(algorithm, job, pieces)
+        assert by_clock(plan, job) == pytest.approx(seconds, rel=1e-3)
+        for late in (0.1 * buffer, buffer, 20 * buffer):
+            assert by_clock(plan, job, late) <= seconds * 1.001
+
+
+@pytest.mark.parametrize("goal", HALVES)
+def test_no_plan_saves_a_late_rank_any_bytes(goal):
+    """It sends seven of eight shards after it has come, 140 ms of its port."""
+    job = AllReduce(8, 8 * MB, 50e6)
+    for algorithm in SHARDED:
+        plan = sharded(goal, algorithm, job)
+        for late in (0.0, 0.16, 10.0):
+            assert by_clock(plan, job, late) == pytest.approx(0.14, rel=0.01)
+
+
+def test_a_ring_of_shards_is_cut_where_a_delay_hides_behind_pieces():
+    jobs = [AllReduce(8, n * MB, 50e6, 0.01, 1e-4) for n in (1, 8)]
+    assert [best_shard_pieces("ring", job) for job in jobs] == [16, 2]
+    assert best_shard_pieces("ring", AllReduce(8, MB, 50e6, 0.0, 1e-3)) == 1
+    assert [best_shard_pieces("direct", job) for job in jobs] == [1, 1]
+
+
+@pytest.mark.parametrize("goal", HALVES)
+@pytest.mark.parametrize("late", [0.0, 0.02, 0.5])
+def test_over_a_delay_small_buffers_go_straight_and_large_ones_around(goal, late):
+    """8 ranks of 50 MB/s over 10 ms: at 8 MB a shard takes as long as two delays."""
+    ports = Ports.equal([50e6] * 8, 0.01, 1e-4)
+    lateness = [0.0] * 7 + [late]
+    assert fastest_sharded(goal, MB, ports, lateness).name == "direct"
+    assert fastest_sharded(goal, 8 * MB, ports, lateness).name == "ring"
+    assert fastest_sharded(goal, MB, ports, lateness).goal is goal
+    near = Ports.equal([50e6] * 8, 1e-5, 1e-4)
+    assert fastest_sharded(goal, MB, near, lateness).name == "ring"
+
+
+def test_what_is_chosen_is_never_slower_by_the_clock_than_what_is_not():
+    rng = random.Random(new_seed())
+    for _ in range(40):
+        ranks, nbytes = rng.randint(2, 9), rng.choice([1000, MB, 8 * MB])
+        rates = [rng.choice([1e7, 5e7, 1e9]) for _ in range(ranks)]
+        paths = {(0, 1): LinkState(0.02, 1e7)} if rng.random() < 0.3 else {}
+        ports = Ports.equal(rates, rng.choice([0.0, 1e-3, 0.04]), 1e-4, paths=paths)
+        lateness = [rng.choice([0.0, 0.1]) for _ in range(ranks)]
+        goal = rng.choice(HALVES)
+        job = AllReduce(ranks, nbytes, min(rates), ports.delay, ports.cost)
+        took = {
+            name: run_on_ports(sharded(goal, name, job), nbytes, ports, lateness).after_arrival
+            for name in SHARDED
+        }
+        assert took[fastest_sharded(goal, nbytes, ports, lateness).name] <= 1.2 * min(took.values())
+
+
+def test_between_many_ranks_it_is_a_ring_without_a_simulation():
+    assert (
+        fastest_sharded(HALVES[0], 1000, Ports.equal([math.inf] * (MOST_RANKS + 1), 1.0)).name
+        == "ring"
+    )
+
+
+def test_nothing_known_of_the_network():
+    for goal in HALVES:
+        for algorithm in SHARDED:
+            plan = for_shards(goal, algorithm, 4, 8 * MB)
+            assert (plan.goal, plan.name, plan.ranks) == (goal, algorithm, 4)
+            assert for_shards(goal, algorithm, 4, 8 * MB) is plan
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: shard_seconds("stragglar", AllReduce(4, 1, 1.0), 1), "^algorithm 'stragglar'"),
+        (lambda: best_shard_pieces("tree", AllReduce(4, 1, 1.0)), "^algorithm 'tree'"),
+        (
+            lambda: sharded(Goal.REDUCE_SCATTER, "stragglar", AllReduce(4, 1, 1.0)),
+            "^reduce-scatter 'stragglar': ring and direct have",
+        ),
+        (lambda: sharded(Goal.ALL_REDUCE, "ring", AllReduce(4, 1, 1.0)), "^all-reduce 'ring'"),
+        (
+            lambda: fastest_sharded(HALVES[0], 8, Ports.equal([1.0] * 2), [0.0] * 3),
+            "^number of arrivals 3",
+        ),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(BadInput, match=message):
+        make()
