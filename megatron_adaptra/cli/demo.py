@@ -17,6 +17,7 @@ from rich.table import Table
 
 from megatron_adaptra.cli.output import note
 from megatron_adaptra.config import POLICIES, REROUTES
+from megatron_adaptra.demo.late_ranks import PORTS
 from megatron_adaptra.demo.options import (
     DEMO_ENGINES,
     DROPOUT,
@@ -121,6 +122,14 @@ def _add_links(group: Any) -> None:
         "may be repeated",
     )
     group.add_argument(
+        "--late-rank",
+        action="append",
+        default=[],
+        metavar="RANK:TIME",
+        help="data-parallel rank that comes late to its gradients, at every stage, such as 2:30ms; "
+        "repeat it or separate several by commas (--adaptra-allreduce auto finds it)",
+    )
+    group.add_argument(
         "--delay",
         default=None,
         metavar="TIME",
@@ -151,7 +160,7 @@ def _add_links(group: Any) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="instead of the seven above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
+        help="instead of the eight above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
         "YAML; may be repeated",
     )
     group.add_argument(
@@ -166,6 +175,15 @@ def _add_links(group: Any) -> None:
         "--netlab",
         action="store_true",
         help="one host per rank, joined by really slow links (see adaptra netlab); needs root",
+    )
+    group.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="with --netlab and --late-rank: the rate of a host's port, each way, such as "
+        "all:20MB/s or 3:10MB/s@10..20; host R is rank R; may be repeated, and the first that fits "
+        f"counts (default: {PORTS})",
     )
     group.add_argument(
         "--no-emulation",
@@ -268,6 +286,8 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
         slow_links=[part for text in args.slow_link for part in text.split(",")],
         slow_workers=[part for text in args.slow_worker for part in text.split(",")],
         slow_paths=args.slow_path,
+        late_ranks=[part for text in args.late_rank for part in text.split(",")],
+        hosts=args.host,
         emulate=not args.no_emulation,
     )
 
@@ -275,7 +295,7 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise BadInput for the first flag that another one leaves without effect."""
     slow = (
-        "--slow-link", "--slow-worker", "--slow-path", "--delay", "--bandwidth",
+        "--slow-link", "--slow-worker", "--slow-path", "--late-rank", "--delay", "--bandwidth",
         "--from-iteration", "--to-iteration",
     )  # fmt: skip
     rules = ("--emulate-link", "--emulate-worker")
@@ -290,7 +310,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             value = _given(args, other)
             if value is not None and _given(args, flag) is not None:
                 raise BadInput(other, value, f"it has no place beside {flag}, {why}")
-    if not args.slow_link and (args.slow_worker or args.slow_path):
+    if not args.slow_link and (args.slow_worker or args.slow_path or args.late_rank):
         for flag in ("--delay", "--bandwidth"):
             if (value := _given(args, flag)) is not None:
                 raise BadInput(flag, value, "it is of links: name one with --slow-link")
@@ -434,7 +454,19 @@ def _show(summary: dict[str, Any], options: DemoOptions, console: Console) -> No
             + (f"{measured:.0f} ms)" if measured is not None else "in no whole iteration)"),
             highlight=False,
         )
-    if not summary["replans"]:
+    for one in summary["all_reduces"]:
+        times = ", ".join(
+            f"{word} {ms:.0f} ms"
+            for word, ms in (("predicted", one["predicted_ms"]), ("measured", one["measured_ms"]))
+            if ms
+        )
+        console.print(
+            f"gradients of ranks {ranges(one['ranks'])} from iteration {one['iteration']} on, "
+            f"{one['after']}: {one['why']} (after the last arrival native {one['native_ms']:.0f} "
+            f"ms, {times})",
+            highlight=False,
+        )
+    if not (summary["replans"] or summary["all_reduces"]):
         console.print("no replan: no change was worth one")
     for what, words, good in equalities(summary):
         console.print(f"{what}: {words if good else f'[red]DIFFERENT[/]: they {words}'}")

@@ -64,7 +64,11 @@ def prepare(options: DemoOptions) -> Path:
     """
     out = results_folder(Path(options.out))
     try:
-        for stale in [*map(out.joinpath, RESULTS), *out.glob("replica-*.jsonl")]:
+        for stale in [
+            *map(out.joinpath, RESULTS),
+            *out.glob("replica-*.jsonl"),
+            *out.glob("decisions.*.jsonl"),
+        ]:
             stale.unlink(missing_ok=True)
     except OSError as error:
         raise BadFile("--out", str(out), f"it cannot be written: {error}") from None
@@ -140,7 +144,11 @@ def _in_lab(
     """One rank per host of a laboratory; its links change when the iterations say so."""
     handed: deque[Future[None]] = deque()
     # What moves packets does not wait for a terminal that nobody reads.
-    with Lab(options.world, options.host_rules, options.seed) as lab, ThreadPoolExecutor(1) as pool:
+    rules, ports = options.host_rules, options.port_rules
+    with (
+        Lab(options.world, rules, options.seed, ports=ports) as lab,
+        ThreadPoolExecutor(1) as pool,
+    ):
 
         def of_host(_: int, line: bytes) -> None:
             text = line.decode(errors="replace") + "\n"

@@ -16,11 +16,18 @@ from megatron_adaptra.config import (
     load_yaml,
     parse_budget,
 )
+from megatron_adaptra.demo import late_ranks
 from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.netlab.lab import MOST_HOSTS
 from megatron_adaptra.runtime.worker_rules import load_slowness, parse_slowness
-from megatron_adaptra.transport.rules import LinkRule, parse_link, parse_path
+from megatron_adaptra.transport.rules import (
+    LinkRule,
+    PortRule,
+    parse_link,
+    parse_path,
+    parse_port_rules,
+)
 from megatron_adaptra.transport.scenario import load_rules
 from megatron_adaptra.units import LONGEST
 from megatron_adaptra.user_files import files_in, read_bytes
@@ -55,7 +62,12 @@ class DemoOptions:
     """`num_layers` 0: one per chunk; times are seconds.
 
     `slow_links`, `slow_paths` (between two workers, with its delay, `0.1-0.2:40ms`), `slow_workers`
-    (`1.1:2x`): what gets slow between the two iterations; without any of them the last link.
+    (`1.1:2x`): what gets slow between the two iterations; without any of them, and without
+    `late_ranks`, the last link.
+
+    `late_ranks`: data-parallel ranks that come late to their gradients between the two iterations,
+    at every stage, and by how much (`2:30ms`). The plugin's all-reduces are chosen while training
+    then. `hosts`: with `netlab`, rates of hosts' ports (`all:20MB/s`), the default where empty.
 
     `bandwidth`: of the slow links, in bytes per second; None: as without emulation.
 
@@ -86,6 +98,8 @@ class DemoOptions:
     bandwidth: float | None = None
     slow_workers: list[str] = field(default_factory=list)
     slow_paths: list[str] = field(default_factory=list)
+    late_ranks: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
     emulate_link: list[str] = field(default_factory=list)
     emulate_worker: list[str] = field(default_factory=list)
     config: str = ""
@@ -174,6 +188,7 @@ class DemoOptions:
                 "--bandwidth", self.bandwidth, "it has to be a rate above 0, of at least 1B/s"
             )
         self._check_slow()
+        self._check_late()
         if self.text:
             files = islice(files_in(self.text), MOST_FILES)
             if not any(read_bytes(path, "--text", 1) for path in files):
@@ -181,7 +196,8 @@ class DemoOptions:
 
     def _check_slow(self) -> None:
         """What gets slow in the slow phase: each link, path and worker once."""
-        if not (self.slow_links or self.slow_paths or self.slow_workers or self._rules):
+        slow = (self.slow_links, self.slow_paths, self.slow_workers, self.late_ranks, self._rules)
+        if not any(slow):
             self.slow_links = [f"{self.stages - 2}-{self.stages - 1}"]
         replicas, when = self.data_parallel, "--from-iteration and --to-iteration have the period"
         ends: list[tuple[int, int]] = []
@@ -200,14 +216,30 @@ class DemoOptions:
             if any(way in ends for way in ways):
                 raise BadInput("--slow-path", path, "it has to name each path only once")
             ends += ways
-        slow = [
+        workers = [
             rule.worker
             for text in self.slow_workers
             for rule in parse_slowness(text, self.stages, replicas, "--slow-worker")
         ]
-        if len(slow) > len(set(slow)):
+        if len(workers) > len(set(workers)):
             once = "it has to name each worker only once"
             raise BadInput("--slow-worker", ",".join(self.slow_workers), once)
+
+    def _check_late(self) -> None:
+        """Late ranks, and the ports of hosts, which only a laboratory has."""
+        parse_late = late_ranks.parse_late_ranks
+        late = parse_late(self.late_ranks, self.data_parallel, self.timeout)
+        if self.hosts and not (self.netlab and late):
+            allowed = f"it needs --netlab, whose hosts have ports, and {late_ranks.FLAG}"
+            raise BadInput("--host", ",".join(self.hosts), allowed)
+        if late and self.netlab and (links := self.slow_links + self.slow_paths):
+            flag = "--slow-link" if self.slow_links else "--slow-path"
+            allowed = (
+                f"it has no place beside --netlab and {late_ranks.FLAG}, where ports of hosts have "
+                "rates, and no link can be slow"
+            )
+            raise BadInput(flag, ",".join(links), allowed)
+        _ = self.port_rules  # which raises
 
     def _take_rules(self) -> None:
         """From the rules: which links get slow, and when something does."""
@@ -340,6 +372,29 @@ class DemoOptions:
             replace(rule, source=self._host(rule.source), target=self._host(rule.target))
             for rule in load_rules(self._slow, self.stages, replicas=self.data_parallel)
         ]
+
+    @property
+    def lateness(self) -> dict[int, float]:
+        """By data-parallel rank, the seconds by which it comes late in the slow phase."""
+        given = self.late_ranks if self.emulate else []
+        return late_ranks.parse_late_ranks(given, self.data_parallel, self.timeout)
+
+    @property
+    def allreduce(self) -> str:
+        """How the plugin's arm reduces gradients: what the file of `config` has, or as needed."""
+        given = load_yaml(Path(self.config)) if self.config else {}
+        return str(given.get("allreduce", "auto" if self.lateness else "native"))
+
+    @property
+    def ports(self) -> list[str]:
+        """The rules of the laboratory's ports, in the syntax of `--host`."""
+        return (self.hosts or [late_ranks.PORTS]) if self.netlab and self.late_ranks else []
+
+    @property
+    def port_rules(self) -> list[PortRule]:
+        """What the ports of the laboratory's hosts pass; raises BadInput."""
+        world = self.world
+        return [rule for text in self.ports for rule in parse_port_rules(text, world, "--host")]
 
     def _host(self, worker: int) -> int:
         replica, stage = divmod(worker, self.stages)

@@ -12,6 +12,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from megatron_adaptra.demo.all_reduces import (
+    GroupReductions,
+    drawn_reduction,
+    entries,
+    why_native,
+)
 from megatron_adaptra.demo.comparison import (
     BUSY,
     WARM_UP,
@@ -50,6 +56,7 @@ class RankResult:
     By arm: `seconds` of each iteration, `digests` of the parameters, `records` of the iterations
     that may be drawn. `apart`: both arms' parameters, see `Arm.apart`. `counted`: the iterations
     whose activations were measured in bytes.
+    `reductions`: of the data-parallel groups that it is the first rank of.
     `samples`: of the CPU time used. `kernel`: see `cpu_load.kernel`.
     """
 
@@ -61,6 +68,7 @@ class RankResult:
     counted: list[tuple[int, Memory]]
     samples: list[Sample]
     kernel: str
+    reductions: list[GroupReductions]
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,9 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     summary = _summary(options, ranks, run, iteration_ms, phases, arms, comparison)
     summary["memory"] = None if comparison is None else _memory(controller, shown, comparison)
     summary["machine"] = machine = _machine(ranks, phases, comparison)
+    groups = [group for rank in ranks for group in rank.reductions]
     summary["notes"] = [
+        *why_native(groups, options),
         *_of_the_run(options, run, ran, machine),
         *_of_predictions(run, lived, ranks, comparison, arms, loop.delays),
     ]
@@ -136,11 +146,12 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
     out.joinpath("timeline.json").write_text(json.dumps(chrome_trace(gantts)))
     pipelines = "a pipeline" if run.replicas == 1 else f"{run.replicas} pipelines"
     report = Report(
-        title=f"A GPT through {pipelines} with a slow {slow_noun(summary)}",
+        title=f"A GPT through {pipelines} with a {slow_noun(summary)}",
         summary=summary,
         arms=arms,
         phases=phases,
         link_delay_ms=_delays_ms(loop.delays),
+        reduction=drawn_reduction(groups, phases[key_phase(phases)]),
     )
     out.joinpath("report.html").write_text(report_html(report))
     try:
@@ -355,12 +366,18 @@ def _summary(
             return None
         return medians[of][phase]["iteration_ms"] / medians[to][phase]["iteration_ms"]
 
+    groups = [group for rank in ranks for group in rank.reductions]
+    reduced = entries(groups)
     differences = Differences.between(
         run.losses, [r.digests for r in ranks], [r.apart for r in ranks],
         [Schedule.parse(d.plan) for d in run.decisions], options.precision, options.dropout or 0.0,
+        reduced=bool(reduced) or options.allreduce not in ("native", "auto"),
     )  # fmt: skip
     onset = options.from_iteration if options.emulate else 0
-    found = [d for d in run.decisions if d.detected >= onset]
+    found = [one for one in run.decisions if one.detected >= onset]
+    detected = [one.detected for one in found]
+    if options.lateness:
+        detected = [one["detected"] for one in reduced if one["detected"] >= onset]
     return {
         "config": {
             "stages": options.stages,
@@ -373,6 +390,8 @@ def _summary(
             "slow_links": options.slow_links if options.emulate else [],
             "slow_workers": options.slow_workers if options.emulate else [],
             "slow_paths": options.slow_paths if options.emulate else [],
+            "late_ranks": options.late_ranks if options.emulate else [],
+            "hosts": options.ports,
             "emulate_link": options.emulate_link,
             "emulate_worker": options.emulate_worker,
             "delay_ms": 1e3 * options.delay
@@ -429,6 +448,7 @@ def _summary(
             }
             for d in run.decisions
         ],
-        "detected_after_iterations": found[0].detected - onset + 1 if found else None,
+        "all_reduces": reduced,
+        "detected_after_iterations": min(detected) - onset + 1 if detected else None,
         "versions": dict(run.versions),
     }

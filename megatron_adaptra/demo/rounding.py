@@ -26,8 +26,8 @@ class Differences:
         parameters_difference: of all parameters of a rank, the norm of what differs as a share of
             theirs; of the rank where that is largest.
         equal_to_rounding: where bits differ, whether the order of sums explains it: a plan has
-            moved microbatches, and the losses are that near; None where bits are the same, or
-            cannot be, as dropout has fallen on other values.
+            moved microbatches, or gradients were reduced by one, and the losses are that near; None
+            where bits are the same, or cannot be, as dropout has fallen on other values.
     """
 
     losses_identical: bool
@@ -45,6 +45,7 @@ class Differences:
         plans: Sequence[Schedule],
         precision: str,
         dropout: float = 0.0,
+        reduced: bool = False,
     ) -> Differences:
         """Compare the arms `stock` and `adaptra`.
 
@@ -55,6 +56,7 @@ class Differences:
             plans: that were in force.
             precision: "fp32" or "bf16".
             dropout: its probability. Where single microbatches have moved it goes by home.
+            reduced: gradients were reduced by a plan of ours, in another order than Megatron's.
         """
         pairs = list(zip(losses["stock"], losses["adaptra"], strict=True))
         same = all(a == b for a, b in pairs)
@@ -63,7 +65,7 @@ class Differences:
         rounding = None
         masked = dropout > 0 and not all(plan.keeps_order for plan in plans)
         if not ((same and alike) or masked):
-            rounding = any(map(sums_change, plans)) and largest <= ROUNDING[precision]
+            rounding = (reduced or any(map(sums_change, plans))) and largest <= ROUNDING[precision]
         return cls(same, alike, largest, max(apart, default=0.0), rounding)
 
     def to_json(self) -> dict[str, Any]:

@@ -26,8 +26,10 @@ from typing import Any
 
 from megatron_adaptra.adapter.compat.profiles import profile
 from megatron_adaptra.config import AdaptraConfig, load_yaml
+from megatron_adaptra.demo.all_reduces import GroupReductions, known_now
 from megatron_adaptra.demo.comparison import Outlook
 from megatron_adaptra.demo.cpu_load import MachineTime, Sample, kernel
+from megatron_adaptra.demo.late_ranks import MIN_GAIN
 from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.demo.results import RankResult, Run, key_phase, write
 from megatron_adaptra.demo.stopping import asked_by, pass_on
@@ -35,7 +37,9 @@ from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.failures import recorded
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.log import log_line
+from megatron_adaptra.plan.collectives.selector import Figures
 from megatron_adaptra.processes import die_with_parent
+from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.planning_thread import PlanningThread
@@ -123,6 +127,8 @@ class _Demo:
         self.arms = {name: gpt.Arm.build(self.shape, dataset) for name in ("stock", "adaptra")}
         self.stock = gpt.forward_backward_function()
         settings = load_yaml(Path(options.config)) if options.config else {}
+        if options.lateness:  # found and answered, unless the file has it otherwise
+            settings = {"allreduce": options.allreduce, "min_gain": MIN_GAIN, **settings}
         config = replace(
             AdaptraConfig.from_mapping(settings, options.config),
             engine=options.engine,
@@ -135,10 +141,13 @@ class _Demo:
             decision_log=str(self.out / "decisions.jsonl"),
             record=str(self.out),
         )
+        self.late = self._late_arrival()
         if options.activation_budget:
             config = replace(config, activation_budget=options.activation_budget)
         self.activation = activate(config, demo=True)
         self.session = self.activation.session
+        if self.activation.gradients is not None:
+            self.activation.gradients.announce = False
         self.session.watchdog.end_on_signal()
         self.adapted = gpt.forward_backward_function()
         stock = starting_schedule(
@@ -154,6 +163,7 @@ class _Demo:
         self.session.keep_records = range(1, self.end_of_phase)
         self.start: Schedule | None = None  # rank 0: that the run begins with
         self.at_end: Outlook | None = None  # rank 0: as measured at the end of that phase
+        self.known: list[Figures | None] | None = None  # of all-reduces, at that end
         self.interrupted = ""  # by which signal
         self.samples: list[Sample] = []
         self.decisions: list[Decision] = []  # rank 0: those that came into force
@@ -161,10 +171,26 @@ class _Demo:
         self.seconds: dict[str, list[float]] = {name: [] for name in self.arms}
         self.losses: dict[str, list[Any]] = {name: [] for name in self.arms}
 
+    def _late_arrival(self) -> Any:
+        """What makes this rank late, in both arms; None for one that is in time."""
+        from megatron_adaptra.adapter.baseline.late_arrival import LateArrival
+
+        options = self.options
+        seconds = options.lateness.get(self.gpt.data_parallel_rank())
+        if seconds is None:
+            return None
+        late = LateArrival(seconds, range(options.from_iteration, options.to_iteration))
+        for arm in self.arms.values():
+            arm.config.finalize_model_grads_func = late.before(arm.config.finalize_model_grads_func)
+        return late
+
     def run(self) -> None:
         gc.collect()
         gc.freeze()  # what start-up made stays: collections during iterations get short
-        turn = 1 if self.options.emulate and not self.options.netlab else TURN
+        options = self.options
+        # Where it shows how long an iteration is, those of the other arm are not in between.
+        alone = options.emulate and not options.netlab and not options.late_ranks
+        turn = 1 if alone else TURN
         data = Path(self.options.data) if self.options.data else None
         for first in range(0, self.options.iterations, turn):
             order = ("stock", "adaptra") if first // turn % 2 == 0 else ("adaptra", "stock")
@@ -191,7 +217,12 @@ class _Demo:
         self.samples.append(Sample(iteration, time.process_time(), machine))
 
     def _look(self, iterations: range) -> None:
-        """On rank 0: at the plan that the run begins with, and at the end of the phase drawn."""
+        """On rank 0: at the plan that the run begins with, and at the end of the phase drawn.
+
+        There, too, at the data-parallel groups that this rank is the first of.
+        """
+        if self.end_of_phase - 1 in iterations:
+            self.known = known_now(self._loops())
         leader = self.session.run.controller
         if self.rank != 0 or not isinstance(leader, Leader):
             return
@@ -200,6 +231,11 @@ class _Demo:
         if self.end_of_phase - 1 in iterations:
             leader.loop.drain()
             self.at_end = Outlook.now(leader)
+
+    def _loops(self) -> list[AllReduceLoop]:
+        """What chooses the all-reduces of the groups that this rank is the first of."""
+        gradients = self.activation.gradients
+        return [] if gradients is None else gradients.loops
 
     def _barrier(self, phase: str) -> None:
         """Wait for all ranks. Rank 0, which knows who is missing, gives up first and says so.
@@ -221,6 +257,10 @@ class _Demo:
         watchdog.phase = f"iteration {iteration} of {name}, outside the pipeline's messages"
         if self.session.small_collectives is not None:
             self.session.small_collectives.active = name == "adaptra"
+        if self.activation.gradients is not None:
+            self.activation.gradients.active = name == "adaptra"
+        if self.late is not None:
+            self.late.iteration = iteration
         begin = time.perf_counter()
         arm.begin()
         if name == "stock":
@@ -304,6 +344,7 @@ class _Demo:
             counted=self.session.counted,
             samples=self.samples,
             kernel=kernel(),
+            reductions=GroupReductions.of(self._loops(), self.known),
         )
         gathered: list[Any] = [None] * self.dist.get_world_size()
         self.dist.all_gather_object(gathered, mine)

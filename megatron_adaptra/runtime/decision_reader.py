@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+FIRST = ("decision", "all-reduce")  # kinds of lines that begin a decision
 _LATER = {"committed": False, "refreshed_ms": None, "measured_ms": None}  # until a line has them
 
 
@@ -28,7 +29,7 @@ class DecisionReader:
         decision.
         """
         name = line["job"], line["number"]
-        if line["kind"] == "decision":
+        if line["kind"] in FIRST:
             self._known[name] = {**line, **_LATER}
             self.decisions.append(self._known[name])
             return self._known[name]

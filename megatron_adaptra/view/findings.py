@@ -104,21 +104,36 @@ def slow_parts(report: Report) -> list[str]:
     return parts
 
 
+def late_ranks(report: Report) -> list[str]:
+    """What came late, such as: rank 2; ranks 1 and 2."""
+    given = [str(one).partition(":")[0] for one in listing(config(report).get("late_ranks"))]
+    return [f"rank{'s' if len(given) > 1 else ''} {' and '.join(given)}"] if given else []
+
+
 def slow_noun(summary: Mapping[str, Any]) -> str:
-    """What got slow: link, path or worker. `summary`: what summary.json holds."""
+    """What got slow, or late: slow link, path or worker, or late rank.
+
+    `summary`: what summary.json holds.
+    """
     given = mapping(summary.get("config"))
-    nouns = (("slow_links", "link"), ("slow_paths", "path"), ("slow_workers", "worker"))
-    return next((noun for key, noun in nouns if listing(given.get(key))), "link")
+    nouns = (
+        ("slow_links", "slow link"), ("slow_paths", "slow path"), ("slow_workers", "slow worker"),
+        ("late_ranks", "late rank"),
+    )  # fmt: skip
+    return next((noun for key, noun in nouns if listing(given.get(key))), "slow link")
 
 
 def headline(report: Report) -> str:
     """What came out, in one line."""
-    times, parts = speedup(report), slow_parts(report)
+    times = speedup(report)
     if times is None:
         return report.title
-    if parts and key_phase(report) == "slow":
-        names = " and ".join(parts)
-        return f"{times:.2f}× as fast while {names} {'are' if ' and ' in names else 'is'} slow"
+    whiles = []
+    for parts, how in ((slow_parts(report), "slow"), (late_ranks(report), "late")):
+        if names := " and ".join(parts):
+            whiles.append(f"{names} {'are' if ' and ' in names else 'is'} {how}")
+    if whiles and key_phase(report) == "slow":
+        return f"{times:.2f}× as fast while {' and '.join(whiles)}"
     healthy = ", links healthy" if key_phase(report) == "healthy" else ""
     return f"{times:.2f}× as fast as stock Megatron{healthy}"
 
@@ -162,6 +177,11 @@ def _changes(c: Mapping[str, Any]) -> list[str]:
     ):  # fmt: skip
         if given := [str(one) for one in listing(c.get(key))]:
             out.append(f"slow {noun}{'s' if len(given) > 1 else ''} {', '.join(given)}")
+    for one in listing(c.get("late_ranks")):
+        rank, _, late = str(one).partition(":")
+        out.append(f"data-parallel rank {rank} comes {late} late")
+    if out and (ports := [str(one) for one in listing(c.get("hosts"))]):
+        out[-1] += f" (ports of hosts: {', '.join(ports)})"
     return out
 
 
@@ -313,12 +333,16 @@ def replans(report: Report) -> list[Mapping[str, Any]]:
 
 
 def replan_marks(report: Report) -> list[Mark]:
-    """The replans, to stand in a chart."""
+    """The replans, and changes of the all-reduce of gradients, to stand in a chart."""
     marks = []
     for replan in replans(report):
         at = value(replan.get("iteration"))
         if at is not None:
             marks.append(Mark(int(at), f"replan at iteration {at:g}: {replan.get('why') or ''}"))
+    for one in map(mapping, listing(report.summary.get("all_reduces"))):
+        if (at := value(one.get("iteration"))) is not None:
+            why = one.get("why") or ""
+            marks.append(Mark(int(at), f"another all-reduce at iteration {at:g}: {why}"))
     return marks
 
 

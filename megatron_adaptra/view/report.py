@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.view.bars import Gantt
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,30 @@ class ArmReport:
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """One all-reduce of gradients, by native and by what ran in its place, as simulated.
+
+    Args:
+        iteration: from which on it ran.
+        ranks: global ranks of the group, of which the rows are, in words.
+        name: of what ran.
+        native, ours: the simulated pictures.
+        native_ms, ours_ms: simulated, from the last arrival to the end.
+        measured_native_ms, measured_ms: the medians of what was measured; None where nothing was.
+    """
+
+    iteration: int
+    ranks: str
+    name: str
+    native: Gantt
+    ours: Gantt
+    native_ms: float
+    ours_ms: float
+    measured_native_ms: float | None = None
+    measured_ms: float | None = None
+
+
+@dataclass(frozen=True)
 class Report:
     """All that the report shows; what is empty is left out of it.
 
@@ -38,6 +63,7 @@ class Report:
         arms: in the order in which they are drawn.
         phases: by name, the first iteration and the one after the last.
         link_delay_ms: by directed link, `2>3`, the delay measured in each iteration.
+        reduction: one all-reduce that was chosen while training; None where there was none.
     """
 
     title: str
@@ -45,3 +71,4 @@ class Report:
     arms: Sequence[ArmReport]
     phases: Mapping[str, tuple[int, int]]
     link_delay_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    reduction: Reduction | None = None

@@ -60,6 +60,11 @@ def initialize(shape: GPTShape, timeout: float) -> None:
     )
 
 
+def data_parallel_rank() -> int:
+    """Of this process, in its data-parallel group."""
+    return int(mpu.get_data_parallel_rank())
+
+
 def forward_backward_function() -> Any:
     """What a training loop fetches: Megatron's own, or ours once the plugin is active."""
     return schedules.get_forward_backward_func()

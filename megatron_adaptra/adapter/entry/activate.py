@@ -22,10 +22,14 @@ _active: list[Activation] = []  # at most one
 
 
 class Activation:
-    """What `activate` did. `session` is this rank's plugin; `over`: it has been undone."""
+    """What `activate` did. `session` is this rank's plugin; `over`: it has been undone.
+
+    `gradients`: the job's GradientReduction, if plain DDP's are reduced by one.
+    """
 
     def __init__(self, session: Any) -> None:
         self.session, self.over = session, False
+        self.gradients: Any = None
         self._stack = contextlib.ExitStack()
         self._stack.callback(session.close)
         _active.append(self)
@@ -109,7 +113,8 @@ def activate(
     if resolved.uses("gradients"):
         from megatron_adaptra.adapter.step.gradients import GradientReduction
 
-        activation.undo_with(GradientReduction(config, session.context.say).close)
+        activation.gradients = GradientReduction(config, session.context.say)
+        activation.undo_with(activation.gradients.close)
     if resolved.uses("shards"):
         from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction
 

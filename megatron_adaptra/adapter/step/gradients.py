@@ -25,6 +25,7 @@ from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.plan.collectives.setting import plan_in_file
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
 from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
+from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import FLOATS, Exchange, ExchangeWork
 
@@ -78,6 +79,10 @@ class _AdaptiveGroup:
             work.when_done(lambda error: adaptive.ended())
         _hand_over(buckets, Handle(works, adaptive.check), overlaps)
 
+    @property
+    def loop(self) -> AllReduceLoop | None:
+        return self._adaptive.loop
+
     def close(self) -> None:
         self._adaptive.close()
 
@@ -102,6 +107,9 @@ class Handle:
 class GradientReduction:
     """Patched in from its making until `close`.
 
+    `active`: ours may reduce now; while False, Megatron does, as if nothing was patched.
+    `announce`: decisions go to the log of the training, too; set before the first reduction.
+
     Args:
         config: the job's settings.
         say: logs a sentence, once, at rank 0.
@@ -111,6 +119,7 @@ class GradientReduction:
     """
 
     def __init__(self, config: AdaptraConfig, say: Callable[[str], None]) -> None:
+        self.active = self.announce = True
         self._config, self._say = config, say
         self._given = plan_in_file(config.allreduce)
         self._groups: dict[
@@ -120,13 +129,20 @@ class GradientReduction:
         native = getattr(*find(target))
 
         def start_grad_sync(buckets: Any, *args: Any, **kwargs: Any) -> None:
-            sharded = buckets.ddp_config.use_distributed_optimizer
-            if sharded or (group := self._group_of(buckets)) is None:
+            left = not self.active or buckets.ddp_config.use_distributed_optimizer
+            if left or (group := self._group_of(buckets)) is None:
                 native(buckets, *args, **kwargs)
             elif not has_begun(buckets):
                 group.start(buckets, partial(native, buckets, *args, **kwargs))
 
         self._patched = patch("gradients", start_grad_sync=start_grad_sync)
+
+    @property
+    def loops(self) -> list[AllReduceLoop]:
+        """What chooses for the groups that this rank is the first of."""
+        groups = self._groups.values()
+        loops = [group.loop for group in groups if isinstance(group, _AdaptiveGroup)]
+        return [loop for loop in loops if loop is not None]
 
     def close(self) -> None:
         """Put Megatron's function back, and end the connections."""
@@ -181,6 +197,8 @@ class GradientReduction:
             return None
         if adaptive is None:
             return _Group(cache(partial(self._plan, group.size())), connected)
+        if adaptive.loop is not None:
+            adaptive.loop.announce = self.announce
         return _AdaptiveGroup(adaptive, connected.exchange)
 
     def _plan(self, ranks: int, nbytes: int) -> CollectivePlan:

@@ -12,9 +12,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
+from typing import Any
 
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.errors import BadInput, reading
 from megatron_adaptra.ir.conditions import LinkState
+from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
 from megatron_adaptra.model.all_reduce_forms import AllReduce
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.owners import changed, first_shares, kinds
@@ -103,6 +105,45 @@ class Figures:
             iteration=ten_digits(self.iteration),
             native=None if self.native is None else ten_digits(self.native),
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object for json.dump, in seconds and bytes per second; null stands for infinity."""
+        ports = self.ports
+        return {
+            "bytes": self.nbytes,
+            "out": list(ports.out),
+            "into": list(ports.into),
+            "delay": ports.delay,
+            "message_cost": ports.cost,
+            "turn": null_if_infinite(ports.turn),
+            "paths": {
+                f"{source}>{target}": {
+                    "delay": path.delay,
+                    "bandwidth": null_if_infinite(path.bandwidth),
+                }
+                for (source, target), path in sorted(ports.paths.items())
+            },
+            "late": list(self.lateness),
+            "iteration": self.iteration,
+            "native": self.native,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> Figures:
+        """What `to_json` has made of figures: `data`, read from JSON. Raises BadInput."""
+        with reading("figures of an all-reduce", data):
+            given = dict(data)  # type: ignore[call-overload]
+            paths = {}
+            for way, path in given["paths"].items():
+                source, _, target = way.partition(">")
+                rate = infinite_if_null(path["bandwidth"])
+                paths[int(source), int(target)] = LinkState(path["delay"], rate)
+            ports = Ports(
+                tuple(given["out"]), tuple(given["into"]), given["delay"], given["message_cost"],
+                infinite_if_null(given["turn"]), paths,
+            )  # fmt: skip
+            late = tuple(given["late"])
+            return cls(given["bytes"], ports, late, given["iteration"], given["native"])
 
     @property
     def stands_out(self) -> bool:

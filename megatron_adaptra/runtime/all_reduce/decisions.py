@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from megatron_adaptra.log import LogFile
 
 VERSION = 1
+KEPT = 1000  # decisions, to be shown
 OUTCOME = 5  # reductions whose median is the measured outcome of a decision
 
 
@@ -33,6 +35,7 @@ class AllReduceDecision:
         predicted_ms, native_ms: what it and native are expected to take after the last arrival.
         gain: share of an iteration that it is expected to save over what ran.
         planning_ms: what choosing took.
+        figures: what it was chosen from, as Figures.to_json has it; None for one that has failed.
         committed: all ranks run it.
         samples: what reductions have taken after the last arrival, but the first one.
     """
@@ -50,6 +53,7 @@ class AllReduceDecision:
     native_ms: float
     gain: float
     planning_ms: float
+    figures: dict[str, Any] | None = None
     committed: bool = False
     samples: list[float] = field(default_factory=list, repr=False)
 
@@ -62,12 +66,14 @@ class AllReduceDecision:
 class AllReduceLog:
     """Decisions as JSON lines, appended to the file at `path`; nothing is written if None.
 
-    `made`: how many there are. `last`: the one that has come into force last.
+    `made`: how many there are. `last`: the one that has come into force last; `in_force`: the last
+    KEPT of these.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.made = 0
         self.last: AllReduceDecision | None = None
+        self.in_force: deque[AllReduceDecision] = deque(maxlen=KEPT)
         self._job = secrets.token_hex(4)
         self._file = None if path is None else LogFile(path, "decisions on all-reduces")
 
@@ -81,6 +87,7 @@ class AllReduceLog:
         if committed:
             self._end()
             decision.committed, self.last = True, decision
+            self.in_force.append(decision)
         self._write("vote", decision, committed=committed)
 
     def outcome(self, iteration: int, seconds: float) -> None:

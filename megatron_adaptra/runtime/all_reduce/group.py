@@ -178,6 +178,12 @@ class AdaptiveAllReduce:
         seconds = None if now is None or not self._arrived else now - self._arrived
         self._guard.later(self._report, self._iteration, nbytes, seconds, self._period)
 
+    @property
+    def loop(self) -> AllReduceLoop | None:
+        """What chooses, at the group's first rank; None at others."""
+        loop = self._controller.loop if isinstance(self._controller, Leader) else None
+        return loop if isinstance(loop, AllReduceLoop) else None
+
     # On the guard's thread.
 
     def _report(

@@ -45,18 +45,18 @@ class AllReduceLoop(VotedThread[ReductionReport]):
     """Estimates and chooses for one group; runs at its leader.
 
     Args:
-        ranks: global ranks of the group.
+        ranks: global ranks of the group; an attribute, too.
         min_gain: see `choose_all_reduce`.
         log: of decisions.
-        announce: decisions go to the log of the training, too.
+        announce: decisions go to the log of the training, too; an attribute, too.
     """
 
     def __init__(
         self, ranks: Sequence[int], min_gain: float, log: AllReduceLog, *, announce: bool = True
     ) -> None:
         super().__init__()
-        self.log, self._ranks, self._min_gain = log, list(ranks), min_gain
-        self._announce = announce
+        self.log, self.ranks, self._min_gain = log, list(ranks), min_gain
+        self.announce = announce
         self._estimate = AllReduceEstimate(len(ranks))
         self._rows: dict[int, dict[int, ReductionReport]] = {}  # by iteration and rank
         self._ran: dict[int, Choice] = {}
@@ -68,12 +68,19 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         self._changed_for = 0  # iterations, at least
         # The last iteration that all have reported, and by rank the seconds of its reduction.
         self._took: tuple[int, dict[int, float | None]] = (-1, {})
+        self._nbytes = 0
         self.seen = -1  # the last iteration that all ranks have reported
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         """As for VotedThread: `bundle` is in force in `iteration`."""
         self._ran[iteration] = bundle[ALL_REDUCE].choice
         self._ran.pop(iteration - RECENT, None)
+
+    def known(self) -> Figures | None:
+        """What an all-reduce would be chosen from now, after `drain`; None until that is known."""
+        if not (self._nbytes and self._periods and self._native):
+            return None
+        return self._estimate.figures(self._nbytes, median(self._periods), median(self._native))
 
     def close(self) -> None:
         """As for VotedThread; log the last outcome."""
@@ -87,13 +94,13 @@ class AllReduceLoop(VotedThread[ReductionReport]):
 
     def _take(self, report: ReductionReport) -> None:
         recent = range(self._vote.iteration - RECENT, self._vote.iteration + RECENT)
-        if report.rank not in range(len(self._ranks)) or report.iteration not in recent:
+        if report.rank not in range(len(self.ranks)) or report.iteration not in recent:
             return
         for old in [i for i in self._rows if i not in recent]:
             del self._rows[old]  # a rank does not report any more
         row = self._rows.setdefault(report.iteration, {})
         row[report.rank] = report
-        if len(row) == len(self._ranks):
+        if len(row) == len(self.ranks):
             del self._rows[report.iteration]
             self._on_row(report.iteration, row)
             self.seen = report.iteration
@@ -104,7 +111,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         took = after_last_arrival(row)
         between = self._between(iteration, row)
         periods = [one.period for one in row.values() if one.period is not None]
-        nbytes = max(one.nbytes for one in row.values())
+        self._nbytes = nbytes = max(one.nbytes for one in row.values())
         if iteration < WARM or not periods:
             self._estimate.ports.update(rates)
             return
@@ -160,7 +167,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         )
         self._not_before, self._pause = iteration + self._pause, 2 * self._pause
         value = GroupAllReduce(self._vote.in_force[ALL_REDUCE].choice.by_native())
-        self._propose(iteration, value, Chosen(value.choice, native, native), why, (), 0.0, 0.0)
+        self._propose(iteration, value, Chosen(value.choice, native, native), why, None, 0.0, 0.0)
 
     def _choose(self, iteration: int, nbytes: int) -> None:
         """Something is no longer as planned for: choose, and put another choice to the vote."""
@@ -192,7 +199,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         delay = f"a message takes {1e3 * figures.ports.delay:.3g} ms"
         why = "; ".join(changes[:_SHOWN]) + more if changes else delay
         gain = chosen.gain / figures.iteration
-        self._propose(iteration, value, chosen, why, figures.lateness, gain, seconds)
+        self._propose(iteration, value, chosen, why, figures, gain, seconds)
 
     def _propose(
         self,
@@ -200,7 +207,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         value: GroupAllReduce,
         chosen: Chosen,
         why: str,
-        lateness: Sequence[float],
+        figures: Figures | None,
         gain: float,
         seconds: float,
     ) -> None:
@@ -208,11 +215,13 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         proposal = self._vote.propose(iteration, Bundle({ALL_REDUCE: value}))
         if proposal is None:
             return
+        late = () if figures is None else figures.lateness
         decision = AllReduceDecision(
-            number=self.log.made, iteration=proposal.swap, detected=iteration, ranks=self._ranks,
+            number=self.log.made, iteration=proposal.swap, detected=iteration, ranks=self.ranks,
             why=why, before=str(before), after=str(value.choice), choice=value.choice.to_json(),
-            late_ms=[1e3 * late for late in lateness], predicted_ms=1e3 * chosen.seconds,
+            late_ms=[1e3 * one for one in late], predicted_ms=1e3 * chosen.seconds,
             native_ms=1e3 * chosen.native, gain=gain, planning_ms=1e3 * seconds,
+            figures=None if figures is None else figures.to_json(),
         )  # fmt: skip
         self._pending = _Pending(proposal, decision)
         self.log.add(decision)
@@ -227,7 +236,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         if committed:
             self._ours.clear()
             self._estimate.accept()
-            if self._announce:
+            if self.announce:
                 log_line(sentence(closing.decision))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron_adaptra.view import findings
+from megatron_adaptra.view import findings, reductions
 from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.html.legend import gantt_legend
 from megatron_adaptra.view.html.page import header, page, section, table, tiles
@@ -28,9 +28,11 @@ def report_html(report: Report) -> str:
         _notes(report),
         _timelines(report),
         _charts(report),
+        _reduction(report),
         _results(report),
         _memory(report),
         _replans(report),
+        _all_reduces(report),
     ]
     return page(report.title, *parts, footer=_footer(report))
 
@@ -67,7 +69,7 @@ def _tiles(report: Report) -> str:
     if after is not None:
         noun = "iteration" if after == 1 else "iterations"
         items.append(
-            (f"{after:g} {noun}", f"until the slow {findings.slow_noun(report.summary)} was known")
+            (f"{after:g} {noun}", f"until the {findings.slow_noun(report.summary)} was known")
         )
     return tiles(items)
 
@@ -143,6 +145,24 @@ def _charts(report: Report) -> str:
         for title, series in charts
     ]
     return element("div", *sections, class_="pair") if sections else ""
+
+
+def _reduction(report: Report) -> str:
+    """One all-reduce by native, and by what was chosen in its place."""
+    if (reduction := report.reduction) is None:
+        return ""
+    seconds = reductions.common_seconds(reduction)
+    pictures = [(p.title, p.gantt) for p in reductions.pictures(reduction) if p.gantt is not None]
+    drawn = [
+        gantt_svg(gantt, seconds, row=13, title=title[:1].upper() + title[1:])
+        for title, gantt in pictures
+    ]
+    return section(
+        "One reduction of gradients, native and ours",
+        gantt_legend([gantt for _, gantt in pictures], seconds),
+        element("div", *drawn, class_="scroll"),
+        note=reductions.about(reduction),
+    )
 
 
 def _results(report: Report) -> str:
@@ -251,6 +271,26 @@ def _replans(report: Report) -> str:
     row = findings.row_noun(report.summary)
     note = f"Warmup: how many forwards each {row} runs before its first backward." if items else ""
     return section("Replans", body, note=note)
+
+
+def _all_reduces(report: Report) -> str:
+    """What the reductions of gradients went by, from when on, and why."""
+    items = [
+        element(
+            "li",
+            element("b", text(f"iteration {one.get('iteration', NONE)}")),
+            element(
+                "div",
+                text(one.get("why") or "no reason was recorded"),
+                element("small", text(reductions.detail(one))),
+            ),
+        )
+        for one in reductions.all_reduces(report)
+    ]
+    if not items:
+        return ""
+    note = "Ranks in a reason are those of the data-parallel group."
+    return section("Reductions of gradients", element("ul", *items, class_="replans"), note=note)
 
 
 def _detail(replan: Mapping[str, Any]) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from megatron_adaptra.view import findings
+from megatron_adaptra.view import findings, reductions
 from megatron_adaptra.view.axis import number, round_up, ticks
+from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.charts import Series, known, scale_top
 from megatron_adaptra.view.png.plots import (
     BAD,
@@ -54,6 +55,8 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
         for picture, gantt in pictures
     ]
     tall = [r + 0.55 for r in rows] + [2.7] * bool(charts)
+    reduced = _reduction(report)
+    tall += [r + 0.55 for _, _, r in reduced] + [0.35] * bool(reduced)
     notes = [line for note in findings.notes(report) for line in wrap(note, COLUMNS)]
     head, foot = 1.6 + NOTE * (len(notes) + bool(notes)), 0.35
 
@@ -72,8 +75,27 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
             left = 0.07 + i * (wide + 0.06)
             at = (left, (top - 2.25) / height, wide, 2.05 / height)
             _chart(figure.add_axes(at), series, report, title)
+        if report.reduction is not None and reduced:
+            top -= (2.7 if charts else 0.0) + 0.35
+            whole = reductions.common_seconds(report.reduction)
+            draw_legend(figure, [gantt for _, gantt, _ in reduced], whole, top / height)
+            for title, gantt, row in reduced:
+                at = (0.07, (top - row) / height, 0.90, row / height)
+                draw_gantt(figure.add_axes(at), gantt, whole, title)
+                top -= row + 0.55
 
     save(path, head + sum(tall) + foot, draw)
+
+
+def _reduction(report: Report) -> list[tuple[str, Gantt, float]]:
+    """One all-reduce by native and by ours: titles, pictures, and inches of their rows."""
+    if report.reduction is None:
+        return []
+    return [
+        (f"One reduction, {p.title}", p.gantt, min(0.2 * max(1, p.gantt.rows), TALLEST) + 0.1)
+        for p in reductions.pictures(report.reduction)
+        if p.gantt is not None
+    ]
 
 
 def _header(figure: Any, report: Report, height: float) -> None:

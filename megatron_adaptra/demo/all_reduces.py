@@ -1,0 +1,144 @@
+"""What became of the all-reduces that were chosen while training: words, figures, a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.plan.collectives.selector import NATIVE_CUT, Figures
+from megatron_adaptra.runtime.all_reduce.decisions import AllReduceDecision, ranks_in_words
+from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.sim.ports import run_on_ports
+from megatron_adaptra.view.all_reduce import all_reduce_gantt
+from megatron_adaptra.view.axis import number
+from megatron_adaptra.view.bars import Gantt
+from megatron_adaptra.view.report import Reduction
+
+
+@dataclass(frozen=True)
+class GroupReductions:
+    """Of the data-parallel group of global `ranks`, as its first one knows it.
+
+    `decisions`: that came into force. `known`: what an all-reduce would be chosen from at the end
+    of the phase that the report is about; None where too little was measured.
+    """
+
+    ranks: tuple[int, ...]
+    decisions: list[AllReduceDecision]
+    known: Figures | None
+
+    @classmethod
+    def of(
+        cls, loops: Sequence[AllReduceLoop], known: Sequence[Figures | None] | None
+    ) -> list[GroupReductions]:
+        """One for each of the `loops`, at the end of a run; `known`: see `known_now`."""
+        for loop in loops:
+            loop.drain()
+        figures = known_now(loops) if known is None else known
+        return [
+            cls(tuple(loop.ranks), list(loop.log.in_force), one)
+            for loop, one in zip(loops, figures, strict=True)
+        ]
+
+
+def known_now(loops: Iterable[AllReduceLoop]) -> list[Figures | None]:
+    """By loop, what has been measured so far."""
+    found = []
+    for loop in loops:
+        loop.drain()
+        found.append(loop.known())
+    return found
+
+
+def entries(groups: Iterable[GroupReductions]) -> list[dict[str, Any]]:
+    """What the summary has of each decision, in the order of their iterations."""
+    decisions = [one for group in groups for one in group.decisions]
+    return [
+        {
+            "iteration": one.iteration,
+            "detected": one.detected,
+            "ranks": one.ranks,
+            "why": one.why,
+            "before": one.before,
+            "after": one.after,
+            "late_ms": one.late_ms,
+            "native_ms": one.native_ms,
+            "predicted_ms": one.predicted_ms,
+            "measured_ms": measured_ms(one),
+        }
+        for one in sorted(decisions, key=lambda one: (one.iteration, one.ranks))
+    ]
+
+
+def measured_ms(decision: AllReduceDecision) -> float | None:
+    """From the last arrival to the end, the median of the first reductions after the first one."""
+    return median(decision.samples) if decision.samples else None
+
+
+def why_native(groups: Sequence[GroupReductions], options: DemoOptions) -> list[str]:
+    """Sentences: what was found of a group that has stayed with native all the time."""
+    notes = []
+    for group in groups:
+        if group.decisions or group.known is None:
+            continue
+        known = group.known
+        late = [(rank, ms) for rank, s in enumerate(known.lateness) if (ms := 1e3 * s) > 0]
+        found = " and ".join(f"rank {rank} comes {number(ms)} ms late" for rank, ms in late)
+        took = f", after which native takes {number(1e3 * known.native)} ms" if known.native else ""
+        notes.append(
+            f"Gradients of {ranks_in_words(group.ranks)} stayed with native: "
+            f"{found or 'no rank was found to be late'}{took}, of an iteration of "
+            f"{number(1e3 * known.iteration)} ms; no all-reduce would save enough of it."
+        )
+    if notes and not options.netlab:
+        notes.append(
+            "Between ranks of one machine messages are as fast as memory, and there is little to "
+            "save in an all-reduce: with --netlab each rank has a host, with a port of its own."
+        )
+    return notes
+
+
+def drawn_reduction(groups: Iterable[GroupReductions], phase: tuple[int, int]) -> Reduction | None:
+    """The all-reduce in place of native that most reductions of the `phase` ran, with native's."""
+    found: list[tuple[int, int, AllReduceDecision]] = []
+    for group in groups:
+        for decision, until in pairwise([*group.decisions, None]):
+            assert decision is not None
+            end = phase[1] if until is None else min(until.iteration, phase[1])
+            ran = end - max(decision.iteration, phase[0])
+            if decision.after != "native" and decision.figures is not None:
+                found.append((-ran, decision.iteration, decision))
+    if not found:
+        return None
+    return reduction_of(min(found, key=lambda one: one[:2])[2])
+
+
+def reduction_of(decision: AllReduceDecision) -> Reduction:
+    """The picture of a `decision`, from the figures that it was made from."""
+    figures, chosen = Figures.from_json(decision.figures), Choice.from_json(decision.choice)
+    native, native_ms = _simulated(Choice(figures.ranks, "ring", NATIVE_CUT), figures)
+    ours, ours_ms = _simulated(chosen, figures)
+    return Reduction(
+        iteration=decision.iteration,
+        ranks=ranks_in_words(decision.ranks),
+        name=decision.after,
+        native=native,
+        ours=ours,
+        native_ms=native_ms,
+        ours_ms=ours_ms,
+        measured_native_ms=None if figures.native is None else 1e3 * figures.native,
+        measured_ms=measured_ms(decision),
+    )
+
+
+def _simulated(choice: Choice, figures: Figures) -> tuple[Gantt, float]:
+    """The picture, and the milliseconds from the last arrival to the end."""
+    plan = choice.plan()
+    assert plan is not None, "native has no plan to be drawn"
+    run = run_on_ports(plan, figures.nbytes, figures.ports, figures.lateness)
+    return all_reduce_gantt(plan, run), 1e3 * run.after_arrival
