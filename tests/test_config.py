@@ -107,7 +107,9 @@ def test_a_plan_in_a_file_says_who_is_late(file):
     text = refusal(config, "--adaptra-allreduce", "plan.txt", "--adaptra-late-ranks", "1")
     assert text == "--adaptra-late-ranks '1': the plan in plan.txt says who does what"
     text = refusal(config, "--adaptra-allreduce", "")
-    assert text.startswith("--adaptra-allreduce '': it has to be one of native, direct, stragglar,")
+    assert text.startswith(
+        "--adaptra-allreduce '': it has to be one of native, auto, direct, stragglar,"
+    )
     assert "allreduce 5: it has to" in refusal(config, "--adaptra-config", file("allreduce: 5"))
 
 

@@ -124,7 +124,7 @@ def differing(me: RankFixture) -> list[str]:
         )  # fmt: skip
         bucket = types.SimpleNamespace(grad_data=torch.zeros(8 + size * (me.rank == 2)))
         buckets = types.SimpleNamespace(ddp_config=config, buckets=[bucket])
-        found.append(gradients._difference(dist.group.WORLD, buckets))
+        found.append(gradients.difference_of(dist.group.WORLD, buckets))
     return found
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES, patch
-from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.config import AUTO, AdaptraConfig
 from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.plan.collectives.setting import plan_in_file
@@ -120,7 +120,7 @@ class GradientReduction:
             sharded = buckets.ddp_config.use_distributed_optimizer
             if sharded or (group := self._group_of(buckets)) is None:
                 native(buckets, *args, **kwargs)
-            elif not _has_begun(buckets):
+            elif not has_begun(buckets):
                 group.start(buckets, partial(native, buckets, *args, **kwargs))
 
         self._patched = patch("gradients", start_grad_sync=start_grad_sync)
@@ -168,26 +168,16 @@ class GradientReduction:
 
     def _open(self, group: Any, buckets: Any) -> _Group | _AdaptiveGroup | None:
         """Connect the ranks of a data-parallel group, if they agree: a collective of it."""
-        config, auto = self._config, self._config.allreduce == "auto"
-        if difference := _difference(group, buckets):
+        if difference := difference_of(group, buckets):
             self._say(f"gradients are reduced by Megatron: {difference}")
             return None
         try:
-            connected = Connected.between(
-                group, "gradients", config.timeout, config.transport, config.encrypt,
-                meshes=MESHES if auto else (),
-            )  # fmt: skip
+            connected, adaptive = connect(group, "gradients", self._config)
         except NoConnections as error:
             self._say(f"gradients are reduced by Megatron: cannot connect: {error}")
             return None
-        if not auto:
+        if adaptive is None:
             return _Group(cache(partial(self._plan, group.size())), connected)
-        ranks = tuple(dist.get_process_group_ranks(group))
-        log = Path(config.decision_log) if config.decision_log else None
-        log = log and log.with_suffix(f".gradients{ranks[0]}{log.suffix}")
-        adaptive = AdaptiveAllReduce(
-            connected, group.rank(), ranks, config.min_gain, config.timeout, log
-        )
         return _AdaptiveGroup(adaptive, connected.exchange)
 
     def _plan(self, ranks: int, nbytes: int) -> CollectivePlan:
@@ -197,7 +187,38 @@ class GradientReduction:
         return for_gradients(self._config.allreduce, ranks, nbytes, self._config.late)
 
 
-def _difference(group: Any, buckets: Any) -> str:
+def connect(
+    group: Any, name: str, config: AdaptraConfig, sharded: bool = False
+) -> tuple[Connected, AdaptiveAllReduce | None]:
+    """Connect the ranks of a `group`: a collective of it.
+
+    Args:
+        group: of torch.distributed.
+        name: of the connections' use.
+        config: the job's settings.
+        sharded: see AdaptiveAllReduce.
+
+    Returns:
+        The connections, and what finds out and votes, under `--adaptra-allreduce auto`.
+
+    Raises:
+        NoConnections: they cannot be opened, on all ranks for the same reason.
+    """
+    auto = config.allreduce == AUTO
+    connected = Connected.between(
+        group, name, config.timeout, config.transport, config.encrypt, MESHES if auto else ()
+    )
+    if not auto:
+        return connected, None
+    ranks = tuple(dist.get_process_group_ranks(group))
+    log = Path(config.decision_log) if config.decision_log else None
+    log = log and log.with_suffix(f".{name}{ranks[0]}{log.suffix}")
+    return connected, AdaptiveAllReduce(
+        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded
+    )
+
+
+def difference_of(group: Any, buckets: Any) -> str:
     """The first thing in which the ranks of a `group` differ, in words; "" if they do not."""
     config = buckets.ddp_config
     mine = {name: getattr(config, name) for name in _SAME}
@@ -213,7 +234,7 @@ def _difference(group: Any, buckets: Any) -> str:
     return ""
 
 
-def _has_begun(buckets: Any) -> bool:
+def has_begun(buckets: Any) -> bool:
     """Whether their reduction is under way, as it may be in a training's first iteration."""
     if buckets.is_first_batch and buckets.grad_reduce_handle is not None:
         return True

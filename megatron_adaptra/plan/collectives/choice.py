@@ -1,4 +1,4 @@
-"""Which all-reduce ranks run: plain data, the same on all of them, from which each makes its plan.
+"""What ranks run to reduce: plain data, the same on all of them, from which each makes its plan.
 
 A plan may have thousands of ops, and each size of buffer has its own. What ranks agree on is this.
 """
@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from megatron_adaptra.errors import BadInput, reading
-from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.ir.collective import CollectivePlan, Goal
+from megatron_adaptra.model.shard_forms import SHARDED
 from megatron_adaptra.plan.collectives.arguments import whole
 from megatron_adaptra.plan.collectives.chain import sorted_chain
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
 from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
 from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.plan.collectives.sized_shards import sharded_plan
 from megatron_adaptra.plan.collectives.stragglar import stragglar
 
 NATIVE = "native"
@@ -25,7 +27,7 @@ _LATE, _PIECES = ("stragglar", "sorted-chain"), ("ring", "direct", *("stragglar"
 
 @dataclass(frozen=True)
 class Choice:
-    """An all-reduce of so many `ranks`.
+    """An all-reduce of so many `ranks`, or a reduce-scatter and the all-gather after it.
 
     Args:
         ranks: at least 1.
@@ -34,6 +36,8 @@ class Choice:
         shares: of direct, by rank, what it owns of the buffer, of their sum; () for others.
         late: the late rank of StragglAR; the ranks at the end of a chain, in the order in which
             they arrive; () for others.
+        sharded: a reduce-scatter into equal shards, which have no owners to choose: by native, or
+            one of SHARDED.
 
     Raises:
         BadInput: what no builder takes, or an argument that the algorithm has not.
@@ -44,11 +48,17 @@ class Choice:
     pieces: int = 0
     shares: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         whole("ranks", self.ranks, 1)
         if self.algorithm not in CHOICES:
             allowed = f"it has to be one of {', '.join(CHOICES)}"
+            raise BadInput("algorithm", self.algorithm, allowed)
+        if type(self.sharded) is not bool:
+            raise BadInput("sharded", self.sharded, "true or false")
+        if self.sharded and self.algorithm not in (NATIVE, *SHARDED):
+            allowed = f"shards are reduced by {', '.join((NATIVE, *SHARDED))}"
             raise BadInput("algorithm", self.algorithm, allowed)
         if self.algorithm in _PIECES:
             whole("pieces", self.pieces, 1)
@@ -56,7 +66,8 @@ class Choice:
             raise BadInput("pieces", self.pieces, f"{self.algorithm} has none")
         if max(self.ranks, self.pieces, *self.shares, 0) > LONGEST:
             raise BadInput("choice", self.to_json(), f"no number above {LONGEST}")
-        if (len(self.shares) == self.ranks) != (self.algorithm == "direct"):
+        owned = self.algorithm == "direct" and not self.sharded
+        if len(self.shares) != self.ranks * owned:
             raise BadInput("shares", list(self.shares), "direct has one per rank, others none")
         for share in self.shares:
             whole("share", share, 0)
@@ -76,8 +87,14 @@ class Choice:
         """Whether the framework's own all-reduce runs."""
         return self.algorithm == NATIVE
 
+    def by_native(self) -> Choice:
+        """The same by the framework's own collectives."""
+        return Choice(self.ranks, sharded=self.sharded)
+
     def plan(self) -> CollectivePlan | None:
         """The plan that all ranks run; None for native. Equal choices have equal plans."""
+        if self.sharded and not self.native:
+            return sharded_plan(Goal.REDUCE_SCATTER, self.algorithm, self.ranks, self.pieces)
         if self.algorithm == "ring":
             return ring(self.ranks, self.pieces)
         if self.algorithm == "halving-doubling":
@@ -91,10 +108,16 @@ class Choice:
             return sorted_chain([*early, *self.late], self.pieces)
         return None
 
+    def gathering(self) -> CollectivePlan | None:
+        """The same of the all-gather after a reduce-scatter; None where there is none, too."""
+        if not self.sharded or self.native:
+            return None
+        return sharded_plan(Goal.ALL_GATHER, self.algorithm, self.ranks, self.pieces)
+
     def transfers(self) -> int:
         """About how many messages it has: what it costs to make its plan, and to simulate it."""
         others, pieces = self.ranks - 1, self.pieces
-        if self.algorithm == "direct":
+        if self.shares:
             most = max(self.shares)
             return sum(max(1, round(pieces * s / most)) for s in self.shares if s) * 2 * others
         if self.algorithm == "halving-doubling":
@@ -107,7 +130,7 @@ class Choice:
 
     def __str__(self) -> str:
         """In a decision: `direct, nothing owned by 2`."""
-        if self.algorithm == "direct":
+        if self.shares:
             return f"direct, {_owned(self.shares)}"
         if self.late:
             word = "rank" if len(self.late) == 1 else "ranks"

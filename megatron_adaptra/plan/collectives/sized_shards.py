@@ -45,7 +45,15 @@ def sharded(goal: Goal, algorithm: str, job: AllReduce, pieces: int = 0) -> Coll
         allowed = f"{' and '.join(SHARDED)} have a reduce-scatter and an all-gather"
         raise BadInput(goal.value, algorithm, allowed)
     count = pieces or best_shard_pieces(algorithm, job)
-    return _BUILDERS[goal, algorithm](job.ranks, count)
+    return sharded_plan(goal, algorithm, job.ranks, count)
+
+
+def sharded_plan(goal: Goal, algorithm: str, ranks: int, pieces: int) -> CollectivePlan:
+    """The plan of `algorithm` for so many `ranks`, each shard in so many `pieces`.
+
+    `goal`: a reduce-scatter or an all-gather.
+    """
+    return _BUILDERS[goal, algorithm](ranks, pieces)
 
 
 def for_shards(goal: Goal, algorithm: str, ranks: int, nbytes: int) -> CollectivePlan:

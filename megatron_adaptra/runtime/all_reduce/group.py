@@ -44,6 +44,7 @@ class AdaptiveAllReduce:
         min_gain: share of an iteration that a plan has to save.
         timeout: seconds that a decision is waited for.
         log: file of decisions; None for none.
+        sharded: it is a reduce-scatter into equal shards, and an all-gather afterwards.
     """
 
     def __init__(
@@ -54,12 +55,13 @@ class AdaptiveAllReduce:
         min_gain: float,
         timeout: float,
         log: Path | None = None,
+        sharded: bool = False,
     ) -> None:
         self._connected, self._me, self._ranks = connected, me, ranks
         self._guard = Guard(f"the all-reduce of {ranks_in_words(ranks)} at rank {ranks[me]}")
         self._lock = threading.Lock()
         self._iteration = -1
-        self._value = GroupAllReduce(Choice(len(ranks)))
+        self._value = GroupAllReduce(Choice(len(ranks), sharded=sharded))
         self._arrived = 0.0
         self._period: float | None = None
         self._calls = self._expected = self._open = self._nbytes = 0
@@ -126,6 +128,11 @@ class AdaptiveAllReduce:
         assert self._arrivals is not None
         self._arrived = self._arrivals.ready(self._iteration, self._value.mark)
         self._period = self._arrived - before if before else None
+
+    @property
+    def value(self) -> GroupAllReduce:
+        """What runs, from one `ready` to the next one."""
+        return self._value
 
     def started(self, nbytes: int) -> None:
         """A buffer of this iteration, of `nbytes`, is being reduced."""

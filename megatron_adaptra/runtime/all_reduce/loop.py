@@ -12,6 +12,7 @@ from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.log import log_line
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.selector import Chosen, Figures, choose_all_reduce
+from megatron_adaptra.plan.collectives.shard_selector import choose_shards
 from megatron_adaptra.runtime.agreement import Proposal
 from megatron_adaptra.runtime.all_reduce.decisions import (
     AllReduceDecision,
@@ -30,6 +31,7 @@ WINDOW = 5  # iterations whose median is what native and an iteration take
 VERY_LATE = 1.0  # buffers of lateness from which on a rank must own nothing, ...
 _LAST = 0.5  # ... if it is in this share of the time in which all arrive
 FEWEST = 3  # of native, before anything is chosen
+LOOK = 8  # iterations between two looks at what shards take: delays count there
 PAUSE = 32  # iterations without a plan after one that was slower than native; then twice as many
 _SHOWN = 3  # changes that a decision has in words
 
@@ -123,7 +125,9 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         self._changed_for = self._changed_for + 1 if changed else 0
         if self._slower():
             self._undo(iteration)
-        elif changed and iteration >= self._not_before and len(self._native) >= FEWEST:
+            return
+        known = len(self._native) >= FEWEST and iteration >= self._not_before
+        if known and (changed or self._delays_count(iteration)):
             self._choose(iteration, nbytes)
 
     def _between(
@@ -139,6 +143,10 @@ class AllReduceLoop(VotedThread[ReductionReport]):
             found[rank] = one.period - before
         return found
 
+    def _delays_count(self, iteration: int) -> bool:
+        """Whether it is time to look at delays, which change for all paths alike."""
+        return self._vote.in_force[ALL_REDUCE].choice.sharded and iteration % LOOK == 0
+
     def _slower(self) -> bool:
         """Whether the plan in force takes longer after the last arrival than native did."""
         known = len(self._ours) == WINDOW and not self._vote.in_force[ALL_REDUCE].choice.native
@@ -151,16 +159,18 @@ class AllReduceLoop(VotedThread[ReductionReport]):
             f"reductions take {1e3 * ours:.3g} ms after the last arrival, native {1e3 * native:.3g}"
         )
         self._not_before, self._pause = iteration + self._pause, 2 * self._pause
-        value = GroupAllReduce(Choice(len(self._ranks)))
+        value = GroupAllReduce(self._vote.in_force[ALL_REDUCE].choice.by_native())
         self._propose(iteration, value, Chosen(value.choice, native, native), why, (), 0.0, 0.0)
 
     def _choose(self, iteration: int, nbytes: int) -> None:
         """Something is no longer as planned for: choose, and put another choice to the vote."""
         native = median(self._native)
         figures = self._estimate.figures(nbytes, median(self._periods), native)
-        assert figures is not None  # else nothing would have changed
+        if figures is None:  # ports are not known yet
+            return
         began, current = time.perf_counter(), self._vote.in_force[ALL_REDUCE]
-        chosen = choose_all_reduce(figures, current.choice, self._min_gain)
+        choose = choose_shards if current.choice.sharded else choose_all_reduce
+        chosen = choose(figures, current.choice, self._min_gain)
         seconds = time.perf_counter() - began
         value = GroupAllReduce(chosen.choice, very_late(figures))
         if chosen.choice.native or chosen.choice == current.choice:
@@ -179,7 +189,8 @@ class AllReduceLoop(VotedThread[ReductionReport]):
             return
         changes = self._estimate.changes()
         more = f"; and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
-        why = "; ".join(changes[:_SHOWN]) + more
+        delay = f"a message takes {1e3 * figures.ports.delay:.3g} ms"
+        why = "; ".join(changes[:_SHOWN]) + more if changes else delay
         gain = chosen.gain / figures.iteration
         self._propose(iteration, value, chosen, why, figures.lateness, gain, seconds)
 

@@ -12,6 +12,7 @@ from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.bundle import ValueKind
 
+_WHAT = ("whole buffers", "shards")
 _KEYS = {"choice", "late"}
 
 
@@ -44,6 +45,11 @@ class GroupAllReduce:
         return self.choice.plan()
 
     @cached_property
+    def gathering(self) -> CollectivePlan | None:
+        """The all-gather after a reduce-scatter; None for the framework's own."""
+        return self.choice.gathering()
+
+    @cached_property
     def mark(self) -> int:
         """32 bits that differ, but for one pair in four thousand millions, where values do."""
         return zlib.crc32(repr(self.to_json()).encode())
@@ -52,6 +58,8 @@ class GroupAllReduce:
 def _check_all_reduce(value: GroupAllReduce, now: GroupAllReduce) -> None:
     """Of as many ranks, with a plan that is one, and no late owner. BadBundle, or of the plan."""
     choice, ranks = value.choice, now.choice.ranks
+    if choice.sharded != now.choice.sharded:
+        raise BadBundle(f"it is for {_WHAT[choice.sharded]}; here are {_WHAT[not choice.sharded]}")
     if choice.ranks != ranks:
         raise BadBundle(f"it is for {choice.ranks} ranks; here are {ranks}")
     for rank in value.late:
@@ -60,7 +68,7 @@ def _check_all_reduce(value: GroupAllReduce, now: GroupAllReduce) -> None:
         if choice.shares and choice.shares[rank]:
             share = choice.shares[rank] / sum(choice.shares)
             raise BadBundle(f"rank {rank} comes late, and would own {share:.0%} of the gradients")
-    value.plan  # noqa: B018  # which proves it
+    value.plan, value.gathering  # noqa: B018  # which proves them
 
 
 ALL_REDUCE = ValueKind("all-reduce", GroupAllReduce.from_json, _check_all_reduce)

@@ -1,0 +1,59 @@
+"""`auto` for shards: a reduce-scatter that crosses one delay, where that gains enough.
+
+A late rank sends (N - 1)/N of the buffer after it has come under any plan, so that lateness decides
+nothing here: what can be saved is delays, of which a ring crosses N - 1. An iteration has two such
+collectives, the all-gather of parameters being as long as the reduce-scatter of gradients.
+"""
+
+from __future__ import annotations
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.collective import Goal
+from megatron_adaptra.model.all_reduce_forms import AllReduce
+from megatron_adaptra.model.shard_forms import best_shard_pieces
+from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.plan.collectives.selector import Chosen, Figures
+from megatron_adaptra.plan.collectives.sized_shards import CERTAIN, MOST_RANKS, sharded_plan
+from megatron_adaptra.plan.ten_digits import ten_digits
+from megatron_adaptra.sim.ports import run_on_ports
+
+COLLECTIVES = 2  # of an iteration, that gain alike
+
+
+def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
+    """The reduce-scatter to run from now on; `in_force` where the other one is not clearly better.
+
+    Args:
+        figures: what is known; `native`: of a reduce-scatter.
+        in_force: what runs now.
+        min_gain: share of an iteration's seconds that a plan has to save over native. The one in
+            force goes, for native, once it saves less than half of that.
+
+    Raises:
+        BadInput: `in_force` is no choice for shards of so many ranks, or `min_gain` is below 0.
+    """
+    ranks = figures.ranks
+    if not in_force.sharded or in_force.ranks != ranks:
+        raise BadInput("in force", str(in_force), f"a reduce-scatter of {ranks} ranks")
+    if not min_gain >= 0:
+        raise BadInput("min_gain", min_gain, "at least 0")
+    native = Choice(ranks, sharded=True)
+    if not 1 < ranks <= MOST_RANKS:
+        return Chosen(native, 0.0, 0.0)
+    f = figures.rounded()
+    slowest = min(*f.ports.out, *f.ports.into)
+    job = AllReduce(ranks, f.nbytes, slowest, f.ports.delay, f.ports.cost)
+    seconds, choices = {}, {}
+    for name in ("ring", "direct"):
+        pieces = best_shard_pieces(name, job)
+        choices[name] = Choice(ranks, name, pieces, sharded=True)
+        plan = sharded_plan(Goal.REDUCE_SCATTER, name, ranks, pieces)
+        seconds[name] = ten_digits(run_on_ports(plan, f.nbytes, f.ports, f.lateness).after_arrival)
+    # A busy machine is slow for our plans, too: it does not count against native alone.
+    by_native = seconds["ring"] if f.native is None else min(seconds["ring"], f.native)
+    saves = by_native - seconds["direct"]
+    enough = max(min_gain * f.iteration / COLLECTIVES, CERTAIN * seconds["direct"])
+    if saves > 0 and saves >= (enough if in_force.native else enough / 2):
+        chosen = in_force if in_force.algorithm == "direct" else choices["direct"]
+        return Chosen(chosen, seconds["direct"], by_native)
+    return Chosen(native, by_native, by_native)
