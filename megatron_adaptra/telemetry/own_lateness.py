@@ -48,6 +48,6 @@ class OwnLateness:
             for now, before in zip((came, took), self._last, strict=True)
         ]
         came_by, took_by = (sum(x for x in row if x > matters) for row in changed)
-        limit = 5 * matters  # so that it may turn out otherwise
+        limit = 2 * matters  # so that one all-reduce that ends quite otherwise shows it
         self._evidence = max(-limit, min(limit, self._evidence + came_by - took_by))
         self.free = self._evidence > matters
