@@ -135,7 +135,7 @@ class AdaptraConfig:
     )
     allreduce: str = _setting(
         "native",
-        "how data-parallel ranks reduce their gradients (plain DDP on the CPU): native, as "
+        "how data-parallel ranks reduce their gradients (on the CPU): native, as "
         "Megatron does; direct, each piece at an owner, in the order of ranks, where a late rank "
         "owns nothing; stragglar, for one late rank of at least 4, in rounds after it arrives; or "
         "a file with a collective plan, as adaptra draw --allreduce writes it",
