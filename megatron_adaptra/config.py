@@ -135,7 +135,7 @@ class AdaptraConfig:
     )
     allreduce: str = _setting(
         "native",
-        "how data-parallel ranks reduce their gradients (plain DDP on the CPU): native, as "
+        "how data-parallel ranks reduce their gradients (on the CPU): native, as "
         "Megatron does; auto, native until a rank is found to be late, or a port slow, and then "
         "what is predicted to save --adaptra-min-gain of an iteration; direct, each piece at an "
         "owner, in the order of ranks, where a late rank owns nothing; stragglar, for one late "

@@ -25,12 +25,13 @@ from megatron_adaptra.runtime.collectives.exchange import Exchange
 
 HALF = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, torch.float64, *HALF, torch.int32, torch.int64)
+SOON = 12.0  # seconds, where what is sent may never come
 KINDS = [("eager", 3), ("eager", 5), ("rendezvous", 4), ("gloo", 3), ("shm", 4), ("tcp", 2)]
 
 
-def exchange_of(me, ranks) -> Exchange:
+def exchange_of(me, ranks, timeout=PATIENCE) -> Exchange:
     names = [f"rank {rank}" for rank in range(ranks)]
-    return Exchange(me.transport, me.open("reports"), me.rank, names, PATIENCE)
+    return Exchange(me.transport, me.open("reports"), me.rank, names, timeout)
 
 
 def values_of(ranks: int, size: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -184,7 +185,7 @@ class HeldSend:
 
 def ends_before_it_has_left(me, build):
     """Rank 0 has its result, and uses the buffer again, before anything that it sends leaves."""
-    exchange, plan = exchange_of(me, 2), build(2, 2)
+    exchange, plan = exchange_of(me, 2, SOON), build(2, 2)
     exchange.run(torch.ones(8), plan)
     go, mine = threading.Event(), torch.arange(8.0) + 10 * me.rank
     if me.rank == 0:

@@ -60,7 +60,7 @@ def test_no_plan_saves_a_late_rank_any_bytes(goal):
 
 def test_a_ring_of_shards_is_cut_where_a_delay_hides_behind_pieces():
     jobs = [AllReduce(8, n * MB, 50e6, 0.01, 1e-4) for n in (1, 8)]
-    assert [best_shard_pieces("ring", job) for job in jobs] == [16, 2]
+    assert [best_shard_pieces("ring", job) for job in jobs] == [4, 2]
     assert best_shard_pieces("ring", AllReduce(8, MB, 50e6, 0.0, 1e-3)) == 1
     assert [best_shard_pieces("direct", job) for job in jobs] == [1, 1]
 
