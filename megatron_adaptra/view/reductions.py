@@ -19,7 +19,7 @@ def all_reduces(report: Report) -> list[Mapping[str, Any]]:
 
 
 def detail(decision: Mapping[str, Any]) -> str:
-    """What a decision has changed for which ranks, and what was predicted and measured."""
+    """What a `decision` has changed for which ranks, and what was predicted and measured."""
     before, after = decision.get("before"), decision.get("after")
     parts = [f"{before} → {after}"] if before and after else []
     ranks = findings.listing(decision.get("ranks"))

@@ -160,7 +160,7 @@ def test_a_group_that_stays_with_native_has_a_sentence(tmp_path: Path) -> None:
         "Gradients of ranks 8 to 11 stayed with native: rank 2 comes 160 ms late, after which "
         "native takes "
     )
-    assert "of an iteration of 800 ms" in first
+    assert "of an iteration of 1201 ms" in first
     assert "with --netlab" in second
     netlab = replace(OPTIONS, netlab=True)
     assert why_native([made], netlab) == [first]
