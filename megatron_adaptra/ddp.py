@@ -5,6 +5,7 @@ model.register_comm_hook(*all_reduce_hook("direct", late_ranks=[3]))
 """
 
 # torch looks at the annotations of a hook, which have to be classes: none of __future__ here.
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from os import PathLike
@@ -64,11 +65,14 @@ class _AdaptiveState(_State):
         min_gain: float,
         timeout: float,
         log: Path | None,
+        ends: contextlib.ExitStack,
     ) -> None:
         super().__init__(connected, None, group)
         ranks = tuple(dist.get_process_group_ranks(group))
         self._adaptive = AdaptiveAllReduce(connected, group.rank(), ranks, min_gain, timeout, log)
         self._plan: CollectivePlan | None = None
+        self._ends = ends
+        ends.callback(self.close)
 
     def reduce(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> Future[torch.Tensor]:
         """As for _State."""
@@ -129,11 +133,12 @@ def all_reduce_hook(
     if algorithm == "auto":
         if late_ranks or pieces:
             raise BadInput("late_ranks, pieces", (late_ranks, pieces), "auto finds them")
+        ends = contextlib.ExitStack()
+        at_exit(ends, contextlib.ExitStack.close)  # the vote, before connections end by themselves
         connected = Connected.between(group, "ddp", timeout, transport, meshes=MESHES)
         adaptive = _AdaptiveState(
-            connected, group, min_gain, timeout, Path(decision_log) if decision_log else None
+            connected, group, min_gain, timeout, Path(decision_log) if decision_log else None, ends
         )
-        at_exit(adaptive, _AdaptiveState.close)
         return adaptive, _reduce
     plan_of = cache(
         lambda nbytes: for_gradients(algorithm, group.size(), nbytes, late_ranks, pieces)

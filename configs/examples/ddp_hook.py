@@ -1,9 +1,11 @@
 """PyTorch's DistributedDataParallel, without Megatron, with gradients reduced by a plan.
 
 Rank 3 is late in each step: it owns no part of the gradients, so the others have added what they
-own when it comes.
+own when it comes. With --auto nobody names it: it is found, and a plan comes where one saves enough
+of a step, which between processes of one machine none does.
 
     torchrun --nproc-per-node 4 configs/examples/ddp_hook.py
+    torchrun --nproc-per-node 4 configs/examples/ddp_hook.py --auto
     torchrun --nproc-per-node 4 configs/examples/ddp_hook.py --native
 """
 
@@ -18,6 +20,7 @@ from megatron_adaptra.ddp import all_reduce_hook
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--native", action="store_true", help="torch's own all-reduce")
+parser.add_argument("--auto", action="store_true", help="find out which rank is late")
 parser.add_argument("--late-ms", type=float, default=50, help="what rank 3 is late in each step")
 parser.add_argument("--steps", type=int, default=10, help="of training")
 args = parser.parse_args()
@@ -29,7 +32,9 @@ late = [3] if dist.get_world_size() > 3 else []
 torch.manual_seed(1)
 layers = [torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8)]
 model = DistributedDataParallel(torch.nn.Sequential(*layers))
-if not args.native:
+if args.auto:
+    model.register_comm_hook(*all_reduce_hook("auto"))
+elif not args.native:
     model.register_comm_hook(*all_reduce_hook("direct", late_ranks=late))
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
