@@ -54,7 +54,7 @@ def test_the_example_trains_as_torch_does_up_to_the_order_of_summation():
 @pytest.mark.long
 def test_the_example_that_finds_out_trains_as_torch_does():
     auto, native = losses("--auto", "--late-ms", "5"), losses("--native", "--late-ms", "5")
-    assert auto == native  # no plan saves enough between processes of one machine
+    assert [*map(float, auto)] == pytest.approx([*map(float, native)], rel=1e-5)
 
 
 def gradients(me, cases):
