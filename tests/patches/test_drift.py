@@ -79,8 +79,11 @@ class ModelParallelConfig:
     deallocate_pipeline_outputs: bool = False
 """
 BUCKETS = """
+from torch.distributed import reduce_scatter_tensor as dist_reduce_scatter_func
+from torch.distributed import all_gather_into_tensor as dist_all_gather_func
 class _ParamAndGradBucketGroup:
     def start_grad_sync(self): pass
+    def start_param_sync(self): pass
 """
 LINEAR = """
 class LinearWithGradAccumulationAndAsyncCommunication:

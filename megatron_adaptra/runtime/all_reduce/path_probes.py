@@ -74,12 +74,14 @@ class PathProbes:
         Each piece carries how many its sender wants next time, by what it measured before.
         """
         transport, tags = self._transport, [(first + i) % _TAGS for i in range(MOST + 1)]
+        # Pieces that came before they were waited for would show no rate. Receives are posted in
+        # the order of the sends, as gloo matches them.
+        word, ready = torch.zeros(2, 1, dtype=torch.uint8)
+        both_wait = transport.irecv(ready, other, tags[MOST])
         into = torch.empty(self._gets[other], PIECE, dtype=torch.uint8)
         receives = [transport.irecv(row, other, tag) for row, tag in zip(into, tags, strict=False)]
-        # Pieces that came before they were waited for would show no rate.
-        word, ready = torch.zeros(2, 1, dtype=torch.uint8)
         sends = [transport.isend(word, other, tags[MOST])]
-        transport.irecv(ready, other, tags[MOST]).wait(max(0.0, end - time.monotonic()))
+        both_wait.wait(max(0.0, end - time.monotonic()))
         piece = torch.zeros(PIECE, dtype=torch.uint8)
         wanted = self._wanted[other]
         _WANTS.pack_into(piece.numpy(), 0, wanted)
