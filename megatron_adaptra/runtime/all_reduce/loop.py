@@ -156,8 +156,9 @@ class AllReduceLoop(VotedThread[ReductionReport]):
 
     def _slower(self) -> bool:
         """Whether the plan in force takes longer after the last arrival than native did."""
-        known = len(self._ours) == WINDOW and not self._vote.in_force[ALL_REDUCE].choice.native
-        return known and median(self._ours) > median(self._native)
+        if self._vote.in_force[ALL_REDUCE].choice.native or not self._native:
+            return False
+        return len(self._ours) == WINDOW and median(self._ours) > median(self._native)
 
     def _undo(self, iteration: int) -> None:
         """Back to native, and no plan for a while: what was predicted is not what comes."""
