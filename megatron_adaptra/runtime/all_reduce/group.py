@@ -65,8 +65,6 @@ class AdaptiveAllReduce:
         self._arrived = 0.0
         self._period: float | None = None
         self._calls = self._expected = self._open = self._nbytes = 0
-        self._bytes_before = 0
-        self._ended = 0.0
         self._timed = True
         self._reported = True
         meshes = connected.meshes
@@ -103,7 +101,7 @@ class AdaptiveAllReduce:
         with self._lock:
             self._iteration += 1
             if self._calls:
-                self._expected, self._bytes_before = self._calls, self._nbytes
+                self._expected = self._calls
             self._calls = self._open = self._nbytes = 0
             self._timed, self._reported = True, False
         self._value = self._agreed()
