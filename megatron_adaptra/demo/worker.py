@@ -308,6 +308,7 @@ class _Demo:
             probe = None
             if iteration in self.session.keep_records:
                 probe = Probe(self.worker)
+                stack.callback(probe.close)
                 probe.begin(iteration)
                 stack.enter_context(traced_ops(probe, self.stock_line))
             yield probe

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from megatron_adaptra.device.base import Device
 from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.telemetry.probe import Probe
@@ -14,7 +16,7 @@ class GuardedProbe:
     """
 
     def __init__(self, guard: Guard, stage: int, clock: Device) -> None:
-        probe = guard.call(Probe, stage, clock)
+        self._probe = probe = guard.call(Probe, stage, clock)
         self.begin = guard.method(probe, Probe.begin)
         self.op_begins = guard.method(probe, Probe.op_begins)
         self.op_ends = guard.method(probe, Probe.op_ends)
@@ -26,3 +28,9 @@ class GuardedProbe:
         self.pipeline_ends = guard.method(probe, Probe.pipeline_ends)
         self.iteration_ends = guard.method(probe, Probe.iteration_ends)
         self.read = guard.method(probe, Probe.read)
+
+    def close(self) -> None:
+        """As for Probe, also when something has failed."""
+        if self._probe is not None:
+            with contextlib.suppress(Exception):
+                self._probe.close()

@@ -30,14 +30,15 @@ class CoreWait(threading.local):
     def _descriptor(self) -> int:
         process = os.getpid()
         if self._opened is None or self._opened[0] != process:
-            self._close()  # what was open before a fork is of the thread that has forked
+            self.close()  # what was open before a fork is of the thread that has forked
             self._opened = process, os.open(_FILE, os.O_RDONLY | os.O_CLOEXEC)
         return self._opened[1]
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close what this thread reads; it is opened again when it is asked."""
         if self._opened is not None:
             os.close(self._opened[1])
             self._opened = None
 
     def __del__(self) -> None:
-        self._close()
+        self.close()

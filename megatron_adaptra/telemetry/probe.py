@@ -277,12 +277,17 @@ class Probe:
         self._asked = self._answered = 0.0
         self._mark = clock.marker()
         self._cpu = _no_seconds if clock.behind else time.thread_time  # that run the ops
-        self._queued = _not_known if clock.behind else CoreWait()
+        self._core_wait = CoreWait()  # opens nothing before it is asked
+        self._queued = _not_known if clock.behind else self._core_wait
         self._start = self._begin = clock.mark()
         self._op_cpu = self._process = 0.0
         self._op_queued: float | None = None
         self._over = self._begin.recorded  # when the last op was launched
         self._unread: deque[Callable[[], bool]] = deque()  # in the order of their marks
+
+    def close(self) -> None:
+        """Close what is open, on the thread that has run the ops."""
+        self._core_wait.close()
 
     def begin(self, iteration: int, stock: bool = False) -> None:
         """Start the record of `iteration`; `stock`: over Megatron's own messages."""

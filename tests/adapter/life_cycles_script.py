@@ -39,7 +39,7 @@ from megatron_adaptra.transport.descriptors import SPARE
 
 STAGES, COUNT, ITERATIONS = 3, 4, 2  # microbatches; iterations of a cycle
 STOPPED = 0.5  # seconds that a rank is stopped for
-MOMENT = 60.0  # seconds that a thread may take to be gone after it was joined
+MOMENT = 20.0  # seconds that a thread may take to be gone after it was joined
 
 
 def descriptors_and_threads(before: tuple[int, int] | None = None) -> tuple[int, int]:

@@ -143,3 +143,13 @@ def test_a_late_rank_sends_its_buffer_once_and_adds_nothing():
 def test_bad_input_is_named(make, message):
     with pytest.raises(BadInput, match=message):
         make()
+
+
+def test_bad_input_is_named_also_where_an_equal_plan_is_known():
+    """To a cache True is 1."""
+    direct([1, 1])
+    with pytest.raises(BadInput, match=r"^share True: "):
+        direct([1, True])
+    ring(1, 4)
+    with pytest.raises(BadInput, match=r"^ranks True: "):
+        ring(True, 4)

@@ -210,6 +210,7 @@ class Session:
         run, self.run = self.run, None
         self.step_result = None  # it has connections of the run's
         with contextlib.ExitStack() as stack:
+            stack.callback(self.context.probe.close)
             if self._heap is not None:
                 stack.callback(self.guard.call, self._heap.close)
             stack.callback(self.guard.close, waits.END)

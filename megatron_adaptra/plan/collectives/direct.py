@@ -26,6 +26,9 @@ def direct(shares: Sequence[int], pieces: int = 16) -> CollectivePlan:
     parts are added in the order of ranks, so that the bits are the same under all shares. Raises
     BadInput.
     """
+    for share in shares:  # here: to a cache True is 1
+        whole("share", share, 0)
+    whole("pieces", pieces, 1)
     return _direct(tuple(shares), pieces)
 
 
@@ -42,9 +45,6 @@ def shares_without(ranks: int, late: Sequence[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _direct(shares: tuple[int, ...], pieces: int) -> CollectivePlan:
-    for share in shares:
-        whole("share", share, 0)
-    whole("pieces", pieces, 1)
     if not any(shares):
         raise BadInput("shares", list(shares), "at least one above 0")
     ranks = len(shares)

@@ -8,7 +8,7 @@ from megatron_adaptra.ir.collective import CollectiveOp, CollectivePlan
 from megatron_adaptra.plan.collectives.arguments import add, part, take, total, whole
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)
 def halving_doubling(ranks: int) -> CollectivePlan:
     """Few messages: each rank exchanges half of what is left with a partner, then gathers back.
 

@@ -8,7 +8,7 @@ from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.arguments import add, part, take, total, whole
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)
 def ring(ranks: int, cut: int = 4) -> CollectivePlan:
     """`ranks` chunks, each cut into `cut` pieces, so that a delay overlaps with other pieces.
 

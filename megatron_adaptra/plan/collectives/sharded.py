@@ -13,7 +13,7 @@ from megatron_adaptra.ir.collective import CollectiveOp, CollectivePlan, Goal
 from megatron_adaptra.plan.collectives.arguments import add, part, take, total, whole
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)
 def direct_reduce_scatter(ranks: int, pieces: int = 1) -> CollectivePlan:
     """Each of `ranks` sends each other one the part of its shard, at once, in so many `pieces`.
 
@@ -32,7 +32,7 @@ def direct_reduce_scatter(ranks: int, pieces: int = 1) -> CollectivePlan:
     return _plan(order, pieces, "direct", Goal.REDUCE_SCATTER)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)
 def direct_all_gather(ranks: int, pieces: int = 1) -> CollectivePlan:
     """Each of `ranks` sends its shard to all others at once, in so many `pieces`.
 
@@ -51,7 +51,7 @@ def direct_all_gather(ranks: int, pieces: int = 1) -> CollectivePlan:
     return _plan(order, pieces, "direct", Goal.ALL_GATHER)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)
 def ring_reduce_scatter(ranks: int, cut: int = 4) -> CollectivePlan:
     """The first half of a ring: partial sums go around `ranks`, and end where their shard is.
 
@@ -70,7 +70,7 @@ def ring_reduce_scatter(ranks: int, cut: int = 4) -> CollectivePlan:
     return _plan(order, cut, "ring", Goal.REDUCE_SCATTER)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64, typed=True)
 def ring_all_gather(ranks: int, cut: int = 4) -> CollectivePlan:
     """The second half of a ring: shards go around `ranks`, each cut into `cut` pieces.
 
