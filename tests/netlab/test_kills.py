@@ -225,12 +225,12 @@ def test_a_host():
 
 
 @pytest.mark.parametrize(
-    ("end", "status"),
-    [("signal.SIG_DFL", signal.SIGTERM), ("signal.SIG_IGN", signal.SIGKILL)],
+    ("end", "grace", "status"),
+    [("signal.SIG_DFL", PATIENCE, signal.SIGTERM), ("signal.SIG_IGN", 0.5, signal.SIGKILL)],
 )
-def test_a_rank_that_waits_for_ever_is_ended(end, status, monkeypatch, mark, tmp_path):
+def test_a_rank_that_waits_for_ever_is_ended(end, grace, status, monkeypatch, mark, tmp_path):
     monkeypatch.setattr(laboratory, "FAILED_GRACE", 0.5)
-    monkeypatch.setattr(laboratory, "GRACE", 0.5)
+    monkeypatch.setattr(laboratory, "GRACE", grace)
     ready = tmp_path / "ready"  # rank 1 is killed when rank 0 waits
     os.mkfifo(ready)
     waiting = (
