@@ -24,6 +24,7 @@ from common import interval, markdown
 from late_rank_lab_rank import DECISIONS, RESULT
 
 from megatron_adaptra.cli.output import Table, show_table
+from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.units import parse_rate
 
 RANK = Path(__file__).with_name("late_rank_lab_rank.py")
@@ -77,11 +78,8 @@ def run(settings: dict[str, Any], ranks: int, rate: str, timeout: float) -> dict
             raise SystemExit(f"the training has ended with status {done.returncode}")
         found: dict[str, Any] = json.loads((Path(folder) / RESULT).read_text())
         logs = list(Path(folder).glob(f"{DECISIONS.split('.')[0]}*"))
-        lines = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
-    made = {one["number"]: dict(one) for one in lines if one["kind"] == "all-reduce"}
-    for one in lines:
-        made[one["number"]] = {**one, **made[one["number"]]}
-    return {**found, "decisions": [one for one in made.values() if one["committed"]]}
+        made = [one for log in logs for one in read_log(log) if one["committed"]]
+    return {**found, "decisions": [one for one in made if one["kind"] == "all-reduce"]}
 
 
 def iterations(arm: dict[str, Any]) -> list[float]:

@@ -10,22 +10,20 @@ for most of each period (SIGSTOP, SIGCONT), which is about as long as one of its
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common import markdown
+from suspended import ranks_of, suspend
 
 from megatron_adaptra.cli.output import Table
 
@@ -56,26 +54,6 @@ JOBS: dict[str, tuple[int, int, int, list[str]]] = {  # replicas, stages, microb
 HIDDEN = {"2 x 2 x 8, a worker stopped": 192}  # ops that take about a period
 
 
-def ranks_of(pid: int) -> Iterator[tuple[int, int]]:
-    """Rank and process id of all descendants of `pid` that have a rank."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
-            parents, at = [], int(entry.name)
-            while at > 1:
-                at = int(
-                    (Path("/proc") / str(at) / "stat").read_text().rsplit(")", 1)[1].split()[1]
-                )
-                parents.append(at)
-        except (OSError, ValueError, IndexError):
-            continue
-        rank = next((e[5:] for e in environment if e.startswith(b"RANK=")), b"")
-        if pid in parents and rank.isdigit():
-            yield int(rank), int(entry.name)
-
-
 def stop(
     demo: subprocess.Popen[str], worker: int, over: threading.Event, period: float, share: float
 ) -> None:
@@ -85,17 +63,8 @@ def stop(
         if (at := re.match(r"iteration (\d+):", line)) and int(at[1]) >= FROM:
             break
     threading.Thread(target=demo.stderr.read, daemon=True).start()  # or the demo would wait
-    found = dict(ranks_of(demo.pid))
-    with contextlib.suppress(PermissionError):  # else it wakes late, the later the busier cores are
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
-    try:
-        while not over.is_set():
-            os.kill(found[worker], signal.SIGSTOP)
-            over.wait(period * (1 - share))
-            os.kill(found[worker], signal.SIGCONT)
-            over.wait(period * share)
-    except (KeyError, ProcessLookupError):
-        pass
+    if worker in (found := dict(ranks_of(demo.pid))):
+        suspend([found[worker]], over, period, share)
 
 
 def train(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ POST_RECEIVES = ("ahead", "on-demand")
 SMALL_COLLECTIVES = ("auto", "on", "fixed", "off")
 ALLREDUCES = ("native", "auto", "direct", "stragglar")
 REROUTES = ("off", "swap", "auto")
+SYNCS = ("full", "share", "auto")
 TRANSPORTS = ("auto", "engine", "gloo")
 ENGINES = ("native", "executor", "stock")
 POLICIES = ("adaptive", "1f1b", "zb-h1", "zb-h2", "interleaved")
@@ -149,6 +150,19 @@ class AdaptraConfig:
         "leaves to the others",
         metavar="RANKS",
     )
+    sync: str = _setting(
+        "full",
+        "how data-parallel replicas share out an iteration: full, as Megatron does, as many "
+        "microbatches each; share, fewer to slow replicas and more to the others, the global "
+        "batch and the mean of its gradients kept; auto, that where no cheaper remedy is enough",
+        choices=SYNCS,
+    )
+    sync_counts: str = _setting(
+        "",
+        "with --adaptra-sync share: microbatches of each data-parallel replica, in order, such as "
+        "9,9,9,5, instead of counts by measured speed; together as many as without",
+        metavar="COUNTS",
+    )
     post_receives: str = _setting(
         "ahead",
         "when receives are posted: ahead, as early as plan and budget allow, or on-demand, as "
@@ -217,6 +231,12 @@ class AdaptraConfig:
             )
         if self.allreduce == "stragglar" and len(self.late) != 1:
             raise BadInput("late_ranks", late, "stragglar needs the one rank that is late: 3, say")
+        counts: Any = self.sync_counts
+        if isinstance(counts, int) and not isinstance(counts, bool):  # YAML's number
+            object.__setattr__(self, "sync_counts", str(counts))
+        if self.counts and self.sync != "share":
+            given = self.sync_counts
+            raise BadInput("sync_counts", given, f"sync is {self.sync}; use --adaptra-sync share")
         for name, example in (("emulate_link", "2-3:40ms@10.."), ("emulate_worker", "1.2:2x@10..")):
             rules = getattr(self, name)
             if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
@@ -249,6 +269,17 @@ class AdaptraConfig:
         if len(set(late)) < len(late):
             raise BadInput("late_ranks", given, allowed)
         return tuple(late)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """What `sync_counts` says, by replica; empty for nothing. Raises BadInput."""
+        given = self.sync_counts
+        if not isinstance(given, str) or not re.fullmatch(
+            r"( *0*[1-9][0-9]{0,8} *(,(?=.)|$))*", given
+        ):
+            allowed = "it has to be a number of microbatches for each replica, such as 9,9,9,5"
+            raise BadInput("sync_counts", given, f"{allowed}, and at least 1 each")
+        return tuple(int(one) for one in given.split(",") if one.strip())
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], where: str) -> AdaptraConfig:

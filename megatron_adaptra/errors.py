@@ -115,8 +115,8 @@ class NoConnections(AdaptraError):
     """The connections that adapting needs cannot be opened, or are too many, on some rank."""
 
 
-class RouteSearchFailed(AdaptraError):
-    """The process that searches for routes between replicas has not answered, or with an error."""
+class PlanningFailed(AdaptraError):
+    """A process that plans beside a training has not answered, or with an error, or nonsense."""
 
 
 class PeerLost(AdaptraError):

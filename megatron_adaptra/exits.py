@@ -18,9 +18,15 @@ from typing import Any
 _PATIENCE = 5.0  # seconds, for all threads together
 
 # By owner and thread, the process: a forked child has them, too, and leaves them alone.
-_owners: weakref.WeakKeyDictionary[Any, tuple[int, Callable[[Any], None]]]
-_owners = weakref.WeakKeyDictionary()
+_Owners = weakref.WeakKeyDictionary[Any, tuple[int, Callable[[Any], None]]]
+_first: _Owners = weakref.WeakKeyDictionary()
+_owners: _Owners = weakref.WeakKeyDictionary()
 _threads: weakref.WeakKeyDictionary[threading.Thread, int] = weakref.WeakKeyDictionary()
+
+
+def before_exit(owner: Any, call: Callable[[Any], None]) -> None:
+    """Call `call(owner)` when the process ends, before anything is closed, if `owner` exists."""
+    _first[owner] = os.getpid(), call
 
 
 def at_exit(owner: Any, end: Callable[[Any], None]) -> None:
@@ -36,7 +42,7 @@ def wait_at_exit(thread: threading.Thread) -> None:
 @atexit.register
 def _end_process() -> None:
     me = os.getpid()
-    for owner, (process, end) in list(_owners.items()):
+    for owner, (process, end) in [*_first.items(), *_owners.items()]:
         if process == me:
             with contextlib.suppress(Exception):
                 end(owner)

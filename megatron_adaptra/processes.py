@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,16 +35,22 @@ def become_subreaper() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def descendants() -> set[int]:
-    """The living processes below this one."""
+def process_tree() -> dict[int, list[int]]:
+    """By process, its children; of all that live. A look at each of them, milliseconds."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
                 children.setdefault(int(parent), []).append(int(entry.name))
+    return children
+
+
+def descendants(pid: int | None = None, tree: Mapping[int, list[int]] | None = None) -> set[int]:
+    """The living processes below `pid`; None: below this one. `tree`: a process_tree to look in."""
+    children = process_tree() if tree is None else tree
     found: set[int] = set()
-    todo = [os.getpid()]
+    todo = [os.getpid() if pid is None else pid]
     while todo:
         below = children.get(todo.pop(), [])
         found.update(below)

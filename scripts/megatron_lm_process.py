@@ -133,7 +133,7 @@ def digests(checkout: str, *folders: str) -> list[dict[str, str]]:
     import megatron.core
 
     # Else another Megatron than the checkout's was tried.
-    assert Path(megatron.core.__file__).is_relative_to(Path(checkout).resolve())
+    assert Path(megatron.core.__file__).resolve().is_relative_to(Path(checkout).resolve())
     return [
         {str(path.relative_to(x)): _digest(path) for path in sorted(Path(x).glob("iter_*/**/*.pt"))}
         for x in folders

@@ -39,6 +39,7 @@ lint-imports
 
 run=(-m pytest ${mode[@]+"${mode[@]}"})
 jobs=3 # on two cores: tests wait more than they compute
+[ "${mode[0]:-}" != --quick ] || jobs=4 # hardly any starts a dozen processes
 if [ $# -gt 0 ]; then rm -f "$output" "$chance" && exec python "${run[@]}" "$@"; fi
 
 say_line() { echo "== $("$1" -c 'import platform; from importlib.metadata import version as v; print("megatron-core", v("megatron-core"), "on Python", platform.python_version())')"; }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import sys
 import tempfile
@@ -10,11 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from forks import processes
 from patience import PATIENCE, TooLate, too_late
-
-# Each process is a fork of a server that has imported torch, and so starts in no time.
-_processes = mp.get_context("forkserver")
-_processes.set_forkserver_preload(["pytest", "torch", "patience"])
 
 
 class Failed(AssertionError):
@@ -28,8 +24,8 @@ def apart(function: Callable[..., Any], *args: Any, seconds: float = PATIENCE) -
 
 
 def _apart(errors: Any, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> Any:
-    ours, theirs = _processes.Pipe(duplex=False)
-    process = _processes.Process(
+    ours, theirs = processes().Pipe(duplex=False)
+    process = processes().Process(
         target=_process, args=(theirs, errors.name, function, args), daemon=True
     )
     process.start()

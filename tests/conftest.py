@@ -5,6 +5,7 @@ A failing hypothesis example prints the blob that reproduces it.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -27,6 +28,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("the same", settings.get_profile("adaptra"), derandomize=True)
+settings.register_profile("quick", settings.get_profile("the same"), max_examples=40)
 
 # Tests of one of these files share trainings, or a machine; in test_schedules.py those of a layout.
 # With --quick all that train are of one process, and so forks of one zygote.
@@ -51,7 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The same examples in every run, so that none fails by chance; others with --full."""
-    settings.load_profile("adaptra" if config.getoption("--full") else "the same")
+    quick = "quick" if config.getoption("--quick") else "the same"
+    settings.load_profile("adaptra" if config.getoption("--full") else quick)
     if not hasattr(config, "workerinput"):  # those of xdist have their environment from here
         _own_temporary_folder()
 
@@ -88,6 +91,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: started(item.nodeid))
 
 
+def pytest_collection_finish() -> None:
+    """Modules and tests stay: no collection of garbage has to look through them."""
+    gc.freeze()
+
+
 def started(nodeid: str) -> int:
     """Its turn among several processes: a long chain that is started last is waited for."""
     path = nodeid.partition("::")[0]
@@ -99,6 +107,8 @@ def scope(nodeid: str, quick: bool) -> str:
     path, _, name = nodeid.partition("::")
     if quick and ("adapter/" in path or path.endswith("test_zygote.py")):
         return "trainings"
+    if quick:  # what a file's tests share is made once
+        return path
     if not path.endswith(SHARING):
         return nodeid
     layout = name.partition("[")[2].partition(" ")[0]

@@ -70,6 +70,7 @@ def test_every_setting_has_a_flag():
         needed = {
             "recompute": ["--adaptra-engine", "executor"],
             "late_ranks": ["--adaptra-allreduce", "direct"],
+            "sync_counts": ["--adaptra-sync", "share"],
         }
         with_it = needed.get(name, [])
         if isinstance(getattr(AdaptraConfig(), name), bool):
@@ -77,7 +78,7 @@ def test_every_setting_has_a_flag():
             continue
         others = {
             "engine": "executor", "allreduce": "direct", "emulate_link": "0-1:1ms", "log": "a",
-            "emulate_worker": "0.1:2x", "reroute": "swap",
+            "emulate_worker": "0.1:2x", "reroute": "swap", "sync": "share",
             "small_collectives": "off",
             "post_receives": "on-demand", "policy": "1f1b", "transport": "gloo",
         }  # fmt: skip
@@ -109,6 +110,36 @@ def test_a_plan_in_a_file_says_who_is_late(file):
     text = refusal(config, "--adaptra-allreduce", "")
     assert text.startswith("--adaptra-allreduce '': it has to be one of native, auto, direct,")
     assert "allreduce 5: it has to" in refusal(config, "--adaptra-config", file("allreduce: 5"))
+
+
+@pytest.mark.parametrize(("text", "counts"), [("", ()), ("4", (4,)), ("9, 9,09 ,5", (9, 9, 9, 5))])
+def test_counts(text, counts):
+    assert config("--adaptra-sync", "share", "--adaptra-sync-counts", text).counts == counts
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "9,", ",", "-1,9", "9 9", "0,8", "8,00", "9;5", "1234567890"]
+)
+def test_counts_that_are_none(text):
+    flags = "--adaptra-sync", "share", f"--adaptra-sync-counts={text}"
+    assert refusal(config, *flags) == (
+        f"--adaptra-sync-counts '{text}': it has to be a number of microbatches for each replica, "
+        "such as 9,9,9,5, and at least 1 each"
+    )
+
+
+@pytest.mark.parametrize("sync", ["full", "auto"])
+def test_counts_need_shares(sync):
+    text = refusal(config, "--adaptra-sync", sync, "--adaptra-sync-counts", "9,7")
+    assert text == f"--adaptra-sync-counts '9,7': sync is {sync}; use --adaptra-sync share"
+
+
+def test_counts_in_yaml(file):
+    read = config("--adaptra-config", file("sync: share\nsync_counts: 9,7\n"))
+    assert read.counts == (9, 7)
+    assert config("--adaptra-config", file("sync: share\nsync_counts: 4\n")).counts == (4,)
+    text = refusal(config, "--adaptra-config", file("sync: share\nsync_counts: [9, 7]\n"))
+    assert "sync_counts [9, 7]: it has to be a number of microbatches for each replica" in text
 
 
 def test_late_ranks_in_yaml(file):

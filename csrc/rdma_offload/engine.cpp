@@ -62,7 +62,7 @@ int Engine::add_shm(int rank, ShmEnds ends, bool first) {
 }
 
 std::shared_ptr<VerbsPath> Engine::open_verbs(int rank, const std::string& device, int port,
-                                              int gid) {
+                                              int gid, int family, VerbsService service) {
   std::shared_ptr<VerbsDevice> opened;
   {
     std::lock_guard<std::mutex> lock(opening_);
@@ -70,7 +70,8 @@ std::shared_ptr<VerbsPath> Engine::open_verbs(int rank, const std::string& devic
     if (!known || known->dead()) known = VerbsDevice::open(device, arena_, loop_);
     opened = known;
   }
-  return std::make_shared<VerbsPath>(opened, port, gid, limits_.piece, loop_, peer(rank));
+  return std::make_shared<VerbsPath>(opened, port, gid, family, service, limits_.piece, loop_,
+                                     peer(rank));
 }
 
 int Engine::add_verbs(int rank, const std::shared_ptr<VerbsPath>& path, Owned socket,
@@ -147,8 +148,39 @@ WorkRef Engine::send(int rank, Tag tag, Memory memory, uint64_t bytes, Nanosecon
   return peer(rank)->send(tag, std::move(memory), bytes, sent);
 }
 
-WorkRef Engine::receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {
-  return peer(rank)->receive(tag, memory, bytes, exact);
+WorkRef Engine::begin(int rank, Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent,
+                      std::shared_ptr<Filling>* filling) {
+  auto made = std::make_shared<Filling>();
+  made->peer = peer(rank);
+  made->bytes = bytes;
+  made->from = made->memory = std::move(memory);
+  if (!arena_->holds(made->from.get())) {
+    made->memory = arena_->take(bytes);
+    if (!made->memory) throw std::runtime_error("no memory is left for a message");
+  }
+  auto work = made->peer->begin(tag, made->memory, bytes, sent, &made->number);
+  *filling = std::move(made);
+  return work;
+}
+
+void Engine::filled(const std::shared_ptr<Filling>& filling, uint64_t bytes) {
+  loop_.soon([filling, bytes] {
+    Filling& one = *filling;
+    if (one.memory && one.memory != one.from) {
+      std::memcpy(one.memory.get() + one.copied, one.from.get() + one.copied, bytes - one.copied);
+    }
+    one.copied = bytes;
+    if (bytes == one.bytes) {  // from here on it belongs to what sends it
+      one.from.reset();
+      one.memory.reset();
+    }
+    one.peer->filled(one.number, bytes);
+  });
+}
+
+WorkRef Engine::receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes, bool exact,
+                        Progress progress) {
+  return peer(rank)->receive(tag, memory, bytes, exact, std::move(progress));
 }
 
 void Engine::abort(int rank, const WorkRef& work) { peer(rank)->abort(work); }

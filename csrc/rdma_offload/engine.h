@@ -50,7 +50,8 @@ class Engine {
   int add_shm(int rank, ShmEnds ends, bool first);
 
   // A path over RDMA, in two steps: one that is not connected, and, once it is, its start.
-  std::shared_ptr<VerbsPath> open_verbs(int rank, const std::string& device, int port, int gid);
+  std::shared_ptr<VerbsPath> open_verbs(int rank, const std::string& device, int port, int gid,
+                                        int family, VerbsService service);
   int add_verbs(int rank, const std::shared_ptr<VerbsPath>& path, Owned socket, int order);
 
   // All that is under way with a peer fails, because of `why`.
@@ -68,7 +69,22 @@ class Engine {
   WorkRef send(int rank, Tag tag, const uint8_t* memory, uint64_t bytes, Nanoseconds sent = 0);
   // The same of what stays as it is while `memory` is referenced: nothing of the arena is copied.
   WorkRef send(int rank, Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent = 0);
-  WorkRef receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes, bool exact = true);
+
+  // A message whose bytes are not there yet, and what says how many are.
+  struct Filling {
+    std::shared_ptr<Peer> peer;
+    uint64_t number = 0, bytes = 0;
+    Memory from, memory;   // where the bytes will be; where it is sent from, which may be another place
+    uint64_t copied = 0;   // of the loop's thread: bytes, where it is another one
+  };
+  WorkRef begin(int rank, Tag tag, Memory memory, uint64_t bytes, Nanoseconds sent,
+                std::shared_ptr<Filling>* filling);
+  // `bytes` are there, from the first on, which the loop's thread sends: the caller does not copy
+  // them to any socket.
+  void filled(const std::shared_ptr<Filling>& filling, uint64_t bytes);
+
+  WorkRef receive(int rank, Tag tag, uint8_t* memory, uint64_t bytes, bool exact = true,
+                  Progress progress = {});
   void abort(int rank, const WorkRef& work);
 
   std::shared_ptr<uint8_t> take(uint64_t bytes);

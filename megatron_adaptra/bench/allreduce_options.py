@@ -113,6 +113,11 @@ class AllReduceOptions(Options):
         return [found.get(rank, math.inf) for rank in range(self.ranks)]
 
     @property
+    def slowest(self) -> int:
+        """The rank whose port passes least; the last one of equals."""
+        return min(range(self.ranks), key=lambda rank: (self.rates[rank], -rank))
+
+    @property
     def where(self) -> str:
         """The network that it is measured on."""
         if self.link:

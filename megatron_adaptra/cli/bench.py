@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from megatron_adaptra.cli.bench_report import Finding, html, png, table_of
 from megatron_adaptra.cli.output import note, print_json, progress, say, show_table, write_report
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.files import results_folder
+from megatron_adaptra.transport.engine.rails import fabric
 from megatron_adaptra.units import whole
 from megatron_adaptra.view.axis import size
 
@@ -129,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
     Under torchrun, rank 0 does so, and the others only measure.
     """
     sizes = _sizes_of(args)
+    if args.kind == P2P and not args.link:
+        fabric(os.environ)  # refused here, not by each rank
     asked = [Options(args.kind, sizes, ranks, args.rounds, args.link) for ranks in _counts_of(args)]
     first = (from_torchrun() or (0, 1))[0] == 0
     folder = results_folder(Path(args.out)) if args.out and first else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def add_parser(kinds: Any) -> None:
     add("--late", metavar="TIME,...",
         help="what late ranks come after the others (default: 0 and the time of one buffer "
         "through a port; 20 ms on this machine)")  # fmt: skip
-    add("--late-ranks", metavar="RANK,...", help="which these are (default: the last rank)")
+    add("--late-ranks", metavar="RANK,...", help="which these are (default: the one whose port is "
+        "slowest, the last of equals)")  # fmt: skip
     add("--host", action="append", default=[], metavar="RULE",
         help=f"{PORT_SYNTAX}, without the @ part; the first that fits counts (default: this "
         f"machine as it is, then {_HOSTS[0]} where that can be)")  # fmt: skip
@@ -138,15 +140,16 @@ def _options(args: argparse.Namespace) -> Iterator[AllReduceOptions]:
     elif not args.host and not args.link:
         note(f"measured on this machine alone, not behind ports with rates: {why}")
     for ranks in _whole_numbers(args.ranks, "--ranks"):
-        last = [ranks - 1] if args.late_ranks is None else None
-        late_ranks = last or _whole_numbers(args.late_ranks, "--late-ranks")
+        named = args.late_ranks is not None
+        late_ranks = _whole_numbers(args.late_ranks, "--late-ranks") if named else []
         for hosts in networks:
-            yield AllReduceOptions(
+            options = AllReduceOptions(
                 ALLREDUCE, sizes, ranks, args.rounds, args.link,
                 hosts=hosts, late=late, late_ranks=tuple(late_ranks),
                 algorithms=tuple(word.strip() for word in algorithms.split(",")),
                 collective=goal.value, delay=delay,
             )  # fmt: skip
+            yield options if named else replace(options, late_ranks=(options.slowest,))
 
 
 def _no_rates() -> str:

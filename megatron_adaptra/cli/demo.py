@@ -7,14 +7,13 @@ import json
 import os
 import signal
 import socket
-import sys
 from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from megatron_adaptra.cli.demo_table import show
 from megatron_adaptra.cli.output import note
 from megatron_adaptra.config import POLICIES, REROUTES
 from megatron_adaptra.demo.late_ranks import PORTS
@@ -29,7 +28,6 @@ from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.run import check_rank
 from megatron_adaptra.transport.engine.bindings import missing
 from megatron_adaptra.units import number, parse_rate, parse_seconds, whole
-from megatron_adaptra.view.findings import equalities, memory_table, peak_bytes, row_noun
 from megatron_adaptra.view.ranges import ranges
 
 _DEFAULTS = DemoOptions()
@@ -85,8 +83,8 @@ def _add_model(group: Any) -> None:
         type=number,
         default=None,
         metavar="P",
-        help=f"hidden and attention dropout (default: {DROPOUT}, but 0 with --reroute auto: where "
-        "microbatches move dropout falls on other values than in stock)",
+        help=f"hidden and attention dropout (default: {DROPOUT}, but 0 with --reroute auto and "
+        "--slow-replica: where microbatches move dropout falls on other values than in stock)",
     )
     group.add_argument(
         "--text",
@@ -130,6 +128,15 @@ def _add_links(group: Any) -> None:
         "repeat it or separate several by commas (--adaptra-allreduce auto finds it)",
     )
     group.add_argument(
+        "--slow-replica",
+        action="append",
+        default=[],
+        metavar="R:Nx",
+        help="data-parallel replica all of whose workers take N times as long, such as 2:2x; "
+        "repeat it or separate several by commas (--adaptra-sync share finds it, and gives it "
+        "fewer microbatches)",
+    )
+    group.add_argument(
         "--delay",
         default=None,
         metavar="TIME",
@@ -160,7 +167,7 @@ def _add_links(group: Any) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="instead of the eight above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
+        help="instead of the nine above: a rule such as 2-3:40ms,jitter=4ms@10..20, or a scenario "
         "YAML; may be repeated",
     )
     group.add_argument(
@@ -287,6 +294,7 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
         slow_workers=[part for text in args.slow_worker for part in text.split(",")],
         slow_paths=args.slow_path,
         late_ranks=[part for text in args.late_rank for part in text.split(",")],
+        slow_replicas=[part for text in args.slow_replica for part in text.split(",")],
         hosts=args.host,
         emulate=not args.no_emulation,
     )
@@ -295,8 +303,8 @@ def _options_of(args: argparse.Namespace) -> DemoOptions:
 def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Raise BadInput for the first flag that another one leaves without effect."""
     slow = (
-        "--slow-link", "--slow-worker", "--slow-path", "--late-rank", "--delay", "--bandwidth",
-        "--from-iteration", "--to-iteration",
+        "--slow-link", "--slow-worker", "--slow-path", "--late-rank", "--slow-replica", "--delay",
+        "--bandwidth", "--from-iteration", "--to-iteration",
     )  # fmt: skip
     rules = ("--emulate-link", "--emulate-worker")
     for flag, others, why in (
@@ -310,7 +318,8 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             value = _given(args, other)
             if value is not None and _given(args, flag) is not None:
                 raise BadInput(other, value, f"it has no place beside {flag}, {why}")
-    if not args.slow_link and (args.slow_worker or args.slow_path or args.late_rank):
+    no_links = (args.slow_worker, args.slow_path, args.late_rank, args.slow_replica)
+    if not args.slow_link and any(no_links):
         for flag in ("--delay", "--bandwidth"):
             if (value := _given(args, flag)) is not None:
                 raise BadInput(flag, value, "it is of links: name one with --slow-link")
@@ -376,7 +385,7 @@ def _show_or_print(args: argparse.Namespace, summary: dict[str, Any], options: D
     if args.json:
         print(json.dumps(summary))
     else:
-        _show(summary, options, Console())
+        show(summary, options, Console())
 
 
 def _one_rank(args: argparse.Namespace, options: DemoOptions) -> int:
@@ -402,75 +411,3 @@ def _one_rank(args: argparse.Namespace, options: DemoOptions) -> int:
         with open(f"{options.out}/summary.json", encoding="utf-8") as file:
             _show_or_print(args, json.load(file), options)
     return status
-
-
-def _show_memory(summary: dict[str, Any], console: Console) -> None:
-    """What the executor's activations took, per worker, in the slow phase."""
-    head, rows = memory_table(summary)
-    whole = [[name, *others] for name, others in (("", head), *rows)]
-    wide = sum(3 + max(map(len, column)) for column in zip(*whole, strict=True))
-    if wide >= console.width:
-        head, rows = memory_table(summary, most=1)
-    if not rows:
-        return
-    row = row_noun(summary)
-    table = Table(title=f"Activations of adaptra, {row} by {row}")
-    table.add_column("")
-    for name in head:
-        table.add_column(name, justify="right")
-    for name, cells in rows:
-        table.add_row(name, *cells)
-    console.print(table)
-
-
-def _show(summary: dict[str, Any], options: DemoOptions, console: Console) -> None:
-    """The closing table and the words to it."""
-    arms = summary["arms"]["stock"], summary["arms"]["adaptra"]
-    table = Table(title="Iteration time, median ms")
-    for name in ("phase", "stock", "adaptra", "stock / adaptra"):
-        table.add_column(name, justify="left" if name == "phase" else "right")
-    for phase in arms[0]["phases"]:
-        a, b = (arm["phases"][phase]["iteration_ms"] for arm in arms)
-        table.add_row(phase, f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f} x")
-    if (compared := summary["compared"]) is not None:
-        table.add_section()
-        first, last = compared["first_iteration"], compared["last_iteration"]
-        table.add_row(f"iterations {first} to {last}", "", "", "")
-        for word in ("predicted", "measured"):
-            a, b = (arm[f"{word}_slow_ms"] for arm in arms)
-            table.add_row(f"  {word}", f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f} x")
-        peaks = [ranges(arm["peak_in_flight"] or []) for arm in arms]
-        if any(peaks):
-            table.add_row("  most microbatches in flight", *peaks, "")
-        if any(held := [peak_bytes(summary, name) for name in summary["arms"]]):
-            table.add_row("  activations of these", *held, "")
-    console.print(table)
-    _show_memory(summary, console)
-    for replan in summary["replans"]:
-        measured = replan["measured_ms"]
-        console.print(
-            f"replan at iteration {replan['iteration']}: {replan['why']} "
-            f"(predicted {replan['predicted_ms']:.0f} ms, measured "
-            + (f"{measured:.0f} ms)" if measured is not None else "in no whole iteration)"),
-            highlight=False,
-        )
-    for one in summary["all_reduces"]:
-        times = ", ".join(
-            f"{word} {ms:.0f} ms"
-            for word, ms in (("predicted", one["predicted_ms"]), ("measured", one["measured_ms"]))
-            if ms
-        )
-        console.print(
-            f"gradients of ranks {ranges(one['ranks'])} from iteration {one['iteration']} on, "
-            f"{one['after']}: {one['why']} (after the last arrival native {one['native_ms']:.0f} "
-            f"ms, {times})",
-            highlight=False,
-        )
-    if not (summary["replans"] or summary["all_reduces"]):
-        console.print("no replan: no change was worth one")
-    for what, words, good in equalities(summary):
-        console.print(f"{what}: {words if good else f'[red]DIFFERENT[/]: they {words}'}")
-    for text in summary["notes"]:
-        console.print(text, highlight=False, markup=False)
-    console.print(f"results: {options.out}/report.html, timeline.json, decisions.jsonl")
-    sys.stdout.flush()

@@ -16,6 +16,7 @@ from megatron_adaptra.cli.draw_allreduce import add_allreduce, allreduce_drawing
 from megatron_adaptra.cli.job import add_job, in_words, title_of
 from megatron_adaptra.cli.output import console, print_json, progress, say, write, writing
 from megatron_adaptra.cli.planning import add_planning
+from megatron_adaptra.cli.replicas.shares import shares_drawing, shares_json, wants_shares
 from megatron_adaptra.cli.replicas.source import replica_plan_from
 from megatron_adaptra.cli.source import add_source, plan_from, sourced
 from megatron_adaptra.errors import BadFile, BadInput
@@ -120,6 +121,10 @@ def _schedule(args: argparse.Namespace) -> _Drawn:
     equal = _no_times(args)
     described, schedule = sourced(args, _EQUAL if equal else None)
     conditions, several = described.conditions, described.replicas
+    if wants_shares(args, described):
+        drawing, shares = shares_drawing(args, described)
+        both = {one.name: one.to_json() for one in shares.timelines()}
+        return _Drawn(drawing, shares.sync.text(), {**shares_json(shares), "timelines": both})
     plan: Plan | ReplicaPlan
     if several is None:
         plan = plan_from(args, described, schedule)

@@ -54,6 +54,8 @@ _SWITCHES = {
     "split": "let a backward run in two parts, input and weights (default: yes)",
     "recompute": "let single microbatches be recomputed, to save memory (default: no)",
 }
+# Of a job of which no more is given than which replica is slow.
+_SHAPE = {"stages": 1, "microbatches": 8, "forward_ms": 10.0, "backward_ms": 20.0}
 _EXAMPLE = "--stages 4 --microbatches 12 --forward-ms 9 --backward-ms 16 --link-delay-ms 0,0,40"
 
 
@@ -80,7 +82,8 @@ class Job:
 
     `activation_bytes`: of a microbatch, per stage, if known. `budget`: the activation budget as it
     was given. `field`: how a key of a profile is called where the user wrote it. `replicas`: all
-    workers, of which `conditions` are those of each replica; None for one pipeline.
+    workers, of which `conditions` are those of each replica; None for one pipeline. `whole`: whole
+    replicas are described as slow. `taken`: what was not given and is taken, in words; or empty.
     """
 
     conditions: Conditions
@@ -88,6 +91,8 @@ class Job:
     budget: Any
     field: Callable[[str], str]
     replicas: ReplicaConditions | None = None
+    whole: bool = False
+    taken: str = ""
 
     def nbytes(self, held: Sequence[float]) -> list[float] | None:
         """Per stage, or worker, the bytes of `held`, in microbatches, if they are known."""
@@ -106,6 +111,7 @@ def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -
     if any(key.startswith("backward") for key in flags):
         values = {k: v for k, v in values.items() if not k.startswith("backward")}
     values = {**(default or {}), **values, **flags}
+    values, taken = _with_a_shape(values)
 
     def field(key: str) -> str:
         return _flag(key) if key in flags or not args.profile else key
@@ -117,7 +123,22 @@ def job_of(args: argparse.Namespace, default: Mapping[str, Any] | None = None) -
         for key in _limited(conditions, replicas):
             note(f"{field(key)} changes nothing without {needed}, the size of a message")
     each = activation_bytes_of(values, conditions.stages, field)
-    return Job(conditions, each, values.get("activation_budget"), field, replicas)
+    budget, whole_ones = values.get("activation_budget"), "slow_replica" in values
+    return Job(conditions, each, budget, field, replicas, whole_ones, taken)
+
+
+def _with_a_shape(values: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The `values`, with a shape for those of whole replicas; what it is, in words.
+
+    How much shares of microbatches gain shows without the size of a job.
+    """
+    if "slow_replica" not in values:
+        return values, ""
+    taken = {key: value for key, value in _SHAPE.items() if key not in values}
+    if any(key.startswith(("forward", "backward")) for key in values):
+        taken = {key: value for key, value in taken.items() if not key.endswith("_ms")}
+    words = ", ".join(f"{_flag(key)} {value:g}" for key, value in taken.items())
+    return {**taken, **values}, f"taken, as they are not given: {words}" if words else ""
 
 
 def _limited(conditions: Conditions, replicas: ReplicaConditions | None) -> Iterator[str]:
@@ -138,7 +159,8 @@ def title_of(args: argparse.Namespace) -> str:
 def in_words(conditions: Conditions, replicas: ReplicaConditions | None = None) -> str:
     """The job in a line, for titles; with `replicas`, each of which has these `conditions`."""
     c = conditions
-    text = f"{c.stages} stages × {c.microbatches} microbatches"
+    text = f"{c.stages} stage{'s' * (c.stages > 1)} × {c.microbatches} microbatch"
+    text += "es" * (c.microbatches > 1)
     if replicas is not None:
         text = f"{replicas.replicas} replicas × {text}"
     if c.chunks > 1:

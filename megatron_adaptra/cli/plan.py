@@ -19,6 +19,7 @@ from megatron_adaptra.cli.plugin import (
     kept_in_words,
 )
 from megatron_adaptra.cli.replicas.failures import add_failures, run_failures
+from megatron_adaptra.cli.replicas.shares import run_shares, wants_shares
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.model.bounds import unlimited_bound
@@ -56,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     job = job_of(args)
     if args.failure_plans is not None and args.failures is None:
         raise BadInput("--failure-plans", args.failure_plans, "it keeps plans; give --failures")
+    if wants_shares(args, job):
+        return run_shares(args, job)
     if job.replicas is not None and args.failures is not None:
         return run_failures(args, job)
     if job.replicas is not None:

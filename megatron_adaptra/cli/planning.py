@@ -51,7 +51,15 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         action=Once,
         default="adaptive",
         help=f"{names} (default: adaptive); with --replicas none, swap, shift, re-route or, the "
-        "default, the fastest of these",
+        "default, the fastest of these; or share, fewer microbatches for slow replicas (the "
+        "default with --slow-replica)",
+    )
+    parser.add_argument(
+        "--counts",
+        action=Once,
+        metavar="N,...",
+        help="with --policy share: microbatches of each replica, such as 9,9,5,9 (default: those "
+        "with the fastest iteration)",
     )
 
 

@@ -15,7 +15,7 @@ KEYS = (
     "stages", "microbatches", "chunks", "forward_ms", "backward_ms", "backward_input_ms",
     "backward_weight_ms", "link_delay_ms", "return_delay_ms", "link_jitter", "link_bandwidth",
     "message_bytes", "activation_budget", "activation_bytes", "recompute", "split", "optimizer_ms",
-    "replicas", "failed", "slow", "slow_path", "slow_port", "worker_budget",
+    "replicas", "failed", "slow", "slow_replica", "slow_path", "slow_port", "worker_budget",
 )  # fmt: skip
 # A profile may carry along what its job is called and what others published of it.
 CARRIED = ("name", "published_plan_ms", "published_warmup", "published_measured_ms")

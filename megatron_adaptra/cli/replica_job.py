@@ -13,12 +13,17 @@ from megatron_adaptra.cli.profile import MOST_CELLS, activation_bytes_of
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.ir.routes import parse_worker
+from megatron_adaptra.ir.routes import parse_worker, worker_name
 from megatron_adaptra.units import number, parse_bytes, parse_rate, parse_seconds, size, whole
 
 _LISTS = {
     "failed": ("W,...", "workers that are dead: replica and stage, 1.2"),
     "slow": ("W:Nx,...", "workers that take N times as long: 0.1:2x"),
+    "slow_replica": (
+        "R:Nx,...",
+        "replicas whose workers all take N times as long: 2:2x; unless --policy names another "
+        "remedy, microbatches are then shared out by how fast replicas are",
+    ),
     "slow_path": (
         "W-W:V,...",
         "paths between workers of adjacent stages, both ways, and what they carry: a rate, "
@@ -95,7 +100,7 @@ def replicas_of(
             conditions,
             count,
             frozenset(worker for worker, _ in take.workers("failed")),
-            {worker: take.times(value) for worker, value in take.workers("slow")},
+            take.slow(),
             take.paths(),
             {worker: take.rate("slow_port", v) for worker, v in take.workers("slow_port")},
             take.budgets(count),
@@ -182,7 +187,35 @@ class _Taker:
             raise self.refusal(key, about, f"{_WORDS}; {ends}") from None
         return worker
 
-    def times(self, value: Any) -> float:
+    def slow(self) -> dict[int, float]:
+        """Single workers, and those of whole replicas."""
+        out = {worker: self.times("slow", value) for worker, value in self.workers("slow")}
+        key, stages = "slow_replica", self.conditions.stages
+        for about, value in self.entries(key):
+            replica = self.replica(key, about)
+            if value is None:
+                raise self.refusal(key, about, "of the form R:Nx, where R is a replica")
+            for worker in range(replica * stages, (replica + 1) * stages):
+                if worker in out:
+                    name = worker_name(worker, stages)
+                    fault = f"how slow worker {name} is stands there already"
+                    raise BadInput(self.field(key), about, fault)
+                out[worker] = self.times(key, value)
+        return out
+
+    def replica(self, key: str, about: object) -> int:
+        """YAML reads 2 as a number."""
+        try:
+            replica = whole(about) if isinstance(about, str) else about
+        except ValueError:
+            replica = None
+        if isinstance(replica, bool) or not isinstance(replica, int):
+            replica = -1
+        if not 0 <= replica < self.replicas:
+            raise self.refusal(key, about, f"a replica, from 0 to {self.replicas - 1}")
+        return replica
+
+    def times(self, key: str, value: Any) -> float:
         times = value
         if isinstance(value, str):
             try:
@@ -193,7 +226,7 @@ class _Taker:
             times = math.nan
         if not LEAST_TIMES <= times <= MOST_TIMES:
             allowed = f"how many times as long, such as 2x, from {LEAST_TIMES:g} to {MOST_TIMES:g}"
-            raise self.refusal("slow", value, allowed)
+            raise self.refusal(key, value, allowed)
         return float(times)
 
     def rate(self, key: str, value: Any) -> float:

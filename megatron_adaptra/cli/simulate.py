@@ -13,6 +13,7 @@ from megatron_adaptra.cli.job import Job, add_job
 from megatron_adaptra.cli.output import Table, ms, print_json, progress, say, show_table
 from megatron_adaptra.cli.planning import add_planning
 from megatron_adaptra.cli.plugin import WARMUP
+from megatron_adaptra.cli.replicas.shares import run_shares, wants_shares
 from megatron_adaptra.cli.source import add_source, plan_from, sourced
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     Raises BadInput for --samples where there is nothing to sample.
     """
     job, schedule = sourced(args)
+    if wants_shares(args, job):
+        return run_shares(args, job)
     if job.replicas is not None:
         from megatron_adaptra.cli.replicas.simulate import simulate_replicas
 

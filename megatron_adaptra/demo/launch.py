@@ -68,6 +68,7 @@ def prepare(options: DemoOptions) -> Path:
             *map(out.joinpath, RESULTS),
             *out.glob("replica-*.jsonl"),
             *out.glob("decisions.*.jsonl"),
+            out / "sync.jsonl",
         ]:
             stale.unlink(missing_ok=True)
     except OSError as error:

@@ -16,11 +16,11 @@ from megatron_adaptra.config import (
     load_yaml,
     parse_budget,
 )
-from megatron_adaptra.demo import late_ranks
+from megatron_adaptra.demo import late_ranks, slow_replicas
 from megatron_adaptra.errors import BadFile, BadInput
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.netlab.lab import MOST_HOSTS
-from megatron_adaptra.runtime.worker_rules import load_slowness, parse_slowness
+from megatron_adaptra.runtime.worker_rules import WorkerRule, load_slowness, parse_slowness
 from megatron_adaptra.transport.rules import (
     LinkRule,
     PortRule,
@@ -37,9 +37,8 @@ MOST_RANKS = 256  # processes on one machine
 MOST_FILES = 1000  # empty ones that are looked at before a folder counts as empty
 PRECISIONS = ("fp32", "bf16")
 DEMO_ENGINES = ("native", "executor")  # stock is the other arm
-LAUNCHED = (
-    "ADAPTRA_LAUNCHED"  # set for the ranks by the launcher; without it rank 0 talks to people
-)
+# Set for the ranks by the launcher; without it rank 0 prints for people.
+LAUNCHED = "ADAPTRA_LAUNCHED"
 PROGRESS = "@adaptra "  # what rank 0 sends the launcher, one JSON object a line
 # Settings of the plugin that the demo makes itself, and where they are given instead.
 _NOT_IN_CONFIG = {
@@ -67,7 +66,10 @@ class DemoOptions:
 
     `late_ranks`: data-parallel ranks that come late to their gradients between the two iterations,
     at every stage, and by how much (`2:30ms`). The plugin's all-reduces are chosen while training
-    then. `hosts`: with `netlab`, rates of hosts' ports (`all:20MB/s`), the default where empty.
+    then. `slow_replicas`: replicas all of whose workers get slow (`2:2x`); the plugin shares out
+    microbatches then. `op_times`: how many times as long as it computes each op takes, by waiting;
+    0: with `slow_replicas`, so many that the cores are idle half of the time, else 1. `hosts`: with
+    `netlab`, rates of ports (`all:20MB/s`); empty: the default.
 
     `bandwidth`: of the slow links, in bytes per second; None: as without emulation.
 
@@ -99,6 +101,8 @@ class DemoOptions:
     slow_workers: list[str] = field(default_factory=list)
     slow_paths: list[str] = field(default_factory=list)
     late_ranks: list[str] = field(default_factory=list)
+    slow_replicas: list[str] = field(default_factory=list)
+    op_times: float = 0.0
     hosts: list[str] = field(default_factory=list)
     emulate_link: list[str] = field(default_factory=list)
     emulate_worker: list[str] = field(default_factory=list)
@@ -140,30 +144,30 @@ class DemoOptions:
             hosts = f"with --netlab it has to be at most {MOST_HOSTS} ranks, one per host"
             raise BadInput(_flag(name), getattr(self, name), hosts)
         self._check_schedule()
+        slow_replicas.check_slow_replicas(
+            self.slow_replicas, self.data_parallel, self.chunks, self.reroute
+        )
         self._check_reroute()
+        if not self.op_times:
+            shared = self.slow_replicas and self.emulate
+            self.op_times = slow_replicas.op_times(self.world) if shared else 1.0
         positions = self.stages * self.chunks
         self.num_layers = self.num_layers or positions
         if self.num_layers % positions:
             parts = f"{self.chunks} chunks of {self.stages} stages"
             what = parts if self.chunks > 1 else f"{self.stages} stages"
-            raise BadInput(
-                "--num-layers", self.num_layers, f"it has to be a multiple of the {what}"
-            )
+            allowed = f"it has to be a multiple of the {what}"
+            raise BadInput("--num-layers", self.num_layers, allowed)
         if self.hidden_size % 4:
-            raise BadInput(
-                "--hidden-size",
-                self.hidden_size,
-                "it has to be a multiple of the 4 attention heads",
-            )
+            allowed = "it has to be a multiple of the 4 attention heads"
+            raise BadInput("--hidden-size", self.hidden_size, allowed)
         if self.dropout is None:
-            self.dropout = 0.0 if self.reroute == "auto" else DROPOUT
+            self.dropout = 0.0 if self.reroute == "auto" or self.slow_replicas else DROPOUT
         if not 0 <= self.dropout < 1:
             raise BadInput("--dropout", self.dropout, "it has to be from 0 up to, not including, 1")
-        for name, allowed in (("engine", DEMO_ENGINES), ("precision", PRECISIONS)):
-            if getattr(self, name) not in allowed:
-                raise BadInput(
-                    _flag(name), getattr(self, name), f"it has to be one of {', '.join(allowed)}"
-                )
+        for name, known in (("engine", DEMO_ENGINES), ("precision", PRECISIONS)):
+            if (value := getattr(self, name)) not in known:
+                raise BadInput(_flag(name), value, f"it has to be one of {', '.join(known)}")
         if self.activation_budget:
             parse_budget(self.activation_budget, "--activation-budget")
         if not 5 <= self.timeout <= LONGEST:
@@ -184,9 +188,8 @@ class DemoOptions:
                 f"it has to be 0 < from < to <= {self.iterations} iterations",
             )
         if self.bandwidth is not None and not 1 <= self.bandwidth < math.inf:
-            raise BadInput(
-                "--bandwidth", self.bandwidth, "it has to be a rate above 0, of at least 1B/s"
-            )
+            allowed = "it has to be a rate above 0, of at least 1B/s"
+            raise BadInput("--bandwidth", self.bandwidth, allowed)
         self._check_slow()
         self._check_late()
         if self.text:
@@ -196,8 +199,8 @@ class DemoOptions:
 
     def _check_slow(self) -> None:
         """What gets slow in the slow phase: each link, path and worker once."""
-        slow = (self.slow_links, self.slow_paths, self.slow_workers, self.late_ranks, self._rules)
-        if not any(slow):
+        slow = (self.slow_links, self.slow_paths, self.slow_workers, self.late_ranks)
+        if not any((*slow, self.slow_replicas, self._rules)):
             self.slow_links = [f"{self.stages - 2}-{self.stages - 1}"]
         replicas, when = self.data_parallel, "--from-iteration and --to-iteration have the period"
         ends: list[tuple[int, int]] = []
@@ -216,14 +219,19 @@ class DemoOptions:
             if any(way in ends for way in ways):
                 raise BadInput("--slow-path", path, "it has to name each path only once")
             ends += ways
-        workers = [
-            rule.worker
-            for text in self.slow_workers
-            for rule in parse_slowness(text, self.stages, replicas, "--slow-worker")
-        ]
+        workers = [rule.worker for rule in self._workers()]
         if len(workers) > len(set(workers)):
             once = "it has to name each worker only once"
             raise BadInput("--slow-worker", ",".join(self.slow_workers), once)
+
+    def _workers(self) -> list[WorkerRule]:
+        """Those that get slow, alone or with their replica."""
+        slow = slow_replicas.parse_slow_replicas(self.slow_replicas, self.data_parallel)
+        return [
+            rule
+            for text in (*self.slow_workers, *slow_replicas.slow_workers(slow, self.stages))
+            for rule in parse_slowness(text, self.stages, self.data_parallel, "--slow-worker")
+        ]
 
     def _check_late(self) -> None:
         """Late ranks, and the ports of hosts, which only a laboratory has."""
@@ -300,6 +308,7 @@ class DemoOptions:
     def _helps(self) -> bool:
         """Whether one plan for all replicas is possible, and something is slow that it may help."""
         possible = self.data_parallel > 1 and self.chunks == 1 and self.policy == "adaptive"
+        possible = possible and not self.slow_replicas
         return possible and self.emulate and (self._slows_workers or bool(self.slow_paths))
 
     def _check_reroute(self) -> None:
@@ -363,7 +372,11 @@ class DemoOptions:
             return []
         if self._rules:
             return self.emulate_worker
-        return [f"{one}@{self.from_iteration}..{self.to_iteration}" for one in self.slow_workers]
+        span = f"@{self.from_iteration}..{self.to_iteration}"
+        rules = [(one.worker, one.times * self.op_times, span) for one in self._workers()]
+        if self.op_times > 1:  # of two rules for a worker the first one counts
+            rules += [(worker, self.op_times, "") for worker in range(self.world)]
+        return [f"{worker_name(w, self.stages)}:{times:g}x{when}" for w, times, when in rules]
 
     @property
     def host_rules(self) -> list[LinkRule]:
@@ -384,6 +397,17 @@ class DemoOptions:
         """How the plugin's arm reduces gradients: what the file of `config` has, or as needed."""
         given = load_yaml(Path(self.config)) if self.config else {}
         return str(given.get("allreduce", "auto" if self.lateness else "native"))
+
+    @property
+    def sync(self) -> str:
+        """The microbatches of the plugin's arm: what the file of `config` has, or as needed."""
+        given = load_yaml(Path(self.config)) if self.config else {}
+        return str(given.get("sync", "share" if self.slow_replicas and self.emulate else "full"))
+
+    @property
+    def sync_counts(self) -> str:
+        """Microbatches by replica that the file of `config` names; empty where they are found."""
+        return str(load_yaml(Path(self.config)).get("sync_counts", "")) if self.config else ""
 
     @property
     def ports(self) -> list[str]:

@@ -19,28 +19,26 @@ from megatron_adaptra.demo.all_reduces import (
     why_native,
 )
 from megatron_adaptra.demo.comparison import (
-    BUSY,
     WARM_UP,
     Comparison,
     Outlook,
-    Ran,
     compare,
-    conditions_of,
     loop_of,
-    why_off,
 )
 from megatron_adaptra.demo.cpu_load import Sample, load_of
+from megatron_adaptra.demo.notes import of_predictions, of_the_run
 from megatron_adaptra.demo.options import DemoOptions
 from megatron_adaptra.demo.rounding import Differences
+from megatron_adaptra.demo.shares import drawn_shares, share_entries
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.ir.routes import worker_name
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.sync.decisions import SyncDecision
 from megatron_adaptra.telemetry.probe import IterationRecord, merge
 from megatron_adaptra.telemetry.report import Memory
-from megatron_adaptra.units import size
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.findings import slow_noun
 from megatron_adaptra.view.html.report import report_html
@@ -78,17 +76,20 @@ class Run:
     `losses`: of each iteration, by arm. `decisions`: those that came into force. `start`: the
     schedule that the run began with. `at_end`: what was measured at the end of the phase that the
     report is about. `workers`: the ranks whose timelines are shown, of so many `replicas`.
-    `versions`: of what was used, by package. `interrupted`: the signal's name, or empty.
+    `versions`: of what was used, by package. `interrupted`: the signal's name, or empty. `shares`:
+    decisions on replicas' microbatches that came into force; where these may change, `at_end` is
+    None.
     """
 
     losses: Mapping[str, list[float]]
     decisions: Sequence[Decision]
     start: Schedule
-    at_end: Outlook
+    at_end: Outlook | None
     workers: Sequence[int]
     replicas: int
     versions: Mapping[str, str]
     interrupted: str = ""
+    shares: Sequence[SyncDecision] = ()
 
     @property
     def names(self) -> list[str] | None:
@@ -118,23 +119,32 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         end = min([ran, *(end for end in ends if end > decision.iteration)])
         if until is not None:
             end = min(end, until.iteration)
+        end = min([end, *(s.iteration for s in run.shares if s.iteration > decision.iteration)])
         lived[decision.iteration] = whole = range(decision.iteration + 1, end)
         times = iteration_ms["adaptra"][whole.start : whole.stop]
         loop.log.measure(decision, median(times) if times else None)
     shown = [ranks[rank] for rank in run.workers]
-    comparison = compare(
-        phases[key_phase(phases)], run.decisions, iteration_ms, run.start, run.at_end,
-        loop.evaluate,
-    )  # fmt: skip
+    comparison = None
+    if run.at_end is not None:
+        comparison = compare(
+            phases[key_phase(phases)], run.decisions, iteration_ms, run.start, run.at_end,
+            loop.evaluate,
+        )  # fmt: skip
     arms = _arm_reports(iteration_ms, shown, run.replicas, comparison)
     summary = _summary(options, ranks, run, iteration_ms, phases, arms, comparison)
     summary["memory"] = None if comparison is None else _memory(controller, shown, comparison)
     summary["machine"] = machine = _machine(ranks, phases, comparison)
     groups = [group for rank in ranks for group in rank.reductions]
+    samples, kernels = [r.samples for r in ranks], [r.kernel for r in ranks]
+    predictions = of_predictions(
+        run.decisions, lived, samples, kernels, comparison, arms, loop.delays
+    )
+    if options.sync != "full":  # an iteration takes what the slowest replica does, not this one
+        predictions = []
     summary["notes"] = [
         *why_native(groups, options),
-        *_of_the_run(options, run, ran, machine),
-        *_of_predictions(run, lived, ranks, comparison, arms, loop.delays),
+        *of_the_run(options, run.interrupted, ran, machine),
+        *predictions,
     ]
     out.joinpath("summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     gantts = {
@@ -152,6 +162,7 @@ def write(options: DemoOptions, ranks: Sequence[RankResult], run: Run, controlle
         phases=phases,
         link_delay_ms=_delays_ms(loop.delays),
         reduction=drawn_reduction(groups, phases[key_phase(phases)]),
+        shared=drawn_shares(run.shares, summary["shares"], phases[key_phase(phases)]),
     )
     out.joinpath("report.html").write_text(report_html(report))
     try:
@@ -279,69 +290,6 @@ def _machine(
     }
 
 
-def _of_the_run(options: DemoOptions, run: Run, ran: int, machine: Mapping[str, Any]) -> list[str]:
-    """Sentences: whether the run is whole, and whether the machine was busy."""
-    notes = []
-    if run.interrupted:
-        notes.append(
-            f"Interrupted by {run.interrupted} after {ran} of {options.iterations} iterations: "
-            f"all figures are of these."
-        )
-    if options.reroute == "auto" and options.dropout:
-        notes.append(
-            "While single microbatches move between replicas dropout falls on other values than "
-            "in stock, by iteration and home: losses and parameters then differ by more than "
-            "rounding. Without --dropout they can be compared."
-        )
-    if options.emulate and options.bandwidth is not None:
-        wire = 1e3 * options.message_bytes / options.bandwidth
-        notes.append(
-            f"At {size(options.bandwidth)}/s a message of {size(options.message_bytes)} keeps the "
-            f"slow link busy for {wire:.3g} ms. A deeper warmup hides delay; it does not help "
-            f"where messages take longer than a microbatch does."
-        )
-    others = {name: load["others"] for name, load in machine["cpu_share"].items()}
-    others.pop("compared", None)
-    busy = {name: share for name, share in others.items() if share > BUSY}
-    if busy:
-        phases = ", ".join(f"{100 * share:.0f} % ({name})" for name, share in busy.items())
-        notes.append(
-            f"The machine was busy: other processes used {phases} of the CPU time of its "
-            f"{machine['cores']} cores; load average {machine['load_average'][0]:.1f}. Iterations "
-            f"take longer, and differ more, than on an idle machine."
-        )
-    return notes
-
-
-def _of_predictions(
-    run: Run,
-    lived: Mapping[int, range],
-    ranks: Sequence[RankResult],
-    comparison: Comparison | None,
-    arms: Sequence[ArmReport],
-    delays: Mapping[int, Mapping[str, float]],
-) -> list[str]:
-    """Sentences: which plan is compared if not the last, and why predictions are off.
-
-    `lived`: the whole iterations of each plan in its phase, by its first iteration.
-    """
-    notes, judged = [], list[Ran]()
-    if comparison is not None:
-        notes.append(comparison.why_not_the_last)
-        judged += [comparison.ran(arm.name, arm.measured) for arm in arms]
-    for d in run.decisions:
-        whole = lived[d.iteration]
-        if d.measured_ms is None or (comparison is not None and comparison.iterations == whole):
-            continue
-        who = f"The plan of iteration {d.iteration}"
-        judged.append(Ran(who, whole, d.predicted_ms, d.measured_ms, conditions_of(d)))
-    samples, kernels = [r.samples for r in ranks], [r.kernel for r in ranks]
-    for one in judged:
-        load = load_of(samples, kernels, one.iterations.start, one.iterations.stop)
-        notes.append(why_off(one, delays, load))
-    return [note for note in notes if note]
-
-
 def _summary(
     options: DemoOptions,
     ranks: Sequence[RankResult],
@@ -368,15 +316,20 @@ def _summary(
 
     groups = [group for rank in ranks for group in rank.reductions]
     reduced = entries(groups)
+    shares = share_entries(run.shares, iteration_ms["adaptra"], [end for _, end in phases.values()])
+    changed = bool(shares) or bool(options.sync_counts)
     differences = Differences.between(
         run.losses, [r.digests for r in ranks], [r.apart for r in ranks],
         [Schedule.parse(d.plan) for d in run.decisions], options.precision, options.dropout or 0.0,
         reduced=bool(reduced) or options.allreduce not in ("native", "auto"),
+        shared=changed,
     )  # fmt: skip
     onset = options.from_iteration if options.emulate else 0
     found = [one for one in run.decisions if one.detected >= onset]
     detected = [one.detected for one in found]
-    if options.lateness:
+    if options.slow_replicas and options.emulate:
+        detected = [one["detected"] for one in shares if one["detected"] >= onset]
+    elif options.lateness:
         detected = [one["detected"] for one in reduced if one["detected"] >= onset]
     return {
         "config": {
@@ -391,6 +344,7 @@ def _summary(
             "slow_workers": options.slow_workers if options.emulate else [],
             "slow_paths": options.slow_paths if options.emulate else [],
             "late_ranks": options.late_ranks if options.emulate else [],
+            "slow_replicas": options.slow_replicas if options.emulate else [],
             "hosts": options.ports,
             "emulate_link": options.emulate_link,
             "emulate_worker": options.emulate_worker,
@@ -403,6 +357,7 @@ def _summary(
             "to_iteration": options.to_iteration if options.emulate else None,
             "engine": options.engine,
             "reroute": options.reroute,
+            "sync": options.sync,
             "policy": options.policy,
             "chunks": options.chunks,
             "recompute": options.recompute,
@@ -449,6 +404,7 @@ def _summary(
             for d in run.decisions
         ],
         "all_reduces": reduced,
+        "shares": shares,
         "detected_after_iterations": min(detected) - onset + 1 if detected else None,
         "versions": dict(run.versions),
     }

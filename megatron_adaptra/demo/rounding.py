@@ -26,8 +26,9 @@ class Differences:
         parameters_difference: of all parameters of a rank, the norm of what differs as a share of
             theirs; of the rank where that is largest.
         equal_to_rounding: where bits differ, whether the order of sums explains it: a plan has
-            moved microbatches, or gradients were reduced by one, and the losses are that near; None
-            where bits are the same, or cannot be, as dropout has fallen on other values.
+            moved microbatches, gradients were reduced by one, or replicas ran other numbers of
+            microbatches, and the losses are that near; None where bits are the same, or cannot be,
+            as dropout has fallen on other values.
     """
 
     losses_identical: bool
@@ -46,6 +47,7 @@ class Differences:
         precision: str,
         dropout: float = 0.0,
         reduced: bool = False,
+        shared: bool = False,
     ) -> Differences:
         """Compare the arms `stock` and `adaptra`.
 
@@ -57,13 +59,16 @@ class Differences:
             precision: "fp32" or "bf16".
             dropout: its probability. Where single microbatches have moved it goes by home.
             reduced: gradients were reduced by a plan of ours, in another order than Megatron's.
+            shared: replicas ran other numbers of microbatches than in stock; dropout goes by where
+                one runs.
         """
         pairs = list(zip(losses["stock"], losses["adaptra"], strict=True))
         same = all(a == b for a, b in pairs)
         alike = all(each["stock"] == each["adaptra"] for each in digests)
         largest = max((_relative(a, b) for a, b in pairs), default=0.0)
         rounding = None
-        masked = dropout > 0 and not all(plan.keeps_order for plan in plans)
+        masked = dropout > 0 and (shared or not all(plan.keeps_order for plan in plans))
+        reduced = reduced or shared  # by either the order of sums is another one
         if not ((same and alike) or masked):
             rounding = (reduced or any(map(sums_change, plans))) and largest <= ROUNDING[precision]
         return cls(same, alike, largest, max(apart, default=0.0), rounding)

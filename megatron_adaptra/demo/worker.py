@@ -28,10 +28,11 @@ from megatron_adaptra.adapter.compat.profiles import profile
 from megatron_adaptra.config import AdaptraConfig, load_yaml
 from megatron_adaptra.demo.all_reduces import GroupReductions, known_now
 from megatron_adaptra.demo.comparison import Outlook
-from megatron_adaptra.demo.cpu_load import MachineTime, Sample, kernel
+from megatron_adaptra.demo.cpu_load import Sample, kernel
 from megatron_adaptra.demo.late_ranks import MIN_GAIN
 from megatron_adaptra.demo.options import LAUNCHED, PROGRESS, DemoOptions
 from megatron_adaptra.demo.results import RankResult, Run, key_phase, write
+from megatron_adaptra.demo.shares import found_shares
 from megatron_adaptra.demo.stopping import asked_by, pass_on
 from megatron_adaptra.errors import AdaptraError, PeerLost
 from megatron_adaptra.failures import recorded
@@ -43,6 +44,7 @@ from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.planning_thread import PlanningThread
+from megatron_adaptra.telemetry.machine_time import MachineTime
 
 TURN = 5  # iterations of one arm in a row over a network that is slow by itself
 KEPT = 8  # iterations whose records are kept, to draw one of them
@@ -127,6 +129,8 @@ class _Demo:
         self.arms = {name: gpt.Arm.build(self.shape, dataset) for name in ("stock", "adaptra")}
         self.stock = gpt.forward_backward_function()
         settings = load_yaml(Path(options.config)) if options.config else {}
+        if options.sync != "full":
+            settings = {"sync": options.sync, **settings}
         if options.lateness:  # found and answered, unless the file has it otherwise
             settings = {"allreduce": options.allreduce, "min_gain": MIN_GAIN, **settings}
         config = replace(
@@ -146,8 +150,8 @@ class _Demo:
             config = replace(config, activation_budget=options.activation_budget)
         self.activation = activate(config, demo=True)
         self.session = self.activation.session
-        if self.activation.gradients is not None:
-            self.activation.gradients.announce = False
+        for reduction in self.activation.reductions:
+            reduction.announce = False
         self.session.watchdog.end_on_signal()
         self.adapted = gpt.forward_backward_function()
         stock = starting_schedule(
@@ -190,6 +194,7 @@ class _Demo:
         options = self.options
         # Where it shows how long an iteration is, those of the other arm are not in between.
         alone = options.emulate and not options.netlab and not options.late_ranks
+        alone = alone and options.sync == "full"
         turn = 1 if alone else TURN
         data = Path(self.options.data) if self.options.data else None
         for first in range(0, self.options.iterations, turn):
@@ -228,14 +233,14 @@ class _Demo:
             return
         if self.start is None:
             self.start = leader.ballot.schedule
-        if self.end_of_phase - 1 in iterations:
+        # Where replicas share out microbatches, no plan of one pipeline is compared.
+        if self.end_of_phase - 1 in iterations and self.options.sync == "full":
             leader.loop.drain()
             self.at_end = Outlook.now(leader)
 
     def _loops(self) -> list[AllReduceLoop]:
         """What chooses the all-reduces of the groups that this rank is the first of."""
-        gradients = self.activation.gradients
-        return [] if gradients is None else gradients.loops
+        return [loop for reduction in self.activation.reductions for loop in reduction.loops]
 
     def _barrier(self, phase: str) -> None:
         """Wait for all ranks. Rank 0, which knows who is missing, gives up first and says so.
@@ -257,8 +262,8 @@ class _Demo:
         watchdog.phase = f"iteration {iteration} of {name}, outside the pipeline's messages"
         if self.session.small_collectives is not None:
             self.session.small_collectives.active = name == "adaptra"
-        if self.activation.gradients is not None:
-            self.activation.gradients.active = name == "adaptra"
+        for reduction in self.activation.reductions:
+            reduction.active = name == "adaptra"
         if self.late is not None:
             self.late.iteration = iteration
         begin = time.perf_counter()
@@ -296,7 +301,7 @@ class _Demo:
         from megatron_adaptra.adapter.baseline.trace import traced_ops, watched_messages
         from megatron_adaptra.telemetry.probe import Probe
 
-        links, worker = self.emulation
+        links, worker = self.emulation.links, self.session.context.worker_emulator
         with contextlib.ExitStack() as stack:
             if links is not None:
                 links.iteration = iteration
@@ -351,10 +356,13 @@ class _Demo:
         self.dist.all_gather_object(gathered, mine)
         if self.rank == 0 and isinstance(controller, Leader):
             assert self.start is not None
+            at_end = self.at_end
+            if at_end is None and self.options.sync == "full":
+                at_end = Outlook.now(controller)
             run = Run(
-                losses, self.decisions, self.start, self.at_end or Outlook.now(controller),
+                losses, self.decisions, self.start, at_end,
                 self.session.context.workers, self.session.context.replicas, self.gpt.versions(),
-                self.interrupted,
+                self.interrupted, found_shares(self.activation.shares),
             )  # fmt: skip
             write(self.options, gathered[: self.options.world], run, controller)
 

@@ -34,7 +34,8 @@ class Memory:
 
     `held`: pinned now; `used`: of these, by messages under way; `peak`: most held since the last
     `new_peak`; `over`: most above the limit since then. `copied`: why what was pinned is copied
-    once more; empty where it is not.
+    once more; empty where it is not. `unpinned`: why memory that is not pinned has served, which
+    counts as if it were; empty where none has.
     """
 
     held: int = 0
@@ -42,6 +43,7 @@ class Memory:
     peak: int = 0
     over: int = 0
     copied: str = ""
+    unpinned: str = ""
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,10 @@ class Pinned(Protocol):
         """Why the engine's memory could not be pinned; else empty."""
         ...
 
+    def unpinned(self) -> str:
+        """Why memory that is not pinned has served; else empty."""
+        ...
+
 
 class Transfer(Protocol):
     """A message under way from or to the GPU."""
@@ -192,11 +196,20 @@ def new_pinned(device: Device, engine: object, limit: int) -> Pinned:
 
 
 def open_messages(
-    engine: object, device: Device, pinned: Pinned, tag_space: int, peers: Sequence[int], name: str
+    engine: object,
+    device: Device,
+    pinned: Pinned,
+    tag_space: int,
+    peers: Sequence[int],
+    name: str,
+    piece: int = 0,
 ) -> Messages:
     """Messages over an `engine` of C++ with the ranks `peers`.
 
-    `tag_space`: the upper bits of all tags. `name`: of this side, for the peer's errors.
+    `tag_space`: the upper bits of all tags. `name`: of this side, for the peer's errors. `piece`:
+    bytes that are copied at a time, so that copies and wire overlap; 0: as measured to be good.
     """
-    new = _module().DeviceMessages
-    return cast(Messages, new(engine, device, pinned, tag_space, list(peers), name))
+    module = _module()
+    each = piece or module.message_piece()
+    new = module.DeviceMessages
+    return cast(Messages, new(engine, device, pinned, tag_space, list(peers), name, each))

@@ -56,6 +56,17 @@ def nearest(pci: str, names: frozenset[str], root: Path = SYSFS) -> frozenset[st
     return frozenset(nic.name for nic in known if nic.distance == least) or names
 
 
+def cores_near(pci: str, root: Path = SYSFS) -> str:
+    """The cores of the GPU `pci`'s NUMA node, such as "0-15,32-47"; empty where nothing is known.
+
+    `root`: of sysfs. On a machine with one node these are all cores.
+    """
+    try:
+        return (root / "bus" / "pci" / "devices" / pci / "local_cpulist").read_text().strip()
+    except OSError:
+        return ""
+
+
 def distance(one: Path, other: Path) -> Distance:
     """Between two devices, by their folders in sysfs."""
     a, b = _bridges(one), _bridges(other)

@@ -7,6 +7,7 @@ from typing import Any
 from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.base import Memory
 from megatron_adaptra.device.cuda import CudaDevice
+from megatron_adaptra.log import log_line
 
 NO_LIMIT = 1 << 62
 
@@ -24,10 +25,12 @@ class Staging:
     def __init__(self, device: CudaDevice, engine: Any, limit: int = NO_LIMIT) -> None:
         self.device = device
         self.pinned = gpu_bindings.new_pinned(device.handle, engine, limit)
+        self._logged: set[str] = set()
 
     def memory(self) -> Memory:
         """What it takes."""
-        return Memory(*self.pinned.bytes(), copied=self.pinned.copied())
+        words = self.pinned.copied(), self.pinned.unpinned()
+        return Memory(*self.pinned.bytes(), *words)
 
     def new_peak(self) -> None:
         """Count the peak from here on."""
@@ -47,10 +50,27 @@ class Staging:
     def trim(self, all: bool = False) -> None:
         """At an iteration's end: give back what it has not used; `all` that is idle.
 
-        Returns at once. What RDMA devices know is given back when the endpoint closes.
+        Returns at once. What RDMA devices know is given back when the endpoint closes. The driver
+        is asked again to pin memory, if it had none. One line of the log has why it pins none of
+        the engine's memory, if it does not, and one why messages go through memory not pinned.
         """
-        if self.memory().held:  # while all is well nothing is, and no thread is woken
+        memory = self.memory()
+        if memory.held or memory.unpinned:  # while all is well nothing is, and no thread is woken
             self.pinned.trim(self.device.handle, all)
+        self._log(
+            memory.copied,
+            "messages go through memory of the driver, from where the engine copies them once more",
+        )
+        self._log(
+            memory.unpinned,
+            "messages go through memory that is not pinned, which takes longer",
+        )
+
+    def _log(self, why: str, words: str) -> None:
+        """`words`, once, if there is a reason."""
+        if why and words not in self._logged:
+            self._logged.add(words)
+            log_line(f"{self.device.name}: {words}: {why}")
 
     def close(self) -> None:
         """Give back all, and what is under way when that has ended."""

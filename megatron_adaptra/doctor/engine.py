@@ -11,7 +11,15 @@ from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.package import how_to_build
 from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.bindings import Port
-from megatron_adaptra.transport.engine.rails import Rail, chosen
+from megatron_adaptra.transport.engine.dial import open_rail
+from megatron_adaptra.transport.engine.rails import (
+    VARIABLES,
+    Rail,
+    chosen,
+    disabled,
+    fabric,
+    family,
+)
 
 # Of cables and ports. What congestion or a lost packet counts is no fault of this host's.
 _BROKEN = (
@@ -30,7 +38,19 @@ def engine(root: Path = Path("/")) -> Iterator[Finding]:
             yield warn("TLS", f"messages cannot be encrypted: {why}", "apt-get install libssl3")
         else:
             yield ok("TLS", "messages can be encrypted")
-    yield from rdma(bindings.ports(), root / "sys")
+    yield from rdma(_ports(), root / "sys")
+
+
+def _ports() -> list[Port]:
+    """Those that the engine sees, with the addresses that messages would use.
+
+    An index that is named counts, of whatever family its address is.
+    """
+    try:
+        named, _ = fabric(os.environ)
+        return bindings.ports(0 if named >= 0 else family(os.environ))
+    except BadInput:  # `rdma` says so
+        return bindings.ports()
 
 
 def rdma(ports: Sequence[Port], root: Path) -> Iterator[Finding]:
@@ -52,23 +72,52 @@ def rdma(ports: Sequence[Port], root: Path) -> Iterator[Finding]:
         for folder in sorted((root / "class" / "infiniband" / device / "ports").glob("*")):
             port = known.get((device, int(folder.name)))
             yield _port(device, folder, port, [rail for rail in used if rail.device == device])
+    active = {(port.device, port.port): port.gid_index for port in ports if port.active}
+    there = [rail for rail in used if (rail.device, rail.port) in active]
+    yield from opened([r for r in there if max(r.gid, active[r.device, r.port]) >= 0])
+
+
+def opened(rails: Sequence[Rail]) -> Iterator[Finding]:
+    """What a queue pair of each of the `rails` lacks, when one is opened as a training opens it."""
+    if bindings.missing() or not rails:
+        return
+    engine = bindings.new_engine(1 << 20, 1 << 20, 5.0)
+    engine.add_peer(0, "rank 0")
+    for rail in rails:
+        try:
+            open_rail(engine, 0, rail)
+        except RuntimeError as error:
+            says = f"{line_of(error)}: messages do without it"
+            yield warn(f"queue pair {rail}", says, _remedy(rail, str(error)))
+    engine.close("the doctor has seen it")
+
+
+def _remedy(rail: Rail, why: str) -> str:
+    keys = f"/sys/class/infiniband/{rail.device}/ports/{rail.port}/pkeys"
+    for words, remedy in (
+        ("cannot register memory", "ulimit -l unlimited (containers: --ulimit memlock=-1)"),
+        ("partition keys", f"export NCCL_IB_PKEY= to the place of one: grep . {keys}/*"),
+        ("GID", "unset NCCL_IB_GID_INDEX, or export the index of a GID that show_gids lists"),
+    ):
+        if words in why:
+            return remedy
+    return f"ibv_devinfo -v -d {rail.device} -i {rail.port} shows its limits"
 
 
 def _chosen(ports: Sequence[Port]) -> Generator[Finding, None, list[Rail]]:
     """Says which of `ports` carry messages, and returns them."""
     what = "RDMA"
-    named = [
-        f"{n}={os.environ[n]}" for n in ("NCCL_IB_HCA", "NCCL_IB_GID_INDEX") if n in os.environ
-    ]
+    named = [f"{n}={os.environ[n]}" for n in VARIABLES if n in os.environ]
     by = f" ({', '.join(named)})" if named else ""
-    if os.environ.get("NCCL_IB_DISABLE") == "1":
-        says = "not used, for NCCL_IB_DISABLE=1: messages go over TCP"
+    if disabled(os.environ):
+        value = os.environ["NCCL_IB_DISABLE"]
+        says = f"not used, for NCCL_IB_DISABLE={value}: messages go over TCP"
         yield warn(what, says, "unset NCCL_IB_DISABLE")
         return []
     try:
         rails = chosen(ports, os.environ)
     except BadInput as error:
-        yield fail(what, line_of(error), "unset NCCL_IB_GID_INDEX")
+        yield fail(what, line_of(error), f"unset {error.field}")
         return []
     if rails:
         names = ", ".join(f"{rail.device}:{rail.port}" for rail in rails)
@@ -104,7 +153,10 @@ def _port(device: str, folder: Path, port: Port | None, used: Sequence[Rail]) ->
         remedy = f"rdma link show {device}/{folder.name}; then its cable, its interface, its switch"
         return warn(what, says, remedy)
     if port is not None and port.gid_index < 0:
-        return warn(what, says, "give its interface an address: ip address add ... dev ...")
+        remedy = "give its interface an address: ip address add ... dev ..."
+        if any(rail.family for rail in used):
+            remedy += ", or unset NCCL_IB_ADDR_FAMILY"
+        return warn(what, says, remedy)
     if wrong:
         counted = ", ".join(f"{name} {count}" for name, count in wrong.items())
         remedy = "look at the cable and the switch port; these count since the driver started"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megatron_adaptra.device import gpu_bindings
-from megatron_adaptra.device.pci import Distance, nic_of
+from megatron_adaptra.device.pci import Distance, cores_near, nic_of
 from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -32,17 +32,34 @@ def gpus(root: Path = Path("/")) -> Iterator[Finding]:
         return
     yield ok("GPUs", "the driver works")
     for folder in sorted((root / "proc" / _BY_ADDRESS).glob("*")):
-        yield _near(folder.name, root / "sys")
+        yield _neighbours(folder.name, root / "sys")
     yield _queues()
 
 
-def _near(pci: str, sysfs: Path) -> Finding:
-    """What is near to the GPU at `pci`."""
+def _neighbours(pci: str, sysfs: Path) -> Finding:
+    """What is near to the GPU at `pci`, and whether the cores that are may be used here."""
     nics = nic_of(pci, sysfs)
     least = min((nic.distance for nic in nics), default=Distance.FAR)
     names = ", ".join(nic.name for nic in nics if nic.distance is least)
     says = f"{names} {_NEAR[least]}" if least in _NEAR else "no interface is near to it"
+    cores = cores_near(pci, sysfs)
+    if (near := _listed(cores)) and not near & os.sched_getaffinity(0):
+        says += f"; this process may use none of the cores of its NUMA node ({cores}), so memory"
+        says += " that is pinned for messages lies on another one"
+        remedy = f"taskset -c {cores} (Slurm: --gres-flags=enforce-binding; containers: "
+        return warn(f"GPU {pci}", says, f"{remedy}--cpuset-cpus {cores})")
     return ok(f"GPU {pci}", says)
+
+
+def _listed(cores: str) -> set[int]:
+    """The numbers of a list such as "0-15,32"; none where it is another text."""
+    found: set[int] = set()
+    for part in cores.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            return set()
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
 
 
 def _queues() -> Finding:

@@ -18,9 +18,12 @@ from megatron_adaptra.runtime.decisions import why_undone
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.trial import Outcome, Trials
 from megatron_adaptra.telemetry.detect import DelayChart
+from megatron_adaptra.telemetry.op_seconds import WINDOW
 from megatron_adaptra.telemetry.replica_estimate import Changed
 
 LEARN = 4  # iterations between two comparisons of the model with what it models
+# Iterations after which nothing that a plan was once found too little worth by counts any more.
+AGAIN = LEARN * WINDOW
 
 K_co = TypeVar("K_co", bound=AnyConditions, covariant=True)
 

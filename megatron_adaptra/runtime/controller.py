@@ -26,13 +26,10 @@ from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.runtime.agreement import Ballot, DecisionStore, Proposal, unpack
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.channel import ANY_RUN, Channel
-from megatron_adaptra.runtime.messages import checked
+from megatron_adaptra.runtime.messages import Report, checked, message_of
 from megatron_adaptra.telemetry.probe import IterationRecord
-from megatron_adaptra.telemetry.reduction_report import ReductionReport
-from megatron_adaptra.telemetry.report import StageReport
 
 MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped
-Report = StageReport | ReductionReport
 
 
 class Controller(ABC):
@@ -96,12 +93,12 @@ class Controller(ABC):
         except Exception as error:
             self._say("an iteration cannot be reported", error)
 
-    def report_reduction(self, report: ReductionReport) -> None:
-        """The same of a reduction of gradients, where the ranks of one vote on it."""
+    def hand_in(self, report: Report) -> None:
+        """The same of a `report` that is made already: of a reduction, or of a whole replica."""
         try:
             self._report(report)
         except Exception as error:
-            self._say("a reduction cannot be reported", error)
+            self._say("an iteration cannot be reported", error)
 
     def limit(self, mode: str) -> None:  # noqa: B027  # a member plans nothing
         """Called by the training thread, on all ranks: plans do no more than `mode` allows.
@@ -271,8 +268,7 @@ class Member(Controller):
             self._jobs.put(lambda: self._send_report(report))
 
     def _send_report(self, report: Report) -> None:
-        kind = "report" if isinstance(report, StageReport) else "reduction"
-        self._send(self._channels[0], {"kind": kind, "report": report.to_json()})
+        self._send(self._channels[0], message_of(report))
 
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
         if message["kind"] == "propose":

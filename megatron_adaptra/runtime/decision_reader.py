@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-FIRST = ("decision", "all-reduce")  # kinds of lines that begin a decision
+FIRST = ("decision", "all-reduce", "sync")  # kinds of lines that begin a decision
 _LATER = {"committed": False, "refreshed_ms": None, "measured_ms": None}  # until a line has them
 
 

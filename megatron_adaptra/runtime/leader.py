@@ -17,7 +17,8 @@ from megatron_adaptra.runtime.agreement import (
 )
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Controller, Report
+from megatron_adaptra.runtime.controller import Controller
+from megatron_adaptra.runtime.messages import REPORTS, Report
 from megatron_adaptra.runtime.voted_thread import VotedThread
 
 SWAP_LEAD = 2  # iterations between a proposal and its swap, doubled after one that was aborted
@@ -96,8 +97,11 @@ class Leader(Controller):
 
     @property
     def iteration(self) -> int:
-        """The last one that has begun here."""
-        return self.ballot.iteration
+        """The last one that has begun here; the one before the first, at first.
+
+        Members may begin the first one, and report it, before this rank does.
+        """
+        return max(self.ballot.iteration, self.first - 1)
 
     def can_propose(self, iteration: int) -> bool:
         """Whether a proposal made after the reports of `iteration` may come into force."""
@@ -117,7 +121,7 @@ class Leader(Controller):
             self._say("a new plan cannot be agreed on: torch's key-value store does not answer")
             self._not_before = iteration + LONGEST_SWAP_LEAD
             return None
-        proposal.swap = self.ballot.iteration + self._swap_lead
+        proposal.swap = self.iteration + self._swap_lead
         with self._in_turn:
             if not self.ballot.offer(proposal):
                 return None
@@ -158,7 +162,7 @@ class Leader(Controller):
     # On the control threads.
 
     def _on_message(self, channel: Channel, message: dict[str, Any]) -> bool:
-        if message["kind"] in ("report", "reduction"):
+        if message["kind"] in REPORTS:
             self._report(message["report"])
         elif message["kind"] == "ack":
             self._answer(message["number"], channel.peer, message["digest"])

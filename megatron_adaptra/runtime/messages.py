@@ -13,10 +13,16 @@ from typing import Any
 from megatron_adaptra.errors import BadMessage
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 from megatron_adaptra.telemetry.report import StageReport
+from megatron_adaptra.telemetry.sync_report import SyncReport
 
 Check = type | tuple[type, ...]
 _NUMBER = (int, float)
+Report = StageReport | ReductionReport | SyncReport
 
+# What carries a report, and what that is.
+REPORTS: Mapping[str, type[Report]] = {
+    "report": StageReport, "reduction": ReductionReport, "sync": SyncReport,
+}  # fmt: skip
 KINDS: Mapping[str, Mapping[str, Check]] = {
     "alive": {},
     "lost": {},
@@ -25,8 +31,7 @@ KINDS: Mapping[str, Mapping[str, Check]] = {
     "ack": {"number": int, "digest": str},
     "decision": {"number": int, "commit": bool},
     "status": {"status": dict},
-    "report": {"report": dict},
-    "reduction": {"report": dict},
+    **{kind: {"report": dict} for kind in REPORTS},
 }
 STATUS: Mapping[str, Check] = {
     "iteration": int, "delays": dict, "alarms": list, "replans": int, "predicted": _NUMBER,
@@ -37,7 +42,7 @@ STATUS: Mapping[str, Check] = {
 def checked(message: Mapping[str, Any]) -> dict[str, Any]:
     """The `message`, if all of its fields are there and of their types; else BadMessage.
 
-    The `report` of one is a StageReport from here on, or a ReductionReport.
+    The `report` of one of REPORTS is an object of that class from here on.
     """
     kind = message.get("kind")
     fields = KINDS.get(kind) if isinstance(kind, str) else None
@@ -56,11 +61,15 @@ def checked(message: Mapping[str, Any]) -> dict[str, Any]:
         raise BadMessage("a status with delays that are no numbers")
     if not all(_is(link, str) for link in status.get("alarms", [])):
         raise BadMessage("a status with alarms that are no links")
-    if kind == "report":
-        return {**message, "report": StageReport.from_json(message["report"])}
-    if kind == "reduction":
-        return {**message, "report": ReductionReport.from_json(message["report"])}
+    if isinstance(kind, str) and kind in REPORTS:
+        return {**message, "report": REPORTS[kind].from_json(message["report"])}
     return dict(message)
+
+
+def message_of(report: Report) -> dict[str, Any]:
+    """What carries a `report`."""
+    kind = next(kind for kind, cls in REPORTS.items() if type(report) is cls)
+    return {"kind": kind, "report": report.to_json()}
 
 
 def _is(value: object, types: Check) -> bool:

@@ -52,6 +52,15 @@ class RunRecord:
             status = {k: v for k, v in status.items() if k != "iteration"}
             self._write("iteration", iteration=iteration, at=_now(), **status, reports=each)
 
+    def replicas(
+        self, iteration: int, microbatches: Sequence[int], seconds: Sequence[float], took: float
+    ) -> None:
+        """By replica, the `microbatches` of an `iteration`, their `seconds`, and what it `took`."""
+        self._write(
+            "iteration", iteration=iteration, at=_now(), microbatches=list(microbatches),
+            seconds=list(seconds), took=took,
+        )  # fmt: skip
+
     def decision(self, line: Mapping[str, Any]) -> None:
         """A `line` of the log of decisions."""
         if self._file is not None:

@@ -15,18 +15,14 @@ from megatron_adaptra.ir.routes import Path
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import Plan, make_plan
-from megatron_adaptra.runtime.base_replanner import LEARN, BaseReplanner
+from megatron_adaptra.runtime.base_replanner import AGAIN, LEARN, BaseReplanner
 from megatron_adaptra.runtime.change import Change, PipelineChange
 from megatron_adaptra.runtime.decisions import warmups, what_back, why_none, why_swap
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.op_seconds import WINDOW
 from megatron_adaptra.telemetry.replica_estimate import Changed
 from megatron_adaptra.telemetry.report import StageReport
-
-# Iterations after which nothing that a plan was once found too little worth by counts any more.
-AGAIN = LEARN * WINDOW
 
 
 class Replanner(BaseReplanner[Plan, Conditions]):

@@ -10,10 +10,10 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.reroute import ReplicaPlan
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle, Links
 from megatron_adaptra.runtime.decisions import DecisionLog, Worker
+from megatron_adaptra.runtime.planners import RouteProcess
 from megatron_adaptra.runtime.planning_thread import PlanningThread
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
-from megatron_adaptra.runtime.route_process import RouteProcess
 from megatron_adaptra.runtime.voted_thread import Vote
 from megatron_adaptra.telemetry.replica_estimate import Changed, ReplicaEstimator
 from megatron_adaptra.telemetry.report import StageReport

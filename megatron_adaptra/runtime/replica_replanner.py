@@ -19,8 +19,9 @@ from megatron_adaptra.plan import route_server
 from megatron_adaptra.plan.replicas.one_back import one_back
 from megatron_adaptra.plan.replicas.swaps import chain_schedules
 from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas
-from megatron_adaptra.runtime.base_replanner import LEARN, BaseReplanner
+from megatron_adaptra.runtime.base_replanner import AGAIN, LEARN, BaseReplanner
 from megatron_adaptra.runtime.change import Change, ReplicaChange
+from megatron_adaptra.runtime.offer import Offer
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_words import (
     BACK,
@@ -62,7 +63,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         search: by which routes are found; beside a training in a process of its own.
 
     `to_probe`: cross paths that a plan would use, of which nothing is known: the plan waits for
-    their probes.
+    their probes. `offer`: what it would do about what has changed last; None until something has.
 
     Raises:
         BadInput: there is no such mode, or the start is of other replicas.
@@ -88,11 +89,14 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         super().__init__(start, estimator, rule)
         self.mode = mode
         self.to_probe: list[Path] = []
+        self.offer: Offer | None = None
         self._ops, self._search = ops, search
         self._asked = 0  # when the paths to probe were asked for
         self._again: int | None = None  # when those that have shown nothing are tried again
         self._seen: set[int] = set()  # workers that had changed an iteration ago
         self._not_before = 0  # to plan takes a while, in which training launches less
+        # When no plan gained enough from what had changed: see Replanner.
+        self._declined: tuple[int, dict[Path, float], dict[int, float]] | None = None
         self._planned: Mapping[int, float] = {}  # factors by the last plan
         self._tried: tuple[Schedule, tuple[int, ...], int] | None = None  # before; who; until when
         self._tries = Backoff(LONGEST_WITHOUT_TRY)  # a microbatch there makes an iteration longer
@@ -155,7 +159,7 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         if self._tried is not None:
             return self._end_of_try()
         if self._iteration % LEARN == 0 and self.estimator.calibrated and not self.to_probe:
-            return self._try_idle() or self._reconsider()
+            return self._try_idle() or self._reconsider() or self._look_again()
         return None
 
     def swapped(self, change: ReplicaChange, iteration: int) -> None:
@@ -169,6 +173,24 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
             self._tries.failed(iteration)
         if change.tries:
             self._tried = change.current.schedule, change.tries, iteration + TRIED
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._declined = None
+
+    def _look_again(self) -> ReplicaChange | None:
+        """Whether a plan for what was declined gains enough by what is known now."""
+        if self._declined is None or self._trials.blocks_any(self._iteration):
+            return None
+        since, self._paths, self._workers = self._declined
+        self._declined = None
+        if self._iteration > since + AGAIN:
+            self._paths, self._workers = {}, {}
+            return None
+        change, self.stays = self._plan(), ""  # why nothing changes is known
+        if self._declined is not None:
+            self._declined = since, *self._declined[1:]
+        return change
 
     def stock(self) -> Timeline:
         """As for BaseReplanner: the start."""
@@ -214,10 +236,15 @@ class ReplicaReplanner(BaseReplanner[ReplicaPlan, ReplicaConditions]):
         back = plan.schedule is self._start
         worth = self.rule.worth(plan, current, eased)
         worth |= eased and back and self.rule.spares(plan, current)
+        leaves = 1.0
+        if worth and current.predicted:
+            leaves = plan.predicted / current.predicted
+        self.offer = Offer(0 if self.offer is None else self.offer.number + 1, leaves)
         if not worth or plan.schedule.same_as(self._in_force):
             self._forget()
             if not eased and (paths or workers):
                 self.stays = why_stays(paths, workers, c)
+                self._declined = self._iteration, paths, workers
             return None
         if self._trials.blocks(plan.schedule, self._iteration):
             self._not_before = self._iteration + FIRST_BLOCK

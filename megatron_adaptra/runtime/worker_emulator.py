@@ -7,15 +7,18 @@ that a worker looks slow to all that plans, as a really slow one does. What is c
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from megatron_adaptra.device.base import Device
-from megatron_adaptra.ir.op import Op
+from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.runtime.guarded_probe import GuardedProbe
 from megatron_adaptra.runtime.worker_rules import WorkerRule
 
 _LATE = 1e-3  # seconds by which a timer wakes a thread late; more is a suspended process
+SAMPLES = 32  # ops of a kind whose median is its length where that is to be steady
 
 
 class WorkerEmulator:
@@ -23,14 +26,18 @@ class WorkerEmulator:
 
     What counts is what an op computes, in CPU seconds of its thread: other processes on the same
     cores do not make a slow worker slower still. `rules` may be those of all workers; of two in
-    force the first one counts. `iteration`: the one that runs. `work` (CPU seconds), `clock`
-    (seconds) and `sleep`: of tests.
+    force the first one counts. `steady`: ops of one kind are as long as the first ones were, as an
+    accelerator's are: a core's clock rises and falls by a third within seconds. It is for jobs all
+    of whose workers wait; a worker beside others that do not follows their clock, as they do.
+    `iteration`: the one that runs. `work` (CPU seconds), `clock` (seconds) and `sleep`: of tests.
     """
 
     def __init__(
         self,
         worker: int,
         rules: Sequence[WorkerRule],
+        steady: bool = False,
+        *,
         work: Callable[[], float] = time.thread_time,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -39,19 +46,28 @@ class WorkerEmulator:
         self.iteration = 0
         self.work = work
         self._clock, self._sleep = clock, sleep
+        self._samples = SAMPLES if steady else 0
+        self._first: dict[Kind, list[float]] = defaultdict(list)  # CPU seconds of the first ops
         self._late = 0.0  # seconds that the last wait was too long
 
-    def seconds(self, op_seconds: float) -> float:
-        """How long an op that has computed for `op_seconds` has to wait; 0 while it is healthy."""
-        active = (rule.times for rule in self.rules if rule.active(self.iteration))
-        return max(0.0, op_seconds) * (next(active, 1.0) - 1.0)
+    def seconds(self, op_seconds: float, kind: Kind) -> float:
+        """How long an op of this `kind` that has computed for `op_seconds` has to wait.
 
-    def wait(self, since: float) -> None:
-        """End an op that has begun at `since`, of `work`, when a slow worker would.
+        0 while its worker is healthy.
+        """
+        first = self._first[kind]
+        if len(first) < self._samples:
+            first.append(op_seconds)
+        times = next((rule.times for rule in self.rules if rule.active(self.iteration)), 1.0)
+        length = median(first) if first else op_seconds
+        return max(0.0, times * length - op_seconds) if times > 1 else 0.0
+
+    def wait(self, since: float, kind: Kind) -> None:
+        """End an op of this `kind` that has begun at `since`, of `work`, when a slow worker would.
 
         A timer wakes a thread a little late: the next op's wait is shorter by that.
         """
-        begun, wanted = self._clock(), self.seconds(self.work() - since)
+        begun, wanted = self._clock(), self.seconds(self.work() - since, kind)
         if wanted <= 0:
             return
         if wanted > self._late:
@@ -77,7 +93,7 @@ class SlowedProbe(GuardedProbe):
             since = emulator.work()
 
         def op_ends(op: Op) -> None:
-            emulator.wait(since)
+            emulator.wait(since, op.kind)
             measured_end(op)
 
         self.op_begins, self.op_ends = op_begins, op_ends

@@ -86,17 +86,17 @@ def check_slowness(rules: Sequence[str]) -> None:
     load_slowness(rules, 10**9, 10**9)
 
 
-def why_no_slowness(stages: int, device: bool) -> str:
+def why_no_slowness(device: bool) -> str:
     """Why no worker of a job can be slowed, or an empty string.
 
-    `stages`: of a pipeline. `device`: its ops are on GPUs.
+    `device`: its ops are on GPUs.
     """
     if device:
         return (
             "not on GPUs, where an op is over only later and a wait keeps the host from launching "
             "others: leave it out, or train on the CPU"
         )
-    return "" if stages > 1 else "it needs a pipeline of at least 2 stages"
+    return ""
 
 
 def _expand(rules: Sequence[str], flag: str) -> list[tuple[str, str]]:

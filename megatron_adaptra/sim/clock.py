@@ -64,13 +64,17 @@ def simulate(program: Program, costs: Costs, sends: str = "eager") -> Timeline:
     spans: list[Span] = []
     messages: list[Message] = []
     end = Clock(lines, costs, rendezvous, spans, messages).run()
+    spans += step_spans(costs, end)
+    return Timeline(tuple(spans), tuple(messages), "predicted", program.replicas, program.stages)
+
+
+def step_spans(costs: Costs, end: float) -> list[Span]:
+    """The optimizer step on all workers, from `end` on: seconds from the iteration's start."""
     ends = list(accumulate(costs.step_sync, initial=end + costs.step_work))
     parts = [(Op(Kind.STEP, 0), end, ends[0])]
     parts += [(Op(Kind.SYNC, i), *pair) for i, pair in enumerate(pairwise(ends))]
-    for op, start, stop in parts:
-        if stop > start:
-            spans += [Span(worker, op, start, stop) for worker in range(workers)]
-    return Timeline(tuple(spans), tuple(messages), "predicted", program.replicas, program.stages)
+    workers = range(costs.workers)
+    return [Span(w, op, start, stop) for op, start, stop in parts if stop > start for w in workers]
 
 
 class Clock:

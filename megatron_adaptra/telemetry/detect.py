@@ -22,10 +22,13 @@ class DelayChart:
 
     Args:
         floor: seconds below which a change means nothing, whatever a stage takes.
+        lasting: delays in a row that are out to one side, and so confirm a change even where they
+            do not agree: then their median counts. 0: however many there are, they have to agree.
     """
 
-    def __init__(self, floor: float = 0.0) -> None:
+    def __init__(self, floor: float = 0.0, lasting: int = 0) -> None:
         self.floor = floor
+        self._run: deque[float] = deque(maxlen=lasting)  # those in a row that are out to one side
         self.level: float | None = None  # the delay taken for normal: the last one planned for
         self.estimate = 0.0  # the delay now
         self.alarm = False  # the last delay was out; logged at once, but a plan waits for more
@@ -41,8 +44,18 @@ class DelayChart:
 
     @property
     def outside(self) -> list[float]:
-        """Those of the last three samples that are out of the chart, the oldest first."""
+        """Those of the last three samples that are out of the chart, the oldest first.
+
+        Where a change `lasts`, those that show it.
+        """
+        if self.lasts:
+            return list(self._run)
         return [sample for sample, is_out in self._recent if is_out]
+
+    @property
+    def lasts(self) -> bool:
+        """Whether as many delays as asked for, in a row, are out to one side."""
+        return 0 < len(self._run) == self._run.maxlen
 
     def update(self, delay: float, stage_seconds: float) -> bool:
         """Whether a change is confirmed: 2 of the last 3 delays are out of the chart, and agree.
@@ -65,6 +78,10 @@ class DelayChart:
         out = abs(self._average - self.level) > width and self._material(change, stage_seconds)
         self.alarm = out
         self._recent.append((delay, out))
+        if not out or (self._run and (self._run[-1] > self.level) != (delay > self.level)):
+            self._run.clear()
+        if out:
+            self._run.append(delay)
         known = [sample for sample, _ in self._recent]
         # Right after a change was accepted the level stands in for the samples that are missing.
         self.estimate = median(known + [self.level] * (3 - len(known)))
@@ -75,8 +92,11 @@ class DelayChart:
                 self._calm.append(known[0])
                 self._learn()
             return False
-        # Two chance peaks differ from each other; a link that has changed does not.
         new = median(outside)
+        if self.lasts:
+            self.estimate = new
+            return True
+        # Two chance peaks differ from each other; a link that has changed does not.
         if len(outside) < 2 or not all(self._agrees(sample, new) for sample in outside):
             return False
         # A link changes within an iteration, whose sample is of neither level.
@@ -111,6 +131,7 @@ class DelayChart:
         ]
         self._average = self._learn()
         self._recent.clear()
+        self._run.clear()
         self.alarm = False  # the last delay was out; logged at once, but a plan waits for more
 
     def resume(self, level: float) -> None:

@@ -9,43 +9,39 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from itertools import pairwise
 from statistics import median
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.telemetry.arrivals import Arrivals, Pair, Seen, arrivals
 from megatron_adaptra.telemetry.detect import ABSOLUTE, DelayChart
 from megatron_adaptra.telemetry.own_lateness import OwnLateness
+from megatron_adaptra.telemetry.rotation import Rotation
 
 WINDOW = 8  # iterations, of which so many have to agree about a rank
 AGREE = 6
-ROTATING = 16  # iterations in which it shows that lateness moves from rank to rank, ...
-_OFTEN = 10  # ... if some rank is late in so many, ...
-_ONE, _MOVES = 0.6, 0.4  # ... none in more than that share of them, and it moves in that share
-_CALM = 2  # late iterations of ROTATING, from which on it does not move any more
 _TRIPS = 5  # round trips, whose median is the path's
 
 
 class LateRanks:
-    """Ranks 0 to `ranks` - 1 of one group. Raises BadInput for fewer than two.
-
-    `rotating`: lateness moves from rank to rank, so that more iterations have to agree.
-    """
+    """Ranks 0 to `ranks` - 1 of one group. Raises BadInput for fewer than two."""
 
     def __init__(self, ranks: int) -> None:
         if ranks < 2:
             raise BadInput("ranks", ranks, "at least 2: a rank is late for another one")
         self.ranks = ranks
-        self.rotating = False
         self._buffer = 0.0
         self._own = OwnLateness()
         self._late = [_Watched() for _ in range(ranks)]
         self._paths: dict[Pair, _Watched] = {}
         self._trips: dict[Pair, deque[float]] = {}
         self._least: dict[Pair, float] = {}
-        self._late_in: deque[set[int]] = deque(maxlen=ROTATING)
+        self._rotation = Rotation()
         self._common: deque[float] = deque(maxlen=WINDOW)  # delays of ordinary paths
-        self._noted = False
+
+    @property
+    def rotating(self) -> bool:
+        """Whether lateness moves from rank to rank, so that more iterations have to agree."""
+        return self._rotation.rotating
 
     def update(self, seen: Seen, buffer: float, between: Mapping[int, float] | None = None) -> bool:
         """Take one iteration; whether lateness or a path is no longer as planned for.
@@ -78,7 +74,7 @@ class LateRanks:
         late_now = now.late
         if between is not None:
             late_now = self._own.of(now.late, between, ABSOLUTE * buffer)
-        self._take_rotation(late_now)
+        self._rotation.update({r for r, late in late_now.items() if late > ABSOLUTE * buffer})
         least = 2 * AGREE if self.rotating else AGREE
         for rank, late in late_now.items():
             self._late[rank].update(late, buffer, least)
@@ -100,18 +96,6 @@ class LateRanks:
             trips.append(seconds)
             if len(trips) == _TRIPS:
                 self._least[pair] = min(median(trips), self._least.get(pair, seconds))
-
-    def _take_rotation(self, late: Mapping[int, float]) -> None:
-        matters = ABSOLUTE * self._buffer
-        self._late_in.append({rank for rank, seconds in late.items() if seconds > matters})
-        rows = [row for row in self._late_in if row]
-        if len(rows) <= _CALM:
-            self.rotating = False
-        elif len(rows) >= _OFTEN:
-            most = max(sum(rank in row for row in rows) for rank in range(self.ranks))
-            moves = sum(not a & b for a, b in pairwise(rows))
-            rotates = most <= _ONE * len(rows) and moves >= _MOVES * len(rows)
-            self.rotating = self.rotating or rotates
 
     def late(self) -> tuple[float, ...]:
         """By rank, seconds after the first one; 0 for one that is in time."""
@@ -144,9 +128,8 @@ class LateRanks:
 
     def note(self) -> str | None:
         """Once, if lateness moves from rank to rank: that nothing is done about it."""
-        if not self.rotating or self._noted:
+        if not self._rotation.to_note():
             return None
-        self._noted = True
         return "another rank is late in each iteration: no plan helps, gradients stay with native"
 
     def accept(self) -> None:

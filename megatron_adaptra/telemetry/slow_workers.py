@@ -5,7 +5,8 @@ compares a group with the median of those in the same position). A worker's own 
 peers alone cannot: of two that differ, the one that has changed is the slow one, and what all of
 them do alike is the stage's. Changes are found with the chart, gate and confirmation of links, and
 have to be confirmed twice in a row, by the same factor: single iterations of a worker take longer
-more often than a message is late, and some of them close together are no slow worker.
+more often than a message is late, and some of them close together are no slow worker. On a busy
+machine a slow worker's iterations differ by more than that: enough of them in a row count as well.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from megatron_adaptra.telemetry.report import StageReport
 
 SLOW = 1.2  # times as long as peers, from which on a worker is called slow
 SURE = 20  # samples from which on the level of a chart is as sure as a confirmed change
+LASTING = 6  # iterations in a row out of a chart that show a slow worker, however they differ
 TRY_AGAIN = 50  # iterations without a microbatch, after which it may have healed
 _LEAST, _MOST = 1e-9, 1e9  # seconds; others are nonsense, whose ratios may be infinite
 # Charts are of the logarithm of times: noise of ops is a share of what they take. A change counts
@@ -50,7 +52,7 @@ class SlowWorkers:
         if replicas < 2:
             raise BadInput("replicas", replicas, "at least 2: workers are compared with peers")
         self._stages, self._workers = stages, stages * replicas
-        self.charts = {worker: DelayChart() for worker in range(self._workers)}
+        self.charts = {worker: DelayChart(lasting=LASTING) for worker in range(self._workers)}
         self._normal: list[_Normal] = [_Normal() for _ in range(stages)]
         self._suspected: dict[int, float] = {}  # factors that charts have confirmed once, ...
         self._confirmed: set[int] = set()  # ... and whose were confirmed again
@@ -71,13 +73,21 @@ class SlowWorkers:
         Raises:
             BadInput: there is no such worker.
         """
-        for worker in reports:
+        return self.take({worker: report.wall for worker, report in reports.items()})
+
+    def take(self, times: Mapping[int, Mapping[str, float]]) -> list[int]:
+        """As `update`, for seconds by kind of work that are no reports': `times`, by worker.
+
+        Raises:
+            BadInput: there is no such worker.
+        """
+        for worker in times:
             if worker not in self.charts:
                 raise BadInput("worker", worker, f"0 to {self._workers - 1}")
         for worker in self.charts:
             self._unmeasured[worker] += 1
         for stage in range(self._stages):
-            wall = {w: reports[w].wall for w in self._of(stage) if w in reports}
+            wall = {w: times[w] for w in self._of(stage) if w in times}
             self._update_stage(self._normal[stage], {w: row for w, row in wall.items() if row})
         now = self.factors()
         return [w for w, factor in now.items() if _differ(factor, self._decided[w])]
@@ -97,12 +107,13 @@ class SlowWorkers:
             common = math.copysign(max(0.0, abs(common) - _NOISE), common)
         for worker, seconds in times.items():
             self._unmeasured[worker] = 0
-            confirmed = self.charts[worker].update(math.log(seconds) - common, _UNIT)
+            chart = self.charts[worker]
+            confirmed = chart.update(math.log(seconds) - common, _UNIT)
             before = self._suspected.pop(worker, None)
             self._confirmed.discard(worker)
             if confirmed:
-                factor = self._suspected[worker] = math.exp(median(self.charts[worker].outside))
-                if before is not None and not _differ(factor, before):
+                factor = self._suspected[worker] = math.exp(median(chart.outside))
+                if chart.lasts or (before is not None and not _differ(factor, before)):
                     self._confirmed.add(worker)
 
     def factors(self) -> dict[int, float]:

@@ -125,7 +125,8 @@ class Gantt:
     """Bars and arrows on rows, over time.
 
     Args:
-        noun: what a row is; with its number, or its name, it names the row: `stage 0`.
+        noun: what a row is; with its number, or its name, it names the row: `stage 0`. Empty where
+            names stand alone.
         rows: how many there are.
         categories: all that bars may have, in the order of the legend.
         bars: in any order; times count from the first start.
@@ -170,7 +171,7 @@ class Gantt:
 
     def row_name(self, row: int) -> str:
         """What stands beside that `row`."""
-        return f"{self.noun} {self.short_name(row)}"
+        return f"{self.noun} {self.short_name(row)}".lstrip()
 
     def short_name(self, row: int) -> str:
         """The same of `row`, without the noun."""

@@ -39,6 +39,8 @@ class Drawing:
         title: stands over the Gantt on a page.
         figures: the most important ones, as text, each with what it is: `("12 ms", "a step")`.
         table: the others, on a page alone; None for none.
+        length: seconds of what it is about, where the Gantt shows something longer beside it; None
+            for the Gantt's own.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Drawing:
     title: str = "The timeline"
     figures: Sequence[tuple[str, str]] = ()
     table: Table | None = None
+    length: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -57,9 +60,10 @@ class Drawing:
 
     def headline(self) -> str:
         """How long it takes, and how far that is from the bound."""
-        text = f"{self.name}: {ms(self.gantt.makespan)}"
+        length = self.gantt.makespan if self.length is None else self.length
+        text = f"{self.name}: {ms(length)}"
         if self.bound:
-            text += f", {self.gantt.makespan / self.bound:.2f}× the lower bound"
+            text += f", {length / self.bound:.2f}× the lower bound"
         return text
 
 

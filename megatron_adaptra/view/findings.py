@@ -96,7 +96,10 @@ def speedup(report: Report) -> float | None:
 def slow_parts(report: Report) -> list[str]:
     """What got slow, such as: link 2–3; links 0–1 and 2–3; path 0.1–0.2; worker 1.1."""
     parts = []
-    for key, noun in (("slow_links", "link"), ("slow_paths", "path"), ("slow_workers", "worker")):
+    for key, noun in (
+        ("slow_links", "link"), ("slow_paths", "path"), ("slow_workers", "worker"),
+        ("slow_replicas", "replica"),
+    ):  # fmt: skip
         given = [str(one).partition(":")[0] for one in listing(config(report).get(key))]
         names = [name.replace("-", "–") for name in given]
         if names:
@@ -111,14 +114,14 @@ def late_ranks(report: Report) -> list[str]:
 
 
 def slow_noun(summary: Mapping[str, Any]) -> str:
-    """What got slow, or late: slow link, path or worker, or late rank.
+    """What got slow, or late: slow link, path, worker or replica, or late rank.
 
     `summary`: what summary.json holds.
     """
     given = mapping(summary.get("config"))
     nouns = (
         ("slow_links", "slow link"), ("slow_paths", "slow path"), ("slow_workers", "slow worker"),
-        ("late_ranks", "late rank"),
+        ("slow_replicas", "slow replica"), ("late_ranks", "late rank"),
     )  # fmt: skip
     return next((noun for key, noun in nouns if listing(given.get(key))), "slow link")
 
@@ -174,6 +177,7 @@ def _changes(c: Mapping[str, Any]) -> list[str]:
         out.append(f"every message over {links} {' and '.join(more)}")
     for key, noun in (
         ("slow_paths", "path"), ("slow_workers", "worker"), ("emulate_worker", "worker"),
+        ("slow_replicas", "replica"),
     ):  # fmt: skip
         if given := [str(one) for one in listing(c.get(key))]:
             out.append(f"slow {noun}{'s' if len(given) > 1 else ''} {', '.join(given)}")
@@ -333,7 +337,7 @@ def replans(report: Report) -> list[Mapping[str, Any]]:
 
 
 def replan_marks(report: Report) -> list[Mark]:
-    """The replans, and changes of the all-reduce of gradients, to stand in a chart."""
+    """The replans, changes of the all-reduce, and of replicas' microbatches, for a chart."""
     marks = []
     for replan in replans(report):
         at = value(replan.get("iteration"))
@@ -343,6 +347,10 @@ def replan_marks(report: Report) -> list[Mark]:
         if (at := value(one.get("iteration"))) is not None:
             why = one.get("why") or ""
             marks.append(Mark(int(at), f"another all-reduce at iteration {at:g}: {why}"))
+    for one in map(mapping, listing(report.summary.get("shares"))):
+        if (at := value(one.get("iteration"))) is not None:
+            why = one.get("why") or ""
+            marks.append(Mark(int(at), f"other counts of microbatches at iteration {at:g}: {why}"))
     return marks
 
 

@@ -54,6 +54,27 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class SharedIteration:
+    """One iteration of all replicas, before and after their counts changed, as simulated.
+
+    Args:
+        iteration: from which on the counts were in force.
+        before, after: by replica, how many microbatches it ran.
+        gantt: a row per replica before, then a row per replica after.
+        before_ms, after_ms: simulated.
+        measured_ms: the median of what was measured after; None where nothing was.
+    """
+
+    iteration: int
+    before: Sequence[int]
+    after: Sequence[int]
+    gantt: Gantt
+    before_ms: float
+    after_ms: float
+    measured_ms: float | None = None
+
+
+@dataclass(frozen=True)
 class Report:
     """All that the report shows; what is empty is left out of it.
 
@@ -64,6 +85,7 @@ class Report:
         phases: by name, the first iteration and the one after the last.
         link_delay_ms: by directed link, `2>3`, the delay measured in each iteration.
         reduction: one all-reduce that was chosen while training; None where there was none.
+        shared: one change of the replicas' microbatches; None where there was none.
     """
 
     title: str
@@ -72,3 +94,4 @@ class Report:
     phases: Mapping[str, tuple[int, int]]
     link_delay_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
     reduction: Reduction | None = None
+    shared: SharedIteration | None = None

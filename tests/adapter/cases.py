@@ -77,6 +77,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, GPTShape]]] = {
 }  # fmt: skip
 
 
+@cache
 def planned(stages: int, microbatches: int, recompute: bool) -> str:
     """An adaptive plan for a slow last link, with halves of backwards, in little memory."""
     even = (0.01,) * stages

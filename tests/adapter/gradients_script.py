@@ -1,11 +1,13 @@
 """One rank of test_gradients.py: small models whose gradients Megatron or a plan reduces.
 
-Prints one JSON line per case, from rank 0: of all ranks. Argument: a folder for the dataset.
+Prints a JSON line, from rank 0: of all ranks. Arguments: a folder for the dataset, and a case.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,13 @@ cpu.install()
 
 import pytest  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from megatron.core import parallel_state as mpu  # noqa: E402
 from rank_of_job import begin, of_all_ranks, show  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.compat.patch_attr import find  # noqa: E402
 from megatron_adaptra.adapter.compat.patches import PATCHES  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
-from megatron_adaptra.adapter.step import gradients  # noqa: E402
+from megatron_adaptra.adapter.step.gradients import GradientReduction  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.plan.collectives.choice import Choice  # noqa: E402
 from megatron_adaptra.plan.collectives.direct import direct  # noqa: E402
@@ -46,6 +47,11 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"stages": 1, "precision": "bf16", "overlap_reduce": True}, ("direct", "late", "stragglar")
     ),
     "pipelines": ({"stages": 2}, ("direct", "gloo", "stragglar", "file")),
+    "average": ({"stages": 1, "average": True}, ("direct", "late", "stragglar")),
+    "experts": (
+        {"stages": 1, "experts": 4, "expert_parallel": 2, "overlap_reduce": True},
+        ("direct", "late", "stragglar", "auto", "voted"),
+    ),
 }  # fmt: skip
 
 
@@ -59,16 +65,17 @@ def train(shape: gpt.GPTShape, dataset: Any) -> dict[str, Any]:
     return {"losses": losses, "norms": norms, "parameters": arm.digest()}
 
 
-def counted() -> list[int]:
-    """Grows with each all-reduce by plan."""
-    calls: list[int] = []
-    start = gradients._start
+def counted() -> Counter[int]:
+    """How many all-reduces have begun by plan, by the number of ranks."""
+    calls: Counter[int] = Counter()
+    begun = GradientReduction._begun
 
-    def count(buckets: Any, *args: Any) -> Any:
-        calls.append(len(buckets.buckets))
-        return start(buckets, *args)
+    def count(self: Any, goal: Any, whole: Any, op: Any, group: Any) -> bool:
+        ours = begun(self, goal, whole, op, group)
+        calls.update([group.size()] * ours)
+        return ours
 
-    gradients._start = count
+    GradientReduction._begun = count  # type: ignore[method-assign]
     return calls
 
 
@@ -82,29 +89,30 @@ def main() -> None:
     (target,) = PATCHES["gradients"].targets
     owner, name = find(target)
     native = vars(owner)[name]
-    for case, (settings, ways) in CASES.items():
-        shape = gpt.GPTShape(**SMALL, **settings)
-        gpt.initialize(shape, timeout=60)
-        dataset = gpt.build_dataset(prefix, shape, 32)
-        row: dict[str, Any] = {"case": case, "native": train(shape, dataset)}
-        for way in ways:
-            algorithm, late = WAYS[way]
-            calls.clear()
-            transport = "gloo" if way == "gloo" else "auto"
-            if algorithm.endswith(".txt"):
-                algorithm = str(Path(sys.argv[1]) / algorithm)
-            config = AdaptraConfig(
-                allreduce=algorithm, late_ranks=late, transport=transport, timeout=60.0
-            )
-            with pytest.MonkeyPatch.context() as patched:
-                if way == "voted":  # as if it had been voted on
-                    patched.setattr(group, "Choice", lambda ranks, sharded: OWNERS[ranks])
-                activation = activate(config)
-                row[way] = {**train(shape, dataset), "calls": len(calls)}
-                activation.undo()
-            assert vars(owner)[name] is native
-        show("CASE", of_all_ranks(row))
-        mpu.destroy_model_parallel()
+    case = sys.argv[2]
+    settings, ways = CASES[case]
+    shape = gpt.GPTShape(**SMALL, **settings)
+    gpt.initialize(shape, timeout=60)
+    dataset = gpt.build_dataset(prefix, shape, 32)
+    summed = replace(shape, average=False)  # gloo has no average
+    row: dict[str, Any] = {"case": case, "native": train(summed, dataset)}
+    for way in ways:
+        algorithm, late = WAYS[way]
+        calls.clear()
+        transport = "gloo" if way == "gloo" else "auto"
+        if algorithm.endswith(".txt"):
+            algorithm = str(Path(sys.argv[1]) / algorithm)
+        config = AdaptraConfig(
+            allreduce=algorithm, late_ranks=late, transport=transport, timeout=60.0
+        )
+        with pytest.MonkeyPatch.context() as patched:
+            if way == "voted":  # as if it had been voted on
+                patched.setattr(group, "Choice", lambda ranks, sharded: OWNERS[ranks])
+            activation = activate(config)
+            row[way] = {**train(shape, dataset), "calls": dict(calls)}
+            activation.undo()
+        assert vars(owner)[name] is native
+    show("CASE", of_all_ranks(row))
     dist.barrier()
 
 

@@ -53,7 +53,8 @@ BESIDE = (
     "adapter.pipeline.status", "adapter.pipeline.memory",
     "adapter.entry.checkpoint", "adapter.entry.training_log",
 )  # fmt: skip
-DECIDES = ("runtime.agreement",)
+# The last holds a message of the training back, where the user asks for it.
+DECIDES = ("runtime.agreement", "transport.emulate")
 KINDS = ("raise", "garbage", "hang")
 PATIENCE = 300.0  # seconds
 GARBAGE = (object(), "garbage", -1)

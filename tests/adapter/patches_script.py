@@ -45,6 +45,7 @@ EXECUTOR = AdaptraConfig(
 )  # fmt: skip
 NATIVE = AdaptraConfig(small_collectives="on", timeout=60.0)
 ROUTED = dataclasses.replace(NATIVE, reroute="swap")
+SHARED = dataclasses.replace(NATIVE, sync="share")
 STOCK = AdaptraConfig(engine="stock", emulate_link=SLOW, emulate_worker=["0.0:1.5x"])
 SMALL: dict[str, Any] = {
     "stages": 2, "microbatches": 4, "hidden": 32, "seq_length": 32
@@ -218,19 +219,20 @@ def on_top(bench: Bench) -> None:
 def missing(bench: Bench) -> None:
     arm = bench.arm(CHUNKS)
     before = State()
-    choices = [(c, demo) for c in (EXECUTOR, NATIVE, STOCK, ROUTED) for demo in (False, True)]
+    configs = EXECUTOR, NATIVE, STOCK, ROUTED, SHARED
+    choices = [(config, demo) for config in configs for demo in (False, True)]
     program = "megatron.training.training" in sys.modules
     for name, entry in PATCHES.items():
-        fits = [
+        config, demo = next(
             (config, demo) for config, demo in choices
-            if entry.active(Job(config, 2, 2, program=program, clips=True, demo=demo))
-        ]  # fmt: skip
+            if entry.active(Job(config, 2, 2, program=True, clips=True, demo=demo))
+        )  # fmt: skip
+        without_program = Job(config, 2, 2, program=program, clips=True, demo=demo)
         for target in entry.targets:
             row = {"case": "missing", "entry": name, "target": target}
-            if not fits or not is_there(target):
+            if not entry.active(without_program) or not is_there(target):
                 say({**row, "why": "not without Megatron's training program"})
                 continue
-            config, demo = fits[0]
             with without(target):
                 row |= activated(config, program=program, demo=demo)
             assert before.changed() == [], target

@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
 
 import one_thread_gloo
@@ -38,6 +39,8 @@ def flags(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument("--user-overflow", default="", metavar="STAGE:ITERATION,...", help=text)
     text = "what the loss function reports: a sum and a count, their ratio, or that over replicas"
     group.add_argument("--user-loss", default="pair", choices=["pair", "mean", "all"], help=text)
+    text = "folder for the numbers of the samples that forwards read, by iteration and rank"
+    group.add_argument("--user-samples", default="", metavar="DIR", help=text)
     text = "that stage finds something odd then, and wants to see it again"
     group.add_argument("--user-doubt", default="", metavar="STAGE:ITERATION,...", help=text)
     return parser
@@ -59,6 +62,13 @@ def model(
     )
 
 
+class NumberedDataset(MockGPTDataset):
+    """Whose samples know their numbers."""
+
+    def __getitem__(self, number: int) -> Any:
+        return {**super().__getitem__(number), "number": number}
+
+
 def datasets(counts: list[int], vp_stage: int | None = None) -> Any:
     args = get_args()
     config = GPTDatasetConfig(
@@ -70,7 +80,8 @@ def datasets(counts: list[int], vp_stage: int | None = None) -> Any:
         reset_attention_mask=False,
         eod_mask_loss=False,
     )
-    builder = BlendedMegatronDatasetBuilder(MockGPTDataset, counts, lambda: True, config)
+    kind = NumberedDataset if args.user_samples else MockGPTDataset
+    builder = BlendedMegatronDatasetBuilder(kind, counts, lambda: True, config)
     return builder.build()
 
 
@@ -81,6 +92,8 @@ def forward_step(batches: Any, part: Any, *_: Any) -> Any:
     batch = dict.fromkeys(KEYS)
     if any(get_attr_wrapped_model(part, end) for end in ("pre_process", "post_process")):
         batch = next(batches)
+        if get_args().user_samples:
+            record(batch["number"].tolist())
     device = next(part.parameters()).device
     given = (batch.get(key) for key in KEYS)
     moved = (x if x is None else x.to(device, non_blocking=True) for x in given)
@@ -106,6 +119,14 @@ def forward_step(batches: Any, part: Any, *_: Any) -> Any:
         return total, count, {"lm loss": shown}
 
     return output, loss
+
+
+def record(numbers: list[int]) -> None:
+    """A forward of this rank, in training or in evaluation, has read these samples."""
+    kind = "train" if torch.is_grad_enabled() else "eval"
+    path = Path(get_args().user_samples) / f"rank{torch.distributed.get_rank()}"
+    with path.open("a") as file:
+        print(kind, get_args().curr_iteration + 1, *numbers, file=file)
 
 
 def print_modules() -> None:

@@ -31,6 +31,13 @@ def of_all_ranks(found: Any) -> list[Any]:
     return gathered
 
 
+def mean_losses(losses: list[list[float]]) -> list[float]:
+    """By iteration, the mean over all ranks of the `losses` that each has for it; all ranks ask."""
+    by_iteration = zip(*of_all_ranks(losses), strict=True)
+    every = [[one for of_rank in ranks for one in of_rank] for ranks in by_iteration]
+    return [sum(each) / len(each) for each in every]
+
+
 def show(word: str, found: Any) -> None:
     """Rank 0 prints it as JSON, in a line that begins with `word`."""
     if dist.get_rank() == 0:

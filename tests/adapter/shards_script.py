@@ -1,12 +1,13 @@
 """One rank of test_shards.py: small models with the distributed optimizer, by Megatron or by plan.
 
-Prints one JSON line per case, from rank 0: of all ranks. Argument: a folder for the dataset.
+Prints a JSON line, from rank 0: of all ranks. Arguments: a folder for the dataset, and a case.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ cpu.install()
 
 import pytest  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from megatron.core import parallel_state as mpu  # noqa: E402
 from rank_of_job import begin, of_all_ranks, show  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
@@ -45,24 +45,33 @@ PLANS = {
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "overlap": ({"stages": 1}, ("direct", "again", "gloo", "auto", "voted", *PLANS)),
     "gather": ({"stages": 1, "overlap_gather": True}, ("direct", "gather.txt", "auto", "voted")),
-    "in turn": ({"stages": 1}, ("direct",)),
+    "in turn": ({"stages": 1}, ("direct", "inactive")),
     "bf16": ({"stages": 1, "precision": "bf16", "overlap_gather": True}, ("direct", "gloo")),
     "pipelines": ({"stages": 2, "overlap_gather": True}, ("direct", "scatter.txt")),
     "native": ({"stages": 1}, ("stragglar",)),
+    "instances": (
+        {"stages": 1, "instances": 2}, ("direct", "again", "gloo", "auto", "voted", "late"),
+    ),
+    "instances in turn": ({"stages": 1, "instances": 2, "average": True}, ("direct",)),
+    "experts": (
+        {"stages": 1, "experts": 4, "expert_parallel": 2, "overlap_gather": True},
+        ("direct", "auto", "voted"),
+    ),
     "forced": ({"stages": 1}, ("direct",)),
+    "forced instances": ({"stages": 1, "instances": 2}, ("direct",)),
 }  # fmt: skip
 
 
 def train(case: str, shape: gpt.GPTShape, dataset: Any) -> dict[str, Any]:
     arm, losses, norms = gpt.Arm.build(shape, dataset), [], []
-    if case == "in turn":
+    if case.endswith("in turn"):
         for model in arm.models:
             model.ddp_config.overlap_grad_reduce = False
         arm.config.grad_sync_func = None
     for _ in range(3):  # the later ones with buffers that were used before
         arm.begin()
         function = gpt.forward_backward_function()
-        if case == "forced":
+        if case.startswith("forced"):
             losses += [loss.item() for loss in arm.forward_backward(forced(arm, function))]
         else:
             losses += [loss.item() for loss in arm.forward_backward(function)]
@@ -86,8 +95,7 @@ def forced(arm: gpt.Arm, function: Any) -> Any:
 
 
 def voted(ranks: int, sharded: bool) -> Choice:
-    assert sharded
-    return Choice(ranks, "direct", 2, sharded=True)
+    return Choice(ranks, "direct", 2, () if sharded else (1,) * ranks, sharded=sharded)
 
 
 def counted() -> Counter[str]:
@@ -95,8 +103,8 @@ def counted() -> Counter[str]:
     calls: Counter[str] = Counter()
     begun = ShardedReduction._begun
 
-    def count(self: Any, goal: Goal, whole: Any, op: Any) -> bool:
-        ours = begun(self, goal, whole, op)
+    def count(self: Any, goal: Goal, whole: Any, op: Any, group: Any) -> bool:
+        ours = begun(self, goal, whole, op, group)
         calls.update([goal.value] * ours)
         return ours
 
@@ -113,31 +121,34 @@ def main() -> None:
     calls = counted()
     targets = [find(target) for target in PATCHES["shards"].targets]
     before = [vars(owner)[name] for owner, name in targets]
-    for case, (settings, ways) in CASES.items():
-        shape = gpt.GPTShape(**SMALL, **settings)
-        gpt.initialize(shape, timeout=60)
-        dataset = gpt.build_dataset(prefix, shape, 32)
-        row: dict[str, Any] = {"case": case, "native": train(case, shape, dataset)}
-        for way in ways:
-            algorithm = {"stragglar": way, "auto": way, "voted": "auto"}.get(way, "direct")
-            if way in PLANS:
-                algorithm = str(Path(sys.argv[1]) / way)
-            calls.clear()
-            config = AdaptraConfig(
-                allreduce=algorithm,
-                late_ranks="1" if way == "stragglar" else "",
-                transport="gloo" if way == "gloo" else "auto",
-                timeout=60.0,
-            )
-            with pytest.MonkeyPatch.context() as patched:
-                if way == "voted":  # as if it had been voted on
-                    patched.setattr(group, "Choice", voted)
-                activation = activate(config)
-                row[way] = {**train(case, shape, dataset), "calls": dict(calls)}
-                activation.undo()
-            assert [vars(owner)[name] for owner, name in targets] == before
-        show("CASE", of_all_ranks(row))
-        mpu.destroy_model_parallel()
+    case = sys.argv[2]
+    settings, ways = CASES[case]
+    shape = gpt.GPTShape(**SMALL, **settings)
+    gpt.initialize(shape, timeout=60)
+    dataset = gpt.build_dataset(prefix, shape, 32)
+    summed = replace(shape, average=False)  # gloo has no average
+    row: dict[str, Any] = {"case": case, "native": train(case, summed, dataset)}
+    for way in ways:
+        algorithm = {"stragglar": way, "auto": way, "voted": "auto"}.get(way, "direct")
+        if way in PLANS:
+            algorithm = str(Path(sys.argv[1]) / way)
+        calls.clear()
+        config = AdaptraConfig(
+            allreduce=algorithm,
+            late_ranks="1" if way in ("stragglar", "late") else "",
+            transport="gloo" if way == "gloo" else "auto",
+            timeout=60.0,
+        )
+        with pytest.MonkeyPatch.context() as patched:
+            if way == "voted":  # as if it had been voted on
+                patched.setattr(group, "Choice", voted)
+            activation = activate(config)
+            for one in activation.reductions:
+                one.active = way != "inactive"
+            row[way] = {**train(case, shape, dataset), "calls": dict(calls)}
+            activation.undo()
+        assert [vars(owner)[name] for owner, name in targets] == before
+    show("CASE", of_all_ranks(row))
     dist.barrier()
 
 

@@ -25,6 +25,7 @@ from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.pipeline.emulation import Emulation  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.errors import BadInput  # noqa: E402
+from megatron_adaptra.ir.op import Kind  # noqa: E402
 
 ITERATIONS, SLOW = 6, 3  # worker and path are slow from iteration SLOW on
 RULES = {
@@ -64,11 +65,11 @@ def slowed(config: AdaptraConfig, dataset: Any) -> dict[str, Any]:
         asked = seconds
         time.sleep(seconds)
 
-    def wait(since: float) -> None:
+    def wait(since: float, kind: Kind) -> None:
         nonlocal asked
         asked, computed, begun = 0.0, emulator.work() - since, time.monotonic()
-        waited(since)
-        times, took = emulator.seconds(1.0), time.monotonic() - begun
+        waited(since, kind)
+        times, took = emulator.seconds(1.0, kind), time.monotonic() - begun
         waits.append((emulator.iteration, times, computed, took, asked))
 
     waited, emulator.wait, emulator._sleep = emulator.wait, wait, sleep
@@ -108,6 +109,15 @@ def targets(together: bool) -> list[int]:
     return [target for target in range(4) if links.holds(target)]
 
 
+def steady(*rules: str) -> bool:
+    """Whether ops of this rank's worker keep their length, with these `rules`."""
+    stage = mpu.get_pipeline_model_parallel_rank()
+    emulator = Emulation.of_rank(AdaptraConfig(emulate_worker=list(rules)), stage, 2).worker
+    assert emulator is not None
+    lengths = [emulator.seconds(computed, Kind.F) + computed for computed in (1.0, 1.0, 2.0)]
+    return lengths[0] == lengths[2]
+
+
 def main() -> None:
     prefix = begin(Path(sys.argv[1]))
     gpt.initialize(SHAPE, timeout=60)
@@ -115,6 +125,8 @@ def main() -> None:
     stock, refusal = train(dataset), refusal_on_gpus()
     for name, config in ENGINES.items():
         found = {"engine": name, "stock": stock, "refusal": refusal, **slowed(config, dataset)}
+        workers = [f"{replica}.{stage}:10x" for replica in range(2) for stage in range(2)]
+        found["steady"] = [steady(*workers), steady(*workers[1:])]
         found["targets"] = [targets(together=False), targets(together=True)]
         show("FOUND", of_all_ranks(found))
     dist.destroy_process_group()

@@ -105,7 +105,7 @@ def test_who_trains_as_stock_knows_at_its_end_why(
     ("flag", "rule", "changed", "allowed"),
     [
         ("emulate_worker", "1.1:2x", {"distributed_backend": "nccl"}, "not on GPUs"),
-        ("emulate_worker", "1.0:2x", {"pipeline_model_parallel_size": 1}, "at least 2 stages"),
+        ("emulate_worker", "1.1:2x", {"pipeline_model_parallel_size": 1}, "they are 0.0 to 1.0"),
         ("emulate_worker", "2.1:2x", {}, "no such worker; they are 0.0 to 1.1"),
         ("emulate_link", "0.1-2.0:4ms", {}, "no such path; the workers are 0.0 to 1.1"),
     ],
@@ -124,3 +124,19 @@ def test_what_cannot_be_slow_in_this_job_ends_it_before_it_starts(flag, rule, ch
     assert bad.value.value in rule
     assert allowed in str(bad.value)
     assert "\n" not in str(bad.value)
+
+
+@pytest.mark.parametrize(
+    ("transport", "disabled"), [("auto", ""), ("gloo", ""), ("auto", "1"), ("auto", "2")]
+)
+def test_a_value_that_no_fabric_has_ends_it_before_it_starts(transport, disabled, monkeypatch):
+    monkeypatch.setenv("NCCL_IB_SL", "16")
+    monkeypatch.setenv("NCCL_IB_DISABLE", disabled)
+    plugin = Plugin()
+    plugin.config = AdaptraConfig(transport=transport)
+    used = transport == "auto" and not disabled
+    # What comes behind it needs more of a job than there is here.
+    with pytest.raises(BadInput if used else AttributeError) as bad:
+        plugin._check(SimpleNamespace(adaptra=True))
+    if used:
+        assert str(bad.value) == "NCCL_IB_SL '16': it has to be a whole number from 0 to 15"

@@ -17,64 +17,78 @@ from transport.ranks import RankFixture, run
 
 from megatron_adaptra.adapter.entry import flags
 from megatron_adaptra.adapter.entry.plugin import Plugin
-from megatron_adaptra.adapter.step import gradients
+from megatron_adaptra.adapter.step import planned_collectives, planned_groups
+from megatron_adaptra.adapter.step.gradients import GradientReduction
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.plan.collectives.direct import direct
 from megatron_adaptra.run import _check_flags
 
 RANKS = 4
+QUICK = ("overlap",)
 
 
 @functools.cache
-def trained() -> tuple[dict[str, list[dict[str, Any]]], str]:
-    """By case, what each rank has found; and all that was printed."""
+def trained(case: str) -> tuple[list[dict[str, Any]], str]:
+    """What each rank has found, and all that was printed."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [str(Path(__file__).with_name("gradients_script.py")), folder]
-        done = zygote(False).run(Path(folder), words, ranks=RANKS, timeout=400)
+        words = [str(Path(__file__).with_name("gradients_script.py")), folder, case]
+        done = zygote(False).run(Path(folder), words, ranks=RANKS, timeout=400, ends=False)
     assert done.status == 0, done.text[-4000:]
-    found = [json.loads(line[5:]) for line in done.texts[0].splitlines() if line[:5] == "CASE "]
-    return {rows[0]["case"]: rows for rows in found}, done.text
+    (found,) = [json.loads(line[5:]) for line in done.texts[0].splitlines() if line[:5] == "CASE "]
+    return found, done.text
+
+
+CASES = {  # which ranks have the same parameters, and how many reduce together
+    "replicas": ([{0, 1, 2, 3}], {"4"}),
+    "overlap": ([{0, 1, 2, 3}], {"4"}),
+    "bf16": ([{0, 1, 2, 3}], {"4"}),
+    "pipelines": ([{0, 1}, {2, 3}], {"2"}),
+    "average": ([{0, 1, 2, 3}], {"4"}),
+    "experts": ([{0, 2}, {1, 3}], {"2", "4"}),
+}
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("case", ["replicas", "overlap", "bf16", "pipelines"])
+@pytest.mark.parametrize(
+    "case",
+    [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in CASES],
+)
 def test_losses_are_those_of_megatron(case: str) -> None:
-    rows = trained()[0][case]
+    rows, text = trained(case)
+    alike, sizes = CASES[case]
     for row in rows:
         native, ours = row["native"], row["direct"]
-        assert ours["calls"] > 0
+        assert set(ours["calls"]) == sizes
         close = 1e-2 if case == "bf16" else 1e-5
         assert ours["losses"] == pytest.approx(native["losses"], rel=close)
         assert ours["norms"] == pytest.approx(native["norms"], rel=close)
-        ways = {"late", "gloo", "file", "voted"}.intersection(
-            row
-        )  # summed in the order of the ranks
+        same = {"late", "gloo", "file", "voted"}.intersection(row)  # in the order of the ranks
         if case == "pipelines":  # the file is for four ranks
-            ways.remove("file")
-            assert row["file"] == {**native, "calls": 0}
-        for way in ways:
+            same.remove("file")
+            assert row["file"] == {**native, "calls": {}}
+        for way in same:
             assert row[way] == ours
         if "auto" in row:  # nobody was found to be late
-            assert row["auto"] == {**native, "calls": 0}
+            assert row["auto"] == {**native, "calls": {}}
         assert row["stragglar"]["losses"] == pytest.approx(native["losses"], rel=close)
-        assert (row["stragglar"]["calls"] > 0) == (case != "pipelines")  # it needs four ranks
+        assert set(row["stragglar"]["calls"]) == sizes - {"2"}  # it needs four ranks
         if case == "pipelines":  # of two replicas: one order
             assert ours["parameters"] == native["parameters"]
-    replicas = [{0, 1, 2, 3}] if case != "pipelines" else [{0, 1}, {2, 3}]
-    for some in replicas:
+    for some in alike:
         for way in ("direct", "stragglar"):
             assert len({rows[rank][way]["parameters"] for rank in some}) == 1
+    assert ("plan.txt is for 4 ranks, here is 2" in text) == (case == "pipelines")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_what_a_plan_does_not_reduce_is_left_to_megatron() -> None:
-    found, text = trained()
-    for row in found["replicas"]:
-        assert row["half"] == {**row["native"], "calls": 0}
+    found, text = trained("replicas")
+    for row in found:
+        assert row["half"] == {**row["native"], "calls": {}}
     line = "half.txt is of another goal: reduce-scatter"
     assert text.count(line) == 1  # at rank 0
-    assert "plan.txt is for 4 ranks, here is 2" in text
 
 
 def checked(config: AdaptraConfig, monkeypatch: pytest.MonkeyPatch, **sizes: int) -> str:
@@ -124,7 +138,7 @@ def differing(me: RankFixture) -> list[str]:
         )  # fmt: skip
         bucket = types.SimpleNamespace(grad_data=torch.zeros(8 + size * (me.rank == 2)))
         buckets = types.SimpleNamespace(ddp_config=config, buckets=[bucket])
-        found.append(gradients.difference_of(dist.group.WORLD, buckets))
+        found.append(planned_groups.difference_of(dist.group.WORLD, buckets))
     return found
 
 
@@ -132,3 +146,27 @@ def test_ranks_that_differ_stay_with_megatron_and_the_first_difference_is_named(
     setting = "overlap_grad_reduce is True on rank 1, False on rank 0"
     size = "buckets is ['9 torch.float32'] on rank 2, ['8 torch.float32'] on rank 0"
     assert run("gloo", differing, ranks=3) == [["", setting, size, setting]] * 3
+
+
+def numbered(me: RankFixture) -> list[tuple[int, ...]]:
+    """Which ranks are late of all, of two groups of two, and between these."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planned_collectives, "data_parallel_number", lambda: me.rank)
+        for late in ("2", "0,1"):
+            reduction: Any = GradientReduction.__new__(GradientReduction)
+            reduction._config = AdaptraConfig(allreduce="direct", late_ranks=late)
+            apart = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])][me.rank % 2]
+            instance = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][me.rank // 2]
+            found.append(reduction._late_in(dist.group.WORLD, None))
+            found.append(reduction._late_in(apart, None))
+            found.append(reduction._late_in(apart, instance))
+    return found
+
+
+def test_a_late_rank_has_another_number_in_a_smaller_group() -> None:
+    """Rank 2 is the second of its group, and its whole instance is late."""
+    rows = run("gloo", numbered, ranks=4)
+    of_two, of_an_instance = [(2,), (1,), (1,)], [(0, 1), (0,), (0,)]
+    assert rows[0] == rows[2] == [*of_two, *of_an_instance]
+    assert rows[1] == rows[3] == [(2,), (), (1,), *of_an_instance]

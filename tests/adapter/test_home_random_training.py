@@ -55,7 +55,9 @@ def trained() -> dict[str, list[dict[str, Any]]]:
         cases = Path(folder) / "cases.json"
         cases.write_text(json.dumps(rows))
         words = [str(SCRIPT), str(cases), folder]
-        done = zygote(False).run(Path(folder), words, ranks=STAGES * REPLICAS, timeout=300)
+        done = zygote(False).run(
+            Path(folder), words, ranks=STAGES * REPLICAS, timeout=300, ends=False
+        )
     assert done.status == 0, done.text[-6000:]
     found = [json.loads(line[5:]) for line in done.texts[0].splitlines() if line[:5] == "CASE "]
     return {row["name"]: row["ranks"] for row in found}

@@ -70,6 +70,7 @@ def test_the_sites_are_those_of_a_training_whose_partners_are_exchanged() -> Non
     in_time("trainings without a plan for the slow path", 0 if swapped(found()) else TRIES, TRIES)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_training_of_two_replicas_ends_with_stocks_bits_whatever_fails(
     pytestconfig: pytest.Config,
@@ -77,8 +78,6 @@ def test_a_training_of_two_replicas_ends_with_stocks_bits_whatever_fails(
     assert [row["waits"] for rows in found() for row in rows] == [[]] * 2 * RANKS
     assert all(row["same"] for rows in found() for row in rows)
     chosen = list(cases(pytestconfig.getoption("--full")))
-    if pytestconfig.getoption("--quick"):
-        chosen = chosen[::9]
     lines = run(chosen, JOBS, 2)
     wrong = [text for j in range(JOBS) for text in faults(lines[RANKS * j : RANKS * (j + 1)])]
     ended = [json.loads(one[4:]) for text in lines for one in text if one[:4] == "END "]

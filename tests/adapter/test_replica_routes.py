@@ -98,7 +98,7 @@ def run(
         file = Path(folder) / "cases.json"
         file.write_text(json.dumps(rows))
         done = zygote(False).run(
-            Path(folder), [str(SCRIPT), str(file), folder], ranks=ranks, timeout=600
+            Path(folder), [str(SCRIPT), str(file), folder], ranks=ranks, timeout=600, ends=False
         )
     found = [json.loads(line[5:]) for line in done.texts[0].splitlines() if line[:5] == "CASE "]
     by_name = {row["name"]: row["ranks"] for row in found}

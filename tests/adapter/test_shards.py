@@ -6,6 +6,7 @@ import functools
 import json
 import tempfile
 import types
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +19,63 @@ from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.plan.collectives.sharded import direct_reduce_scatter
 
 RANKS = 4
-SCATTER, GATHER = "reduce-scatter", "all-gather"
+QUICK = ("overlap", "gather")
+SCATTER, GATHER, SUMS = "reduce-scatter", "all-gather", "all-reduce"
 
 
 @functools.cache
-def trained() -> tuple[dict[str, list[dict[str, Any]]], str]:
-    """By case, what each rank has found; and all that was printed."""
+def trained(case: str) -> tuple[list[dict[str, Any]], str]:
+    """What each rank has found, and all that was printed."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [str(Path(__file__).with_name("shards_script.py")), folder]
-        done = zygote(False).run(Path(folder), words, ranks=RANKS, timeout=400)
+        words = [str(Path(__file__).with_name("shards_script.py")), folder, case]
+        done = zygote(False).run(Path(folder), words, ranks=RANKS, timeout=400, ends=False)
     assert done.status == 0, done.text[-4000:]
-    found = [json.loads(line[5:]) for line in done.texts[0].splitlines() if line[:5] == "CASE "]
-    return {rows[0]["case"]: rows for rows in found}, done.text
+    (found,) = [json.loads(line[5:]) for line in done.texts[0].splitlines() if line[:5] == "CASE "]
+    return found, done.text
+
+
+ALIKE = {  # which ranks have the same parameters
+    "overlap": [{0, 1, 2, 3}],
+    "gather": [{0, 1, 2, 3}],
+    "in turn": [{0, 1, 2, 3}],
+    "bf16": [{0, 1, 2, 3}],
+    "pipelines": [{0, 1}, {2, 3}],
+    "instances": [{0, 1, 2, 3}],
+    "instances in turn": [{0, 1, 2, 3}],
+    "experts": [{0, 2}, {1, 3}],
+}
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("case", ["overlap", "gather", "in turn", "bf16", "pipelines"])
+@pytest.mark.parametrize(
+    "case",
+    [one if one in QUICK else pytest.param(one, marks=pytest.mark.long) for one in ALIKE],
+)
 def test_losses_are_those_of_megatron(case: str) -> None:
-    rows = trained()[0][case]
+    rows, text = trained(case)
+    several = case.startswith("instances")  # each has all shards, which are added up
     for row in rows:
         native, ours = row["native"], row["direct"]
-        assert ours["calls"][SCATTER] > 0
-        assert ours["calls"][GATHER] > 0
+        calls = ours["calls"]
+        assert calls[SCATTER] > 0
+        assert calls[GATHER] > 0
+        assert calls.get(SUMS, 0) == (calls[SCATTER] if several else 0)
         close = 1e-2 if case == "bf16" else 1e-5
         assert ours["losses"] == pytest.approx(native["losses"], rel=close)
         assert ours["norms"] == pytest.approx(native["norms"], rel=close)
-        for way in {"again", "gloo"}.intersection(row):  # the same bits, whatever carries them
+        for way in {"again", "gloo", "late"}.intersection(row):  # whatever carries the bits
             assert row[way] == ours
         if "voted" in row:
             assert bits(row["voted"]) == bits(ours)
             assert row["voted"]["calls"] == ours["calls"]
             assert row["auto"] == {**native, "calls": {}}  # delays here are nothing
-        if case == "pipelines":  # of two replicas: one order
-            assert {**ours, "calls": 0} == {**native, "calls": 0}
-    replicas = [{0, 1, 2, 3}] if case != "pipelines" else [{0, 1}, {2, 3}]
-    for some in replicas:
+        if "inactive" in row:
+            assert row["inactive"] == {**native, "calls": {}}
+        if case in ("pipelines", "instances"):  # of two each: one order
+            assert bits(ours) == bits(native)
+    for some in ALIKE[case]:
         assert len({rows[rank]["direct"]["parameters"] for rank in some}) == 1
+    assert ("scatter.txt is for 4 ranks, here is 2" in text) == (case == "pipelines")
 
 
 def bits(row: dict[str, Any]) -> dict[str, Any]:
@@ -62,27 +84,30 @@ def bits(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.timeout(500)
 def test_a_plan_in_a_file_does_what_its_goal_is() -> None:
-    found, text = trained()
-    for row in found["overlap"]:
+    found, text = trained("overlap")
+    for row in found:
         assert bits(row["scatter.txt"]) == bits(row["direct"])
         assert set(row["scatter.txt"]["calls"]) == {SCATTER}
         assert row["sums.txt"] == {**row["native"], "calls": {}}
-    for row in found["gather"]:
-        assert bits(row["gather.txt"]) == bits(row["native"])
-        assert set(row["gather.txt"]["calls"]) == {GATHER}
     assert "parameters are gathered by Megatron: the plan of" in text
     assert "scatter.txt is of another goal: reduce-scatter" in text
     assert "sums.txt is of another goal: all-reduce" in text
-    assert "scatter.txt is for 4 ranks, here is 2" in text
+    for row in trained("gather")[0]:
+        assert bits(row["gather.txt"]) == bits(row["native"])
+        assert set(row["gather.txt"]["calls"]) == {GATHER}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_what_a_plan_does_not_do_is_left_to_megatron() -> None:
-    found, text = trained()
-    for row in found["native"]:
+    found, text = trained("native")
+    for row in found:
         assert row["stragglar"] == {**row["native"], "calls": {}}
-    for row in found["forced"]:  # an all-reduce, of which each rank has all sums
+    for row in trained("forced")[0]:  # an all-reduce, of which each rank has all sums
         assert set(row["direct"]["calls"]) == {GATHER}
+        assert bits(row["direct"]) == bits(row["native"])
+    for row in trained("forced instances")[0]:
+        assert set(row["direct"]["calls"]) == {SUMS, GATHER}
         assert bits(row["direct"]) == bits(row["native"])
     for line in (
         "gradients are reduced by Megatron: stragglar has no reduce-scatter",
@@ -91,21 +116,39 @@ def test_what_a_plan_does_not_do_is_left_to_megatron() -> None:
         assert text.count(line) == 1  # at rank 0
 
 
+class Group:
+    """What is looked at of torch's before anything starts."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+
+    def size(self) -> int:
+        return self.ranks
+
+
 def buckets_of(ranks: int = 4, data: torch.Tensor | None = None, **settings: Any) -> Any:
     """A group of one bucket, with what is looked at before anything starts."""
     data = torch.ones(8) if data is None else data
     return types.SimpleNamespace(
         ddp_config=types.SimpleNamespace(**{"num_distributed_optimizer_instances": 1, **settings}),
         buckets=[types.SimpleNamespace(grad_data=data, param_data=data)],
-        intra_distributed_optimizer_instance_size=ranks,
+        intra_distributed_optimizer_instance_group=Group(ranks),
+        inter_distributed_optimizer_instance_group=Group(2),
     )
 
 
 def why_not(goal: Goal, buckets: Any, allreduce: str = "direct", given: Any = None) -> str:
+    """What is logged; "" where a plan does it."""
     sharded: Any = ShardedReduction.__new__(ShardedReduction)
     sharded._config, sharded._given = types.SimpleNamespace(allreduce=allreduce), given
-    reason: str = sharded._not_ours(goal, buckets)
-    return reason
+    ours: Any = object()
+    sharded._open = lambda *_: ours
+    sharded._groups, lines = {}, list[str]()
+    sharded._say = lines.append
+    between = goal is Goal.ALL_REDUCE
+    find = sharded._between_instances if between else partial(sharded._in_instance, goal)
+    assert find(buckets) is (None if lines else ours)
+    return "".join(lines)
 
 
 FP32 = {"reduce_scatter_with_fp32_accumulation": True}
@@ -116,7 +159,7 @@ MXFP8 = {"reuse_grad_buf_for_mxfp8_param_ag": True}
     ("settings", "reduces", "gathers"),
     [
         ({}, "", ""),
-        ({"num_distributed_optimizer_instances": 2}, "several instances", "several instances"),
+        ({"num_distributed_optimizer_instances": 2}, "", ""),
         (FP32, "adds in fp32 by a way of its own", ""),
         (MXFP8, "", "share their memory with gradients"),
         ({"ranks": 1}, "needs 2 ranks, here is 1", "needs 2 ranks, here is 1"),
@@ -133,10 +176,21 @@ def test_why_megatron_does_it(settings: dict[str, Any], reduces: str, gathers: s
         assert bool(text) == bool(reason)
 
 
+def test_why_megatron_adds_up_what_its_instances_have() -> None:
+    several = {"num_distributed_optimizer_instances": 2}
+    assert why_not(Goal.ALL_REDUCE, buckets_of(**several)) == ""
+    whose = "gradients are reduced between optimizer instances by Megatron: "
+    assert why_not(Goal.ALL_REDUCE, buckets_of(**several), "stragglar") == (
+        f"{whose}stragglar needs 4 ranks, here is 2"
+    )
+    found = why_not(Goal.ALL_REDUCE, buckets_of(**several), "it.txt", direct_reduce_scatter(2))
+    assert found == f"{whose}the plan of it.txt is of another goal: reduce-scatter"
+
+
 def test_why_megatron_does_it_instead_of_a_plan_in_a_file() -> None:
     scatter, plan = Goal.REDUCE_SCATTER, direct_reduce_scatter(4)
     assert why_not(scatter, buckets_of(), "it.txt", plan) == ""
     reason = "the plan of it.txt is for 4 ranks, here is 3"
-    assert why_not(scatter, buckets_of(3), "it.txt", plan) == reason
+    assert why_not(scatter, buckets_of(3), "it.txt", plan).endswith(f"Megatron: {reason}")
     reason = "the plan of it.txt is of another goal: reduce-scatter"
-    assert why_not(Goal.ALL_GATHER, buckets_of(), "it.txt", plan) == reason
+    assert why_not(Goal.ALL_GATHER, buckets_of(), "it.txt", plan).endswith(f"Megatron: {reason}")

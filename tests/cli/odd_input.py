@@ -21,7 +21,10 @@ NUMBERS = [
     "--forward-ms", "--backward-ms", "--link-delay-ms", "--link-jitter", "--link-bandwidth",
     "--message-bytes", "--activation-budget", "--optimizer-ms", "--return-delay-ms",
 ]  # fmt: skip
-REPLICAS = ["--failed", "--slow", "--slow-path", "--slow-port", "--worker-budget"]
+REPLICAS = [
+    "--failed", "--slow", "--slow-path", "--slow-port", "--slow-replica", "--worker-budget",
+    "--counts",
+]  # fmt: skip
 WHOLE = ["0", "-0", "1.0", "1e3", "inf", "100000000", "9" * 30, "+-1"]
 
 
@@ -49,6 +52,8 @@ def flag_cases():
         "--slow": [":", "::", "1.2:", "0.1:1e400x", f"0.1:{LONG}x", f"{LONG}:2x"],
         "--slow-path": ["-", "1.1-0.2", "1.1--0.2:1ms", f"1.1-0.2:{LONG}", "1.1-0.2:1ms+", ">:"],
         "--slow-port": ["0.1:inf", "0.1:nanB/s", f"0.1:{LONG}B/s", "0.1:1e400B/s"],
+        "--slow-replica": [":", "::", "1:", "0:1e400x", f"0:{LONG}x", f"{LONG}:2x", "0.1:2x"],
+        "--counts": ["", "x", LONG, "1", "1," * 9999 + "1", "12,12.0", "9" * 30 + ",1", "٢,٢"],
         "--worker-budget": ["0.1:-inf", f"0.1:{LONG}", "0.1:1e400B", "0.1:1\r"],
         "--schedule": ["", "/nowhere", "/dev/zero", "/dev/null", ".", "a" * 5000],
     }.items():  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from megatron_adaptra.bench.algorithms import measured_plan
 from megatron_adaptra.bench.allreduce_options import ALGORITHMS, NATIVE, AllReduceOptions
 from megatron_adaptra.bench.allreduce_rate import KEPT, TRIES, Rate, at_kept_rate
 from megatron_adaptra.bench.options import ALLREDUCE
+from megatron_adaptra.cli import bench_allreduce
 from megatron_adaptra.cli.bench_allreduce_report import Finding, html
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.plan.collectives.sized import for_gradients
@@ -106,6 +108,20 @@ def test_a_late_rank_owns_nothing_and_pieces_take_the_same_time_of_a_port():
     assert "nothing is owned by 2" in plan.why
     seconds = [weight / sum(plan.weights) * 3.2e6 / 20e6 for weight in plan.weights]
     assert all(1e-3 < each < 2e-3 for each in seconds)
+
+
+def taken_for_late(*flags):
+    parser = argparse.ArgumentParser()
+    bench_allreduce.add_parser(parser.add_subparsers())
+    (options,) = bench_allreduce._options(parser.parse_args([ALLREDUCE, *flags]))
+    return options.late_ranks
+
+
+def test_the_rank_with_the_slowest_port_is_taken_for_late_unless_others_are_named():
+    slow = ("--host", "2:10MB/s", "--host", "all:20MB/s", "--late", "0")
+    assert taken_for_late(*slow) == (2,)
+    assert taken_for_late(*slow, "--late-ranks", "5,1") == (5, 1)
+    assert taken_for_late("--host", "all:20MB/s", "--ranks", "4") == (3,)
 
 
 def test_pieces_of_stragglar_are_smaller_than_what_a_connection_sends_in_its_turn():

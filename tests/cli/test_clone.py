@@ -175,6 +175,7 @@ def test_demo_trains_over_the_installed_engine(place: Place, witness: Path, tmp_
 
 
 @built
+@pytest.mark.cold
 def test_adaptra_run_gives_its_ranks_the_installed_package(place: Place, tmp_path: Path) -> None:
     options = ("--standalone", "--nproc-per-node", "2", "--redirects", "1", "--log-dir", tmp_path)
     done = place.adaptra("run", *options, place.script, "--a", cwd=place.clone)

@@ -153,6 +153,7 @@ def test_slower_leaves_all_but_delay_alone():
     assert slower(job, 2.0).links == {(0, 1): LinkState(0.04, 1e9, 0.02), (1, 2): links[1, 2]}
 
 
+@pytest.mark.long
 def test_out_holds_data_page_and_picture(here, tmp_path):
     pytest.importorskip("matplotlib")
     out, _ = here("compare", *SMALL, "--budgets", "3,inf", "--out", tmp_path / "new")

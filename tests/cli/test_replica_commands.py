@@ -217,7 +217,7 @@ def test_a_move_by_name(here):
     assert line.startswith("--policy 'none': this job has no such plan, only ")
     line = here.refused("plan", *SLOW, "--policy", "1f1b")
     assert line.endswith(
-        "across replicas it has to be one of adaptive, none, swap, shift, re-route"
+        "across replicas it has to be one of adaptive, none, swap, shift, re-route, share"
     )
 
 

@@ -13,15 +13,27 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import reproduce  # noqa: E402
-from reference import METHODS, Prediction, experiments, summary  # noqa: E402
+from reference import METHODS, Prediction, experiments, predict, summary  # noqa: E402
 
 FOLDER = BENCHMARKS / "published"
 ONE = "single-7B-2_3-30ms"
 
 
+made = {}
+
+
+def once(conditions):
+    """The prediction for them, which takes a second and is the same each time."""
+    key = json.dumps(conditions.to_json())
+    if key not in made:
+        made[key] = predict(conditions)
+    return made[key]
+
+
 @pytest.fixture
-def run(capsys):
+def run(capsys, monkeypatch):
     """The benchmark in this process: what it prints."""
+    monkeypatch.setattr(reproduce, "predict", once)
 
     def run(*arguments):
         assert reproduce.main(list(map(str, arguments))) == 0

@@ -81,8 +81,15 @@ def test_options_that_torchrun_refuses_end_with_2_and_one_line(words, says, scri
     assert says in line
 
 
-@pytest.mark.parametrize("way", [("megatron_adaptra.run",), ("megatron_adaptra", "run")])
-@pytest.mark.parametrize("start", ["a rank", "alone"])
+@pytest.mark.parametrize(
+    ("way", "start"),
+    [
+        (("megatron_adaptra.run",), "a rank"),
+        (("megatron_adaptra", "run"), "alone"),
+        pytest.param(("megatron_adaptra.run",), "alone", marks=pytest.mark.long),
+        pytest.param(("megatron_adaptra", "run"), "a rank", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -107,7 +114,7 @@ def test_a_misspelt_flag_ends_a_script_that_never_reads_it(way, start, words, sa
 ENDS = {"falls off": "", "exits": "\nsys.exit()"}
 
 
-@pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.parametrize("ends", ["falls off", pytest.param("exits", marks=pytest.mark.cold)])
 def test_flags_that_had_no_effect_are_named_at_the_end_once(ends, script, tmp_path):
     script.write_text(SCRIPT + ENDS[ends])
     done = run("megatron_adaptra.run", script, "--adaptra", RANK="0")

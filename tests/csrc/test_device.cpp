@@ -1,5 +1,6 @@
 // Messages between two GPUs of one process, over the driver of tests/device, whose streams are
-// threads: sends, receives, aborts, closed ends and failing calls in any order.
+// threads: sends, receives, aborts, closed ends and failing calls in any order, whole and in pieces,
+// also where one of two paths is cut.
 // test_device [FIRST_SEED [COUNT]]: everything once per seed.
 #include <cstring>
 #include <deque>
@@ -14,6 +15,7 @@ void test_fill(void* stream, void* at, int value, size_t bytes);
 void test_copy(void* stream, void* to, const void* from, size_t bytes);
 void test_finish(void* stream);
 void test_fail(const char* call, int after, int code);
+void test_unpinnable(int code);
 void test_heal(void);
 long test_pinned(void);
 long test_streams(void);
@@ -30,6 +32,7 @@ constexpr uint64_t kLongest = 200000;
 constexpr int kAhead = 4;     // receives that are posted before they are needed
 constexpr int kGone = 0xdd;   // what freed memory holds
 constexpr uint64_t kSmall = 300;
+constexpr uint64_t kLeast = 4096;  // bytes of a piece: a message has hundreds of events at most
 
 using Random = std::mt19937_64;
 bool chance(Random& random, int percent) { return random() % 100 < uint64_t(percent); }
@@ -53,13 +56,13 @@ struct Memory {
 
 class Side {
  public:
-  Side(Pair& pair, int side)
+  Side(Pair& pair, int side, uint64_t piece)
       : side_(side),
         device_(Device::open(side)),
         pinned_(std::make_shared<Pinned>(device_, pair.engines[side].arena(), 1 << 20)),
         stream_(static_cast<cuda::Stream>(static_cast<void*>(test_stream()))),
         messages_(DeviceMessages::open(pair.engines[side], device_, pinned_, 1ull << 40, {1 - side},
-                                       "rank " + std::to_string(side))) {}
+                                       "rank " + std::to_string(side), piece)) {}
 
   // All messages; some are given up at the receiver. Until the other side ends, if it does.
   void talk(Random random, const std::vector<uint64_t>& sizes, bool ends) {
@@ -98,6 +101,7 @@ class Side {
       if (!first.transfer->work->error().empty()) {
         CHECK(ends);
         over = true;
+        sent.push_back(std::move(first));  // pieces of it may still be copied
         continue;
       }
       messages_->join(first.transfer, stream_);
@@ -149,17 +153,23 @@ enum class Ending { Well, Closed, Failing };
 void run(Random random, Ending ending) {
   {
     Pair pair(limits());
+    const int paths = 1 + chance(random, 50);
     if (chance(random, 50)) {
       pair.shm();
     } else {
       pair.tcp();
     }
+    if (paths > 1) pair.tcp();
     std::vector<uint64_t> sizes;
     for (int n = 0; n < kMessages; ++n) {
       sizes.push_back(random() % (chance(random, 30) ? kLongest : kSmall));
     }
-    Side sides[2] = {{pair, 0}, {pair, 1}};
+    const auto piece = [&]() -> uint64_t {
+      return chance(random, 30) ? DeviceMessages::kPiece : kLeast + random() % (64 << 10);
+    };
+    Side sides[2] = {{pair, 0, piece()}, {pair, 1, piece()}};
     if (chance(random, 20)) test_fail("cuMemHostRegister_v2", random() % 4, 801);
+    if (chance(random, 10)) test_unpinnable(2);
     std::vector<std::thread> threads;
     for (int side = 0; side < 2; ++side) {
       threads.emplace_back([&, side, seed = random()] {
@@ -168,6 +178,7 @@ void run(Random random, Ending ending) {
     }
     static const char* const kCalls[] = {"cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"};
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 20000));
+    if (ending == Ending::Well && paths > 1) pair.cut(random());
     if (ending == Ending::Failing) test_fail(kCalls[random() % 2], random() % 20, 719);
     if (ending == Ending::Closed) {
       pair.engines[0].close("closed here");
@@ -175,6 +186,7 @@ void run(Random random, Ending ending) {
     }
     for (auto& thread : threads) thread.join();
     test_heal();
+    test_unpinnable(0);
     for (auto& engine : pair.engines) engine.close("the test is over");  // memory that it holds
     for (auto& side : sides) side.close();
     nothing_left();

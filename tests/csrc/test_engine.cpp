@@ -5,6 +5,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <future>
 #include <thread>
 
 #include "pair.h"
@@ -398,6 +399,44 @@ void closed_from_all_sides(Random& random) {
   for (auto& one : threads) one.join();
 }
 
+// A message whose bytes come in parts is sent by the loop's thread: nothing of it goes out while
+// that stands still, in a callback of another peer's.
+void sent_by_the_loop(Random& random) {
+  Pair pair(limits(random));
+  pair.tcp();
+  Engine third(limits(random));
+  third.add_peer(0, "rank 0");
+  pair.engines[0].add_peer(2, "rank 2");
+  int ends[2];
+  connect_tcp(ends);
+  pair.engines[0].add_tcp(2, ends[0], Pair::kTcp);
+  third.add_tcp(0, ends[1], Pair::kTcp);
+  uint8_t byte = 0;
+  std::promise<void> stands, go;
+  const auto awaited = pair.engines[0].receive(2, 1, &byte, 1);
+  CHECK(awaited->then([&] {
+    stands.set_value();
+    go.get_future().wait();
+  }));
+  third.send(0, 1, &byte, 1);
+  stands.get_future().wait();
+  const uint64_t size = 1 + below(random, kLongestMessage);
+  auto memory = pair.engines[0].take(size);
+  Bytes got = bytes(size);
+  for (uint64_t n = 0; n < size; ++n) memory.get()[n] = uint8_t(n * 7);
+  std::shared_ptr<Engine::Filling> filling;
+  const auto received = pair.engines[1].receive(0, 5, got.get(), size);
+  const auto sent = pair.engines[0].begin(1, 5, memory, size, 0, &filling);
+  const uint64_t half = size / 2;
+  if (half > 0) pair.engines[0].filled(filling, half);
+  pair.engines[0].filled(filling, size);
+  CHECK(pair.engines[0].counts(1).bytes_sent == 0);
+  go.set_value();
+  CHECK(received->wait(kPatience) && received->error().empty());
+  CHECK(std::memcmp(got.get(), memory.get(), size) == 0);
+  CHECK(sent->wait(kPatience));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -412,6 +451,7 @@ int main(int argc, char** argv) {
     last_words(random);
     damaged_ends(random);
     closed_from_all_sides(random);
+    sent_by_the_loop(random);
     Talk(random(), false, 100).run();
     Talk(random(), true, 100).run();
     CHECK(open_descriptors() == before);

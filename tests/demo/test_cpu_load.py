@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from megatron_adaptra.demo.cpu_load import Load, MachineTime, Sample, kernel, load_of
+from megatron_adaptra.demo.cpu_load import Load, Sample, kernel, load_of
+from megatron_adaptra.telemetry.machine_time import MachineTime
 
 BURN = "import time\nwhile time.process_time() < 0.5: pass"
 IDLE_MACHINE = MachineTime(0.0, 0.0, 0.0)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+from unittest.mock import patch
 
 import pytest
 import torch
 from device.test_messages import SHORT, SIZE, is_all, memory
 from fakes.controlled_cuda.gpu import Driver, Side, run, two, until
 from patience import PATIENCE
+from seeding import new_seed
 
+from megatron_adaptra.device import staging
 from megatron_adaptra.errors import DeviceFailed, PeerLost
+
+LATE = 0.02  # seconds by which streams are late, at most
 
 
 def lost(work: object) -> str:
@@ -20,18 +25,22 @@ def lost(work: object) -> str:
     return str(error.value)
 
 
-def failing(driver: Driver, call: str, code: int) -> list[str]:
-    """A call of rank 0's driver fails while it sends: what both ranks raise, now and later."""
+def failing(driver: Driver, call: str, code: int, seed: int = 0) -> list[str]:
+    """A call of rank 0's driver fails while it sends: what both ranks raise, now and later.
+
+    With a `seed` streams are late by chance.
+    """
+    if seed:
+        driver.late(seed, LATE)
     with two(driver) as (a, b):
         there, here = a.open(), b.open()
         posted = here.irecv(memory(0), 0, 1)
         behind, back = here.irecv(memory(0), 0, 2), there.irecv(memory(0), 1, 3)
         until(lambda: b.staging.memory().used >= 2 * SIZE, "both of rank 1 have memory")
         until(lambda: a.staging.memory().used >= SIZE, "so has that of rank 0")
-        if call == "cuMemHostAlloc":
-            driver.fail("cuMemHostRegister_v2", code=801)
         driver.fail(call, code=code)
-        sent = there.isend(memory(1), 1, 1)
+        source = memory(1)  # it stays: this driver copies also what nobody waits for
+        sent = there.isend(source, 1, 1)
         words = [lost(sent), lost(posted)]
         driver.heal()
         words += [lost(behind), lost(back)]
@@ -42,12 +51,22 @@ def failing(driver: Driver, call: str, code: int) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize(
-    ("call", "code"),
-    [("cuMemcpyDtoHAsync_v2", 719), ("cuEventQuery", 719), ("cuMemHostAlloc", 2)],
-)
+CALLS = [("cuMemcpyDtoHAsync_v2", 719), ("cuEventQuery", 719), ("cuStreamWaitEvent", 719)]
+
+
+@pytest.mark.parametrize(("call", "code"), CALLS)
 def test_an_error_reaches_both_sides(call: str, code: int) -> None:
-    here, there, *later = run(failing, call, code)
+    reaches_both(call, code, 0)
+
+
+@pytest.mark.parametrize(("call", "code"), CALLS)
+def test_an_error_reaches_both_sides_however_late_streams_are(call: str, code: int) -> None:
+    for _ in range(5):
+        reaches_both(call, code, new_seed() % (1 << 30) + 1)
+
+
+def reaches_both(call: str, code: int, seed: int) -> None:
+    here, there, *later = run(failing, call, code, seed)
     what = f"{call.removesuffix('_v2')} failed: CUDA_ERROR_"
     for words in (here, there, *later):
         assert what in words
@@ -58,6 +77,30 @@ def test_an_error_reaches_both_sides(call: str, code: int) -> None:
     assert there.startswith("stage 0 (rank 0): rank 0 says: ")
     for n, words in enumerate(later):
         assert ("rank 0 says: " in words) == (n in (0, 3))
+
+
+def copy_late(driver: Driver) -> str:
+    """The question fails while the copy has not begun: its events serve the next send, and pass."""
+    with two(driver) as (a, b):
+        there, here = a.open(), b.open()
+        source = memory(1)  # it stays: this driver copies also what nobody waits for
+        go = driver.stop(a.compute)
+        driver.fail("cuEventQuery", code=719)
+        words = lost(there.isend(source, 1, 1))
+        a.compute = driver.stream()  # the old one still holds up the copies
+        again = there.isend(memory(1), 1, 2)
+        assert lost(again) == words
+        driver.finish(a.compute)
+        assert not again.handle.over()
+        go()
+        until(again.handle.over, "its copy has passed")
+        there.close()
+        here.close()
+    return words
+
+
+def test_events_of_a_send_that_failed_serve_again() -> None:
+    assert "cuEventQuery failed: CUDA_ERROR_OTHER (719, " in run(copy_late)
 
 
 def receiver_fails(driver: Driver) -> tuple[str, str]:
@@ -296,11 +339,18 @@ def copied_memory(driver: Driver) -> str:
             transport.close()
         exchange(sides, 4, SIZE)
         assert driver.calls("cuMemHostAlloc") > 0
-        return sides[0].staging.memory().copied
+        lines: list[str] = []
+        with patch.object(staging, "log_line", lines.append):
+            for _ in range(3):
+                sides[0].staging.trim()
+        (line,) = lines
+        return line
 
 
 def test_memory_of_the_driver_serves_as_well() -> None:
-    assert "cuMemHostRegister says CUDA_ERROR_OTHER (801, some error)" in run(copied_memory)
+    words = run(copied_memory)
+    assert "cuda:0: messages go through memory of the driver, from where the engine copies" in words
+    assert "cuMemHostRegister says CUDA_ERROR_OTHER (801, some error)" in words
 
 
 def forked(driver: Driver) -> str:

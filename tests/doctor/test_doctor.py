@@ -24,6 +24,7 @@ from megatron_adaptra.doctor.machine import machine
 from megatron_adaptra.doctor.network import network
 from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.bindings import Port
+from megatron_adaptra.transport.engine.rails import VARIABLES
 
 OK, WARN, FAIL = Status
 ACTIVE = Port("mlx5_0", 1, True, "Ethernet", 3, b"\0" * 16, "RoCE v2, IPv4")
@@ -97,7 +98,7 @@ def test_interfaces_that_lose_packets(tmp_path: Path) -> None:
 def ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with two ports; the root of its sysfs."""
     monkeypatch.setattr(bindings, "missing_verbs", lambda: "")
-    for name in ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX"):
+    for name in ("NCCL_IB_DISABLE", *VARIABLES):
         monkeypatch.delenv(name, raising=False)
     for device in ("mlx5_0", "mlx5_1"):
         here = f"class__infiniband__{device}__ports__1"
@@ -117,8 +118,13 @@ def test_rdma_ports_and_which_are_used(ports: Path, monkeypatch: pytest.MonkeyPa
     found = by_name(rdma(both, ports))
     assert found["RDMA"].says == "messages use mlx5_1:1 (NCCL_IB_HCA=mlx5_1)"
     assert found["port mlx5_0:1"].says.endswith("; not used")
-    monkeypatch.setenv("NCCL_IB_GID_INDEX", "three")
-    assert by_name(rdma(both, ports))["RDMA"].status is FAIL
+    monkeypatch.setenv("NCCL_IB_TC", "106")
+    found = by_name(rdma(both, ports))
+    assert found["RDMA"].says == "messages use mlx5_1:1 (NCCL_IB_HCA=mlx5_1, NCCL_IB_TC=106)"
+    monkeypatch.setenv("NCCL_IB_RETRY_CNT", "8")
+    refused = by_name(rdma(both, ports))["RDMA"]
+    assert (refused.status, refused.remedy) == (FAIL, "unset NCCL_IB_RETRY_CNT")
+    assert refused.says == "NCCL_IB_RETRY_CNT '8': it has to be a whole number from 0 to 7"
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     found = by_name(rdma(both, ports))
     assert (found["RDMA"].status, found["RDMA"].remedy) == (WARN, "unset NCCL_IB_DISABLE")
@@ -130,6 +136,15 @@ def test_rdma_ports_that_do_not_work(ports: Path, monkeypatch: pytest.MonkeyPatc
     found = by_name(rdma([down, bare], ports))
     assert found["port mlx5_0:1"].remedy.startswith("rdma link show mlx5_0/1")
     assert found["port mlx5_1:1"].remedy.startswith("give its interface an address")
+    assert "NCCL_IB_ADDR_FAMILY" not in found["port mlx5_1:1"].remedy
+    with monkeypatch.context() as named:
+        named.setenv("NCCL_IB_ADDR_FAMILY", "AF_INET6")
+        found = by_name(rdma([down, bare], ports))
+        assert found["RDMA"].status is OK
+        assert found["port mlx5_1:1"].remedy.endswith(", or unset NCCL_IB_ADDR_FAMILY")
+        named.setenv("NCCL_IB_ADDR_FAMILY", "IPv6")
+        found = by_name(rdma([down, bare], ports))
+        assert (found["RDMA"].status, found["RDMA"].remedy) == (FAIL, "unset NCCL_IB_ADDR_FAMILY")
     put(ports, class__infiniband__mlx5_0__ports__1__counters__link_downed=3)
     found = by_name(rdma([ACTIVE], ports))
     assert found["port mlx5_0:1"].status is WARN
@@ -160,6 +175,28 @@ def test_gpus_whose_driver_does_not_work(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["CUDA_DEVICE_MAX_CONNECTIONS"].status is WARN
 
 
+@pytest.mark.parametrize(
+    ("cores", "near"),
+    [
+        ("0-3", True), ("1", True), ("8,3-5", True), ("", True), ("all", True), ("0-x", True),
+        ("4-7", False), ("0,2-3", True), ("0,2,12", False), ("0-0", False),
+    ],
+)  # fmt: skip
+def test_cores_of_another_numa_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: str, near: bool
+) -> None:
+    monkeypatch.setattr(gpu_driver, "missing", lambda: "")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3})
+    gpu = "0000:1b:00.0"
+    (tmp_path / "proc/driver/nvidia/gpus" / gpu).mkdir(parents=True)
+    put(tmp_path, **{f"sys__bus__pci__devices__{gpu}__local_cpulist": cores})
+    found = by_name(gpus(tmp_path))[f"GPU {gpu}"]
+    assert found.status is (OK if near else WARN)
+    if not near:
+        assert f"none of the cores of its NUMA node ({cores})" in found.says
+        assert found.remedy.startswith(f"taskset -c {cores} (")
+
+
 def torch_is(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text(code)
@@ -176,10 +213,13 @@ def torch_is(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         ("import os; os.abort()", "not examined to the end: SIGABRT"),
         ("import time; time.sleep(600)", "not examined to the end: no answer in 3 s"),
         ("import os; os._exit(3)", "not examined to the end"),
-        ("while True: pass", "not examined to the end: no end after 3 s of computing"),
+        pytest.param(
+            "while True: pass", "not examined to the end: no end after 3 s of computing",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["broken", "aborts", "hangs", "exits", "loops"],
-)
+)  # fmt: skip
 def test_a_torch_that_does_not_load_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, says: str
 ) -> None:
@@ -242,6 +282,7 @@ for broken.error in errors:
 """
 
 
+@pytest.mark.cold
 def test_a_megatron_that_is_not_imported_is_not_called_too_old() -> None:
     """One process for all: what is imported there before is torch."""
     done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True)

@@ -98,7 +98,9 @@ def sent(cuda: Library) -> Any:
     memory, engine = int(cuda.made("cuMemAlloc_v2", 1 << 20)), _native.Engine()
     engine.add_peer(1, "rank 1")
     pinned = _native.Pinned(device, engine, 1 << 30)
-    messages = _native.DeviceMessages(engine, device, pinned, 0, [1], "messages")
+    messages = _native.DeviceMessages(
+        engine, device, pinned, 0, [1], "messages", _native.message_piece()
+    )
     cuda.cuStreamBeginCapture_v2(capturing, GLOBAL)
     with ThreadPoolExecutor(1) as pool:
         work = pool.submit(messages.send, 1, 7, memory, 1 << 20, s, None).result(PATIENCE)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,15 @@ def test_ids_and_sentences():
         assert fault.wrong.endswith("."), fault.id
 
 
+@cache
+def with_fault(fault):
+    """The text of its file, which Python, for a fault in the package, has compiled."""
+    return changed(fault, ROOT)[1]
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_a_fault_fits_the_code_and_its_tests_exist(fault):
-    _, text = changed(fault, ROOT)
-    if not fault.engine:
-        compile(text, fault.id, "exec")
+    assert with_fault(fault)
     for test in fault.tests:
         file, *names = test.partition("[")[0].split("::")
         source = (ROOT / file).read_text()
@@ -32,7 +37,7 @@ def test_a_fault_fits_the_code_and_its_tests_exist(fault):
 def test_faults_name_nothing_that_is_not_there(tmp_path):
     """A fault that ends in a NameError would be caught by any test."""
     for fault in (fault for fault in FAULTS if not fault.engine):
-        (tmp_path / f"{fault.id}.py").write_text(changed(fault, ROOT)[1])
+        (tmp_path / f"{fault.id}.py").write_text(with_fault(fault))
     words = ["check", "--isolated", "--select", "F821,F823", "--quiet", str(tmp_path)]
     found = subprocess.run([sys.executable, "-m", "ruff", *words], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr

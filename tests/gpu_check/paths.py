@@ -64,7 +64,7 @@ def run(target: Target, work: Path, deadline: Deadline, options: Any) -> Result:
     found.figures.insert(0, f"{len(rows)} kinds of messages with all their bits, "
                          f"up to {best:.2f} GB/s")  # fmt: skip
     if copied:
-        found.figures.append(f"the engine's memory is not pinned, and is copied: {copied[0]}")
+        found.figures.append(f"the engine's memory is not pinned: {copied[0]}")
     found.table("Messages", [*columns, *([f"{against}, GB/s"] if against else [])], rows)
     return found
 
@@ -117,7 +117,8 @@ def on_rank(fixture: RankFixture, sizes: list[int], nccl: bool, plant: bool) -> 
                 if fixture.on_gpu and kind == KINDS[0]:
                     found["beside"] = _Beside(fixture, transport).measure()
                 if staging is not None:
-                    found["copied"] = found["copied"] or staging.memory().copied
+                    memory = staging.memory()
+                    found["copied"] = found["copied"] or memory.unpinned or memory.copied
         except PeerLost as error:  # the other kinds have still to be seen
             if kind != "verbs":
                 raise

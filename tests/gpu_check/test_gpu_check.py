@@ -81,7 +81,7 @@ def test_without_a_gpu_it_says_so_in_one_line() -> None:
     ("words", "says"),
     [
         (["speed"], "part speed"),
-        (["--layouts", "pp9"], "pp9"),
+        pytest.param(["--layouts", "pp9"], "pp9", marks=pytest.mark.cold),
         (["--timeout", "0"], "--timeout 0"),
         (["--gpus", "-1"], "--gpus -1"),
         (["--rehearse", "--write"], "--write: only what was run on a GPU"),

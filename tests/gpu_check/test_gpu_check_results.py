@@ -143,6 +143,7 @@ def test_a_training_that_failed_is_not_tried_again(
     assert len(tries) == 1
 
 
+@pytest.mark.long
 def test_gloo_stands_in_for_a_gpu(pretrain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from megatron_adaptra.adapter.compat import backend
 

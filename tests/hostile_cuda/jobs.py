@@ -62,6 +62,11 @@ class Job:
         return self.random("size").choice((8, 64, 640))
 
     @property
+    def piece(self) -> int:
+        """Bytes of a message that are copied at a time, in some jobs; 0: all of them."""
+        return self.random("pieces").choice((0, 8 * (self.words // 3 + 1)))
+
+    @property
     def rules(self) -> list[LinkRule]:
         """Links whose messages are held back for a moment, in some jobs."""
         rng = self.random("links")

@@ -186,7 +186,9 @@ def train(
     transport: Any = (
         NcclLike(driver, me, ranks)
         if plant in ON_DEVICE
-        else DeviceTransport(endpoint, "pipeline", ends, staging, me, LinkEmulator(at, job.rules))
+        else DeviceTransport(
+            endpoint, "pipeline", ends, staging, me, LinkEmulator(at, job.rules), piece=job.piece
+        )
     )
     with contextlib.ExitStack() as stack:
         stack.callback(staging.close)

@@ -74,7 +74,12 @@ pytestmark = pytest.mark.parametrize("shaper", ["relay"], indirect=True)
 
 
 @pytest.mark.parametrize(
-    ("what", "seconds", "loss"), [("down", 0.75, 0.0), ("loss", 2.0, 0.01), ("stop", 1.0, 0.0)]
+    ("what", "seconds", "loss"),
+    [
+        ("down", 0.75, 0.0),
+        pytest.param("loss", 2.0, 0.01, marks=pytest.mark.long),
+        pytest.param("stop", 1.0, 0.0, marks=pytest.mark.long),
+    ],
 )
 def test_what_is_soon_over_is_no_event(
     what: str, seconds: float, loss: float, shaper: str, tmp_path: Path

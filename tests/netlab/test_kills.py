@@ -102,6 +102,7 @@ def test_nobody_reads_what_is_printed(shaper, mark, tmp_path):
     remains.assert_none()
 
 
+@pytest.mark.cold
 def test_a_rank_while_another_waits_for_it(shaper, mark):
     remains = Remains(mark)
     command = [*COMMAND, "run", "--shaper", shaper, *SLOW, "--", sys.executable, "-c", GLOO, mark]

@@ -77,6 +77,8 @@ class ModelParallelConfig:
     batch_p2p_comm: bool = field(default=True)
     overlap_p2p_comm_warmup_flush: bool = False
     deallocate_pipeline_outputs: bool = False
+    grad_scale_func: Callable = None
+    finalize_model_grads_func: Callable = None
 """
 BUCKETS = """
 from torch.distributed import reduce_scatter_tensor as dist_reduce_scatter_func

@@ -205,7 +205,9 @@ def test_archive(tmp_path, made, around):
     goes_in_and_out(folder, **made)
 
 
-@pytest.mark.parametrize("setting", ["true", "input", "false"])
+@pytest.mark.parametrize(
+    "setting", ["true", *(pytest.param(one, marks=pytest.mark.long) for one in ("input", "false"))]
+)
 @pytest.mark.parametrize("when", ["before the clone", "after it"])
 def test_autocrlf(tmp_path, checkout, made, setting, when):
     config = {

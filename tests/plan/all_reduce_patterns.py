@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
+
+from seeding import new_seed
 
 from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.collectives.chain import sorted_chain
+from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
 from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
 from megatron_adaptra.plan.collectives.ring import ring
@@ -50,6 +53,36 @@ def after(plan: CollectivePlan, figures: Figures) -> float:
     """The same of a `plan`."""
     run = run_on_ports(plan, figures.nbytes, figures.ports, figures.lateness)
     return run.after_arrival
+
+
+def seconds_of(choice: Choice, figures: Figures) -> float:
+    """The same of what was chosen."""
+    plan = choice.plan()
+    return native(figures) if plan is None else after(plan, figures)
+
+
+def count_near(
+    kinds: Iterable[str],
+    choose: Callable[[random.Random, str, Figures], Choice],
+    slowest: float = 1.0,
+) -> int:
+    """Of how many patterns what is chosen takes at most 10 % more than the best builder's plan.
+
+    Args:
+        kinds: of patterns to draw; that of "rotating" has nobody late.
+        choose: what is chosen for a kind's figures, with the numbers drawn so far.
+        slowest: the most that it may take of native's time; asserted.
+    """
+    rng, near = random.Random(new_seed()), 0
+    for kind in kinds:
+        figures, some = drawn(rng, "none" if kind == "rotating" else kind)
+        choice = choose(rng, kind, figures)
+        seconds = seconds_of(choice, figures)
+        best = min(after(plan, figures) for plan in builders(figures, some))
+        print(f"{kind}, {figures.ranks} ranks: {choice}, {seconds / best:.2f} of the best")
+        assert seconds <= slowest * native(figures)
+        near += seconds <= 1.1 * best
+    return near
 
 
 def builders(figures: Figures, some: set[int]) -> Iterator[CollectivePlan]:

@@ -2,7 +2,10 @@
 
 import random
 
-from megatron_adaptra.ir.collective import Action, CollectivePlan
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from megatron_adaptra.ir.collective import Action, CollectiveOp, CollectivePlan
 
 
 def run_in_memory(plan: CollectivePlan, buffers: list[list], seed: int = 0) -> list[list]:
@@ -45,3 +48,26 @@ def random_buffers(rng: random.Random, ranks: int, elements: int) -> list[list[f
         [rng.uniform(-1, 1) * 10.0 ** rng.randint(-9, 9) for _ in range(elements)]
         for _ in range(ranks)
     ]
+
+
+def without_one_message(
+    plan: CollectivePlan, data: st.DataObject
+) -> tuple[tuple[CollectiveOp, ...], ...]:
+    """The lines of a `plan`, but for one message that `data` draws: its send, and its receive."""
+    sends = [(r, op) for r, line in enumerate(plan.order) for op in line if op.action.sends]
+    assume(sends)
+    source, sent = data.draw(st.sampled_from(sends))
+    target = data.draw(st.sampled_from(sent.ranks))
+
+    def without(op: CollectiveOp, rank: int) -> CollectiveOp:
+        return op._replace(ranks=tuple(one for one in op.ranks if one != rank))
+
+    lines = [list(line) for line in plan.order]
+    lines[source] = [without(op, target) if op is sent else op for op in lines[source]]
+    for i, op in enumerate(lines[target]):
+        if source in op.sources(target) and op.tag == sent.tag:
+            lines[target][i] = without(op, source)
+    return tuple(
+        tuple(op for op in line if op.ranks and op.ranks != (rank,))
+        for rank, line in enumerate(lines)
+    )

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import random_conditions
 from jobs import jobs
@@ -68,7 +69,7 @@ def assert_valid(plan: Plan, c: Conditions) -> None:
 # --- any job -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(jobs(), st.sampled_from(SENDS), st.sampled_from(LIMITS))
 def test_any_job(c, sends, limit):
     plan = evaluate(adaptive(c, sends, limit), c, sends)
@@ -77,7 +78,7 @@ def test_any_job(c, sends, limit):
         assert plan.predicted <= seconds * (1 + NEAR), name
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(jobs(stages=3, most=5).map(lambda c: replace(c, recompute=False)), st.sampled_from(SENDS))
 def test_any_job_at_the_planners_own_measure(c, sends):
     plan = make_plan(c, sends=sends)
@@ -92,7 +93,9 @@ def test_any_job_at_the_planners_own_measure(c, sends):
 PARTS = 8
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [0, 4, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 3, 5, 6, 7))]
+)
 def test_close_to_proven_optima(part):
     """All 200; each part keeps to the mean that is asked of them all."""
     gaps = {}
@@ -204,6 +207,7 @@ def test_published_without_a_limit(planned):
         assert plan["predicted_ms"] <= profile["published_plan_ms"] * (1 + 1e-9)
 
 
+@pytest.mark.long
 def test_published_in_the_memory_of_1f1b(planned):
     plans = planned(1)
     ratios = [plan["predicted_ms"] / plan["stock_ms"] for plan in plans]
@@ -241,7 +245,7 @@ def of_chunks(seed: int, chunks: int, split: bool) -> Conditions:
 
 
 @pytest.mark.parametrize("split", [True, False])
-@pytest.mark.parametrize("chunks", [2, 4])
+@pytest.mark.parametrize("chunks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_faster_than_interleaved(chunks, split):
     gains = []
     for seed in range(5):
@@ -286,11 +290,12 @@ for c, sends in varied():
 """
 
 
+@pytest.mark.long
 def test_the_same_bytes_in_every_process():
     assert len(printed(PROGRAM).split()) == len(varied())
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(jobs(stages=3, most=6).map(lambda c: replace(c, recompute=False)))
 def test_the_same_bytes_from_the_same_job(c):
     again = Conditions.from_json(json.loads(json.dumps(c.to_json())))

@@ -148,6 +148,7 @@ def test_zb_h1_starts_as_1f1b_does():
 # --- what Megatron runs --------------------------------------------------------------------------
 
 
+@pytest.mark.cold
 def test_1f1b_and_interleaved_are_what_megatron_runs():
     """Its own schedule function, once per rank; it also refuses what we refuse."""
     jobs = [(p, m, 1) for p in range(2, 6) for m in (1, 3, 4, 7, 12)]

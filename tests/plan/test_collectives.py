@@ -5,12 +5,12 @@ from functools import reduce
 from operator import add
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from plan.in_memory import random_buffers, run_in_memory
+from plan.in_memory import random_buffers, run_in_memory, without_one_message
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.collective import CollectiveOp, CollectivePlan
+from megatron_adaptra.ir.collective import CollectivePlan
 from megatron_adaptra.plan.collectives.chain import sorted_chain
 from megatron_adaptra.plan.collectives.direct import direct, shares_without
 from megatron_adaptra.plan.collectives.halving_doubling import halving_doubling
@@ -52,23 +52,7 @@ def test_every_rank_has_the_sum(plan, elements, seed):
 @given(plans(), st.data())
 def test_a_plan_without_one_of_its_messages_is_refused(plan, data):
     """The send, and its share of the receive, are gone: each message of these plans is needed."""
-    sends = [(r, op) for r, line in enumerate(plan.order) for op in line if op.action.sends]
-    assume(sends)
-    source, sent = data.draw(st.sampled_from(sends))
-    target = data.draw(st.sampled_from(sent.ranks))
-
-    def without(op: CollectiveOp, rank: int) -> CollectiveOp:
-        return op._replace(ranks=tuple(one for one in op.ranks if one != rank))
-
-    lines = [list(line) for line in plan.order]
-    lines[source] = [without(op, target) if op is sent else op for op in lines[source]]
-    for i, op in enumerate(lines[target]):
-        if source in op.sources(target) and op.tag == sent.tag:
-            lines[target][i] = without(op, source)
-    order = tuple(
-        tuple(op for op in line if op.ranks and op.ranks != (rank,))
-        for rank, line in enumerate(lines)
-    )
+    order = without_one_message(plan, data)
     with pytest.raises(BadInput, match="collective plan"):
         CollectivePlan(order, plan.weights)
 

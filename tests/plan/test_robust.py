@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import random_conditions
 from jobs import jobs
@@ -57,6 +58,7 @@ def gain(c: Conditions, sends: str = "eager") -> float:
 SEVERAL = ("single-7B-0_1-30ms", "single-7B-2_3-30ms", "single-7B-2_3-60ms", "single-14B-0_1-30ms")
 
 
+@pytest.mark.long
 def test_published_profiles():
     """Never slower in the mean, and faster where depth is cheap."""
     gains = {name: gain(published(name)) for name in SEVERAL}
@@ -69,7 +71,9 @@ def test_a_published_profile_in_little_memory():
     assert gain(replace(c, activation_budget=(4.0,) * 4)) >= -1e-9
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=[pytest.mark.long] * (n % 3 > 0)) for n in range(12)]
+)
 def test_random_jobs(seed):
     sends = SENDS[seed % 2]
     rng = random.Random(seed)
@@ -83,7 +87,7 @@ def test_random_jobs(seed):
 # --- what it is ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(jobs(stages=3, most=4), st.floats(0, 3), st.sampled_from(SENDS))
 def test_any_job_has_a_plan_within_its_budget(c, sigma, sends):
     c = jittered(c, sigma)
@@ -92,7 +96,7 @@ def test_any_job_has_a_plan_within_its_budget(c, sigma, sends):
     assert plan.schedule.policy == "adaptive"
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(jobs(stages=3, most=4).map(lambda c: replace(c, recompute=False)))
 def test_links_that_do_not_vary_have_the_plan_of_their_delays(c):
     """A delay of zero does not vary, whatever its jitter."""

@@ -5,12 +5,12 @@ from functools import reduce
 from operator import add
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
-from plan.in_memory import random_buffers, run_in_memory
+from plan.in_memory import random_buffers, run_in_memory, without_one_message
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.collective import CollectiveOp, CollectivePlan, Goal
+from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.plan.collectives.sharded import (
     direct_all_gather,
     direct_reduce_scatter,
@@ -71,23 +71,7 @@ def test_a_plan_reads_back_and_is_made_once(build, ranks, cut):
 @given(st.sampled_from(SCATTERS + GATHERS), counts, pieces, st.data())
 def test_a_plan_without_one_of_its_messages_is_refused(build, ranks, cut, data):
     plan = build(ranks, cut)
-    sends = [(r, op) for r, line in enumerate(plan.order) for op in line if op.action.sends]
-    assume(sends)
-    source, sent = data.draw(st.sampled_from(sends))
-    target = data.draw(st.sampled_from(sent.ranks))
-
-    def without(op: CollectiveOp, rank: int) -> CollectiveOp:
-        return op._replace(ranks=tuple(one for one in op.ranks if one != rank))
-
-    lines = [list(line) for line in plan.order]
-    lines[source] = [without(op, target) if op is sent else op for op in lines[source]]
-    for i, op in enumerate(lines[target]):
-        if source in op.sources(target) and op.tag == sent.tag:
-            lines[target][i] = without(op, source)
-    order = tuple(
-        tuple(op for op in line if op.ranks and op.ranks != (rank,))
-        for rank, line in enumerate(lines)
-    )
+    order = without_one_message(plan, data)
     with pytest.raises(BadInput, match="collective plan"):
         CollectivePlan(order, plan.weights, goal=plan.goal)
 

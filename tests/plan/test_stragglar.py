@@ -32,7 +32,10 @@ def test_rounds_of_powers_of_two(depth):
     assert least_rounds(ranks, 1) == ranks - 2 + depth
 
 
-@pytest.mark.parametrize("ranks", range(4, 17))
+@pytest.mark.parametrize(
+    "ranks",
+    [pytest.param(n, marks=[pytest.mark.long] * (n in (10, 11, 13, 14, 15))) for n in range(4, 17)],
+)
 def test_rounds_of_other_numbers(ranks):
     for k in range(1, 5):
         rounds = checked(searched_rounds(ranks, k), ranks, k)

@@ -9,7 +9,8 @@ from functools import cache
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from ir.strategies import conditions, of_depths, random_conditions, seeds
 from processes_alike import printed
@@ -107,19 +108,19 @@ def assert_best(c: Conditions, sends: str) -> None:
     assert sum(plan.schedule.warmup) <= shallowest
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(conditions(most=5).filter(lambda c: c.stages <= 4), both_sends)
 def test_the_best_of_all_for_any_small_job(c, sends):
     assert_best(c, sends)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(conditions(stages=4, most=8), both_sends)
 def test_the_best_of_all_for_four_stages(c, sends):
     assert_best(c, sends)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(seeds, st.integers(1, 4), st.integers(1, 8), both_sends, st.none() | st.floats(0.5, 4))
 def test_the_best_of_all_for_uneven_jobs(seed, stages, count, sends, cores):
     assert_best(random_conditions(random.Random(seed), stages, count, cores=cores), sends)
@@ -299,6 +300,7 @@ for seed in range(6):
 """
 
 
+@pytest.mark.long
 def test_the_same_bytes_in_every_process():
     assert len(set(printed(PROGRAM).split())) == 6
 

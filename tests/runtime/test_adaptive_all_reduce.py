@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE
+from runtime.planted_sites import FAULTS, by_site
 from transport.ranks import RankFixture, run, until
 
 from megatron_adaptra.errors import Disagreement
@@ -107,28 +109,16 @@ def test_all_ranks_switch_in_one_iteration_and_sums_are_right(transport: str) ->
     assert known >= ITERATIONS - 2
 
 
-def raising(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("planted")
-
-
-def nonsense(*args: Any, **kwargs: Any) -> Any:
-    return "planted"
-
-
 SITES = {
     "ready": (ArrivalMessages, "ready"), "seen": (ArrivalMessages, "seen"),
-    "probes": (PathProbes, "run"), "reports": (Controller, "report_reduction"),
+    "probes": (PathProbes, "run"), "reports": (Controller, "hand_in"),
     "rows": (AllReduceLoop, "_on_row"), "begin": (Controller, "begin"),
 }  # fmt: skip
 
 
 def planted(me: RankFixture, where: int) -> dict[str, list[str]]:
     """By site and fault, what ran although the site of rank `where` has it."""
-    return {
-        f"{site} {what.__name__}": faulty(me, where, site, what)
-        for site in SITES
-        for what in (raising, nonsense)
-    }
+    return by_site(SITES, partial(faulty, me, where))
 
 
 def faulty(me: RankFixture, where: int, site: str, what: Callable[..., Any]) -> list[str]:
@@ -143,13 +133,13 @@ def faulty(me: RankFixture, where: int, site: str, what: Callable[..., Any]) -> 
         return train(me, "engine", fail)[0]
 
 
-@pytest.mark.parametrize("where", [0, 1])
+@pytest.mark.parametrize("where", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_what_fails_in_measuring_leaves_the_training_as_it_was(where: int) -> None:
     """Right sums on all ranks, which run the same."""
     rows = run("gloo", planted, where, ranks=RANKS)
     assert all(row == rows[0] for row in rows)
     for site in SITES:
-        for what in (raising, nonsense):
+        for what in FAULTS:
             ran = rows[0][f"{site} {what.__name__}"]
             if site == "begin":  # on all ranks, as nobody votes any more
                 assert ran == ["native"] * ITERATIONS

@@ -15,9 +15,10 @@ from runtime.voted_group import BUFFER, RATE, VotedGroup
 from megatron_adaptra.errors import BadBundle, BadInput
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.all_reduce.decisions import ranks_in_words
-from megatron_adaptra.runtime.all_reduce.loop import PAUSE
+from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.runtime.voted_choice import PAUSE
 
 SOON = 10  # iterations in which a late rank is found
 
@@ -71,6 +72,19 @@ def test_a_slow_port_owns_less(tmp_path: Path) -> None:
     assert ran[-1].shares[2] < max(ran[-1].shares)
     assert group.took[-1] < 0.8 * native
     group.close()
+
+
+def test_of_ranks_that_come_last_together_none_owns_anything_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What is chosen passes the check of what is voted on: nothing is chosen in vain."""
+    group = VotedGroup(6, tmp_path / "decisions.jsonl", min_gain=0.02)
+    group.train(12)
+    ran = group.train(SOON + 1, {1: 1.99 * BUFFER, 5: 2.02 * BUFFER})
+    group.close()
+    assert ran[-1].algorithm == "direct"
+    assert {rank for rank, share in enumerate(ran[-1].shares) if not share} == {1, 5}
+    assert "that was chosen is not used" not in capfd.readouterr().err
 
 
 def test_without_a_material_gain_native_stays(tmp_path: Path) -> None:
@@ -157,3 +171,25 @@ def test_ranks_in_words() -> None:
     assert ranks_in_words([1, 3, 5, 7]) == "ranks 1, 3, ... 7"
     assert ranks_in_words([0, 4]) == "ranks 0, 4"
     assert ranks_in_words([0, 1, 5]) == "ranks 0, 1, 5"
+
+
+def test_what_is_chosen_is_offered_to_who_decides_on_dearer_remedies(tmp_path: Path) -> None:
+    """As a share of an iteration as it is: 1 where nothing is to come."""
+    group = VotedGroup(8, tmp_path / "decisions.jsonl")
+    loop = group.loop
+    assert isinstance(loop, AllReduceLoop)
+    group.train(12)
+    before, offers = loop.offer, set()
+    assert before is None or before.leaves == 1
+    for _ in range(SOON + 1):
+        group.train(1, {2: BUFFER})
+        if loop.offer is not None and loop.offer != before:
+            offers.add(loop.offer)
+    first, *later = sorted(offers)
+    assert 0.5 < first.leaves < 0.95
+    assert all(one.leaves == 1 for one in later)
+    group.train(SOON + 3)
+    assert loop.offer is not None
+    assert loop.offer.number > first.number
+    assert loop.offer.leaves == 1
+    group.close()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from runtime import replica_job
 from runtime.fed_job import FedJob
 from runtime.pipeline import schedule
+from seeding import new_seed
 from telemetry.records import job
 
 from megatron_adaptra.ir.conditions import Conditions
@@ -14,8 +18,9 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan import Plan
 from megatron_adaptra.plan.fixed.baselines import stock_warmup
+from megatron_adaptra.runtime.base_replanner import AGAIN, LEARN
 from megatron_adaptra.runtime.replan_policy import ReplanPolicy
-from megatron_adaptra.runtime.replanner import AGAIN, Replanner
+from megatron_adaptra.runtime.replanner import Replanner
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
 from megatron_adaptra.telemetry.probe import IterationRecord, OpTime
@@ -25,6 +30,7 @@ MS = 1e-3
 COUNT, FORWARD, BACKWARD = 6, 45 * MS, 45 * MS
 HEALTHY, SLOW = 2 * MS, 37 * MS  # a plan for it saves 17 %; beside longer ops, less than 15 %
 SLOW_FROM = 5
+HALF_SPEED = {4: 2.0}  # worker 1.1 of 2 x 3
 
 
 class Counting(ReplanPolicy):
@@ -100,3 +106,62 @@ def test_a_link_that_has_healed_is_looked_at_no_more() -> None:
     fed, rule = train(60, SLOW, {3: 0.5}, healed=9)
     assert fed.changes == {}
     assert rule.made == made + 1  # as it healed
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker but the slow one ever takes longer."""
+    monkeypatch.setattr(replica_job, "BURSTS", 0.0)
+
+
+def declined(seed: int, healed: bool = False) -> tuple[replica_job.Job, list[int]]:
+    """A training of replicas with a slow worker, for which no plan gained enough by a few samples.
+
+    With the iterations of all searches for routes. `healed`: the worker is fast again.
+    """
+    job, searches = replica_job.Job(seed=seed), []
+    search = job.replanner._search
+
+    def counted(*args: Any) -> Sequence[Schedule]:
+        searches.append(len(job.ran))
+        return search(*args)
+
+    job.replanner._search = counted
+    job.train(20)
+    enough, job.replanner.rule = job.replanner.rule, replace(job.replanner.rule, min_gain=0.9)
+    for _ in range(20):
+        if not job.stays:
+            job.train(1, slow=HALF_SPEED)
+    assert job.stays
+    assert job.changes == {}, job.reasons
+    if healed:
+        job.train(12, slow={})
+    job.replanner.rule = enough
+    return job, searches
+
+
+def test_a_slow_worker_whose_plans_were_declined_is_looked_at_again(steady: None) -> None:
+    job, searches = declined(new_seed())
+    first = searches[-1]
+    job.train(2 * LEARN)
+    (change,) = job.changes.values()
+    assert change.why.startswith("worker 1.1 takes "), job.reasons
+    assert searches[-1] - first <= LEARN + 1
+    assert len(job.stays) == 1, "why nothing changed is logged once"
+
+
+def test_a_slow_worker_for_whom_nothing_gains_enough_is_looked_at_for_a_while(steady: None) -> None:
+    job, searches = declined(new_seed())
+    job.replanner.rule = replace(job.replanner.rule, min_gain=0.9)
+    before = len(searches)
+    job.train(3 * AGAIN)
+    assert job.changes == {}
+    assert 2 <= len(searches) - before <= AGAIN // LEARN
+
+
+def test_a_worker_that_is_fast_again_is_looked_at_no_more(steady: None) -> None:
+    job, searches = declined(new_seed(), healed=True)
+    before = len(searches)
+    job.train(2 * AGAIN)
+    assert job.changes == {}, job.reasons
+    assert len(searches) == before

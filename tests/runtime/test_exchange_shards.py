@@ -12,7 +12,10 @@ from seeding import new_seed
 from torch.distributed import ReduceOp
 from transport.ranks import run, until
 
+from megatron_adaptra import exits
 from megatron_adaptra.errors import BadInput, Disagreement, PeerLost
+from megatron_adaptra.ir.collective import CollectivePlan
+from megatron_adaptra.plan.collectives.direct import direct
 from megatron_adaptra.plan.collectives.ring import ring
 from megatron_adaptra.plan.collectives.sharded import (
     direct_all_gather,
@@ -183,8 +186,11 @@ class HeldSend:
         return self._held._transport.isend(*self._message).wait(timeout)
 
 
-def ends_before_it_has_left(me, build):
-    """Rank 0 has its result, and uses the buffer again, before anything that it sends leaves."""
+def ends_before_it_has_left(me, build, process_ends):
+    """Rank 0 has its result, and uses the buffer again, before anything that it sends leaves.
+
+    `process_ends`: then, with nothing closed.
+    """
     exchange, plan = exchange_of(me, 2, SOON), build(2, 2)
     exchange.run(torch.ones(8), plan)
     go, mine = threading.Event(), torch.arange(8.0) + 10 * me.rank
@@ -198,8 +204,14 @@ def ends_before_it_has_left(me, build):
         assert held.waited.wait(PATIENCE)
         assert not work.left.is_set()
         threading.Timer(0.05, go.set).start()
-        exchange.close()  # which lets all leave first
-        assert work.left.is_set()
+        left = []
+        if process_ends:
+            exits.at_exit(held, lambda _: left.append(work.left.is_set()))  # as connections do
+            exits._end_process()
+        else:
+            exchange.close()
+            left.append(work.left.is_set())
+        assert left == [True]
         me.meet()
         return got
     work.wait(PATIENCE)
@@ -207,10 +219,18 @@ def ends_before_it_has_left(me, build):
     return mine.tolist()
 
 
-@pytest.mark.parametrize("build", [direct_reduce_scatter, direct_all_gather])
-def test_a_rank_that_has_its_result_waits_for_nobody_to_confirm(build):
-    first, second = run("eager", ends_before_it_has_left, build)
-    if build is direct_all_gather:
+def owned_by_rank_0(ranks: int, pieces: int) -> CollectivePlan:
+    """An all-reduce in which rank 0 has all sums before anything that it sends is needed."""
+    return direct((1, *[0] * (ranks - 1)), pieces)
+
+
+@pytest.mark.parametrize("process_ends", [False, True])
+@pytest.mark.parametrize("build", [direct_reduce_scatter, direct_all_gather, owned_by_rank_0])
+def test_a_rank_that_has_its_result_waits_for_nobody_to_confirm(build, process_ends):
+    first, second = run("eager", ends_before_it_has_left, build, process_ends)
+    if build is owned_by_rank_0:
+        assert first == second == [10.0 + 2 * one for one in range(8)]
+    elif build is direct_all_gather:
         assert first == second == [0.0, 1.0, 2.0, 3.0, 14.0, 15.0, 16.0, 17.0]
     else:
         assert first[:4] == [10.0, 12.0, 14.0, 16.0]

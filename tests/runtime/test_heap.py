@@ -40,10 +40,11 @@ def cycle() -> weakref.ref[Thing]:
 
 
 def two_iterations(heap: FrozenHeap) -> None:
+    held: list[Any] = [[] for _ in range(1000)]  # what came before may be set aside already
     heap.iteration_done()
-    before = gc.get_freeze_count()  # the interpreter's own
+    before = gc.get_freeze_count()
     heap.iteration_done()
-    assert gc.get_freeze_count() > before + 1000 or not gc.isenabled()
+    assert gc.get_freeze_count() >= before + len(held) or not gc.isenabled()
 
 
 @pytest.mark.long

@@ -38,7 +38,7 @@ def seeded(**more: object) -> Job:
     return Job(seed=new_seed(), **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("plus", [0.0, 2.0, math.inf])
+@pytest.mark.parametrize("plus", [0.0, 2.0, pytest.param(math.inf, marks=pytest.mark.long)])
 def test_a_worker_at_half_speed_three_times(plus: float) -> None:
     """At least 1.3 times as fast as untreated; the iteration takes what was predicted."""
     job = seeded(plus=plus)
@@ -56,6 +56,26 @@ def test_a_worker_at_half_speed_three_times(plus: float) -> None:
         assert all(one.same_as(job.start) for one in ran[SOON:]), job.reasons
         assert job.reasons[-1][1].endswith("back to 1F1B, every microbatch at home")
     assert len(job.changes) == 6, job.reasons
+
+
+@pytest.mark.parametrize(("mode", "most"), [("auto", 0.85), ("none", 1.0)])
+def test_what_it_would_do_is_offered_to_who_decides_on_dearer_remedies(
+    mode: str, most: float
+) -> None:
+    """As a share of an iteration as it is: 1 where no plan is enough faster."""
+    job = seeded(mode=mode)
+    job.train(20)
+    replanner = job.replanner
+    assert isinstance(replanner, ReplicaReplanner)
+    before, offers = replanner.offer, set()
+    for _ in range(SOON):
+        job.train(1, slow=HALF_SPEED)
+        offers.add(replanner.offer)
+    found = [one for one in offers - {before} if one is not None]
+    assert found
+    least = min(one.leaves for one in found)
+    assert 0.5 < least <= most
+    assert least == 1 or mode == "auto"
 
 
 @pytest.mark.parametrize("share", [1 / 3, 1.0])
@@ -76,8 +96,15 @@ def test_a_slow_worker_where_cores_are_shared(share: float) -> None:
     assert job.ran[-1].same_as(job.start), job.reasons
 
 
-@pytest.mark.parametrize("mode", ["swap", "auto"])
-@pytest.mark.parametrize("plus", [0.0, math.inf])
+@pytest.mark.parametrize(
+    ("mode", "plus"),
+    [
+        ("swap", 0.0),
+        ("auto", math.inf),
+        pytest.param("swap", math.inf, marks=pytest.mark.long),
+        pytest.param("auto", 0.0, marks=pytest.mark.long),
+    ],
+)
 def test_a_slow_path_three_times(mode: str, plus: float) -> None:
     """Within 10 % of healthy, and home again when it has healed."""
     job = seeded(mode=mode, plus=plus)
@@ -156,7 +183,7 @@ def test_swap_alone_moves_no_microbatch_from_a_slow_worker() -> None:
     assert re.match(r"worker 1\.1 takes .* as its peers: no plan is enough faster, so that", why)
 
 
-@pytest.mark.parametrize("mode", ["swap", "auto"])
+@pytest.mark.parametrize("mode", [pytest.param("swap", marks=pytest.mark.long), "auto"])
 def test_nothing_happens_in_a_healthy_job(mode: str) -> None:
     job = seeded(mode=mode)
     job.train(500)
@@ -260,10 +287,13 @@ def test_more_replicas() -> None:
 NONSENSE = [math.nan, math.inf, -math.inf, -1.0, 1e5, 1e300]
 
 
-WHAT = ["wall", "delay", "probed", "seconds", "missing", "strangers", "step", "memory", "overhead"]
+WHAT = ["delay", "seconds", "missing"]
+OTHERS = ["wall", "probed", "strangers", "step", "memory", "overhead"]
 
 
-@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize(
+    "what", [*WHAT, *(pytest.param(one, marks=pytest.mark.long) for one in OTHERS)]
+)
 def test_nonsense_is_no_reason_for_a_plan(what: str) -> None:
     """In half of the reports; what is true besides is found all the same."""
     job = seeded(mode="auto", plus=2.0)

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from megatron_adaptra import waits
-from megatron_adaptra.errors import RouteSearchFailed
+from megatron_adaptra.errors import PlanningFailed
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.replicas import ReplicaConditions
 from megatron_adaptra.plan.route_server import search
 from megatron_adaptra.processes import descendants
-from megatron_adaptra.runtime.route_process import RouteProcess
+from megatron_adaptra.runtime.planners import RouteProcess
 
 OPS = 5_000
 REPLICAS = 60
@@ -54,7 +54,7 @@ def test_it_finds_what_a_search_in_this_process_finds(process: RouteProcess) -> 
 
 
 def test_an_error_of_the_search_is_in_words_and_the_process_goes_on(process: RouteProcess) -> None:
-    with pytest.raises(RouteSearchFailed, match="sideways"):
+    with pytest.raises(PlanningFailed, match="sideways"):
         process(SLOW, "sideways", OPS)
     first = pid(process)
     assert process(SLOW, "eager", OPS)
@@ -65,7 +65,7 @@ def test_a_process_that_was_killed_is_replaced(process: RouteProcess) -> None:
     process(SLOW, "eager", OPS)
     first = pid(process)
     os.kill(first, signal.SIGKILL)
-    with pytest.raises(RouteSearchFailed):
+    with pytest.raises(PlanningFailed):
         process(SLOW, "eager", OPS)
     assert process(SLOW, "eager", OPS) == search(SLOW, "eager", OPS)
     assert pid(process) != first
@@ -78,7 +78,7 @@ def test_one_that_does_not_answer_is_given_up(
     first = pid(process)
     os.kill(first, signal.SIGSTOP)
     monkeypatch.setattr(waits, "SEARCH", 0.2)
-    with pytest.raises(RouteSearchFailed, match=rf"process {first} has not answered in 0.2 s"):
+    with pytest.raises(PlanningFailed, match=rf"process {first} has not answered in 0.2 s"):
         process(SLOW, "eager", OPS)
     assert first not in descendants()
 
@@ -94,7 +94,7 @@ def test_a_request_larger_than_the_pipe_does_not_wait_for_one_that_does_not_read
     failing.start()
     monkeypatch.setattr(waits, "SEARCH", 0.2)
     try:
-        with pytest.raises(RouteSearchFailed, match=rf"process {first} has not answered in 0.2 s"):
+        with pytest.raises(PlanningFailed, match=rf"process {first} has not answered in 0.2 s"):
             process(LARGE, "eager", OPS)
     finally:
         failing.cancel()
@@ -109,7 +109,7 @@ def test_after_the_end_there_is_no_search(process: RouteProcess) -> None:
     first = pid(process)
     process.close()
     assert first not in descendants()
-    with pytest.raises(RouteSearchFailed, match="the training has ended"):
+    with pytest.raises(PlanningFailed, match="the training has ended"):
         process(SLOW, "eager", OPS)
 
 

@@ -115,7 +115,9 @@ def backend_orders(me, ranks):
     return found
 
 
-@pytest.mark.parametrize("ranks", SIZES)
+@pytest.mark.parametrize(
+    "ranks", [size if size < 6 else pytest.param(size, marks=pytest.mark.long) for size in SIZES]
+)
 def test_every_order_of_the_backend_is_found(ranks):
     results = everywhere(backend_orders, ranks, ranks=ranks)
     assert all(found == results[0] for found in results)

@@ -6,7 +6,9 @@ import pytest
 from runtime.hand_fed import MS, Job, Truth
 
 
-@pytest.mark.parametrize("wire_ms", [1, 8, 12, 20, 60])
+@pytest.mark.parametrize(
+    "wire_ms", [1, 20, *(pytest.param(ms, marks=pytest.mark.long) for ms in (8, 12, 60))]
+)
 @pytest.mark.parametrize("where", [[(1, 2), (2, 1)], [(2, 3)]])
 def test_a_healed_pipeline_goes_back_whatever_our_messages_take(
     wire_ms: int, where: list[tuple[int, int]]

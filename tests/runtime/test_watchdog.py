@@ -1,10 +1,9 @@
 """Last words: who waited for whom, and processes that end when they should."""
 
+import ctypes
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -60,20 +59,16 @@ def test_first_to_notice_is_repeated_by_the_others():
     assert second.describe() == (f"stage 0 (rank 4) was in iteration 7; first noticed: {words}")
 
 
-BLOCKED = """
-import ctypes, os, time
-from megatron_adaptra.ir.op import Op
-from megatron_adaptra.runtime.watchdog import Watchdog
-watchdog = Watchdog(1, [4, 5, 6])
-watchdog.end_on_signal()
-watchdog.waits_for = Op.parse("F3"), 0, time.monotonic()
-os.write(1, b"ready")
-libc = ctypes.CDLL(None)
-read, write = os.pipe()
-byte = ctypes.create_string_buffer(1)
-while True:
-    {block}
-"""
+def blocked(me, path, block):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
+    watchdog = Watchdog(1, [4, 5, 6])
+    watchdog.end_on_signal()
+    watchdog.waits_for = Op.parse("F3"), 0, time.monotonic()
+    libc, (read, _) = ctypes.CDLL(None), os.pipe()
+    names = {"libc": libc, "os": os, "read": read, "byte": ctypes.create_string_buffer(1)}
+    me.say(os.getpid())
+    while True:
+        exec(block, names)
 
 
 @pytest.mark.parametrize(
@@ -85,22 +80,15 @@ while True:
         "pass",  # busy in Python
     ],
 )
-def test_sigterm_ends_a_blocked_process_with_a_line(block):
-    process = subprocess.Popen(
-        [sys.executable, "-c", BLOCKED.format(block=block)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout.read(5) == b"ready"
-        process.terminate()
-        _, words = process.communicate(timeout=PATIENCE)
-    finally:
-        process.kill()
-    assert process.returncode == 128 + signal.SIGTERM
-    pattern = rb"adaptra: ended by signal 15: stage 1 \(rank 5\) waited .* for F3 from stage 0"
+def test_sigterm_ends_a_blocked_process_with_a_line(block, tmp_path):
+    path = tmp_path / "stderr"
+    with Processes(blocked, str(path), block, ranks=1) as processes:
+        os.kill(processes.reported(0), signal.SIGTERM)
+        assert processes.ended(0) == 128 + signal.SIGTERM
+    words = path.read_text()
+    pattern = r"adaptra: ended by signal 15: stage 1 \(rank 5\) waited .* for F3 from stage 0"
     assert re.match(pattern, words)
-    assert words.count(b"\n") == 1
+    assert words.count("\n") == 1
 
 
 def test_the_signal_is_given_back_and_a_handler_of_the_users_keeps_it():

@@ -11,7 +11,7 @@ from seeding import new_seed
 from megatron_adaptra.device.host import HOST
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.runtime.guard import Guard
-from megatron_adaptra.runtime.worker_emulator import SlowedProbe, WorkerEmulator
+from megatron_adaptra.runtime.worker_emulator import SAMPLES, SlowedProbe, WorkerEmulator
 from megatron_adaptra.runtime.worker_rules import WorkerRule
 
 
@@ -30,14 +30,14 @@ class Clock:
         self.slept.append(seconds)
         self.now += seconds + self.late
 
-    def emulator(self, *rules: WorkerRule, worker: int = 5) -> WorkerEmulator:
-        return WorkerEmulator(worker, rules, self, self, self.sleep)
+    def emulator(self, *rules: WorkerRule, worker: int = 5, steady: bool = False) -> WorkerEmulator:
+        return WorkerEmulator(worker, rules, steady, work=self, clock=self, sleep=self.sleep)
 
-    def op(self, emulator: WorkerEmulator, seconds: float) -> float:
+    def op(self, emulator: WorkerEmulator, seconds: float, kind: Kind = Kind.F) -> float:
         """How long an op takes that computes for so many `seconds`."""
         begin = self.now
         self.now += seconds
-        emulator.wait(begin)
+        emulator.wait(begin, kind)
         return self.now - begin
 
 
@@ -67,6 +67,24 @@ def test_it_changes_at_the_iterations_of_its_rules() -> None:
         emulator.iteration = iteration
         times.append(round(clock.op(emulator, 1.0), 6))
     assert times == [1, 1, 2, 2, 5, 5, 1, 1, 1.5, 1.5]
+
+
+def test_where_all_workers_wait_ops_of_a_kind_are_as_long_as_the_first_ones() -> None:
+    """Whatever the core's clock does; also when a rule begins later, or is of another length."""
+    rng, clock = random.Random(new_seed()), Clock()
+    emulator = clock.emulator(WorkerRule(5, 20.0, 5), WorkerRule(5, 10.0), steady=True)
+    usual = {Kind.F: 0.02, Kind.B: 0.04}
+    for _ in range(SAMPLES):  # of each kind, in turn, around its usual length
+        for kind, seconds in usual.items():
+            clock.op(emulator, seconds * rng.uniform(0.99, 1.01), kind)
+    for iteration, times in ((4, 10), (5, 20)):
+        emulator.iteration = iteration
+        for _ in range(20):
+            kind = rng.choice(list(usual))
+            took = clock.op(emulator, usual[kind] * rng.uniform(0.7, 1.5), kind)
+            assert took == pytest.approx(times * usual[kind], rel=0.01)
+    most = 30 * usual[Kind.F]
+    assert clock.op(emulator, most) == pytest.approx(most), "nothing to wait for"
 
 
 def test_late_wakes_do_not_add_up() -> None:
@@ -99,7 +117,13 @@ def slowed(times: float, guard: Guard) -> tuple[SlowedProbe, list[float]]:
 
 def test_the_wait_is_inside_what_is_measured() -> None:
     """An op that computes for 10 ms is measured with at least 30; the wait computes nothing."""
-    probe = SlowedProbe(Guard(), 1, HOST, WorkerEmulator(1, [WorkerRule(1, 3.0)]))
+    woke: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        woke.append(time.monotonic())
+
+    probe = SlowedProbe(Guard(), 1, HOST, WorkerEmulator(1, [WorkerRule(1, 3.0)], sleep=sleep))
     probe.begin(0)
     probe.op_begins()
     end = time.thread_time() + 0.01
@@ -111,6 +135,7 @@ def test_the_wait_is_inside_what_is_measured() -> None:
     (op,) = record.ops
     assert op.op == Op(Kind.F, 0)
     assert op.end - op.start >= 0.03
+    assert op.end >= woke[0], "on a busy machine 10 ms may take 30 as well"
     assert op.cpu < 0.02
 
 

@@ -6,23 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch.distributed as dist
-from patience import PATIENCE
+from runtime.voted_ranks import VotedRanks
 from telemetry.late_ranks import messages
-from transport.loopback import LoopbackNetwork
 from transport.ranks import until
 
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.runtime.agreement import Ballot, DecisionStore
 from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
-from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Member
-from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
@@ -32,7 +24,7 @@ NBYTES = 3_200_000
 BUFFER = NBYTES / RATE
 
 
-class VotedGroup:
+class VotedGroup(VotedRanks):
     """All ranks of a group, in one thread; control threads are theirs.
 
     `ran`: by iteration the choice that all of them ran. `took`: seconds after the last arrival.
@@ -42,25 +34,10 @@ class VotedGroup:
         self.ranks, self.ran, self.took = ranks, list[Choice](), list[float]()
         # By rank, of the last reduction: its end after the first one's, and what it took there.
         self._ends, self._took = [0.0] * ranks, [0.0] * ranks
-        self._network, store = LoopbackNetwork(), dist.HashStore()
-        self._transports = [self._network.open(rank) for rank in range(ranks)]
-        self.controllers: list[Leader | Member] = []
-        for rank, transport in reversed(list(enumerate(self._transports))):
-            peers = [0] if rank else range(1, ranks)
-            channels = {peer: Channel(transport, peer) for peer in peers}
-            ballot = Ballot(Bundle({ALL_REDUCE: GroupAllReduce(Choice(ranks))}))
-            decisions = DecisionStore(KeyValueStore("", lambda: store))
-            if rank:
-                self.controllers.append(Member(ballot, channels, decisions, PATIENCE))
-            else:
-                self.loop = AllReduceLoop(range(8, 8 + ranks), min_gain, AllReduceLog(path))
-                self.controllers.append(Leader(ballot, channels, decisions, self.loop))
-        self.controllers.reverse()
-
-    @property
-    def leader(self) -> Leader:
-        assert isinstance(self.controllers[0], Leader)
-        return self.controllers[0]
+        super().__init__(
+            ranks, {ALL_REDUCE: GroupAllReduce(Choice(ranks))},
+            lambda: AllReduceLoop(range(8, 8 + ranks), min_gain, AllReduceLog(path)),
+        )  # fmt: skip
 
     def train(
         self,
@@ -79,9 +56,7 @@ class VotedGroup:
         late = late or {}
         ports = Ports.equal(list(rates or [RATE] * self.ranks), 0.3 * MS, 0.1 * MS)
         for iteration in range(len(self.ran), len(self.ran) + iterations):
-            bundles = [one.begin(iteration) for one in self.controllers]
-            assert len({bundle.digest for bundle in bundles}) == 1, "all ranks run the same"
-            choice = bundles[0][ALL_REDUCE].choice
+            choice = self._begin(iteration)[ALL_REDUCE].choice
             self.ran.append(choice)
             computed = [end + late.get(r, 0.0) for r, end in enumerate(self._ends)]
             lateness = [moment - min(computed) for moment in computed]
@@ -99,25 +74,10 @@ class VotedGroup:
                     }
                     seconds = run.ends[rank] + more - lateness[rank]
                     period = 5 * BUFFER + self._took[rank] + late.get(rank, 0.0)
-                    controller.report_reduction(
+                    controller.hand_in(
                         ReductionReport(rank, iteration, NBYTES, seen[rank], paths, seconds, period)
                     )
             self._took = [end + more - came for end, came in zip(run.ends, lateness, strict=True)]
             self._ends = [end - min(run.ends) for end in run.ends]
             until(partial(self._dealt_with, iteration, silent), f"iteration {iteration}")
         return self.ran[-iterations:]
-
-    def _dealt_with(self, iteration: int, silent: Sequence[int]) -> bool:
-        self.loop.drain(PATIENCE)
-        there = self.loop.seen == iteration
-        if silent:
-            there = len(self.loop._rows.get(iteration, {})) == self.ranks - len(silent)
-        proposal = self.leader._open
-        return there and (proposal is None or proposal.committed is not None)
-
-    def close(self) -> None:
-        for controller in self.controllers:
-            controller.close()
-        for transport in self._transports:
-            transport.close()
-        self._network.close()

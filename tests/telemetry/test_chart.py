@@ -16,8 +16,8 @@ SEED = 20251126  # fixed: a rate of false alarms is never quite zero
 REGIMES = [(0.1 * MS, 20 * MS), (2 * MS, 20 * MS), (2 * MS, 2 * MS), (10 * MS, 5 * MS)]
 
 
-def steady(level: float, count: int = 10, stage: float = STAGE) -> DelayChart:
-    chart = DelayChart()
+def steady(level: float, count: int = 10, stage: float = STAGE, lasting: int = 0) -> DelayChart:
+    chart = DelayChart(lasting=lasting)
     for _ in range(count):
         chart.update(level, stage)
     if chart.level == 0.0:
@@ -233,3 +233,19 @@ def test_what_is_below_the_floor_means_nothing():
         assert confirmed(chart, [0.3 * MS] * 10) == []
         assert confirmed(chart, [step] * 10) == found
     assert confirmed(DelayChart(floor=3 * MS), [2 * MS] * 30) == []
+
+
+@pytest.mark.parametrize("way", [1, -1])
+def test_enough_in_a_row_to_one_side_are_a_change_however_they_differ(way):
+    """50 ms before, then by turns 30 and 8 more, or less."""
+    far, near = (50 + way * 30) * MS, (50 + way * 8) * MS
+    assert confirmed(steady(50 * MS), [far, near] * 10) == []
+    chart = steady(50 * MS, lasting=6)
+    assert confirmed(chart, [far, near] * 2) == []
+    other = (50 - way * 8) * MS
+    assert confirmed(steady(50 * MS, lasting=6), [far, near, far, near, other] * 4) == []
+    assert [chart.update(one, STAGE) for one in (far, near, far)] == [False, True, True]
+    assert chart.estimate == pytest.approx((near + far) / 2)
+    chart.accept(STAGE)
+    assert not chart.lasts
+    assert confirmed(chart, [50 * MS] * 10) in ([2], [3])

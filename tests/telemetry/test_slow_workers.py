@@ -1,5 +1,6 @@
 """Slow workers are named soon and rightly, whatever else makes ops take longer."""
 
+import math
 import random
 from itertools import islice
 
@@ -12,7 +13,7 @@ from telemetry.workers import jittery
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import Conditions
 from megatron_adaptra.ir.replicas import ReplicaConditions
-from megatron_adaptra.telemetry.slow_workers import TRY_AGAIN, SlowWorkers
+from megatron_adaptra.telemetry.slow_workers import LASTING, TRY_AGAIN, SlowWorkers
 
 STAGES = 3
 SEED = 20251125  # fixed: a rate of false alarms is never quite zero
@@ -219,6 +220,17 @@ def test_slow_iterations_that_differ_are_no_decision(replicas):
     for times in (1.75, 2.9, 3.3, 1.0, 1.0):
         assert workers.update(iteration({5: times}, replicas)) == []
     assert run(workers, 20, {}, replicas) == []
+
+
+def test_enough_slow_iterations_in_a_row_are_a_decision_however_they_differ(replicas):
+    workers, differ = healthy(replicas), (3.0, 1.6) * (LASTING // 2)
+    for times in differ[:-1]:
+        assert workers.update(iteration({5: times}, replicas)) == []
+    assert workers.update(iteration({5: differ[-1]}, replicas)) == [5]
+    assert workers.slow() == {5: pytest.approx(math.sqrt(3.0 * 1.6))}
+    workers.accept()
+    assert len(run(workers, 5, {}, replicas)) == 1
+    assert workers.slow() == {}
 
 
 def test_a_change_is_named_until_it_is_planned_for():

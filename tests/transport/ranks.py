@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from forks import processes
 from patience import PATIENCE
 from transport.loopback import LoopbackNetwork
 
@@ -32,10 +32,6 @@ from megatron_adaptra.transport.rules import parse_rules
 KINDS = ("eager", "rendezvous", "gloo", "shm", "tcp")
 PROCESSES = KINDS[2:]
 MS = 1e-3
-
-# Each process is a fork of a server that has imported torch, and so starts in no time.
-_processes = mp.get_context("forkserver")
-_processes.set_forkserver_preload(["pytest", "torch.distributed", "megatron_adaptra", __name__])
 
 
 @dataclass
@@ -104,13 +100,14 @@ class Processes:
     ) -> None:
         if kind != "gloo" and (why := bindings.missing()):
             pytest.skip(why)
+        context = processes()
         self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        self._barrier = barrier = _processes.Barrier(ranks)
+        self._barrier = barrier = context.Barrier(ranks)
         self._pipes, self._processes = [], []
         for rank in range(ranks):
-            mine, theirs = _processes.Pipe(duplex=False)
+            mine, theirs = context.Pipe(duplex=False)
             job = (theirs, body, args, rank, ranks, self._store.port, barrier, tuple(rules), kind)
-            process = _processes.Process(target=_process, args=job, daemon=True)
+            process = context.Process(target=_process, args=job, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(mine)

@@ -13,10 +13,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from view_sample import plan, sample_report
+from view_sample import sample_report
 
 from megatron_adaptra.ir.conditions import Conditions, both_ways
 from megatron_adaptra.ir.timeline import Timeline
+from megatron_adaptra.plan import make_plan
 from megatron_adaptra.view.findings import delay_series
 from megatron_adaptra.view.html.report import report_html
 from megatron_adaptra.view.png.report import report_png
@@ -168,7 +169,7 @@ def crowd(stages: int) -> Report:
     replan = {"iteration": 17, "why": "a link", "warmup_before": one_ahead, "warmup_after": peaks}
     arms = {name: {**arm, "peak_in_flight": peaks} for name, arm in full.summary["arms"].items()}
     slow = Conditions(4, *[(0.004,) * stages] * 3, both_ways({2: 0.04}))
-    drawn = plan("1f1b", slow).timeline
+    drawn = make_plan(slow, "1f1b").timeline
     return replace(
         full,
         summary={**full.summary, "memory": memory, "replans": [replan], "arms": arms},
@@ -311,6 +312,7 @@ def test_png_without_a_piece(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_png_of_many_stages_stays_a_picture(tmp_path: Path) -> None:
     image = pytest.importorskip("matplotlib.image")
     report_png(crowd(67), tmp_path / "report.png")

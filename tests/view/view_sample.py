@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -16,8 +17,9 @@ SLOW = Conditions(
 PHASES = {"healthy": (0, 14), "slow": (14, 40), "recovered": (40, 54)}
 
 
-def plan(policy: str, conditions: Conditions = SLOW) -> Plan:
-    return make_plan(conditions, policy)
+@functools.cache
+def plan(policy: str, healthy: bool = False) -> Plan:
+    return make_plan(SLOW.healthy() if healthy else SLOW, policy)
 
 
 def measured(timeline: Timeline, seed: int = 1) -> Timeline:
@@ -42,7 +44,7 @@ def sample_report(**summary: Any) -> Report:
     """A complete report; keywords replace keys of its summary."""
     arms, phase_times, losses = [], {}, [4.2 - 0.01 * i for i in range(54)]
     for name, policy in (("stock", "1f1b"), ("adaptra", "warmup")):
-        slow, healthy = plan(policy), plan(policy, SLOW.healthy())
+        slow, healthy = plan(policy), plan(policy, healthy=True)
         ms = {
             "healthy": 1e3 * healthy.predicted * 1.02,
             "slow": 1e3 * slow.predicted * 1.04,

@@ -35,8 +35,8 @@ OnCopied for_threads(const py::object& call) {
 struct Messages {
   Messages(Engine& engine, const std::shared_ptr<Device>& device,
            const std::shared_ptr<Pinned>& pinned, Tag tag_space, const std::vector<int>& peers,
-           const std::string& name)
-      : shared(DeviceMessages::open(engine, device, pinned, tag_space, peers, name)) {}
+           const std::string& name, uint64_t piece)
+      : shared(DeviceMessages::open(engine, device, pinned, tag_space, peers, name, piece)) {}
   ~Messages() {
     if (getpid() != process) {  // a forked child has them without their thread
       new std::shared_ptr<DeviceMessages>(shared);
@@ -114,7 +114,8 @@ void bind_device(py::module_& m) {
            })
       .def("new_peak", &Pinned::new_peak)
       .def("set_limit", &Pinned::set_limit)
-      .def("copied", &Pinned::copied);
+      .def("copied", &Pinned::copied)
+      .def("unpinned", &Pinned::unpinned);
 
   py::class_<Transfer, TransferRef>(m, "Transfer")
       .def("wait", [](Transfer& transfer, double seconds) { return wait(*transfer.work, seconds); })
@@ -125,9 +126,10 @@ void bind_device(py::module_& m) {
         return removed("memory: kept until the copy") || transfer.over.load();
       });
 
+  m.def("message_piece", [] { return DeviceMessages::kPiece; });
   py::class_<Messages>(m, "DeviceMessages")
       .def(py::init<Engine&, const std::shared_ptr<Device>&, const std::shared_ptr<Pinned>&, Tag,
-                    const std::vector<int>&, const std::string&>(),
+                    const std::vector<int>&, const std::string&, uint64_t>(),
            py::keep_alive<1, 2>())
       .def("send",
            [](Messages& messages, int rank, Tag tag, cuda::Address at, uint64_t bytes,

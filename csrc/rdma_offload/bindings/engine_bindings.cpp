@@ -72,7 +72,14 @@ void bind_engine(py::module_& m) {
              return engine.add_shm(rank, {Owned(socket), Owned(ring), Owned(arena)}, first);
            },
            NoGil())
-      .def("open_verbs", &Engine::open_verbs, NoGil())
+      .def("open_verbs",
+           [](Engine& engine, int rank, const std::string& device, int port, int gid,
+              int family, uint8_t traffic_class, uint8_t level, uint16_t partition, uint8_t timeout,
+              uint8_t retries) {
+             return engine.open_verbs(rank, device, port, gid, family,
+                                      {traffic_class, level, partition, timeout, retries});
+           },
+           NoGil())
       .def("add_verbs",
            [](Engine& engine, int rank, const std::shared_ptr<VerbsPath>& path, int socket,
               int order) { return engine.add_verbs(rank, path, Owned(socket), order); },
@@ -110,9 +117,9 @@ void bind_engine(py::module_& m) {
       .def("close", &Engine::close, NoGil());
   m.def("new_ring", &ShmPath::new_ring);
   m.def("verbs_missing", &verbs_missing);
-  m.def("verbs_ports", [] {
+  m.def("verbs_ports", [](int family) {
     py::list ports;
-    for (auto& p : verbs_ports()) {
+    for (auto& p : verbs_ports(family)) {
       ports.append(py::make_tuple(p.device, p.port, p.active, p.link, p.gid_index, py::bytes(p.gid), p.why));
     }
     return ports;

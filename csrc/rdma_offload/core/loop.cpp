@@ -57,6 +57,7 @@ void Loop::unwatch(int fd) {
 void Loop::soon(std::function<void()> job) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_) return;  // nobody would run it, and what it holds has to go
     jobs_.push_back(std::move(job));
   }
   wake();
@@ -84,9 +85,15 @@ int Loop::until_next() {
 void Loop::stop() {
   std::lock_guard<std::mutex> lock(ending_);
   if (!thread_.joinable()) return;
-  stopping_ = true;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
   wake();
   thread_.join();
+  std::deque<std::function<void()>> dropped;
+  std::lock_guard<std::mutex> jobs(mutex_);
+  dropped.swap(jobs_);
 }
 
 void Loop::wake() {

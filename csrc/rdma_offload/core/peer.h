@@ -27,6 +27,14 @@ namespace adaptra {
 
 using Memory = std::shared_ptr<uint8_t>;
 
+// Word of a receive under way: after each `step` bytes or more, how many are there from the first on.
+// Of the end there is none, which is the work's. `come` is called under the peer's lock: it may only
+// pass the number on.
+struct Progress {
+  uint64_t step = UINT64_MAX;
+  std::function<void(uint64_t here)> come;
+};
+
 class Peer : public Sink, public std::enable_shared_from_this<Peer> {
  public:
   // Why a path has failed, or nothing: one on trial has carried a probe. Called without locks of
@@ -46,7 +54,8 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
   void filled(uint64_t number, uint64_t bytes);
 
   // Receive into `memory`, which has the size of the message, or has room for it if not `exact`.
-  WorkRef receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact = true);
+  WorkRef receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact = true,
+                  Progress progress = {});
 
   // Give a receive up: nothing is written to its memory after this. The message is dropped.
   void abort(const WorkRef& work);
@@ -92,6 +101,7 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
     uint64_t bytes;
     bool exact;
     WorkRef work;
+    Progress progress;
   };
   struct Incoming {
     uint64_t number, before, total, sent;
@@ -99,8 +109,10 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
     bool eager = false, soon = false, asked = false, complete = false;
     Ranges here;
     uint64_t bytes = 0;
+    uint64_t reach = 0;                 // up to where paths have written to its target
+    uint64_t reported = 0;              // to its receive's progress
     uint8_t* target = nullptr;          // a receive's memory, or that of `own`
-    std::unique_ptr<uint8_t[]> own;     // until a receive is posted
+    std::unique_ptr<uint8_t[]> own;     // until a receive is posted, or to the end
     std::shared_ptr<Receive> receive;
     bool dropped = false;               // its receive was given up
     int writers = 0;                    // paths that write to its target, without the lock
@@ -143,6 +155,8 @@ class Peer : public Sink, public std::enable_shared_from_this<Peer> {
   void match(Tag tag);                        // give messages of a tag to posted receives, in order
   bool first_of_tag(const Incoming& in) const;  // every earlier one of its tag is known
   void give(Incoming& in, std::shared_ptr<Receive> receive);  // the message fits it, or fails it
+  void move(Incoming& in);             // what came before its receive: the rest goes straight there
+  void report(Incoming& in);           // to its receive how far it is there, after each step
   void deliver_if_over(Incoming& in);  // once complete, and no path writes to it; may erase `in`
   void deliver(Incoming& in);          // end its receive, give credit back, erase `in`
   void drop(Incoming& in);             // no receive takes it any more

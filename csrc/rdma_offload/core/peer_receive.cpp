@@ -15,7 +15,7 @@ constexpr uint64_t kReportEvery = 8;  // credit is given back once it is more th
 constexpr uint64_t kHaves = 16;  // so many messages that are not acknowledged yet are acknowledged at once
 }
 
-WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {
+WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact, Progress progress) {
   auto work = std::make_shared<Work>();
   work->stamps.posted = now();
   std::unique_lock<std::mutex> lock(mutex_);
@@ -23,7 +23,8 @@ WorkRef Peer::receive(Tag tag, uint8_t* memory, uint64_t bytes, bool exact) {
     work->end(closed_);
     return work;
   }
-  posted_[tag].push_back(std::make_shared<Receive>(Receive{memory, bytes, exact, work}));
+  posted_[tag].push_back(
+      std::make_shared<Receive>(Receive{memory, bytes, exact, work, std::move(progress)}));
   match(tag);
   if (!left_.empty()) leave(lock);
   pump();
@@ -69,9 +70,12 @@ ssize_t Peer::fill(const Header& header, uint64_t done,
   lock.unlock();
   const ssize_t result = write(target + header.offset + done);
   lock.lock();
+  if (result > 0) in.reach = std::max(in.reach, header.offset + done + result);
   if (--in.writers == 0) {
     written_.notify_all();
     if (in.dropped) in.own.reset();
+    move(in);
+    report(in);
     deliver_if_over(in);
   }
   return result;
@@ -137,6 +141,7 @@ bool Peer::arrived_data(const Header& header) {
     acknowledge(in.number, in.soon || ++more_haves_ == kHaves || have_bytes_ >= kHaveBytes);
   }
   const Tag tag = in.tag;
+  report(in);
   deliver_if_over(in);
   match(tag);
   return true;
@@ -192,6 +197,8 @@ void Peer::give(Incoming& in, std::shared_ptr<Receive> receive) {
   }
   if (in.own) kept_ -= cost(in.total);  // which counts messages without a receive
   if (!in.receive) drop(in);
+  move(in);
+  report(in);
   if (in.asked && !in.eager && !in.complete) enqueue(Kind::Grant, in.number);
   deliver_if_over(in);
 }
@@ -200,6 +207,25 @@ void Peer::drop(Incoming& in) {
   in.dropped = true;
   in.receive.reset();
   if (in.writers == 0) in.own.reset();
+}
+
+// All of a message of which nothing is still to come is copied when it is delivered. A path may have
+// written a part of a frame, of which `here` knows nothing yet.
+void Peer::move(Incoming& in) {
+  if (!in.own || !in.receive || in.complete || in.writers > 0) return;
+  if (in.reach > 0) std::memcpy(in.receive->memory, in.own.get(), in.reach);
+  in.own.reset();
+  in.target = in.receive->memory;
+}
+
+// What a path is writing again stands still once no path writes: nothing of it is reported before.
+void Peer::report(Incoming& in) {
+  if (!in.receive || !in.receive->progress.come || in.complete || in.writers > 0) return;
+  if (in.target != in.receive->memory) return;  // nothing came, or all of it
+  const uint64_t here = in.here.prefix();
+  if (here - in.reported < in.receive->progress.step) return;
+  in.reported = here;
+  in.receive->progress.come(here);
 }
 
 // A path that fails may still be writing a piece that another path has brought meanwhile.

@@ -43,6 +43,11 @@ class Ranges {
     return first;
   }
 
+  // How far it reaches from 0 on without a gap.
+  uint64_t prefix() const {
+    return ranges_.empty() || ranges_.begin()->first > 0 ? 0 : ranges_.begin()->second;
+  }
+
   size_t pieces() const { return ranges_.size(); }
 
  private:

@@ -16,23 +16,26 @@ constexpr uint64_t kWords = 512;     // bytes of a notice, with a zero at its en
 std::shared_ptr<DeviceMessages> DeviceMessages::open(Engine& engine,
                                                      std::shared_ptr<Device> device,
                                                      std::shared_ptr<Pinned> pinned, Tag tag_space,
-                                                     std::vector<int> peers, std::string name) {
+                                                     std::vector<int> peers, std::string name,
+                                                     uint64_t piece) {
+  if (piece == 0) throw std::invalid_argument("pieces of 0 bytes: a message would never be copied");
   std::shared_ptr<DeviceMessages> self(
       new DeviceMessages(engine, std::move(device), std::move(pinned), tag_space, std::move(peers),
-                         std::move(name)));
+                         std::move(name), piece));
   if (!self->device_->soon([self] { self->listen(); })) throw std::runtime_error("GPU is closed");
   return self;
 }
 
 DeviceMessages::DeviceMessages(Engine& engine, std::shared_ptr<Device> device,
                                std::shared_ptr<Pinned> pinned, Tag tag_space, std::vector<int> peers,
-                               std::string name)
+                               std::string name, uint64_t piece)
     : engine_(engine),
       device_(std::move(device)),
       pinned_(std::move(pinned)),
       tag_space_(tag_space),
       peers_(std::move(peers)),
-      name_(std::move(name)) {}
+      name_(std::move(name)),
+      piece_(piece) {}
 
 TransferRef DeviceMessages::start(bool sends, int rank, Tag tag, cuda::Address at, uint64_t bytes,
                                   cuda::Stream stream) {
@@ -116,57 +119,78 @@ bool DeviceMessages::close(double seconds) {
       },
       seconds);
   if (!done) return false;
-  std::unique_lock<std::mutex> lock(mutex_);
-  return landed_.wait_for(lock, patience(seconds - (now() - begun) * kNano), [&] {
-    return std::all_of(under_way->begin(), under_way->end(),
-                       [](const auto& transfer) {
-                         return removed("close: memory back after the copies") || transfer->over;
-                       });
-  });
+  const auto left = [&] { return seconds - (now() - begun) * kNano; };
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool over = landed_.wait_for(lock, patience(left()), [&] {
+      return std::all_of(under_way->begin(), under_way->end(),
+                         [](const auto& transfer) {
+                           return removed("close: memory back after the copies") || transfer->over;
+                         });
+    });
+    if (!over) return false;
+  }
+  return on_thread([] {}, left());  // the engine has what was copied last, and may end now
 }
 
-// Of nothing there is no copy, but its events keep their order.
-void DeviceMessages::issue(const TransferRef& transfer, Device::CopyStream on) {
+// Of nothing there is no copy, but its events keep their order. Pieces of a send stand one behind the
+// other: each begins when that before it has passed.
+void DeviceMessages::issue(const TransferRef& transfer, uint64_t until, Device::CopyStream on) {
   const auto stream = device_->stream(on);
   const char* const first = transfer->sends ? "send: copy after the producer"
                                             : "receive: copy after the target's owner";
-  if (!removed(first)) device_->wait(stream, transfer->ready);
-  transfer->begun = device_->record(stream, true);
-  if (transfer->bytes > 0 && transfer->sends) {
-    device_->check(device_->cuda.copy_to_host(transfer->block.get(), transfer->at, transfer->bytes,
-                                              stream),
-                   "cuMemcpyDtoHAsync");
-  } else if (transfer->bytes > 0) {
-    device_->check(device_->cuda.copy_to_device(transfer->at, transfer->block.get(),
-                                                transfer->bytes, stream),
-                   "cuMemcpyHtoDAsync");
+  if (!transfer->copied && !removed(first)) device_->wait(stream, transfer->ready);
+  const bool behind = transfer->sends && transfer->copied;
+  const EventRef begun = behind ? transfer->copied : device_->record(stream, true);
+  const cuda::Address there = transfer->at + transfer->issued;
+  uint8_t* const here = transfer->block.get() + transfer->issued;
+  const uint64_t bytes = until - transfer->issued;
+  if (bytes > 0 && transfer->sends) {
+    device_->check(device_->cuda.copy_to_host(here, there, bytes, stream), "cuMemcpyDtoHAsync");
+  } else if (bytes > 0) {
+    device_->check(device_->cuda.copy_to_device(there, here, bytes, stream), "cuMemcpyHtoDAsync");
   }
-  transfer->copied = device_->record(stream, true);
+  const EventRef passed = device_->record(stream, true);
+  transfer->copies.push_back({begun, passed, until});
+  transfer->copied = passed;
+  transfer->issued = until;
 }
 
-// The memory of both sides belongs to the copy until it has passed, also if the message was given
-// up.
-void DeviceMessages::follow(const TransferRef& transfer, Device::CopyStream on) {
+// The memory of both sides belongs to the copies until they have passed, also if the message was
+// given up.
+void DeviceMessages::follow(const TransferRef& transfer, const EventRef& copied,
+                            Device::CopyStream on) {
   const char* const then = transfer->sends ? "send: engine after the copy"
                                            : "receive: memory back after the copy";
-  device_->watch(on, transfer->copied, then,
+  device_->watch(on, copied, then,
                  [self = shared_from_this(), transfer](const std::string& error) {
-                   self->guarded(transfer, [&] {
-                     if (!error.empty()) {
-                       self->broken(error);
-                       self->end(transfer, error);
-                       return self->land(transfer);
-                     }
-                     transfer->sends ? self->copied_out(transfer) : self->copied_in(transfer);
-                   });
+                   self->copy_ended(transfer, error);
                  });
 }
 
-void DeviceMessages::count(const TransferRef& transfer, Copies& direction) {
-  ++direction.count;
-  direction.bytes += transfer->bytes;
-  direction.nanoseconds += device_->elapsed(transfer->begun, transfer->copied) / kNano;
-  transfer->begun.reset();
+void DeviceMessages::copy_ended(const TransferRef& transfer, const std::string& error) {
+  const Transfer::Copy copy = std::move(transfer->copies.front());
+  transfer->copies.pop_front();
+  guarded(transfer, [&] {
+    if (!error.empty()) {
+      transfer->filling.reset();  // what comes behind it is not sent
+      broken(error);
+      end(transfer, error);
+      return land_if_idle(transfer);
+    }
+    if (transfer->sends && transfer->passed == 0) stamp(transfer, copy);
+    count(transfer, copy);
+    transfer->passed = copy.until;
+    land_if_idle(transfer);
+    if (transfer->sends) copied_out(transfer);
+  });
+}
+
+void DeviceMessages::count(const TransferRef& transfer, const Transfer::Copy& copy) {
+  Copies& direction = copies[transfer->sends ? 0 : 1];
+  direction.bytes += copy.until - transfer->passed;
+  direction.nanoseconds += device_->elapsed(copy.begun, copy.passed) / kNano;
+  if (copy.until == transfer->bytes) ++direction.count;
 }
 
 void DeviceMessages::guarded(const TransferRef& transfer, const std::function<void()>& work) {
@@ -175,10 +199,10 @@ void DeviceMessages::guarded(const TransferRef& transfer, const std::function<vo
   } catch (const CudaError& error) {
     broken(error.what());
     end(transfer, error.what());
-    land(transfer);
+    land_if_idle(transfer);
   } catch (const std::exception& error) {
     end(transfer, error.what());
-    land(transfer);
+    land_if_idle(transfer);
   }
 }
 
@@ -193,8 +217,14 @@ bool DeviceMessages::refused(const TransferRef& transfer) {
   const auto why = why_not(transfer);
   if (why.empty() && !transfer->work->done()) return false;
   end(transfer, why);
-  land(transfer);
+  land_if_idle(transfer);
   return true;
+}
+
+void DeviceMessages::land_if_idle(const TransferRef& transfer) {
+  if (transfer->slow) return;
+  const bool more = transfer->issued < transfer->bytes && !transfer->work->done();
+  if (transfer->copies.empty() && !more) land(transfer);
 }
 
 // The GPU is done with the memory of the message. What was copied from there is still to be sent.
@@ -221,13 +251,12 @@ void DeviceMessages::settle(const TransferRef& transfer) {
 }
 
 void DeviceMessages::give_up(const TransferRef& transfer) {
-  const bool issued = transfer->copied != nullptr;
   if (transfer->work->done()) return;  // what is issued is waited for
-  if (transfer->inner && transfer->sends) return;  // the engine has it
+  if (transfer->inner && transfer->sends) return;  // the engine has it, and gets the rest
   if (transfer->inner) engine_.abort(transfer->rank, transfer->inner);
   end(transfer, closed_ ? std::string("aborted: ") + kClosed : "aborted");
   transfer->on_copied = {};
-  if (!issued || transfer->over) land(transfer);
+  land_if_idle(transfer);
 }
 
 // Nothing more comes from a peer, nor is taken there.
@@ -238,7 +267,7 @@ void DeviceMessages::lose(int rank, const std::string& why) {
     if (transfer->rank != rank || transfer->work->done()) continue;
     if (transfer->inner && !transfer->sends) engine_.abort(rank, transfer->inner);
     end(transfer, why);
-    if (!transfer->copied || transfer->over) land(transfer);
+    land_if_idle(transfer);
   }
 }
 

@@ -7,6 +7,10 @@
 // waits for that event. The caller of either waits for nothing, and nothing on a stream waits for a
 // message.
 //
+// A large message is copied in pieces, each with an event of its own, so that the copy out, the wire
+// and the copy in take place at the same time. A send whose first piece the engine has is sent to its
+// end, also where it is given up: its peer has no use for half of one.
+//
 // The memory of a message belongs to it until `over`: its owner keeps a reference, and neither
 // writes to it nor frees it before. An error of the driver on one side is sent to all peers, whose
 // messages to and from that side fail with its text.
@@ -14,6 +18,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -47,20 +52,33 @@ struct Transfer {
 
   // Used by the device's thread alone. Two exceptions: anyone may use `copied` once `work` has ended,
   // and a send belongs to its caller until that thread has it.
-  EventRef ready, begun, copied;   // on streams: the memory may be used; its copy begins; and has passed
-  std::shared_ptr<uint8_t> block;  // pinned memory
-  WorkRef inner;                   // the engine's, from and to `block`
-  Nanoseconds left = 0;            // of a send: when its copy had passed
+  struct Copy {
+    EventRef begun, passed;  // on the stream of copies
+    uint64_t until;          // of the message's bytes
+  };
+  EventRef ready;           // on its caller's stream: the memory may be used
+  EventRef copied;          // its last copy that is issued has passed
+  std::deque<Copy> copies;  // issued, and not seen to have passed
+  uint64_t issued = 0, passed = 0;  // bytes whose copy is; and is known to have
+  std::shared_ptr<uint8_t> block;   // pinned memory
+  WorkRef inner;                    // the engine's, from and to `block`
+  std::shared_ptr<Engine::Filling> filling;  // of a send that the engine has, for what is still copied
+  Nanoseconds left = 0;  // of a send: when its first piece had been copied
+  bool slow = false;  // of a receive: another thread copies what is here, and uses the above
   bool asked = false;              // of a send: a caller waits, so the engine asks the peer to confirm it
 };
 
 class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
  public:
+  static constexpr uint64_t kPiece = 4 << 20;  // smaller ones gain little (docs/evidence/gpu.md)
+
   // `tag_space`: the upper bits of all tags here, whose own part has 31 bits. `peers`: ranks that the
-  // engine has; it has to live until `close`. `name`: of this side, in errors at the others.
+  // engine has; it has to live until `close`. `name`: of this side, in errors at the others. `piece`:
+  // bytes that are copied at a time, from 1 on; sides need not agree.
   static std::shared_ptr<DeviceMessages> open(Engine& engine, std::shared_ptr<Device> device,
                                               std::shared_ptr<Pinned> pinned, Tag tag_space,
-                                              std::vector<int> peers, std::string name);
+                                              std::vector<int> peers, std::string name,
+                                              uint64_t piece = kPiece);
 
   // Send, or receive, `bytes` at `at` of the GPU. `stream`: where these are produced, or where the
   // target was used last. They throw CudaError, and never wait. With `on_copied` the message is not
@@ -80,14 +98,14 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   // Give up all, as `abort` does.
   bool close(double seconds);
 
-  struct Copies {  // by direction: from the GPU, to it
+  struct Copies {  // by direction: from the GPU, to it; `count`: of whole messages
     std::atomic<uint64_t> count{0}, bytes{0}, nanoseconds{0};
   };
   Copies copies[2];
 
  private:
   DeviceMessages(Engine& engine, std::shared_ptr<Device> device, std::shared_ptr<Pinned> pinned,
-                 Tag tag_space, std::vector<int> peers, std::string name);
+                 Tag tag_space, std::vector<int> peers, std::string name, uint64_t piece);
   static constexpr const char* kClosed = "this side has closed the transport";
   struct Failure {
     std::string why;
@@ -99,25 +117,32 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
                     cuda::Stream stream);  // the transfer, with its event on `stream`
   bool on_thread(std::function<void()> job, double seconds);  // run it on the device's; false: not yet
 
-  // Put the copy on its stream: out on the caller's thread, under Device::in_order; in on the device's.
-  void issue(const TransferRef& transfer, Device::CopyStream on);
+  // Put the copy of what comes before `until` on its stream: out on the caller's thread, under
+  // Device::in_order; in on the device's.
+  void issue(const TransferRef& transfer, uint64_t until, Device::CopyStream on);
 
   // All others: on the device's thread, without a lock.
 
-  // Sends: their copy is on its stream; it has passed; the engine takes the message.
+  // Sends: their copies are on the stream; one has passed; the engine takes the message, as far as
+  // it is there.
   void follow_out(const TransferRef& transfer, const Failure& failed);
+  void stamp(const TransferRef& transfer, const Transfer::Copy& first);
   void copied_out(const TransferRef& transfer);
   void hand_over(const TransferRef& transfer);
 
-  // Receives: get pinned memory; the engine receives there; copy to the target; that has passed.
+  // Receives: get pinned memory; the engine receives there; copy to the target what is `here`; the
+  // rest of it.
   void post(const TransferRef& transfer);
   void expect(const TransferRef& transfer, std::shared_ptr<uint8_t> block);
-  void copy_in(const TransferRef& transfer);
-  void copied_in(const TransferRef& transfer);
+  void copy_in(const TransferRef& transfer, uint64_t here);
+  void copy_last(const TransferRef& transfer);
+  void copy_slowly(const TransferRef& transfer);  // all of it, from memory that is not pinned
 
   // Both.
-  void follow(const TransferRef& transfer, Device::CopyStream on);  // until its copy has passed
-  void count(const TransferRef& transfer, Copies& direction);       // a copy that has passed
+  void follow(const TransferRef& transfer, const EventRef& copied, Device::CopyStream on);
+  void copy_ended(const TransferRef& transfer, const std::string& error);  // the first one under way
+  void count(const TransferRef& transfer, const Transfer::Copy& copy);     // one that has passed
+  void land_if_idle(const TransferRef& transfer);  // no copy is under way, and none will be
   void land(const TransferRef& transfer);    // the GPU is done with its memory; locks mutex_
   void end(const TransferRef& transfer, const std::string& why);  // its work
   void settle(const TransferRef& transfer);  // forget it once nothing of it is under way
@@ -138,6 +163,7 @@ class DeviceMessages : public std::enable_shared_from_this<DeviceMessages> {
   const Tag tag_space_;
   const std::vector<int> peers_;
   const std::string name_;
+  const uint64_t piece_;
 
   // The device's thread alone.
   std::set<TransferRef> open_;

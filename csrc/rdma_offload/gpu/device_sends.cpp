@@ -6,6 +6,12 @@
 
 namespace adaptra {
 
+namespace {
+// Bytes of a message that the device's thread sends itself: it is earlier there, and nothing waits
+// for long meanwhile.
+constexpr uint64_t kAtOnce = 256 << 10;
+}  // namespace
+
 TransferRef DeviceMessages::send(int rank, Tag tag, cuda::Address at, uint64_t bytes,
                                  cuda::Stream stream, OnCopied on_copied) {
   auto transfer = start(true, rank, tag, at, bytes, stream);
@@ -19,7 +25,11 @@ TransferRef DeviceMessages::send(int rank, Tag tag, cuda::Address at, uint64_t b
   try {
     transfer->block = pinned_->take(bytes);
     order = device_->in_order();
-    issue(transfer, Device::kOut);
+    // What is held back until all of it is on the host needs no pieces.
+    const uint64_t piece = transfer->on_copied ? bytes : std::min(piece_, bytes);
+    do {
+      issue(transfer, std::min(bytes, transfer->issued + piece), Device::kOut);
+    } while (transfer->issued < bytes);
   } catch (const CudaError& error) {
     failed = {error.what(), true};
   } catch (const std::exception& error) {
@@ -44,30 +54,35 @@ void DeviceMessages::release(const TransferRef& transfer) {
 // What is refused is copied all the same: its memory comes back when that has passed.
 void DeviceMessages::follow_out(const TransferRef& transfer, const Failure& failed) {
   open_.insert(transfer);
+  for (const auto& copy : transfer->copies) follow(transfer, copy.passed, Device::kOut);
   if (!failed.why.empty()) {
     if (failed.driver) broken(failed.why);
     end(transfer, failed.why);
-    return land(transfer);
+    return land_if_idle(transfer);
   }
-  guarded(transfer, [&] {
-    follow(transfer, Device::kOut);
-    if (const auto why = why_not(transfer); !why.empty()) end(transfer, why);
-  });
+  if (const auto why = why_not(transfer); !why.empty()) end(transfer, why);
 }
 
-void DeviceMessages::copied_out(const TransferRef& transfer) {
+// It could leave when its first piece had been copied.
+void DeviceMessages::stamp(const TransferRef& transfer, const Transfer::Copy& first) {
   const Nanoseconds seen = now();
-  if (transfer->work->done()) return land(transfer);  // given up
   auto& stamps = transfer->work->stamps;
   const auto when = [&](const EventRef& event) {
     const auto moment = device_->clock.host(*device_, event, seen);
     return moment ? static_cast<Nanoseconds>(moment->at) : seen;
   };
-  transfer->left = when(transfer->copied);
+  transfer->left = when(first.passed);
   stamps.sent = std::min(when(transfer->ready), transfer->left);
   stamps.left = transfer->left;
-  count(transfer, copies[0]);
-  land(transfer);
+}
+
+// What the engine has begun it gets to the end, whatever its caller wants by now.
+void DeviceMessages::copied_out(const TransferRef& transfer) {
+  if (transfer->inner) {
+    if (transfer->filling) engine_.filled(transfer->filling, transfer->passed);
+    return;
+  }
+  if (transfer->work->done()) return;  // given up
   if (!transfer->on_copied) return hand_over(transfer);
   const auto on_copied = std::exchange(transfer->on_copied, {});
   on_copied(transfer);
@@ -77,8 +92,14 @@ void DeviceMessages::copied_out(const TransferRef& transfer) {
 void DeviceMessages::hand_over(const TransferRef& transfer) {
   if (closed_ || !transfer->block) return;
   guarded(transfer, [&] {
-    transfer->inner = engine_.send(transfer->rank, transfer->tag, std::move(transfer->block),
-                                   transfer->bytes, transfer->left);
+    if (transfer->bytes <= kAtOnce && transfer->passed == transfer->bytes) {
+      transfer->inner = engine_.send(transfer->rank, transfer->tag, std::move(transfer->block),
+                                     transfer->bytes, transfer->left);
+    } else {
+      transfer->inner = engine_.begin(transfer->rank, transfer->tag, std::move(transfer->block),
+                                      transfer->bytes, transfer->left, &transfer->filling);
+      engine_.filled(transfer->filling, transfer->passed);
+    }
     settle(transfer);
     const auto ended = [transfer, inner = std::weak_ptr<Work>(transfer->inner)] {
       auto work = inner.lock();

@@ -45,7 +45,7 @@ std::shared_ptr<uint8_t> Pinned::take(uint64_t bytes) {
   if (auto idle = take_idle(bytes)) return idle;
   bytes = whole_pages(bytes);
   if (this->bytes().held + bytes > limit_) trim(true);
-  Block block = pin(bytes);
+  Block block = pin_or_not(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
   bytes_.held += block.bytes;
   bytes_.peak = std::max(bytes_.peak, bytes_.held);
@@ -55,13 +55,17 @@ std::shared_ptr<uint8_t> Pinned::take(uint64_t bytes) {
 
 void Pinned::prepare(uint64_t bytes, size_t count) {
   std::vector<std::shared_ptr<uint8_t>> blocks;
-  while (blocks.size() < count) blocks.push_back(take(bytes));
+  while (blocks.size() < count) {
+    blocks.push_back(take(bytes));
+    if (!pinned(blocks.back().get())) return;
+  }
 }
 
 std::shared_ptr<uint8_t> Pinned::lend(Block block) {
   block.recent = true;
   bytes_.used += block.bytes;
   uint8_t* at = block.at;
+  if (!block.pinned) loose_.insert(at);
   return {at, [self = shared_from_this(), block = std::move(block)](uint8_t*) {
             self->give_back(block);
           }};
@@ -71,6 +75,11 @@ void Pinned::give_back(Block block) {
   std::lock_guard<std::mutex> lock(mutex_);
   bytes_.used -= block.bytes;
   const uint64_t size = block.bytes;
+  if (!block.pinned) {  // nothing is gained by keeping it
+    loose_.erase(block.at);
+    bytes_.held -= size;
+    return;
+  }
   idle_.emplace(size, std::move(block));
   if (!closed_) return;
   device_->slowly([self = weak_from_this()] {
@@ -78,7 +87,34 @@ void Pinned::give_back(Block block) {
   });
 }
 
-Pinned::Block Pinned::pin(uint64_t bytes) {
+// The first error may be one of a moment, or go with what is idle; the second one stays until `trim`.
+// A GPU that has failed as a whole fails its copies, too.
+Pinned::Block Pinned::pin_or_not(uint64_t bytes) {
+  device_->enter();
+  for (const bool last : {false, true}) {
+    if (std::lock_guard<std::mutex> lock(mutex_); refused_) break;
+    try {
+      return pin(bytes, last);
+    } catch (const CudaError& error) {
+      if (!last) {
+        trim(true);
+        continue;
+      }
+      std::lock_guard<std::mutex> lock(mutex_);
+      refused_ = true;
+      unpinned_ = error.what();
+    }
+  }
+  Block block;
+  block.bytes = bytes;
+  block.pinned = false;
+  block.memory = arena_ ? arena_->take(bytes) : nullptr;
+  if (!block.memory) block.memory.reset(new uint8_t[bytes], std::default_delete<uint8_t[]>());
+  block.at = block.memory.get();
+  return block;
+}
+
+Pinned::Block Pinned::pin(uint64_t bytes, bool last) {
   device_->enter();
   const Device::BesideCaptures pins(*device_);  // also on the thread that sends
   Block block;
@@ -89,8 +125,12 @@ Pinned::Block Pinned::pin(uint64_t bytes) {
     if (block.at != nullptr) {
       const auto result = device_->cuda.host_register(block.at, bytes, cuda::kHostPortable);
       if (result == cuda::kSuccess) return block;
-      std::lock_guard<std::mutex> lock(mutex_);
-      copied_ = "cuMemHostRegister says " + cuda_words(result);
+      if (result != cuda::kOutOfMemory) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        copied_ = "cuMemHostRegister says " + cuda_words(result);
+      } else if (!last) {
+        device_->check(result, "cuMemHostRegister");
+      }
     }
     block.memory.reset();
   }
@@ -112,6 +152,10 @@ void Pinned::unpin(Block block) {
 }
 
 void Pinned::trim(bool all) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    refused_ = false;
+  }
   if (!all && arena_ && arena_->keeps_pages()) return;
   std::vector<Block> over;
   {
@@ -144,6 +188,16 @@ void Pinned::new_peak() {
   std::lock_guard<std::mutex> lock(mutex_);
   bytes_.peak = bytes_.held;
   bytes_.over = 0;
+}
+
+bool Pinned::pinned(const uint8_t* at) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return loose_.count(at) == 0;
+}
+
+std::string Pinned::unpinned() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return unpinned_;
 }
 
 std::string Pinned::copied() const {

@@ -1,12 +1,14 @@
 // Memory of the host that a GPU copies to and from by itself: pinned, reused, and given back.
 //
 // It is the engine's own where the driver can pin that: then what was copied there is sent as it is.
-// Else it is the driver's, and the engine copies it once more.
+// Else it is the driver's, and the engine copies it once more. Where the driver has none either, what
+// is idle is given back first; then memory serves that is not pinned, which costs time.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "core/arena.h"
@@ -20,9 +22,14 @@ class Pinned : public std::enable_shared_from_this<Pinned> {
   Pinned(std::shared_ptr<Device> device, std::shared_ptr<Arena> arena, uint64_t limit);
   ~Pinned();
 
-  // At least `bytes`; comes back by itself when nobody holds it. Throws CudaError. Pinning takes
-  // milliseconds and the driver may wait for the GPU meanwhile: not on the device's thread.
+  // At least `bytes`; comes back by itself when nobody holds it. Throws CudaError where the device is
+  // closed. Pinning takes milliseconds and the driver may wait for the GPU meanwhile: not on the
+  // device's thread.
   std::shared_ptr<uint8_t> take(uint64_t bytes);
+
+  // Whether the driver copies there by itself. Else a call that copies may wait for all that the GPU
+  // has been given.
+  bool pinned(const uint8_t* at) const;
 
   // The same where some is idle; else nothing. On any thread.
   std::shared_ptr<uint8_t> take_idle(uint64_t bytes);
@@ -48,15 +55,20 @@ class Pinned : public std::enable_shared_from_this<Pinned> {
   // Why the engine's memory cannot be pinned; empty where it can, or was not tried yet.
   std::string copied() const;
 
+  // Why memory that is not pinned has served; empty where none has.
+  std::string unpinned() const;
+
  private:
   struct Block {
     std::shared_ptr<uint8_t> memory;  // of the arena, or nothing
     uint8_t* at = nullptr;
     uint64_t bytes = 0;
     bool recent = true;  // used since the last trim
+    bool pinned = true;
   };
   // Without mutex_, not on the device's thread: the driver may wait for the GPU.
-  Block pin(uint64_t bytes);
+  Block pin(uint64_t bytes, bool last);  // throws where the driver pins none; `last`: any will do
+  Block pin_or_not(uint64_t bytes);
   void unpin(Block block);
   // On any thread, under locks of the engine, without mutex_.
   void give_back(Block block);
@@ -68,7 +80,9 @@ class Pinned : public std::enable_shared_from_this<Pinned> {
   mutable std::mutex mutex_;
   std::multimap<uint64_t, Block> idle_;  // by size
   Bytes bytes_;
-  std::string copied_;
+  std::string copied_, unpinned_;
+  std::set<const uint8_t*> loose_;  // lent, and not pinned
+  bool refused_ = false;            // since the last trim: it is not asked again before
   bool closed_ = false;
 };
 

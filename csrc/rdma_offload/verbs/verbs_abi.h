@@ -1,6 +1,7 @@
-// The part of libibverbs' binary interface (version IBVERBS_1.1, stable since 2006) that is used here,
-// under names of our own: so nothing has to be installed where the engine is built, and a build has
-// verbs wherever the library is. tests/csrc/test_verbs_abi.cpp holds it against the library's header.
+// The part of libibverbs' binary interface (version IBVERBS_1.1, stable since 2006; one function of
+// IBVERBS_1.11, which may be missing) that is used here, under names of our own: so nothing has to
+// be installed where the engine is built, and a build has verbs wherever the library is.
+// tests/csrc/test_verbs_abi.cpp holds it against the library's header.
 #pragma once
 
 #include <pthread.h>
@@ -17,6 +18,7 @@ struct Srq;
 
 enum PortState : int { kPortActive = 4 };
 enum LinkLayer : uint8_t { kInfiniBand = 1, kEthernet = 2 };
+enum PortFlags : uint8_t { kGrhRequired = 1 };
 enum Access : int { kLocalWrite = 1, kRemoteWrite = 2 };
 enum QpType : int { kRc = 2 };
 enum QpState : int { kInit = 1, kReadyToReceive = 2, kReadyToSend = 3, kError = 6 };
@@ -82,6 +84,13 @@ struct PortAttributes {
 union Gid {
   uint8_t raw[16];
   uint64_t halves[2];
+};
+
+enum GidType : uint32_t { kRoceV1 = 1, kRoceV2 = 2 };
+
+struct GidEntry {
+  Gid gid;
+  uint32_t index, port, type, interface;
 };
 
 struct Pd {

@@ -13,6 +13,7 @@ namespace adaptra {
 namespace {
 
 constexpr uint64_t kPart = 16 << 20;  // bytes of the arena that are registered at once
+constexpr int kRouted = 1;  // where InfiniBand has an address for routers, if any, as for NCCL
 
 // All devices; `use` is called with each while the list is held.
 template <class Use>
@@ -24,14 +25,35 @@ void for_each_device(const VerbsLibrary& verbs, Use use) {
   verbs.free_device_list(list);
 }
 
+std::string bytes_of(const ibv::Gid& gid) {
+  return {reinterpret_cast<const char*>(gid.raw), sizeof gid.raw};
+}
+
+// For which version of RoCE the address at `index` is: "RoCE v2", say, or nothing. The library is asked
+// where sysfs is not to be seen.
+std::string kind_of(const VerbsLibrary& verbs, ibv::Context* context, const std::string& device,
+                    int port, int index) {
+  std::string kind;
+  std::getline(std::ifstream("/sys/class/infiniband/" + device + "/ports/" + std::to_string(port) +
+                             "/gid_attrs/types/" + std::to_string(index)),
+               kind);
+  ibv::GidEntry entry{};
+  if (!kind.empty() || verbs.query_gid_entry == nullptr ||
+      verbs.query_gid_entry(context, static_cast<uint32_t>(port), static_cast<uint32_t>(index),
+                            &entry, 0, sizeof entry) != 0) {
+    return kind;
+  }
+  return entry.type == ibv::kRoceV2 ? "RoCE v2" : "RoCE v1";
+}
+
 bool is_zero(const ibv::Gid& gid) { return gid.halves[0] == 0 && gid.halves[1] == 0; }
 
 // How good an address of Ethernet is, and why. Version 2 of RoCE is routed, and an IPv4 address is
 // one that an administrator has given to the port.
+constexpr int kLeastV2 = 3;  // of the worths of version 2
 std::pair<int, const char*> worth(const std::string& type, const ibv::Gid& gid) {
-  static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
   const bool v2 = type.find("RoCE v2") != std::string::npos;
-  if (std::memcmp(gid.raw, kMapped, sizeof kMapped) == 0) {
+  if (is_ipv4(gid.raw)) {
     return v2 ? std::pair{5, "RoCE v2, IPv4"} : std::pair{2, "RoCE v1, IPv4: no v2 is there"};
   }
   const bool local = gid.raw[0] == 0xfe && gid.raw[1] == 0x80;
@@ -40,45 +62,86 @@ std::pair<int, const char*> worth(const std::string& type, const ibv::Gid& gid) 
   return {1, "RoCE v1: no v2 is there"};
 }
 
-VerbsPort address_of(const VerbsLibrary& verbs, ibv::Context* context, const std::string& device,
-                     int port, const ibv::PortAttributes& attributes, int wanted) {
-  VerbsPort found{device, port, attributes.state == ibv::kPortActive, "InfiniBand", -1, {}, {}};
-  auto take = [&](int index, const ibv::Gid& gid, std::string why) {
-    found.gid_index = index;
-    found.gid.assign(reinterpret_cast<const char*>(gid.raw), sizeof gid.raw);
-    found.why = std::move(why);
-  };
-  ibv::Gid gid;
-  if (attributes.link_layer == ibv::kEthernet) found.link = "Ethernet";
-  if (wanted >= 0 || attributes.link_layer != ibv::kEthernet) {
-    const int index = std::max(wanted, 0);
-    if (verbs.query_gid(context, port, index, &gid) == 0 && !is_zero(gid)) {
-      take(index, gid, wanted >= 0 ? "it was asked for" : "InfiniBand has its address there");
-    } else {
-      found.why = "GID " + std::to_string(index) + " is empty";
+VerbsPort taken(VerbsPort port, int index, const ibv::Gid& gid, std::string why) {
+  port.gid_index = index;
+  port.gid = bytes_of(gid);
+  port.why = std::move(why);
+  return port;
+}
+
+// The best address of each family of Ethernet, for the newest version of RoCE that the port has.
+std::vector<VerbsPort> of_ethernet(const VerbsLibrary& verbs, ibv::Context* context,
+                                   const VerbsPort& port, int count, int family) {
+  static const std::string kNamed = ", of the family that NCCL_IB_ADDR_FAMILY names";
+  std::pair<int, VerbsPort> best[2];  // of IPv6, of IPv4
+  for (int index = 0; index < count; ++index) {
+    ibv::Gid gid;
+    if (verbs.query_gid(context, static_cast<uint8_t>(port.port), index, &gid) != 0 ||
+        is_zero(gid)) {
+      continue;
     }
-    return found;
-  }
-  const std::string types = "/sys/class/infiniband/" + device + "/ports/" + std::to_string(port) +
-                            "/gid_attrs/types/";
-  int best = 0;
-  for (int index = 0; index < attributes.gid_count && best < 5; ++index) {
-    std::string type;
-    std::getline(std::ifstream(types + std::to_string(index)), type);
-    if (type.empty() || verbs.query_gid(context, port, index, &gid) != 0 || is_zero(gid)) continue;
+    const bool ipv4 = is_ipv4(gid.raw);
+    if (family != 0 && family != (ipv4 ? 4 : 6)) continue;
+    const std::string type = kind_of(verbs, context, port.device, port.port, index);
+    if (type.empty()) continue;
     const auto [value, why] = worth(type, gid);
-    if (value > best) {
-      best = value;
-      take(index, gid, why);
-    }
+    if (value <= best[ipv4].first) continue;
+    const std::string words = why;
+    best[ipv4] = {value, taken(port, index, gid,
+                               family == 0 ? words : words.substr(0, words.find(':')) + kNamed)};
   }
-  if (best == 0) found.why = "it has no GID: give its network interface an address";
+  if (best[1].first > best[0].first) std::swap(best[0], best[1]);
+  std::vector<VerbsPort> found;
+  for (auto& [value, one] : best) {
+    if (value > 0 && (value >= kLeastV2 || best[0].first < kLeastV2)) found.push_back(one);
+  }
   return found;
+}
+
+// As VerbsDevice::addresses, but what is at `wanted` now.
+std::vector<VerbsPort> addresses_of(const VerbsLibrary& verbs, ibv::Context* context,
+                                    const std::string& device, int port,
+                                    const ibv::PortAttributes& attributes, int wanted, int family) {
+  const bool ethernet = attributes.link_layer == ibv::kEthernet;
+  VerbsPort found{device, port, attributes.state == ibv::kPortActive,
+                  ethernet ? "Ethernet" : "InfiniBand", -1, {}, {}};
+  if (ethernet && wanted < 0) {
+    auto all_of_them = of_ethernet(verbs, context, found, attributes.gid_count, family);
+    if (!all_of_them.empty()) return all_of_them;
+    found.why = family == 0 ? "it has no GID: give its network interface an address"
+                            : "it has no GID of IPv" + std::to_string(family) +
+                                  ", which NCCL_IB_ADDR_FAMILY names";
+    return {found};
+  }
+  ibv::Gid gid;
+  const auto number = static_cast<uint8_t>(port);
+  const int index = std::max(wanted, 0);
+  if (wanted < 0 && attributes.gid_count > kRouted &&
+      verbs.query_gid(context, number, kRouted, &gid) == 0 && router_of(gid.raw) != 0) {
+    return {taken(found, kRouted, gid, "InfiniBand, and routers between subnets can read it")};
+  }
+  if (verbs.query_gid(context, number, index, &gid) == 0 && !is_zero(gid)) {
+    return {taken(found, index, gid,
+                  wanted >= 0 ? "it was asked for" : "InfiniBand has its address there")};
+  }
+  found.why = "GID " + std::to_string(index) + " is empty";
+  return {found};
 }
 
 }  // namespace
 
-std::vector<VerbsPort> verbs_ports() {
+bool is_ipv4(const uint8_t* gid) {
+  static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  return std::memcmp(gid, kMapped, sizeof kMapped) == 0;
+}
+
+bool of_a_site(const uint8_t* gid) { return gid[0] == 0xfe && (gid[1] & 0xc0) == 0xc0; }
+
+uint16_t router_of(const uint8_t* gid) {
+  return of_a_site(gid) ? static_cast<uint16_t>(gid[4] << 8 | gid[5]) : uint16_t{0};
+}
+
+std::vector<VerbsPort> verbs_ports(int family) {
   std::vector<VerbsPort> ports;
   const VerbsLibrary* verbs = verbs_library();
   if (verbs == nullptr) return ports;
@@ -87,7 +150,8 @@ std::vector<VerbsPort> verbs_ports() {
     if (context == nullptr) return;
     ibv::PortAttributes attributes{};
     for (int port = 1; verbs->query_port(context, port, &attributes) == 0; ++port) {
-      ports.push_back(address_of(*verbs, context, device->name, port, attributes, -1));
+      ports.push_back(
+          addresses_of(*verbs, context, device->name, port, attributes, -1, family).front());
     }
     verbs->close_device(context);
   });
@@ -137,8 +201,30 @@ ibv::PortAttributes VerbsDevice::attributes(int port) const {
   return attributes;
 }
 
-VerbsPort VerbsDevice::address(int port, int index) const {
-  return address_of(verbs, context, name, port, attributes(port), index);
+std::vector<VerbsPort> VerbsDevice::addresses(int port, int index, int family) {
+  const ibv::PortAttributes now = attributes(port);
+  std::vector<VerbsPort> all_of_them = addresses_of(verbs, context, name, port, now, index, family);
+  if (index < 0) return all_of_them;
+  VerbsPort& found = all_of_them.front();
+  auto kind = [&](int at) { return kind_of(verbs, context, name, port, at); };
+  const std::pair<std::string, std::string> there{found.gid, kind(index)};
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto first = named_.find({port, index});
+  if (first == named_.end()) {
+    if (found.gid_index >= 0) named_[{port, index}] = there;
+    return all_of_them;
+  }
+  if (first->second == there) return all_of_them;
+  for (int at = 0; at < now.gid_count; ++at) {
+    ibv::Gid gid;
+    if (verbs.query_gid(context, port, at, &gid) != 0 || bytes_of(gid) != first->second.first ||
+        kind(at) != first->second.second) {
+      continue;
+    }
+    return {taken(found, at, gid, "it was asked for at " + std::to_string(index) + ", and has moved")};
+  }
+  if (found.gid_index >= 0) first->second = there;  // the port has been given another address
+  return all_of_them;
 }
 
 uint32_t VerbsDevice::key(const uint8_t* at, uint64_t* bytes) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/arena.h"
@@ -25,8 +26,16 @@ struct VerbsPort {
   std::string why;
 };
 
-// All ports of all devices; none where the library or a device is missing.
-std::vector<VerbsPort> verbs_ports();
+// All ports of all devices; none where the library or a device is missing. `family`: as for
+// VerbsDevice::addresses.
+std::vector<VerbsPort> verbs_ports(int family = 0);
+
+// Of the 16 bytes of a GID. Those of InfiniBand begin with 8 that name the subnet. In one that is local
+// to its site (fec0::/10) bytes 6 and 7 do, and bytes 4 and 5 are the address within that subnet by
+// which routers reach the port: 0 for none.
+bool is_ipv4(const uint8_t* gid);
+bool of_a_site(const uint8_t* gid);
+uint16_t router_of(const uint8_t* gid);
 
 class VerbsDevice : public std::enable_shared_from_this<VerbsDevice> {
  public:
@@ -39,8 +48,12 @@ class VerbsDevice : public std::enable_shared_from_this<VerbsDevice> {
 
   ibv::PortAttributes attributes(int port) const;
 
-  // A port's address; of `index` if that is not negative.
-  VerbsPort address(int port, int index = -1) const;
+  // A port's addresses by which another one may find it, as they are now, the best one first: on
+  // Ethernet the best one of IPv4 and the best one of IPv6, both for the same version of RoCE; only
+  // one where `family` (4 or 6, 0 for either) or an `index` that is not negative names it. Never
+  // none: a port without any has one whose index is -1. A kernel may put an address that was gone for
+  // a while (the link was down) at another index: the one that `index` first had is looked for there.
+  std::vector<VerbsPort> addresses(int port, int index, int family);
 
   // The key of the arena's memory at `at`, and in `bytes` how much of it, at most as asked, has that
   // key. Memory is registered in large parts when it is first sent. Throws where that fails.
@@ -74,6 +87,7 @@ class VerbsDevice : public std::enable_shared_from_this<VerbsDevice> {
   std::mutex mutex_;
   std::map<uint64_t, ibv::Mr*> parts_;  // of the arena
   std::map<ibv::Qp*, Watcher> watchers_;
+  std::map<std::pair<int, int>, std::pair<std::string, std::string>> named_;  // port, index: GID, kind
 };
 
 }  // namespace adaptra

@@ -47,6 +47,8 @@ struct Opened {
     find(library.get_async_event, "ibv_get_async_event");
     find(library.ack_async_event, "ibv_ack_async_event");
     find(library.status_text, "ibv_wc_status_str");
+    library.query_gid_entry = reinterpret_cast<decltype(library.query_gid_entry)>(
+        dlvsym(handle, "_ibv_query_gid_ex", "IBVERBS_1.11"));
     int (*fork_init)() = nullptr;
     find(fork_init, "ibv_fork_init");
     // Kernels before 5.12 would give a forked child the pages that a device writes to.

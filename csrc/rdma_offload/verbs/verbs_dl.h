@@ -14,6 +14,9 @@ struct VerbsLibrary {
   int (*close_device)(ibv::Context* context);
   int (*query_port)(ibv::Context* context, uint8_t port, ibv::PortAttributes* attributes);
   int (*query_gid)(ibv::Context* context, uint8_t port, int index, ibv::Gid* gid);
+  // Also of which type; nullptr before rdma-core 32.
+  int (*query_gid_entry)(ibv::Context* context, uint32_t port, uint32_t index, ibv::GidEntry* entry,
+                         uint32_t flags, size_t bytes);
   ibv::Pd* (*alloc_pd)(ibv::Context* context);
   int (*dealloc_pd)(ibv::Pd* pd);
   ibv::Mr* (*reg_mr)(ibv::Pd* pd, void* at, size_t bytes, int access);

@@ -26,8 +26,8 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   static uint64_t longest(uint64_t piece);
 
   // Not connected; as for VerbsQp.
-  VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, uint64_t piece, Loop& loop,
-            std::weak_ptr<Sink> sink);
+  VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, int family,
+            VerbsService service, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink);
 
   std::string card() const { return qp_.card(); }
   void connect(const std::string& card);

@@ -1,5 +1,6 @@
 #include "verbs/verbs_qp.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 
@@ -15,38 +16,70 @@ namespace {
 
 constexpr uint32_t kMostSlots = 4096; // that another side may grant
 
-// A write is tried 7 times; with the 0.27 s between two of them a path fails after two to eight
-// seconds without an answer, depending on the device.
-constexpr uint8_t kTimeout = 16, kRetries = 6;
+constexpr uint8_t kHops = 64;  // between subnets
 constexpr uint8_t kNotReady = 6, kNotReadyTimer = 12;  // never needed: a receive is posted for each
 
 [[noreturn]] void refuse(const std::string& what, int error) {
   throw std::runtime_error(what + ": " + std::strerror(error));
 }
 
+const uint8_t* raw(const VerbsPort& port) {
+  return reinterpret_cast<const uint8_t*>(port.gid.data());
+}
+
+bool is_zero(const uint8_t* gid) {
+  return std::all_of(gid, gid + sizeof(ibv::Gid), [](uint8_t byte) { return byte == 0; });
+}
+
+std::string family_of(const uint8_t* gid) { return is_ipv4(gid) ? "IPv4" : "IPv6"; }
+
+std::string text_of(const uint8_t* gid) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (is_ipv4(gid)) {
+    inet_ntop(AF_INET, gid + 12, text, sizeof text);
+  } else {
+    inet_ntop(AF_INET6, gid, text, sizeof text);
+  }
+  return text;
+}
+
 uint32_t random_bits(int bits) { return std::random_device()() & ((1u << bits) - 1); }
+
+bool same_subnet(const uint8_t* one, const uint8_t* other) {
+  const int from = of_a_site(one) && of_a_site(other) ? 6 : 0;
+  return std::memcmp(one + from, other + from, 8 - from) == 0;
+}
 
 }  // namespace
 
-// Little endian, 44 bytes; see docs/wire-protocol.md.
+// Little endian, 60 bytes; see docs/wire-protocol.md.
 struct __attribute__((packed)) VerbsQp::Card {
   uint8_t gid[16];
   uint64_t address;
   uint32_t key, qp, psn, slots;
   uint16_t lid;
   uint8_t mtu, zero;
+  uint8_t second[16];
 };
 
-VerbsQp::VerbsQp(std::shared_ptr<VerbsDevice> opened, int port, int gid, VerbsSizes sizes)
+VerbsQp::VerbsQp(std::shared_ptr<VerbsDevice> opened, int port, int gid, int family,
+                 VerbsService service, VerbsSizes sizes)
     : device(std::move(opened)),
       verbs_(device->verbs),
       port_(port),
+      service_(service),
       sizes_(sizes),
       psn_(random_bits(24)),
-      address_(device->address(port, gid)),
+      addresses_(device->addresses(port, gid, family)),
       attributes_(device->attributes(port)) {
-  if (!address_.active) throw std::runtime_error(name() + " is down here");
-  if (address_.gid_index < 0) throw std::runtime_error(name() + ": " + address_.why);
+  const VerbsPort& best = addresses_.front();
+  if (!best.active) throw std::runtime_error(name() + " is down here");
+  if (best.gid_index < 0) throw std::runtime_error(name() + ": " + best.why);
+  if (service_.partition >= attributes_.pkey_count) {
+    throw std::runtime_error(name() + " has " + std::to_string(attributes_.pkey_count) +
+                             " partition keys, from 0 on, and none at " +
+                             std::to_string(service_.partition) + " (NCCL_IB_PKEY)");
+  }
   try {
     open();
   } catch (...) {
@@ -88,6 +121,7 @@ void VerbsQp::open() {
   ibv::QpAttributes to{};
   to.state = ibv::kInit;
   to.port = static_cast<uint8_t>(port_);
+  to.pkey_index = service_.partition;
   to.access_flags = ibv::kRemoteWrite;
   const int error = verbs_.modify_qp(
       qp_, &to, ibv::kState | ibv::kPkeyIndex | ibv::kPort | ibv::kAccessFlags);
@@ -111,7 +145,8 @@ void VerbsQp::destroy() {
 
 std::string VerbsQp::card() const {
   Card card{};
-  std::memcpy(card.gid, address_.gid.data(), sizeof card.gid);
+  std::memcpy(card.gid, addresses_[0].gid.data(), sizeof card.gid);
+  if (addresses_.size() > 1) std::memcpy(card.second, addresses_[1].gid.data(), sizeof card.second);
   card.address = reinterpret_cast<uintptr_t>(memory_);
   card.key = slots_->rkey;
   card.qp = qp_->number;
@@ -138,27 +173,56 @@ void VerbsQp::connect(const std::string& words) {
   to.destination_qp = card.qp;
   to.rq_psn = card.psn;
   to.min_rnr_timer = kNotReadyTimer;
-  to.address.port = static_cast<uint8_t>(port_);
-  to.address.dlid = card.lid;
-  if (attributes_.link_layer == ibv::kEthernet) {
-    to.address.is_global = 1;
-    std::memcpy(to.address.route.dgid.raw, card.gid, sizeof card.gid);
-    to.address.route.sgid_index = static_cast<uint8_t>(address_.gid_index);
-    to.address.route.hop_limit = 64;
-  }
+  to.address = way(card);
   int error = verbs_.modify_qp(qp_, &to,
                                ibv::kState | ibv::kAddress | ibv::kPathMtu | ibv::kDestinationQp |
                                    ibv::kRqPsn | ibv::kMaxReadsHere | ibv::kMinRnrTimer);
   if (error != 0) refuse(device->name + " finds no way to the other side", error);
   to.state = ibv::kReadyToSend;
-  to.timeout = kTimeout;
-  to.retry_count = kRetries;
+  to.timeout = service_.timeout;
+  to.retry_count = service_.retries;
   to.rnr_retry = kNotReady;
   to.sq_psn = psn_;
   error = verbs_.modify_qp(qp_, &to,
                            ibv::kState | ibv::kTimeout | ibv::kRetryCount | ibv::kRnrRetry |
                                ibv::kSqPsn | ibv::kMaxReads);
   if (error != 0) refuse(device->name + " cannot send", error);
+}
+
+// By the order of both: no side has to ask. One that has both families has the same one first as any
+// other that has both, so what is found is the same on both sides.
+std::pair<const VerbsPort*, const uint8_t*> VerbsQp::agreed(const Card& card) const {
+  if (attributes_.link_layer != ibv::kEthernet) return {&addresses_.front(), card.gid};
+  for (const VerbsPort& mine : addresses_) {
+    for (const uint8_t* theirs : {card.gid, card.second}) {
+      if (!is_zero(theirs) && is_ipv4(raw(mine)) == is_ipv4(theirs)) return {&mine, theirs};
+    }
+  }
+  const VerbsPort& mine = addresses_.front();
+  throw std::runtime_error("no address of one family: " + family_of(raw(mine)) + " here, " +
+                           family_of(card.gid) + " there (" + text_of(raw(mine)) + " at " + name() +
+                           ", and " + text_of(card.gid) +
+                           "); one family for both is needed, see NCCL_IB_ADDR_FAMILY");
+}
+
+// Within a subnet of InfiniBand the local address is enough; Ethernet has none, routers read the global
+// one, and some ports ask for it always.
+ibv::Address VerbsQp::way(const Card& card) const {
+  ibv::Address to{};
+  to.port = static_cast<uint8_t>(port_);
+  to.sl = service_.level;
+  to.dlid = card.lid;
+  const auto [mine, theirs] = agreed(card);
+  const bool ethernet = attributes_.link_layer == ibv::kEthernet;
+  const bool leaves = !ethernet && !same_subnet(raw(*mine), theirs);
+  if (!ethernet && !leaves && !(attributes_.flags & ibv::kGrhRequired)) return to;
+  if (leaves && router_of(theirs) != 0) to.dlid = router_of(theirs);
+  to.is_global = 1;
+  std::memcpy(to.route.dgid.raw, theirs, sizeof card.gid);
+  to.route.sgid_index = static_cast<uint8_t>(mine->gid_index);
+  to.route.hop_limit = kHops;
+  to.route.traffic_class = service_.traffic_class;
+  return to;
 }
 
 std::string VerbsQp::name() const {

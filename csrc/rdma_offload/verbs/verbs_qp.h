@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "verbs/verbs_device.h"
 
@@ -16,16 +18,29 @@ struct VerbsSizes {
   uint32_t writes, headers, receives, inlined;
 };
 
+// How the fabric is to carry packets; NCCL's variables of docs/cluster.md.
+struct VerbsService {
+  uint8_t traffic_class = 0;   // of the global route: the DSCP and ECN bits of RoCE v2
+  uint8_t level = 0;           // the service level
+  uint16_t partition = 0;      // the place of the partition key in the port's table
+  // What is not acknowledged within 4.096 us * 2^timeout goes again, `retries` times at most. With
+  // these, 0.27 s and 7 tries, a path fails after two to eight seconds, depending on the device.
+  uint8_t timeout = 16, retries = 6;
+};
+
 class VerbsQp {
  public:
-  // Not connected; its receives are posted. `gid`: an index, or -1 for the best address. Throws
-  // std::runtime_error, which says why the device cannot be used.
-  VerbsQp(std::shared_ptr<VerbsDevice> device, int port, int gid, VerbsSizes sizes);
+  // Not connected; its receives are posted. `gid`: an index, or -1 for the best address; `family`:
+  // of the best one, 4 or 6, 0 for either. Throws std::runtime_error, which says why the device cannot
+  // be used.
+  VerbsQp(std::shared_ptr<VerbsDevice> device, int port, int gid, int family, VerbsService service,
+          VerbsSizes sizes);
   ~VerbsQp();
   VerbsQp(const VerbsQp&) = delete;
 
-  // What the other side has to know, and its own: then frames may come. Throws as above; may take
-  // seconds, for the network has to find the way.
+  // What the other side has to know, and its own: then frames may come. Both sides find the same two
+  // addresses of one family. Throws as above, also where there are none; may take seconds, for the
+  // network has to find the way.
   std::string card() const;
   void connect(const std::string& card);
 
@@ -65,12 +80,16 @@ class VerbsQp {
   struct Card;
   void open();     // of the constructor: all that the device has to make; throws
   void destroy();  // what `open` has made so far
+  // An address here and one there of the same family; throws where there are none.
+  std::pair<const VerbsPort*, const uint8_t*> agreed(const Card& card) const;
+  ibv::Address way(const Card& card) const;  // to the other side
 
   const VerbsLibrary& verbs_;
   const int port_;
+  const VerbsService service_;
   const VerbsSizes sizes_;
   const uint32_t psn_;
-  const VerbsPort address_;
+  const std::vector<VerbsPort> addresses_;
   const ibv::PortAttributes attributes_;
   Theirs theirs_;
   uint8_t* memory_ = nullptr;  // the slots, then the headers

@@ -7,6 +7,7 @@ and gradient finalisation. Import it after `cpu.install()` on a machine without 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import sys
@@ -56,6 +57,8 @@ def initialize(shape: GPTShape, timeout: float) -> None:
         tensor_model_parallel_size=shape.tensor_parallel,
         pipeline_model_parallel_size=shape.stages,
         virtual_pipeline_model_parallel_size=shape.chunks if shape.chunks > 1 else None,
+        expert_model_parallel_size=shape.expert_parallel,
+        num_distributed_optimizer_instances=shape.instances,
         distributed_timeout_minutes=timeout / 60,
     )
 
@@ -221,12 +224,12 @@ class Arm:
 
 
 class _Batches:
-    """What replica `home` trains on in one iteration of an `arm`."""
+    """What replica `home` trains on in one iteration of an `arm`, and in those after it."""
 
     def __init__(self, arm: Arm, home: int) -> None:
         self._arm = arm
         first, each = arm.consumed + home, mpu.get_data_parallel_world_size()
-        self._indices = iter(range(first, first + arm.shape.microbatches * each, each))
+        self._indices = itertools.count(first, each)
 
     def __iter__(self) -> _Batches:
         return self
@@ -253,6 +256,7 @@ def _config(shape: GPTShape) -> Any:
             "moe_aux_loss_coeff": 0.01,
             "moe_token_dispatcher_type": "alltoall",
             "add_bias_linear": False,
+            "expert_model_parallel_size": shape.expert_parallel,
         }
     # Of two stages with several chunks Megatron needs its overlapped messages; before 0.18 these
     # are still being sent when their memory is given back.
@@ -304,6 +308,8 @@ def _chunk(config: Any, shape: GPTShape, chunk: int) -> Any:
         overlap_grad_reduce=distributed or shape.overlap_reduce,
         use_distributed_optimizer=distributed,
         overlap_param_gather=shape.overlap_gather,
+        average_in_collective=shape.average,
+        num_distributed_optimizer_instances=shape.instances,
         bucket_size=10_000,
     )
     return DistributedDataParallel(config, how, model, disable_bucketing=chunk > 0)

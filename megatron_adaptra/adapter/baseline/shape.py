@@ -11,10 +11,12 @@ class GPTShape:
 
     `chunks`: model chunks per stage; `overlapped`: their messages overlap. `tied`: the embedding's
     weights are the output layer's, too; `fused`: weight gradients are added to the main ones by a
-    kernel; `experts`: of a mixture in every layer, 0 for a dense model. `overlap_reduce`: gradients
-    are reduced bucket by bucket during the last backward; `distributed_optimizer`: with that, all
-    stages starting at the same moment; `overlap_gather`: each bucket's parameters are gathered
-    during the forward before the one that needs them.
+    kernel; `experts`: of a mixture in every layer, 0 for a dense model, of which `expert_parallel`
+    ranks have a part each. `average`: the collective averages, instead of factors. `instances` of
+    the distributed optimizer, each with all shards. `overlap_reduce`: gradients are reduced bucket
+    by bucket during the last backward; `distributed_optimizer`: with that, all stages starting at
+    the same moment; `overlap_gather`: each bucket's parameters are gathered during the forward
+    before the one that needs them.
     """
 
     stages: int = 4
@@ -31,6 +33,9 @@ class GPTShape:
     tied: bool = True
     fused: bool = False
     experts: int = 0
+    expert_parallel: int = 1
+    average: bool = False
+    instances: int = 1
     overlap_reduce: bool = False
     distributed_optimizer: bool = False
     overlap_gather: bool = False

@@ -17,6 +17,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.pipeline_parallel import schedules
 
 from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.runtime.worker_emulator import WorkerEmulator
 from megatron_adaptra.transport.emulate import LinkEmulator
 
@@ -47,19 +48,19 @@ def emulated_sends(emulator: LinkEmulator, ranks: Sequence[int]) -> Iterator[Non
 def slowed_ops(emulator: WorkerEmulator) -> Iterator[None]:
     """Around one iteration: forwards and backwards end when the `emulator` has waited."""
 
-    def slowed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def slowed(function: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             since = emulator.work()
             result = function(*args, **kwargs)
-            emulator.wait(since)
+            emulator.wait(since, kind)
             return result
 
         return run
 
     with patch(
         "emulated-workers",
-        forward_step=slowed(schedules.forward_step),
-        backward_step=slowed(schedules.backward_step),
+        forward_step=slowed(schedules.forward_step, Kind.F),
+        backward_step=slowed(schedules.backward_step, Kind.B),
     ):
         yield
 

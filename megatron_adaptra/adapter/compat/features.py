@@ -39,7 +39,8 @@ def _scopes(config: Any) -> set[str]:
     return {getattr(word, "name", str(word)) for word in words}
 
 
-def _graphs(config: Any) -> bool:
+def has_graphs(config: Any) -> bool:
+    """Whether CUDA graphs hold what a model with this `config` does, in any of Megatron's forms."""
     if getattr(config, "enable_cuda_graph", False) or getattr(config, "external_cuda_graph", False):
         return True
     return getattr(config, "cuda_graph_impl", None) not in (None, "none")
@@ -48,11 +49,11 @@ def _graphs(config: Any) -> bool:
 def _whole_iteration(config: Any) -> bool:
     if getattr(config, "cuda_graph_impl", None) == "full_iteration":
         return True
-    return _graphs(config) and "full_iteration" in _scopes(config)
+    return has_graphs(config) and "full_iteration" in _scopes(config)
 
 
 def _single_layers(config: Any) -> bool:
-    return _graphs(config) and not _whole_iteration(config)
+    return has_graphs(config) and not _whole_iteration(config)
 
 
 FEATURES = (

@@ -110,6 +110,10 @@ def _executes(job: Job) -> bool:
     return job.stages > 1 and job.config.engine == "executor"
 
 
+def _shares(job: Job) -> bool:
+    return job.config.sync != "full"
+
+
 def _measures(job: Job) -> bool:
     return job.device or job.config.budget.in_bytes
 
@@ -254,24 +258,38 @@ PATCHES: Mapping[str, Patch] = {
         lambda job: job.demo or (job.config.engine == "stock" and bool(job.config.emulate_link)),
         feature="emulated links under engine stock",
     ),
+    "sums": Patch(
+        _in("torch.distributed", "all_reduce"),
+        "adds up a bucket by plan where Megatron's start_grad_sync would all-reduce it",
+        Lasts.CALL, "--adaptra-allreduce other than native",
+        lambda job: job.config.allreduce != "native",
+        feature="gradients reduced by a collective plan",
+    ),
     "watched-forwards": Patch(
         _in(
-            "torch.distributed", "all_reduce", "all_gather", "all_gather_object", "broadcast",
-            "reduce",
+            "torch.distributed", "all_reduce", "all_gather", "all_gather_into_tensor",
+            "all_gather_object", "barrier", "broadcast", "reduce", "reduce_scatter_tensor",
         ),
         "sees whether a forward of the first iteration waits for other replicas",
-        Lasts.CALL, "--adaptra-reroute other than off",
-        lambda job: job.runs and job.config.reroute != "off" and not job.device,
+        Lasts.CALL, "--adaptra-reroute other than off, --adaptra-sync other than full",
+        lambda job: _shares(job) or (job.runs and job.config.reroute != "off" and not job.device),
         feature="work for other replicas",
+    ),
+    "shares": Patch(
+        _in(_CONFIG, "grad_scale_func", "finalize_model_grads_func"),
+        "weighs a replica's losses by its number of microbatches, and sees when backwards are over",
+        Lasts.ITERATION, "--adaptra-sync other than full", _shares,
+        feature="shares of an iteration between replicas",
+        of="this model's config",
     ),
     "emulated-workers": Patch(
         _in(_SCHEDULES, "forward_step", "backward_step"),
         "makes the ops of emulated slow workers slow in Megatron's own schedule, too",
         Lasts.ITERATION,
-        "--adaptra-emulate-worker with engine stock; in the demo's run of stock Megatron with a "
-        "slow worker",
+        "--adaptra-emulate-worker with engine stock, or with one stage; in the demo's run of stock "
+        "Megatron with a slow worker",
         lambda job: bool(job.config.emulate_worker)
-        and (job.demo or job.config.engine == "stock"),
+        and (job.demo or job.stages == 1 or job.config.engine == "stock"),
     ),
     "whole-outputs": Patch(
         _in(_CONFIG, "deallocate_pipeline_outputs", "overlap_p2p_comm", "batch_p2p_comm"),

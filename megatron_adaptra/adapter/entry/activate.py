@@ -24,12 +24,14 @@ _active: list[Activation] = []  # at most one
 class Activation:
     """What `activate` did. `session` is this rank's plugin; `over`: it has been undone.
 
-    `gradients`: the job's GradientReduction, if plain DDP's are reduced by one.
+    `reductions`: the job's GradientReduction and ShardedReduction, where plans reduce. `shares`:
+    this rank's Shares, with `--adaptra-sync` other than full.
     """
 
     def __init__(self, session: Any) -> None:
         self.session, self.over = session, False
-        self.gradients: Any = None
+        self.reductions: list[Any] = []
+        self.shares: Any = None
         self._stack = contextlib.ExitStack()
         self._stack.callback(session.close)
         _active.append(self)
@@ -38,6 +40,11 @@ class Activation:
     def undo_with(self, undo: Callable[[], None]) -> None:
         """Call `undo` at the end, too: what came last is undone first."""
         self._stack.callback(undo)
+
+    def reduce_by(self, reduction: Any) -> None:
+        """A `reduction` of PlannedCollectives is in place; it is closed at the end."""
+        self.reductions.append(reduction)
+        self.undo_with(reduction.close)
 
     def undo(self) -> None:
         """Put everything back; a second call does nothing. What fails is logged, not raised."""
@@ -102,7 +109,10 @@ def activate(
         def forward_backward(**arguments: Any) -> Any:
             if activation.over:
                 return stock(**arguments)
-            return session.forward_backward(stock, arguments)
+            if activation.shares is None:
+                return session.forward_backward(stock, arguments)
+            run = functools.partial(session.forward_backward, stock)
+            return activation.shares.forward_backward(run, arguments)
 
         return forward_backward
 
@@ -110,15 +120,19 @@ def activate(
     activation.undo_with(
         patch("schedule", get_forward_backward_func=get_forward_backward_func).close
     )
+    if config.sync != "full":
+        from megatron_adaptra.adapter.sync.shares import Shares
+
+        activation.shares = Shares(session, reductions=lambda: activation.reductions)
+        activation.undo_with(activation.shares.close)
     if resolved.uses("gradients"):
         from megatron_adaptra.adapter.step.gradients import GradientReduction
 
-        activation.gradients = GradientReduction(config, session.context.say)
-        activation.undo_with(activation.gradients.close)
+        activation.reduce_by(GradientReduction(config, session.context.say))
     if resolved.uses("shards"):
         from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction
 
-        activation.undo_with(ShardedReduction(config, session.context.say).close)
+        activation.reduce_by(ShardedReduction(config, session.context.say))
     return activation
 
 

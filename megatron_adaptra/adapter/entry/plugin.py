@@ -109,18 +109,22 @@ class Plugin:
     def _check(self, args: Any) -> None:
         """All problems that are known before processes meet."""
         from megatron_adaptra.adapter.compat.profiles import profile
+        from megatron_adaptra.adapter.sync.sources import fit
         from megatron_adaptra.plan.collectives.setting import plan_in_file
         from megatron_adaptra.runtime import worker_rules
+        from megatron_adaptra.transport.engine.rails import disabled, fabric
         from megatron_adaptra.transport.scenario import load_rules
 
         assert self.config is not None
         flags.refuse(args)
         profile()
+        if self.config.transport != "gloo" and not disabled(os.environ):
+            fabric(os.environ)
         stages, replicas = args.pipeline_model_parallel_size, args.data_parallel_size
         load_rules(self.config.emulate_link, stages, replicas=replicas)
         worker_rules.load_slowness(self.config.emulate_worker, stages, replicas)
         slow = self.config.emulate_worker
-        if slow and (why := worker_rules.why_no_slowness(stages, _job(args, self.config).device)):
+        if slow and (why := worker_rules.why_no_slowness(_job(args, self.config).device)):
             raise BadInput(worker_rules.FIELD, ", ".join(slow), why)
         late = self.config.late
         ranks = args.data_parallel_size * getattr(args, "context_parallel_size", 1)
@@ -128,6 +132,11 @@ class Plugin:
         if late and (late[-1] >= ranks or len(late) == ranks):
             allowed = f"data-parallel ranks are 0 to {ranks - 1}, of whom one has to be left"
             raise BadInput("--adaptra-late-ranks", self.config.late_ranks, allowed)
+        if self.config.counts:
+            each = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
+            if getattr(args, "step_batch_size_schedule", None):  # each step has another one
+                each = sum(self.config.counts) // args.data_parallel_size
+            fit(self.config.counts, args.data_parallel_size, each)
         job = _job(args, self.config)
         if args.adaptra_dry_run:
             from megatron_adaptra.adapter.entry.dry_run import show

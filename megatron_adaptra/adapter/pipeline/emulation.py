@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ class Emulation(NamedTuple):
         BadInput for an unusable rule, and for slow workers where there can be none.
         """
         on_gpu = torch.device(torch.cuda.current_device()).type == "cuda"
-        if config.emulate_worker and (why := worker_rules.why_no_slowness(stages, on_gpu)):
+        if config.emulate_worker and (why := worker_rules.why_no_slowness(on_gpu)):
             raise BadInput(worker_rules.FIELD, ", ".join(config.emulate_worker), why)
         replica, replicas = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
         links = load_rules(config.emulate_link, stages, replicas=replicas)
@@ -47,7 +48,9 @@ class Emulation(NamedTuple):
             emulator = LinkEmulator(worker, links)
         elif links:
             emulator = LinkEmulator(stage, in_replica(links, replica, stages))
-        return cls(emulator, WorkerEmulator(worker, slow) if slow else None)
+        always = {one.worker for one in slow if one.times > 1 and one.first <= 0 and one.end == inf}
+        steady = always == set(range(replicas * stages))
+        return cls(emulator, WorkerEmulator(worker, slow, steady) if slow else None)
 
     def probe(self, guard: Guard, stage: int, device: Device) -> GuardedProbe:
         """The probe of a rank at this `stage`, with this `guard` and `device`."""

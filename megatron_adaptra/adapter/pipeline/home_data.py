@@ -11,19 +11,23 @@ import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from megatron_adaptra.errors import ScheduleError
 from megatron_adaptra.ir.op import Op
 
 
-@runtime_checkable
 class ReadsHomes(Protocol):
     """A data iterator of one iteration that can be had for another replica, too."""
 
     def of_home(self, home: int) -> Iterator[Any]:
         """The batches of replica `home` in the same iteration, from the first one on."""
         ...
+
+
+def reads_homes(iterator: Any) -> TypeGuard[ReadsHomes]:
+    """Whether a data `iterator`, or what it stands in for, can be had for another replica."""
+    return hasattr(iterator, "of_home")  # isinstance of a protocol overlooks stand-ins
 
 
 class HomeData:
@@ -47,9 +51,10 @@ class HomeData:
             return f"a forward reads {counts} batches, not one"
         if getattr(iterator, "replaying", False):
             return "a checkpoint's iteration is run again"  # whose batches no loader has given
-        if iterator is None or isinstance(iterator, ReadsHomes) or loader_of(iterator) is not None:
+        if iterator is None or reads_homes(iterator) or loader_of(iterator) is not None:
             return ""
-        return f"the data come from a {type(iterator).__name__}, not from Megatron's loader"
+        given = type(getattr(iterator, "counted", iterator)).__name__  # see CountedBatches
+        return f"the data come from a {given}, not from Megatron's loader"
 
     def begin(self, iterator: Any, microbatches: int) -> IterationData | None:
         """What stands in for Megatron's `iterator` in an iteration of so many `microbatches`."""
@@ -61,7 +66,7 @@ class HomeData:
         `iterator`, `microbatches`: see `begin`. What it returns raises ScheduleError for data that
         nobody can read for another replica.
         """
-        if isinstance(iterator, ReadsHomes):
+        if reads_homes(iterator):
             return iterator.of_home
         if (loader := loader_of(iterator)) is None:
             return functools.partial(self._refuse, iterator)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,10 @@ from megatron_adaptra.runtime.replica_replanner import NO_ROUTES
 ROUTES = "work for other replicas"  # limits, as they are logged
 MOVED = "a microbatch that leaves the order of its replica"
 _RANDOM = ("hidden_dropout", "attention_dropout", "moe_input_jitter_eps")
-_WATCHED = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "reduce")
+_WATCHED = (
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "barrier",
+    "broadcast", "reduce", "reduce_scatter_tensor",
+)  # fmt: skip
 
 
 def apart(config: AdaptraConfig, on_device: bool) -> str:
@@ -127,12 +130,14 @@ def _other_states() -> str:
 class ForwardWatch:
     """Sees whether forwards of an iteration wait for ranks that may be at another op by a plan.
 
-    `reason`: the first such wait, or an empty string.
+    `groups`: of these ranks; those of this rank's replicas and of its pipeline, if None. `reason`:
+    the first such wait, or an empty string.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Sequence[Any] | None = None) -> None:
         self.reason = ""
-        groups = mpu.get_data_parallel_group(), mpu.get_pipeline_model_parallel_group()
+        if groups is None:
+            groups = mpu.get_data_parallel_group(), mpu.get_pipeline_model_parallel_group()
         self._others = [set(dist.get_process_group_ranks(group)) for group in groups]
 
     def around(self, arguments: ScheduleArgs) -> ScheduleArgs:

@@ -30,6 +30,7 @@ class Run:
 
     `controller`: this rank's part in the replan loop. `microbatches`: per iteration. `iteration`:
     the first one of this run. `new_message()` makes an empty tensor for a message of the pipeline.
+    `abandoned`: it has ended, and Megatron runs what comes until another one begins.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Run:
         self.wiring, self.controller, self.microbatches = wiring, controller, microbatches
         self._context, self._in_force = context, controller.ballot.in_force
         self._linked: Bundle | None = None  # whose links are known
+        self.abandoned = False
         self._unknown: set[int] = set()  # workers, of whose links no bandwidth is measured
         self._schedule = self._next(iteration)
         self.program = lower(self._schedule, context.ahead)
@@ -138,7 +140,14 @@ class Run:
         return {worker: wire.through(ranks[worker]) for worker in workers}
 
     def abandon(self) -> None:
-        """End the run although an iteration has begun, as all ranks do: another one follows."""
+        """End the run although an iteration has begun, as all ranks do.
+
+        Another one follows, over the same connections, perhaps some iterations later. Once is
+        enough.
+        """
+        if self.abandoned:
+            return
+        self.abandoned = True
         self._context.guard.attempt(waits.END, self.controller.close)
         if not self.stock:
             self.wiring.mailbox.discard(unused_posts(self.program, self._context.worker))
@@ -148,7 +157,8 @@ class Run:
         """End the run and close its connections."""
         with contextlib.ExitStack() as stack:  # each, whatever the ones before have come to
             stack.callback(self.wiring.close)
-            stack.callback(self._context.guard.attempt, waits.END, self.controller.close)
+            if not self.abandoned:
+                stack.callback(self._context.guard.attempt, waits.END, self.controller.close)
             stack.callback(self.wiring.mailbox.close)
 
     def _next(self, iteration: int) -> Schedule:

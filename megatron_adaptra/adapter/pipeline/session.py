@@ -98,6 +98,8 @@ class Session:
         self._heap = self.guard.call(FrozenHeap)
         self._stock = ""  # why Megatron runs the pipeline from now on
         self._steps = False  # an iteration's step is still to come, or under way
+        self._anew = False  # the next iteration begins a new run
+        self._apart = False  # replicas that are planned together are not, for now
 
     def forward_backward(self, function: Any, arguments: ScheduleArgs) -> Any:
         """One call of Megatron's forward_backward, in our order if the pipeline is ours.
@@ -118,7 +120,9 @@ class Session:
         )
         if reason:
             self.context.say(f"stock schedule: {reason}")
-            return run_megatron(self.context, function, arguments)
+            if self.stages > 1 or arguments.get("forward_only"):
+                return run_megatron(self.context, function, arguments)
+            return self._alone(function, arguments)
         if self.context.emulator is not None:
             self.context.emulator.iteration = self.iteration
         if self.context.worker_emulator is not None:
@@ -128,6 +132,8 @@ class Session:
             self.iteration += 1
             return result
         self.iteration_done()
+        if self._apart:
+            return self._run_apart(function, arguments)
         run = self._run_for(arguments)
         if run is None:
             return run_megatron(self.context, function, arguments)
@@ -174,6 +180,24 @@ class Session:
         run.begin(self.iteration, message_of(arguments))
         return result
 
+    def _alone(self, function: Any, arguments: ScheduleArgs) -> Any:
+        """An iteration of one stage, Megatron's own, whose ops an emulation may make slow."""
+        if self.context.worker_emulator is not None:
+            self.context.worker_emulator.iteration = self.iteration
+        result = run_stock(self.context, function, arguments)
+        self.iteration += 1
+        return result
+
+    def _run_apart(self, function: Any, arguments: ScheduleArgs) -> Any:
+        """An iteration that replicas share out: they have no plan together, Megatron runs it."""
+        if self.run is not None:
+            self.run.abandon()
+        if (collectives := self.small_collectives) is not None:
+            collectives.take_spans()  # of no pipeline that is measured
+        result = run_stock(self.context, function, arguments)
+        self.iteration += 1
+        return result
+
     def iteration_done(self) -> None:
         """The optimizer step is over. Without this call the next iteration's start counts."""
         collectives = self.small_collectives
@@ -200,6 +224,14 @@ class Session:
         finally:
             collectives.barriers = True
 
+    def begin_anew(self, apart: bool = False) -> None:
+        """The next iteration begins a new run, as all ranks know: replicas share it out anew.
+
+        Runs begin together, also where a replica's own number of microbatches stays as it is.
+        `apart`: replicas run different numbers, so that those with one plan have none meanwhile.
+        """
+        self._anew, self._apart = True, apart and self.context.replicas > 1
+
     @property
     def small_collectives(self) -> SmallCollectives | None:
         """What carries the collectives of the iteration's end; None before the first iteration."""
@@ -224,7 +256,9 @@ class Session:
         Megatron changes it while a batch size ramps up, on all ranks in the same iteration.
         """
         before, self.run = self.run, None
-        if before is not None and before.microbatches == arguments["num_microbatches"]:
+        anew, self._anew = self._anew, False
+        same = before is not None and before.microbatches == arguments["num_microbatches"]
+        if before is not None and same and not anew:
             self.run = before
             return before
         if before is not None:

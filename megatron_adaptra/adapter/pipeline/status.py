@@ -12,7 +12,7 @@ from megatron_adaptra.runtime.planning_thread import PlanningThread
 
 def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
     """What a checkpoint keeps, on the rank that leads; None on others."""
-    controller = None if run is None else run.controller
+    controller = None if run is None or run.abandoned else run.controller
     if not isinstance(controller, Leader) or not isinstance(controller.loop, PlanningThread):
         return None
     schedule = controller.ballot.lasting[SCHEDULE]
@@ -21,14 +21,14 @@ def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
 
 def summary(run: Run | None) -> str:
     """This moment's plan, for a log line; the same on every rank of the plan group."""
-    if run is None:
+    if run is None or run.abandoned:
         return "stock"
     return f"warmup {','.join(map(str, run.controller.ballot.schedule.warmup))}"
 
 
 def scalars(run: Run | None) -> dict[str, float]:
     """For charts of the training; delays are known on the leader and on the last rank."""
-    if run is None:
+    if run is None or run.abandoned:
         return {}
     status, schedule = run.controller.status, run.controller.ballot.schedule
     found = {f"adaptra/warmup/stage-{i}": float(d) for i, d in enumerate(schedule.warmup)}

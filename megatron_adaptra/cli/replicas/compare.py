@@ -13,6 +13,7 @@ from megatron_adaptra.cli.job import Job, in_words, title_of
 from megatron_adaptra.cli.output import (
     Table,
     ms,
+    note,
     print_json,
     progress,
     say,
@@ -20,8 +21,10 @@ from megatron_adaptra.cli.output import (
     write_report,
 )
 from megatron_adaptra.cli.replicas.figures import EXPLAINED, headline, move_table, plan_json
+from megatron_adaptra.cli.replicas.shares import shares_json
 from megatron_adaptra.cli.replicas.source import (
     MOVES,
+    SHARE,
     Baselines,
     baselines,
     chosen_move,
@@ -29,9 +32,12 @@ from megatron_adaptra.cli.replicas.source import (
     untreated,
 )
 from megatron_adaptra.cli.replicas.words import decision, in_table
+from megatron_adaptra.errors import BadInput
 from megatron_adaptra.files import results_folder
 from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.plan.replica_shares import PipelineShares, share_pipelines
 from megatron_adaptra.plan.reroute import ReplicaPlan, evaluate_replicas
+from megatron_adaptra.plan.shares import shares_in_words
 from megatron_adaptra.view import drawing
 from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.pipeline import pipeline_gantt
@@ -67,14 +73,14 @@ def compare_replicas(args: argparse.Namespace, job: Job, budgets: Sequence[float
             found.append(Within(budget, plan_within(args, one)))
         at("1F1B to compare with")
         base = baselines(conditions, args.sends)
-    own = found[0].plan
+    own, shares = found[0].plan, _shares(args, job)
     move = chosen_move(own)
-    data = _json(found, job, base)
+    data = _json(found, job, base, shares)
     files = []
     if folder:
-        title, cells = title_of(args), move_table(own, job, base)
+        title, cells = title_of(args), move_table(own, job, base, shares)
         lead = in_words(job.conditions, conditions)
-        gantts = _gantts(own, args.sends)
+        gantts = _gantts(own, args.sends, shares)
         html = side_by_side_html(
             title,
             headline(own, base),
@@ -97,8 +103,10 @@ def compare_replicas(args: argparse.Namespace, job: Job, budgets: Sequence[float
     say(in_words(job.conditions, conditions))
     say(decision(move, own.schedule))
     say(headline(own, base))
-    show_table(move_table(own, job, base))
+    show_table(move_table(own, job, base, shares))
     say(EXPLAINED)
+    if shares is not None:
+        say(f"{SHARE}: {shares_in_words(shares.sync)}")
     if budgets:
         say("milliseconds of an iteration, by activation budget of a worker in microbatches")
         show_table(_budget_table(found, base))
@@ -130,17 +138,28 @@ def _seconds(plan: ReplicaPlan, base: Baselines) -> dict[str, float]:
     return {**named, "lower bound": plan.lower_bound}
 
 
-def _gantts(plan: ReplicaPlan, sends: str) -> dict[str, Gantt]:
+def _shares(args: argparse.Namespace, job: Job) -> PipelineShares | None:
+    """Shares of microbatches instead of a move; None where none can be."""
+    if job.taken:
+        note(job.taken)
+    assert job.replicas is not None
+    try:
+        return share_pipelines(job.replicas, args.sends)
+    except BadInput:
+        return None
+
+
+def _gantts(plan: ReplicaPlan, sends: str, shares: PipelineShares | None) -> dict[str, Gantt]:
     conditions, shown = plan.conditions, {}
     stock = untreated(conditions, sends)
     if stock is not None:
         shown[UNTREATED] = stock
     for move in plan.moves:
         shown[in_table(move.name)] = evaluate_replicas(move.schedule, conditions, sends)
-    return {
-        name: pipeline_gantt(one.timeline, one.timeline.makespan, conditions)
-        for name, one in shown.items()
-    }
+    timelines = {name: one.timeline for name, one in shown.items()}
+    if shares is not None:
+        timelines[SHARE] = shares.timelines()[1]
+    return {name: pipeline_gantt(one, one.makespan, conditions) for name, one in timelines.items()}
 
 
 def _budget_table(found: Sequence[Within], base: Baselines) -> Table:
@@ -158,10 +177,13 @@ def _budget_table(found: Sequence[Within], base: Baselines) -> Table:
     return Table("", ("move", *(one.name for one in found)), rows)
 
 
-def _json(found: Sequence[Within], job: Job, base: Baselines) -> dict[str, Any]:
+def _json(
+    found: Sequence[Within], job: Job, base: Baselines, shares: PipelineShares | None
+) -> dict[str, Any]:
     own = found[0].plan
     return {
         **plan_json(own, chosen_move(own), job, base),
+        "share": None if shares is None else shares_json(shares),
         "budgets": [
             {
                 "activation_budget": None if math.isinf(one.budget) else one.budget,

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_adaptra.cli.job import Job
 from megatron_adaptra.cli.output import Table, ms
-from megatron_adaptra.cli.replicas.source import Baselines
+from megatron_adaptra.cli.replicas.source import SHARE, Baselines
 from megatron_adaptra.cli.replicas.words import (
     between_replicas,
     decision,
@@ -18,6 +18,7 @@ from megatron_adaptra.cli.replicas.words import (
 )
 from megatron_adaptra.ir.op import Kind
 from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.plan.replica_shares import PipelineShares
 from megatron_adaptra.plan.replicas.words import loads
 from megatron_adaptra.plan.reroute import Move, ReplicaPlan
 from megatron_adaptra.units import size
@@ -90,13 +91,16 @@ def hidden(plan: ReplicaPlan, table: Table) -> str:
     return f"{left} more workers{moved}"
 
 
-def move_table(plan: ReplicaPlan, job: Job, base: Baselines) -> Table:
+def move_table(
+    plan: ReplicaPlan, job: Job, base: Baselines, shares: PipelineShares | None = None
+) -> Table:
     """What each move gains, and what it costs; the baselines `base` first.
 
     Args:
         plan: of the job.
         job: for bytes of activations and messages.
         base: what the moves are compared with.
+        shares: of microbatches, instead of a move; None to leave them out.
     """
     c = plan.conditions
     first = base.untreated or next((m.seconds for m in plan.moves), None)
@@ -110,6 +114,11 @@ def move_table(plan: ReplicaPlan, job: Job, base: Baselines) -> Table:
             text += f" ({size(crossing * c.pipeline.message_bytes)})"
         cells = (f"{move.moved}", text, _more(move, job))
         rows.append((in_table(move.name), *_gains(move.seconds, first, base), *cells))
+    if shares is not None:
+        away = sum(max(0, count - c.microbatches) for count in shares.sync.counts) * c.stages
+        peaks = [peak for one in shares.plans for peak in one.peak_in_flight]
+        cells = (f"{away}", "0", _most_more(peaks, job))
+        rows.append((SHARE, *_gains(shares.predicted, first, base), *cells))
     if base.healthy:
         rows.append(("1F1B, all healthy", *_gains(base.healthy, first, base), "", "", ""))
     rows.append(("lower bound", *_gains(plan.lower_bound, first, base), "", "", ""))
@@ -127,11 +136,15 @@ def _times(seconds: float, faster: float) -> str:
 
 
 def _more(move: Move, job: Job) -> str:
+    return _most_more(move.in_flight, job)
+
+
+def _most_more(peaks: Sequence[float], job: Job) -> str:
     """The most that a worker holds beyond what 1F1B does, and which."""
     c = job.replicas
     assert c is not None
     usual = one_f_one_b_peaks(c)
-    more = [held - base for held, base in zip(move.in_flight, usual, strict=True)]
+    more = [held - base for held, base in zip(peaks, usual, strict=True)]
     sizes = job.nbytes([max(0.0, each) for each in more])
     worker = max(range(c.workers), key=lambda w: (sizes[w] if sizes else more[w], -w))
     if more[worker] <= 1e-9:

@@ -24,6 +24,7 @@ from megatron_adaptra.plan.reroute import (
 )
 
 BEST = "adaptive"  # of --policy: the best move
+SHARE = "share"  # of --policy: fewer microbatches for slow replicas
 SOON = 100_000  # replicas x stages x microbatches that take a minute at the most
 MOVES = (NONE, SWAP, SHIFT, REROUTE)
 
@@ -48,7 +49,7 @@ def replica_plan(args: argparse.Namespace, job: Job) -> ReplicaPlan:
     conditions, policy = job.replicas, args.policy
     assert conditions is not None  # the caller has looked
     if policy not in (BEST, *MOVES):
-        allowed = f"across replicas it has to be one of {', '.join((BEST, *MOVES))}"
+        allowed = f"across replicas it has to be one of {', '.join((BEST, *MOVES, SHARE))}"
         raise BadInput("--policy", policy, allowed)
     plan = plan_within(args, conditions)
     if policy != BEST:

@@ -16,7 +16,26 @@ from megatron_adaptra.sim.ports import Ports
 FULL = 16  # the largest share: others are so many parts of it
 _LATE = 1 / 16  # buffers of lateness between ranks that are alike, ...
 _ALIKE = math.log(1.1)  # ... and the logarithm of the ratio of their rates
+_VERY = 1.0  # buffers after the first rank from which on a late one must own nothing, ...
+_LAST = 0.25  # ... if it comes less than so many before the last one
 _FACTORS = (0.0, 0.5, 0.75, 1.25, 1.5)  # by which the share of a kind of ranks is changed
+
+
+def very_late(buffer: float, lateness: Sequence[float]) -> tuple[int, ...]:
+    """Ranks that must own nothing: what they own would come with the last of all parts, or later.
+
+    One that comes well before the last rank has time for its share, however late it is.
+
+    Args:
+        buffer: seconds of the whole buffer through an ordinary port.
+        lateness: seconds, by rank.
+    """
+    first, last = min(lateness), max(lateness)
+    return tuple(
+        rank
+        for rank, late in enumerate(lateness)
+        if late - first > _VERY * buffer and last - late < _LAST * buffer
+    )
 
 
 def kinds(buffer: float, ports: Ports, lateness: Sequence[float]) -> list[int]:

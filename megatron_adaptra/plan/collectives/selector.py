@@ -19,7 +19,7 @@ from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
 from megatron_adaptra.model.all_reduce_forms import AllReduce
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.owners import changed, first_shares, kinds
+from megatron_adaptra.plan.collectives.owners import changed, first_shares, kinds, very_late
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, pieces_for
 from megatron_adaptra.plan.ten_digits import ten_digits
 from megatron_adaptra.sim.ports import Ports, run_on_ports
@@ -81,6 +81,11 @@ class Figures:
     def buffer(self) -> float:
         """Seconds of the whole buffer through an ordinary port."""
         return self.nbytes / median_low([*self.ports.out, *self.ports.into])
+
+    @property
+    def very_late(self) -> tuple[int, ...]:
+        """Ranks that must own nothing of what is chosen from these figures; see owners.py."""
+        return very_late(self.buffer, self.lateness)
 
     def rounded(self) -> Figures:
         """With ten digits of each: what differs in the last bits alone is the same here.
@@ -177,6 +182,20 @@ class Chosen:
         """Seconds by which it is faster than native."""
         return self.native - self.seconds
 
+    def to_json(self) -> dict[str, Any]:
+        """As an object for json.dump."""
+        return {"choice": self.choice.to_json(), "seconds": self.seconds, "native": self.native}
+
+    @classmethod
+    def from_json(cls, data: object) -> Chosen:
+        """What `to_json` has made of a choice: `data`, read from JSON. Raises BadInput."""
+        with reading("all-reduce chosen", data):
+            given = dict(data)  # type: ignore[call-overload]
+            for name in ("seconds", "native"):
+                if not 0 <= given[name] < math.inf:
+                    raise BadInput(name, given[name], "seconds of at least 0")
+            return cls(**given | {"choice": Choice.from_json(given["choice"])})
+
 
 def choose_all_reduce(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
     """The all-reduce to run from now on; `in_force` where no other one is clearly better.
@@ -224,6 +243,7 @@ class _Search:
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
+        self._very_late = figures.very_late
         self._left = float(WORK)
         self._seconds: dict[Choice, float] = {}
         ring = self._simulated(Choice(figures.ranks, "ring", NATIVE_CUT))
@@ -248,13 +268,25 @@ class _Search:
         return self._seconds[choice]
 
     def _simulated_of(self, choices: Iterable[Choice]) -> list[Choice]:
-        """Those that there was work left for."""
+        """Those that there was work left for, with nothing owned by who comes very late."""
         found = []
-        for choice in choices:
-            if self.affords(choice):
+        for choice in map(self._permitted, choices):
+            if choice is not None and self.affords(choice):
                 self.seconds(choice)
                 found.append(choice)
         return found
+
+    def _permitted(self, choice: Choice) -> Choice | None:
+        """The `choice` without what very late ranks own of it; None if nobody else owns anything.
+
+        The clock may find that they should own a little, but it does not know how much later still
+        they may come.
+        """
+        late = self._very_late
+        if not any(choice.shares[rank] for rank in late if choice.shares):
+            return choice
+        shares = tuple(0 if r in late else share for r, share in enumerate(choice.shares))
+        return replace(choice, shares=shares) if any(shares) else None
 
     def chosen(self, choice: Choice) -> Chosen:
         """The `choice` with its seconds."""

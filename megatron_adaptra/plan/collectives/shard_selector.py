@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import Goal
-from megatron_adaptra.model.all_reduce_forms import AllReduce
-from megatron_adaptra.model.shard_forms import best_shard_pieces
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.selector import Chosen, Figures
-from megatron_adaptra.plan.collectives.sized_shards import CERTAIN, MOST_RANKS, sharded_plan
+from megatron_adaptra.plan.collectives.sized_shards import CERTAIN, MOST_RANKS, timed_shards
 from megatron_adaptra.plan.ten_digits import ten_digits
-from megatron_adaptra.sim.ports import run_on_ports
 
 COLLECTIVES = 2  # of an iteration, that gain alike
 
@@ -41,19 +38,15 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
     if not 1 < ranks <= MOST_RANKS:
         return Chosen(native, 0.0, 0.0)
     f = figures.rounded()
-    slowest = min(*f.ports.out, *f.ports.into)
-    job = AllReduce(ranks, f.nbytes, slowest, f.ports.delay, f.ports.cost)
-    seconds, choices = {}, {}
-    for name in ("ring", "direct"):
-        pieces = best_shard_pieces(name, job)
-        choices[name] = Choice(ranks, name, pieces, sharded=True)
-        plan = sharded_plan(Goal.REDUCE_SCATTER, name, ranks, pieces)
-        seconds[name] = ten_digits(run_on_ports(plan, f.nbytes, f.ports, f.lateness).after_arrival)
+    found = timed_shards(Goal.REDUCE_SCATTER, f.nbytes, f.ports, f.lateness)
+    ring, direct = (ten_digits(found[name].seconds) for name in ("ring", "direct"))
     # A busy machine is slow for our plans, too: it does not count against native alone.
-    by_native = seconds["ring"] if f.native is None else min(seconds["ring"], f.native)
-    saves = by_native - seconds["direct"]
-    enough = max(min_gain * f.iteration / COLLECTIVES, CERTAIN * seconds["direct"])
+    by_native = ring if f.native is None else min(ring, f.native)
+    saves = by_native - direct
+    enough = max(min_gain * f.iteration / COLLECTIVES, CERTAIN * direct)
     if saves > 0 and saves >= (enough if in_force.native else enough / 2):
-        chosen = in_force if in_force.algorithm == "direct" else choices["direct"]
-        return Chosen(chosen, seconds["direct"], by_native)
+        chosen = in_force
+        if in_force.algorithm != "direct":
+            chosen = Choice(ranks, "direct", found["direct"].pieces, sharded=True)
+        return Chosen(chosen, direct, by_native)
     return Chosen(native, by_native, by_native)

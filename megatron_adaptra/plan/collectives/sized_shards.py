@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
@@ -64,13 +65,20 @@ def for_shards(goal: Goal, algorithm: str, ranks: int, nbytes: int) -> Collectiv
     return sharded(goal, algorithm, AllReduce(ranks, nbytes, PORT, cost=MESSAGE))
 
 
-def fastest_sharded(
-    goal: Goal, nbytes: int, ports: Ports, lateness: Sequence[float] = ()
-) -> CollectivePlan:
-    """The plan with the least time from the last arrival to the last end, by the clock of ports.
+class TimedShards(NamedTuple):
+    """A plan for shards, each cut into so many `pieces`, and the `seconds` that it takes."""
 
-    A ring unless `direct` clearly gains: it crosses one delay instead of N - 1, and sends no fewer
-    bytes, so that it gains where a shard takes less of a port than a delay does.
+    plan: CollectivePlan
+    pieces: int
+    seconds: float
+
+
+def timed_shards(
+    goal: Goal, nbytes: int, ports: Ports, lateness: Sequence[float] = ()
+) -> dict[str, TimedShards]:
+    """By algorithm of SHARDED, what it takes from the last arrival to the last end.
+
+    It is the clock of ports that finds it.
 
     Args:
         goal: a reduce-scatter or an all-gather.
@@ -81,10 +89,39 @@ def fastest_sharded(
     Raises:
         BadInput: another goal, or another number of arrivals than of ports.
     """
-    ranks, slowest = len(ports.out), min(*ports.out, *ports.into)
-    job = AllReduce(ranks, nbytes, slowest, ports.delay, ports.cost)
-    ring, direct = (sharded(goal, name, job) for name in ("ring", "direct"))
-    if ranks > MOST_RANKS:
-        return ring
-    seconds = [run_on_ports(plan, nbytes, ports, lateness).after_arrival for plan in (ring, direct)]
-    return direct if seconds[0] > (1 + CERTAIN) * seconds[1] else ring
+    job = _job(nbytes, ports)
+    found = {}
+    for name in SHARDED:
+        pieces = best_shard_pieces(name, job)
+        plan = sharded(goal, name, job, pieces)
+        seconds = run_on_ports(plan, nbytes, ports, lateness).after_arrival
+        found[name] = TimedShards(plan, pieces, seconds)
+    return found
+
+
+def fastest_sharded(
+    goal: Goal, nbytes: int, ports: Ports, lateness: Sequence[float] = ()
+) -> CollectivePlan:
+    """The plan with the least time from the last arrival to the last end, by the clock of ports.
+
+    A ring unless `direct` clearly gains: it crosses one delay instead of N - 1, and sends no fewer
+    bytes, so that it gains where a shard takes less of a port than a delay does.
+
+    Args:
+        goal, nbytes, ports, lateness: as of `timed_shards`.
+
+    Raises:
+        BadInput: as `timed_shards`.
+    """
+    job = _job(nbytes, ports)
+    if job.ranks > MOST_RANKS:
+        return sharded(goal, "ring", job)
+    found = timed_shards(goal, nbytes, ports, lateness)
+    clearly = found["ring"].seconds > (1 + CERTAIN) * found["direct"].seconds
+    return found["direct" if clearly else "ring"].plan
+
+
+def _job(nbytes: int, ports: Ports) -> AllReduce:
+    """As the closed forms know it, whose ports are all alike: the slowest one's."""
+    slowest = min(*ports.out, *ports.into)
+    return AllReduce(len(ports.out), nbytes, slowest, ports.delay, ports.cost)

@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import secrets
-import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from statistics import median
+from dataclasses import dataclass
 from typing import Any
 
-from megatron_adaptra.log import LogFile
-
-VERSION = 1
-KEPT = 1000  # decisions, to be shown
-OUTCOME = 5  # reductions whose median is the measured outcome of a decision
+from megatron_adaptra.runtime.voted_log import VotedDecision, VotedLog
 
 
-@dataclass
-class AllReduceDecision:
-    """A change of the all-reduce that a group runs. Times are milliseconds.
+@dataclass(kw_only=True)
+class AllReduceDecision(VotedDecision):
+    """A change of the all-reduce that a group runs; more of it in VotedDecision.
+
+    Iterations are counted in reductions of this group, from 0; ranks in `why` are the group's.
 
     Args:
-        number: of decisions made before it by this group in this job.
-        iteration: the first one with it, counted in reductions of this group, from 0.
-        detected: the one whose reports have led to it.
         ranks: global ranks of the group.
-        why: what has changed, in words; its ranks are the group's.
         before, after: what ran and what runs now, in words.
         choice: what runs now, as Choice.to_json has it.
         late_ms: by rank, how late it comes.
         predicted_ms, native_ms: what it and native are expected to take after the last arrival.
         gain: share of an iteration that it is expected to save over what ran.
-        planning_ms: what choosing took.
         figures: what it was chosen from, as Figures.to_json has it; None for one that has failed.
-        committed: all ranks run it.
-        samples: what reductions have taken after the last arrival, but the first one.
     """
 
-    number: int
-    iteration: int
-    detected: int
     ranks: list[int]
-    why: str
     before: str
     after: str
     choice: dict[str, Any]
@@ -52,69 +33,13 @@ class AllReduceDecision:
     predicted_ms: float
     native_ms: float
     gain: float
-    planning_ms: float
     figures: dict[str, Any] | None = None
-    committed: bool = False
-    samples: list[float] = field(default_factory=list, repr=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """What a line of the log has when the decision is proposed."""
-        found = asdict(self)
-        return {key: found[key] for key in found if key not in ("committed", "samples")}
 
 
-class AllReduceLog:
-    """Decisions as JSON lines, appended to the file at `path`; nothing is written if None.
+class AllReduceLog(VotedLog[AllReduceDecision]):
+    """Those of one group. What is measured of a reduction counts from the last arrival."""
 
-    `made`: how many there are. `last`: the one that has come into force last; `in_force`: the last
-    KEPT of these.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self.made = 0
-        self.last: AllReduceDecision | None = None
-        self.in_force: deque[AllReduceDecision] = deque(maxlen=KEPT)
-        self._job = secrets.token_hex(4)
-        self._file = None if path is None else LogFile(path, "decisions on all-reduces")
-
-    def add(self, decision: AllReduceDecision) -> None:
-        """Log a decision that is proposed."""
-        self.made += 1
-        self._write("all-reduce", decision, version=VERSION, **decision.to_json())
-
-    def close_vote(self, decision: AllReduceDecision, committed: bool) -> None:
-        """A `decision` of the log is `committed`, and in force, or never will be."""
-        if committed:
-            self._end()
-            decision.committed, self.last = True, decision
-            self.in_force.append(decision)
-        self._write("vote", decision, committed=committed)
-
-    def outcome(self, iteration: int, seconds: float) -> None:
-        """That of `iteration` took `seconds` after the last arrival; a plan's first is left out."""
-        last = self.last
-        if last is None or iteration <= last.iteration or len(last.samples) >= OUTCOME:
-            return
-        last.samples.append(1e3 * seconds)
-        if len(last.samples) == OUTCOME:
-            self._write("outcome", last, measured_ms=median(last.samples))
-
-    def close(self) -> None:
-        """Write what is known of the last outcome, and wait for the file, some seconds at most."""
-        self._end()
-        if self._file is not None:
-            self._file.close()
-
-    def _end(self) -> None:
-        if self.last is not None and len(self.last.samples) < OUTCOME:
-            samples = self.last.samples
-            self._write("outcome", self.last, measured_ms=median(samples) if samples else None)
-
-    def _write(self, kind: str, decision: AllReduceDecision, **known: Any) -> None:
-        at = round(time.time(), 3)
-        line = {"kind": kind, "job": self._job, "number": decision.number, "at": at, **known}
-        if self._file is not None:
-            self._file.write(json.dumps(line))
+    KIND, ABOUT, OUTCOME = "all-reduce", "decisions on all-reduces", 5
 
 
 def sentence(decision: AllReduceDecision) -> str:

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from megatron_adaptra import waits
-from megatron_adaptra.errors import Disagreement, PeerLost
+from megatron_adaptra.errors import Disagreement
 from megatron_adaptra.plan.collectives.choice import Choice
+from megatron_adaptra.runtime.agreed_value import agreed_value
 from megatron_adaptra.runtime.agreement import Ballot, DecisionStore
 from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages
 from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog, ranks_in_words
@@ -109,17 +110,8 @@ class AdaptiveAllReduce:
         return self._value
 
     def _agreed(self) -> GroupAllReduce:
-        """What all ranks run in this iteration, which may fail without having been asked for."""
-        try:
-            value = self._controller.begin(self._iteration)[ALL_REDUCE]
-            if isinstance(value, GroupAllReduce):
-                return value
-            self._guard.fail(self._controller.begin, f"it returns {value!r}")
-        except (Disagreement, PeerLost):
-            raise
-        except Exception as error:
-            self._guard.fail(self._controller.begin, error)
-        return self._value
+        guard, controller = self._guard, self._controller
+        return agreed_value(guard, controller, self._iteration, ALL_REDUCE, self._value)
 
     def _send(self) -> None:
         before = self._arrived
@@ -191,7 +183,7 @@ class AdaptiveAllReduce:
         rates: dict[int, float] = {}
         if iteration in PROBED or (iteration and not iteration % PROBED_EVERY):
             rates = self._probes.run()
-        self._controller.report_reduction(
+        self._controller.hand_in(
             ReductionReport(self._me, iteration, nbytes, seen, rates, seconds, period)
         )
 

@@ -6,14 +6,10 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
 
-from megatron_adaptra.errors import AdaptraError
-from megatron_adaptra.log import log_line
+from megatron_adaptra.errors import AdaptraError, PlanningFailed
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import Chosen, Figures, choose_all_reduce
-from megatron_adaptra.plan.collectives.shard_selector import choose_shards
-from megatron_adaptra.runtime.agreement import Proposal
+from megatron_adaptra.plan.collectives.selector import Chosen, Figures
 from megatron_adaptra.runtime.all_reduce.decisions import (
     AllReduceDecision,
     AllReduceLog,
@@ -21,27 +17,20 @@ from megatron_adaptra.runtime.all_reduce.decisions import (
 )
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.voted_thread import Vote, VotedThread
+from megatron_adaptra.runtime.offer import Offer
+from megatron_adaptra.runtime.planners import ChoiceProcess
+from megatron_adaptra.runtime.voted_choice import RECENT, VotedChoice
 from megatron_adaptra.telemetry.all_reduce_estimate import AllReduceEstimate
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
-RECENT = 64  # iterations whose reports may still come
 WARM = 2  # iterations at first that show nothing: connections, caches, buckets
 WINDOW = 5  # iterations whose median is what native and an iteration take
-VERY_LATE = 1.0  # buffers of lateness from which on a rank must own nothing, ...
-_LAST = 0.5  # ... if it is in this share of the time in which all arrive
 FEWEST = 3  # of native, before anything is chosen
 LOOK = 8  # iterations between two looks at what shards take: delays count there
-PAUSE = 32  # iterations without a plan after one that was slower than native; then twice as many
 _SHOWN = 3  # changes that a decision has in words
 
 
-class _Pending(NamedTuple):
-    proposal: Proposal
-    decision: AllReduceDecision
-
-
-class AllReduceLoop(VotedThread[ReductionReport]):
+class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
     """Estimates and chooses for one group; runs at its leader.
 
     Args:
@@ -49,27 +38,26 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         min_gain: see `choose_all_reduce`.
         log: of decisions.
         announce: decisions go to the log of the training, too; an attribute, too.
+
+    `offer`: what it would do about what has changed last; None until something has.
     """
 
     def __init__(
         self, ranks: Sequence[int], min_gain: float, log: AllReduceLog, *, announce: bool = True
     ) -> None:
-        super().__init__()
-        self.log, self.ranks, self._min_gain = log, list(ranks), min_gain
-        self.announce = announce
+        super().__init__(len(ranks), log, announce)
+        self.ranks, self._min_gain = list(ranks), min_gain
+        self.offer: Offer | None = None
+        self._planner = ChoiceProcess()
         self._estimate = AllReduceEstimate(len(ranks))
-        self._rows: dict[int, dict[int, ReductionReport]] = {}  # by iteration and rank
         self._ran: dict[int, Choice] = {}
         self._native: deque[float] = deque(maxlen=WINDOW)
         self._periods: deque[float] = deque(maxlen=WINDOW)
-        self._pending: _Pending | None = None
         self._ours: deque[float] = deque(maxlen=WINDOW)  # of the plan in force
-        self._pause, self._not_before = PAUSE, 0
         self._changed_for = 0  # iterations, at least
         # The last iteration that all have reported, and by rank the seconds of its reduction.
         self._took: tuple[int, dict[int, float | None]] = (-1, {})
         self._nbytes = 0
-        self.seen = -1  # the last iteration that all ranks have reported
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         """As for VotedThread: `bundle` is in force in `iteration`."""
@@ -83,27 +71,11 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         return self._estimate.figures(self._nbytes, median(self._periods), median(self._native))
 
     def close(self) -> None:
-        """As for VotedThread; log the last outcome."""
+        """As for VotedChoice; the process that chooses ends, too."""
         super().close()
-        self.log.close()
+        self._planner.close()
 
     # On the thread.
-
-    def _begin(self, vote: Vote) -> None:
-        """Nothing is recorded but decisions."""
-
-    def _take(self, report: ReductionReport) -> None:
-        recent = range(self._vote.iteration - RECENT, self._vote.iteration + RECENT)
-        if report.rank not in range(len(self.ranks)) or report.iteration not in recent:
-            return
-        for old in [i for i in self._rows if i not in recent]:
-            del self._rows[old]  # a rank does not report any more
-        row = self._rows.setdefault(report.iteration, {})
-        row[report.rank] = report
-        if len(row) == len(self.ranks):
-            del self._rows[report.iteration]
-            self._on_row(report.iteration, row)
-            self.seen = report.iteration
 
     def _on_row(self, iteration: int, row: Mapping[int, ReductionReport]) -> None:
         """All ranks have reported an iteration."""
@@ -127,7 +99,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
             self.log.outcome(iteration, took)
         if (note := self._estimate.late_ranks.note()) is not None:
             self._vote.note(note)
-        if self._pending is not None or not self._vote.can_propose(iteration):
+        if not self._can_propose(iteration):
             return
         self._changed_for = self._changed_for + 1 if changed else 0
         if self._slower():
@@ -166,7 +138,7 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         why = (
             f"reductions take {1e3 * ours:.3g} ms after the last arrival, native {1e3 * native:.3g}"
         )
-        self._not_before, self._pause = iteration + self._pause, 2 * self._pause
+        self._wait_after(iteration)
         value = GroupAllReduce(self._vote.in_force[ALL_REDUCE].choice.by_native())
         self._propose(iteration, value, Chosen(value.choice, native, native), why, None, 0.0, 0.0)
 
@@ -177,18 +149,24 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         if figures is None:  # ports are not known yet
             return
         began, current = time.perf_counter(), self._vote.in_force[ALL_REDUCE]
-        choose = choose_shards if current.choice.sharded else choose_all_reduce
-        chosen = choose(figures, current.choice, self._min_gain)
+        try:
+            chosen = self._planner(figures, current.choice, self._min_gain)
+        except PlanningFailed as error:  # what is in force stays
+            self._not_before = iteration + WINDOW
+            self._vote.failed("the choice of an all-reduce has failed", error)
+            return
         seconds = time.perf_counter() - began
-        value = GroupAllReduce(chosen.choice, very_late(figures))
-        if chosen.choice.native or chosen.choice == current.choice:
-            value = GroupAllReduce(chosen.choice)
+        saves = 0.0 if chosen.choice == current.choice else max(0.0, chosen.gain)
+        number = 0 if self.offer is None else self.offer.number + 1
+        self.offer = Offer(number, 1 - saves / figures.iteration)
         if chosen.choice == current.choice:
             if (left := WINDOW - self._changed_for) > 0:  # native was measured before, in part
                 self._not_before = iteration + left
             else:
                 self._estimate.accept()
             return
+        late = () if chosen.choice.native else figures.rounded().very_late
+        value = GroupAllReduce(chosen.choice, late)
         try:
             ALL_REDUCE.check(value, current)
         except AdaptraError as error:
@@ -213,32 +191,25 @@ class AllReduceLoop(VotedThread[ReductionReport]):
         seconds: float,
     ) -> None:
         before = self._vote.in_force[ALL_REDUCE].choice
-        proposal = self._vote.propose(iteration, Bundle({ALL_REDUCE: value}))
-        if proposal is None:
-            return
         late = () if figures is None else figures.lateness
-        decision = AllReduceDecision(
-            number=self.log.made, iteration=proposal.swap, detected=iteration, ranks=self.ranks,
-            why=why, before=str(before), after=str(value.choice), choice=value.choice.to_json(),
-            late_ms=[1e3 * one for one in late], predicted_ms=1e3 * chosen.seconds,
-            native_ms=1e3 * chosen.native, gain=gain, planning_ms=1e3 * seconds,
-            figures=None if figures is None else figures.to_json(),
-        )  # fmt: skip
-        self._pending = _Pending(proposal, decision)
-        self.log.add(decision)
 
-    def _close(self, proposal: Proposal) -> None:
-        self._vote.settle(proposal)
-        closing, self._pending = self._pending, None
-        if closing is None or closing.proposal is not proposal:
-            return
-        committed = bool(proposal.committed)
-        self.log.close_vote(closing.decision, committed)
-        if committed:
-            self._ours.clear()
-            self._estimate.accept()
-            if self.announce:
-                log_line(sentence(closing.decision))
+        def decide(swap: int) -> AllReduceDecision:
+            return AllReduceDecision(
+                number=self.log.made, iteration=swap, detected=iteration, ranks=self.ranks,
+                why=why, before=str(before), after=str(value.choice),
+                choice=value.choice.to_json(), late_ms=[1e3 * one for one in late],
+                predicted_ms=1e3 * chosen.seconds, native_ms=1e3 * chosen.native, gain=gain,
+                planning_ms=1e3 * seconds, figures=None if figures is None else figures.to_json(),
+            )  # fmt: skip
+
+        self._put_to_vote(iteration, Bundle({ALL_REDUCE: value}), decide)
+
+    def _switched(self, decision: AllReduceDecision) -> None:
+        self._ours.clear()
+        self._estimate.accept()
+
+    def _sentence(self, decision: AllReduceDecision) -> str:
+        return sentence(decision)
 
 
 def after_last_arrival(row: Mapping[int, ReductionReport]) -> float | None:
@@ -249,10 +220,3 @@ def after_last_arrival(row: Mapping[int, ReductionReport]) -> float | None:
     seconds = [one.seconds for one in row.values()]
     known = [one for one in seconds if one is not None]
     return min(known) if len(known) == len(seconds) else None
-
-
-def very_late(figures: Figures) -> tuple[int, ...]:
-    """Ranks that come so late that they must own nothing."""
-    first = min(figures.lateness)
-    limit = max(VERY_LATE * figures.buffer, _LAST * (max(figures.lateness) - first))
-    return tuple(rank for rank, late in enumerate(figures.lateness) if late - first > limit)

@@ -20,7 +20,7 @@ from torch.distributed import ReduceOp
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import BadInput, Disagreement, PeerLost
-from megatron_adaptra.exits import wait_at_exit
+from megatron_adaptra.exits import before_exit, wait_at_exit
 from megatron_adaptra.ir.collective import Action, CollectivePlan, Goal
 from megatron_adaptra.runtime.collectives.layout import Layout, Step
 from megatron_adaptra.runtime.collectives.reports import Reports
@@ -31,8 +31,8 @@ FLOATS = (torch.float32, torch.float64, *_HALF)
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "average"}
 _TAGS = 1 << 31
-# Bytes: of a reduce-scatter or an all-gather of so many, copies are sent, so that a rank goes on
-# once it has what it needs, and need not wait until others have confirmed what it has sent.
+# Bytes: of a tensor of so many, copies are sent, so that a rank goes on once it has what it needs,
+# and need not wait until others have confirmed what it has sent.
 COPIED = 64 << 20
 
 
@@ -66,6 +66,8 @@ class Exchange:
         self._layouts: dict[tuple[str, int, torch.dtype, str], Layout] = {}
         self._started = self._next_tag = 0
         self._leaving: list[ExchangeWork] = []  # whose messages may not all have left
+        # Others may still need what a rank has sent that has its own results, and ends.
+        before_exit(self, lambda exchange: exchange.let_leave(min(exchange.timeout, waits.END)))
 
     def start(
         self, tensor: torch.Tensor, plan: CollectivePlan, op: ReduceOp.RedOpType = ReduceOp.SUM
@@ -98,7 +100,7 @@ class Exchange:
         number, self._started = self._started, self._started + 1
         divisor = plan.ranks if op == ReduceOp.AVG else 1
         flat = tensor.detach().view(-1)
-        copies = plan.goal is not Goal.ALL_REDUCE and tensor.nbytes <= COPIED
+        copies = tensor.nbytes <= COPIED
         work = ExchangeWork(self, number, flat, layout, first_tag, divisor, copies)
         self._leaving = [*(one for one in self._leaving if not one.left.is_set()), work]
         return work
@@ -111,12 +113,16 @@ class Exchange:
 
     def close(self) -> None:
         """Release the transports once all that has ended has left; what is under way is aborted."""
-        end = time.monotonic() + self.timeout
+        self.let_leave(self.timeout)
+        self.reports.close()
+        self.transport.close()
+
+    def let_leave(self, seconds: float) -> None:
+        """Wait `seconds` at most until what collectives that have ended have sent has left."""
+        end = time.monotonic() + seconds
         for work in self._leaving:
             if work.done():
                 work.left.wait(max(0.0, end - time.monotonic()))
-        self.reports.close()
-        self.transport.close()
 
     def error_of_loss(self) -> PeerLost | None:
         """What all ranks raise once one is lost; None while none is."""

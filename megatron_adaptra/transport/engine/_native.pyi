@@ -77,10 +77,14 @@ class Engine:
         `first`: whether this side writes the ring's first half.
         """
 
-    def open_verbs(self, rank: int, device: str, port: int, gid: int, /) -> VerbsPath:
+    def open_verbs(
+        self, rank: int, device: str, port: int, gid: int, family: int,
+        traffic_class: int, level: int, partition: int, timeout: int, retries: int, /,
+    ) -> VerbsPath:  # fmt: skip
         """A queue pair of a `port` of a `device`; `gid`: an index, -1 for the best one.
 
-        Raises RuntimeError where there is no such port, or it has no address.
+        `family`: as of rails.Rail. The others: the fields of rails.Service. Raises RuntimeError
+        where there is no such port, or it has no address, or no such partition.
         """
 
     def add_verbs(self, rank: int, path: VerbsPath, socket: int, order: int, /) -> int:
@@ -131,8 +135,8 @@ def new_ring() -> int:
 def verbs_missing() -> str:
     """Why there is no RDMA here, or an empty string."""
 
-def verbs_ports() -> list[tuple[str, int, bool, str, int, bytes, str]]:
-    """All RDMA ports of this machine: the fields of native.Port."""
+def verbs_ports(family: int, /) -> list[tuple[str, int, bool, str, int, bytes, str]]:
+    """All RDMA ports of this machine: the fields of native.Port. `family`: as of rails.Rail."""
 
 def no_tls() -> str:
     """Why tcp cannot be encrypted here, or an empty string."""
@@ -168,6 +172,7 @@ class Pinned:
     def new_peak(self) -> None: ...
     def set_limit(self, nbytes: int, /) -> None: ...
     def copied(self) -> str: ...
+    def unpinned(self) -> str: ...
 
 class Transfer:
     def wait(self, seconds: float, /) -> bool: ...
@@ -176,10 +181,13 @@ class Transfer:
     def stamps(self) -> tuple[float, float, float, float]: ...
     def over(self) -> bool: ...
 
+def message_piece() -> int:
+    """Bytes of a message that are copied at a time, unless another number is given."""
+
 class DeviceMessages:
     def __init__(
         self, engine: Engine, device: Device, pinned: Pinned, tag_space: int, peers: Sequence[int],
-        name: str, /,
+        name: str, piece: int, /,
     ) -> None: ...  # fmt: skip
     def send(
         self, rank: int, tag: int, at: int, nbytes: int, stream: int,

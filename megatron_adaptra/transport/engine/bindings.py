@@ -105,10 +105,13 @@ def new_ring() -> int:
     return _native.new_ring()
 
 
-def ports() -> list[Port]:
-    """All RDMA ports of this machine; none without the engine, libibverbs or a device."""
+def ports(family: int = 0) -> list[Port]:
+    """All RDMA ports of this machine; none without the engine, libibverbs or a device.
+
+    `family`: 4 or 6 for an address of IPv4 or IPv6, on Ethernet; 0 for the better one.
+    """
     if missing():
         return []
     from megatron_adaptra.transport.engine import _native
 
-    return [Port(*port) for port in _native.verbs_ports()]
+    return [Port(*port) for port in _native.verbs_ports(family)]

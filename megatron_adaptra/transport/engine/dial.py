@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 from megatron_adaptra.transport.engine.bindings import new_ring
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ORDER_SHM, ORDER_VERBS, ORDER_TCP = 0, 1, 3
 TRIAL = 100  # added to the order of a path that came back: the engine puts it on trial
 _RAIL, _OUTCOME = struct.Struct("<I"), struct.Struct("<B63s")  # which one; refused, why
-_CARD = 44  # bytes
+_CARD = 60  # bytes
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def dial_verbs(
     `seconds`: that each step may take. `order`: of the path, see ORDER_VERBS. Raises OSError,
     Refused, or RuntimeError of the engine.
     """
-    path = engine.open_verbs(peer, rail.device, rail.port, rail.gid)
+    path = open_rail(engine, peer, rail)
     with socket.create_connection((at.host, at.port), seconds) as connection:
         _shake(connection, me, peer, Kind.VERBS)
         connection.sendall(_RAIL.pack(number) + path.card())
@@ -133,10 +133,16 @@ def answer_verbs(
             if number >= len(rails):
                 raise Refused(f"rail {number} of {len(rails)}")
             rail = rails[number]
-            path = engine.open_verbs(peer, rail.device, rail.port, rail.gid)
+            path = open_rail(engine, peer, rail)
         connection.sendall(_OUTCOME.pack(0, b"") + path.card())
         _join(connection, path, card)
         return _add_verbs(engine, peer, path, connection, order + rail.far), number
+
+
+def open_rail(engine: Engine, peer: int, rail: Rail) -> VerbsPath:
+    """A queue pair of `rail` to rank `peer`, not connected. Raises RuntimeError of the engine."""
+    at = (rail.device, rail.port, rail.gid, rail.family)
+    return engine.open_verbs(peer, *at, *astuple(rail.service))
 
 
 def _join(connection: socket.socket, path: VerbsPath, card: bytes) -> None:

@@ -279,6 +279,8 @@ class Endpoint:
             except (OSError, Refused, RuntimeError, AdaptraError) as error:
                 refused = None
                 peer.why = str(error) or type(error).__name__
+                if line != _NETWORK and isinstance(error, RuntimeError):
+                    self.records.no_rail(peer.rank, peer.why)
             self._closed.wait(max(0.0, began + pause - time.monotonic()))
             pause = min(2 * pause, _LONGEST)
 
@@ -333,6 +335,8 @@ class Endpoint:
             path, rail = answer_verbs(self.engine, peer.rank, connection, _DIAL, self._rails, order)
             self._add(peer, path, order, rail)
         except (OSError, Refused, RuntimeError) as error:  # the dialer tries again
+            if isinstance(error, RuntimeError):
+                self.records.no_rail(peer.rank, str(error))
             self.records.note("refused", peer.rank, f"no rail: {error}", "here")
 
     def _encrypt(self, peer: _Peer, connection: socket.socket, key: bytes) -> None:

@@ -41,6 +41,7 @@ class Events:
         self._file: LogFile | None = None  # made when there is something to write
         self._lock = threading.Lock()
         self._logged: set[int] = set()
+        self._rails = True  # no device has refused one
         self.last: deque[Event] = deque(maxlen=_MOST)
         self.strangers = 0
 
@@ -58,6 +59,13 @@ class Events:
                 self._file.write(json.dumps(known))
         if first:
             log_line(f"a connection to rank {rank} is lost, {GOES_ON} without it: {why}")
+
+    def no_rail(self, rank: int, why: str) -> None:
+        """Log once, since it is tried again, `why` a device opens no path to `rank` over RDMA."""
+        with self._lock:
+            first, self._rails = self._rails, False
+        if first:
+            log_line(f"no path to rank {rank} over RDMA, {GOES_ON} without it: {why}")
 
     def stranger(self, why: str) -> None:
         """Count a connection that was refused because of `why`; the first is noted and logged."""

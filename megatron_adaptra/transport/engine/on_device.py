@@ -1,8 +1,9 @@
 """Messages from and to a GPU's memory over the endpoint, as the rest of the package knows them.
 
 The GPU copies them to pinned memory of the host and from there, on streams of copies, and the
-engine moves them between hosts. No stream ever waits for a message. `wait` blocks the calling
-thread until a message has arrived, and then has its current stream wait for the copy.
+engine moves them between hosts. Large ones go in pieces: one is copied while others are on the
+wire. No stream ever waits for a message. `wait` blocks the calling thread until a message has
+arrived, and then has its current stream wait for the copy.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class DeviceTransport:
         copies: work launched after a send may write to its buffer again. Each message is then
             copied first, within the GPU and on its producer's stream. CUDA graphs need that: their
             outputs are always at the same address.
+        piece: bytes of a message that are copied at a time; 0: as measured to be good.
     """
 
     traits = Traits("engine", False, ("cuda",))
@@ -55,6 +57,7 @@ class DeviceTransport:
         me: int,
         emulator: LinkEmulator | None = None,
         copies: bool = False,
+        piece: int = 0,
     ) -> None:
         self.staging, self._device = staging, staging.device
         self.device = torch.device("cuda", self._device.ordinal)
@@ -67,6 +70,7 @@ class DeviceTransport:
             tag_space_of(name),
             ranks,
             f"rank {me}",
+            piece,
         )
         # With the tensor whose memory the GPU still reads or writes.
         self._under_way: list[tuple[gpu_bindings.Transfer, Any]] = []
@@ -213,8 +217,9 @@ class _Receive(EngineReceive):
     def wait(self, timeout: float) -> Stamps:
         """As for Work; what the current stream does later sees the message.
 
-        `sent` is when the sender's GPU had copied it, `completed` when it was in the host's memory:
-        the copies are no part of the delay. Raises PeerLost, DeviceFailed if the driver refuses.
+        `sent` is when the sender's GPU had copied it, or its first piece, `completed` when it was
+        in the host's memory: copies that keep up with the link are no part of the delay. Raises
+        PeerLost, DeviceFailed if the driver refuses.
         """
         super().wait(timeout)
         self._owner.join(self.handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +12,38 @@ from megatron_adaptra.device.pci import SYSFS, nearest
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.engine.bindings import Port, ports
 
+# Of NCCL, that are read here; NCCL_IB_DISABLE is another one.
+VARIABLES = (
+    "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY", "NCCL_IB_TC", "NCCL_IB_SL",
+    "NCCL_IB_PKEY", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT",
+)  # fmt: skip
+_FAMILIES = {"": 0, "AF_INET": 4, "AF_INET6": 6}
+
+
+@dataclass(frozen=True)
+class Service:
+    """How a fabric is to carry packets, as NCCL's variables have it.
+
+    Args:
+        traffic_class: of the global route; of RoCE v2 the byte of DSCP and ECN.
+        level: the service level.
+        partition: the place of the partition key in the port's table.
+        timeout: what is not acknowledged within 4.096 us * 2^timeout goes again; 0: never.
+        retries: how often.
+    """
+
+    traffic_class: int = 0
+    level: int = 0
+    partition: int = 0
+    timeout: int = 16  # 0.27 s; NCCL: 20, but here another path takes over
+    retries: int = 6
+
 
 @dataclass(frozen=True)
 class Rail:
     """A port of a device. `gid`: the index of its address, -1 for the best one.
 
+    `family`: of the best one on Ethernet, 4 or 6 of IP; 0 for either, as the other end has it.
     `far`: it serves when those that are nearer to this process's GPU do not work.
     """
 
@@ -23,6 +51,8 @@ class Rail:
     port: int
     gid: int = -1
     far: bool = False
+    service: Service = Service()
+    family: int = 0
 
     def __str__(self) -> str:
         return f"{self.device}:{self.port}"
@@ -34,7 +64,7 @@ def rails(gpu: str = "", root: Path = SYSFS) -> list[Rail]:
     `gpu`: its address on the bus, if messages are of one: those nearest to it are preferred, as by
     NCCL. `root`: of sysfs.
     """
-    if os.environ.get("NCCL_IB_DISABLE") == "1":
+    if disabled(os.environ):
         return []
     all_of_them = chosen(ports(), os.environ)
     return preferred(all_of_them, gpu, root) if gpu else all_of_them
@@ -54,14 +84,10 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
 
     NCCL_IB_HCA: names or their beginnings ("mlx5"), with a port or without ("mlx5_1:1"); after "="
     whole names, after "^" those to leave out. What it names is taken in its order, also while it is
-    down; without it all active ports. NCCL_IB_GID_INDEX: of the address of each; BadInput if
-    it is no number.
+    down; without it all active ports. NCCL_IB_GID_INDEX: of the address of each;
+    NCCL_IB_ADDR_FAMILY: see `family`. Raises BadInput, as `fabric` does.
     """
-    try:
-        gid = int(environ.get("NCCL_IB_GID_INDEX") or -1)
-    except ValueError:
-        text = environ["NCCL_IB_GID_INDEX"]
-        raise BadInput("NCCL_IB_GID_INDEX", text, "it has to be a number") from None
+    gid, service = fabric(environ)
     text = environ.get("NCCL_IB_HCA", "")
     without, text = text.startswith("^"), text.removeprefix("^")
     exact, text = text.startswith("="), text.removeprefix("=")
@@ -83,4 +109,58 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
     else:
         wanted = [p for p in found if p.active and place(p) is None]
         wanted.sort(key=lambda p: (p.device, p.port))
-    return [Rail(port.device, port.port, gid) for port in wanted]
+    of = family(environ)
+    return [Rail(port.device, port.port, gid, service=service, family=of) for port in wanted]
+
+
+def fabric(environ: Mapping[str, str]) -> tuple[int, Service]:
+    """The index of addresses, -1 for the best one, and how packets are carried, by `environ`.
+
+    Numbers are read as NCCL does: 0x60 and 0140 are 96, too. Raises BadInput for what is none, or
+    what verbs have no room for, and for a family of addresses that `family` refuses.
+    """
+    family(environ)
+    usual = Service()
+    service = Service(
+        traffic_class=_number(environ, "NCCL_IB_TC", 0, 255, usual.traffic_class),
+        level=_number(environ, "NCCL_IB_SL", 0, 15, usual.level),
+        partition=_number(environ, "NCCL_IB_PKEY", 0, 65535, usual.partition),
+        timeout=_number(environ, "NCCL_IB_TIMEOUT", 0, 31, usual.timeout),
+        retries=_number(environ, "NCCL_IB_RETRY_CNT", 0, 7, usual.retries),
+    )
+    return _number(environ, "NCCL_IB_GID_INDEX", -1, 255, -1), service
+
+
+def disabled(environ: Mapping[str, str]) -> bool:
+    """Whether NCCL_IB_DISABLE of `environ` is another number than 0: messages do without RDMA."""
+    return bool(_value(environ.get("NCCL_IB_DISABLE", "").strip()))
+
+
+def family(environ: Mapping[str, str]) -> int:
+    """Of the addresses that NCCL_IB_ADDR_FAMILY of `environ` names: 4 or 6; 0 where it is unset.
+
+    NCCL then takes IPv4. So does the engine, unless one of two ports has none. Raises BadInput for
+    what is no name of a family, which NCCL takes for AF_INET.
+    """
+    text = environ.get(name := "NCCL_IB_ADDR_FAMILY", "").strip()
+    if text not in _FAMILIES:
+        raise BadInput(name, text, "it has to be AF_INET (IPv4) or AF_INET6 (IPv6)")
+    return _FAMILIES[text]
+
+
+def _value(text: str) -> int | None:
+    """Of a whole number; None for what is none."""
+    octal = text.startswith("0") and text.isdecimal()
+    with contextlib.suppress(ValueError):
+        return int(text, 8 if octal else 0)
+    return None
+
+
+def _number(environ: Mapping[str, str], name: str, least: int, most: int, usual: int) -> int:
+    text = environ.get(name, "").strip()
+    if not text:
+        return usual
+    value = _value(text)
+    if value is not None and least <= value <= most:
+        return value
+    raise BadInput(name, text, f"it has to be a whole number from {least} to {most}")

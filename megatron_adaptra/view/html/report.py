@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megatron_adaptra.view import findings, reductions
+from megatron_adaptra.view import findings, reductions, share_decisions
 from megatron_adaptra.view.axis import number
 from megatron_adaptra.view.html.legend import gantt_legend
 from megatron_adaptra.view.html.page import header, page, section, table, tiles
@@ -29,10 +29,12 @@ def report_html(report: Report) -> str:
         _timelines(report),
         _charts(report),
         _reduction(report),
+        _shared(report),
         _results(report),
         _memory(report),
         _replans(report),
         _all_reduces(report),
+        _shares(report),
     ]
     return page(report.title, *parts, footer=_footer(report))
 
@@ -165,6 +167,21 @@ def _reduction(report: Report) -> str:
     )
 
 
+def _shared(report: Report) -> str:
+    """One iteration of all replicas, before and after their microbatches were shared out."""
+    if (shared := report.shared) is None:
+        return ""
+    seconds = share_decisions.common_seconds(shared)
+    words = share_decisions.title(shared)
+    svg = gantt_svg(shared.gantt, seconds, row=16, title=words)
+    return section(
+        share_decisions.TITLE,
+        gantt_legend([shared.gantt], seconds),
+        element("div", svg, class_="scroll"),
+        note=share_decisions.about(shared),
+    )
+
+
 def _results(report: Report) -> str:
     arms = report.arms
     if not arms:
@@ -275,22 +292,33 @@ def _replans(report: Report) -> str:
 
 def _all_reduces(report: Report) -> str:
     """What the reductions of gradients went by, from when on, and why."""
-    items = [
-        element(
-            "li",
-            element("b", text(f"iteration {one.get('iteration', NONE)}")),
-            element(
-                "div",
-                text(one.get("why") or "no reason was recorded"),
-                element("small", text(reductions.detail(one))),
-            ),
-        )
-        for one in reductions.all_reduces(report)
-    ]
+    items = [_decision(one, reductions.detail(one)) for one in reductions.all_reduces(report)]
     if not items:
         return ""
     note = "Ranks in a reason are those of the data-parallel group."
     return section("Reductions of gradients", element("ul", *items, class_="replans"), note=note)
+
+
+def _shares(report: Report) -> str:
+    """How many microbatches replicas ran, from when on, and why."""
+    decisions = share_decisions.share_decisions(report)
+    if not decisions:
+        return ""
+    items = [_decision(one, share_decisions.detail(one)) for one in decisions]
+    note = "Counts are by replica; the global batch, and the weight of each sample, stay."
+    return section("Shares of microbatches", element("ul", *items, class_="replans"), note=note)
+
+
+def _decision(one: Mapping[str, Any], detail: str) -> str:
+    return element(
+        "li",
+        element("b", text(f"iteration {one.get('iteration', NONE)}")),
+        element(
+            "div",
+            text(one.get("why") or "no reason was recorded"),
+            element("small", text(detail)),
+        ),
+    )
 
 
 def _detail(replan: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from megatron_adaptra.view import findings, reductions
+from megatron_adaptra.view import findings, reductions, share_decisions
 from megatron_adaptra.view.axis import number, round_up, ticks
 from megatron_adaptra.view.bars import Gantt
 from megatron_adaptra.view.charts import Series, known, scale_top
@@ -57,6 +57,8 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
     tall = [r + 0.55 for r in rows] + [2.7] * bool(charts)
     reduced = _reduction(report)
     tall += [r + 0.55 for _, _, r in reduced] + [0.35] * bool(reduced)
+    shared = _shared(report)
+    tall += [r + 0.55 for _, _, r in shared] + [0.35] * bool(shared)
     notes = [line for note in findings.notes(report) for line in wrap(note, COLUMNS)]
     head, foot = 1.6 + NOTE * (len(notes) + bool(notes)), 0.35
 
@@ -75,11 +77,15 @@ def report_png(report: Report, path: str | os.PathLike[str]) -> None:
             left = 0.07 + i * (wide + 0.06)
             at = (left, (top - 2.25) / height, wide, 2.05 / height)
             _chart(figure.add_axes(at), series, report, title)
-        if report.reduction is not None and reduced:
-            top -= (2.7 if charts else 0.0) + 0.35
-            whole = reductions.common_seconds(report.reduction)
-            draw_legend(figure, [gantt for _, gantt, _ in reduced], whole, top / height)
-            for title, gantt, row in reduced:
+        top -= 2.7 if charts else 0.0
+        for drawn, whole in (
+            (reduced, reductions.common_seconds(report.reduction) if report.reduction else 0.0),
+            (shared, share_decisions.common_seconds(report.shared) if report.shared else 0.0),
+        ):
+            if drawn:
+                top -= 0.35
+                draw_legend(figure, [gantt for _, gantt, _ in drawn], whole, top / height)
+            for title, gantt, row in drawn:
                 at = (0.07, (top - row) / height, 0.90, row / height)
                 draw_gantt(figure.add_axes(at), gantt, whole, title)
                 top -= row + 0.55
@@ -96,6 +102,14 @@ def _reduction(report: Report) -> list[tuple[str, Gantt, float]]:
         for p in reductions.pictures(report.reduction)
         if p.gantt is not None
     ]
+
+
+def _shared(report: Report) -> list[tuple[str, Gantt, float]]:
+    """One iteration of all replicas before and after: title, picture, and inches of its rows."""
+    if (shared := report.shared) is None:
+        return []
+    words = f"{share_decisions.TITLE}: {share_decisions.title(shared)}"
+    return [(words, shared.gantt, min(0.2 * shared.gantt.rows, TALLEST) + 0.1)]
 
 
 def _header(figure: Any, report: Report, height: float) -> None:

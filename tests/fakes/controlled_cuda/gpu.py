@@ -3,69 +3,44 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import multiprocessing as mp
-import os
-import shutil
-import subprocess
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from patience import PATIENCE, TooLate, too_late
+from fakes.over_library import compiled, run_over
+from patience import PATIENCE
 
 from megatron_adaptra.device.cuda import CudaDevice
 from megatron_adaptra.device.staging import Staging
-from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport
 from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 from megatron_adaptra.transport.engine.transport import End
 
-ROOT = Path(__file__).parents[3]
 SOURCE = Path(__file__).with_name("libcuda.cpp")
-COMPILER = os.environ.get("CXX", "c++")
-FLAGS = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"]
-
-_processes = mp.get_context("forkserver")
-_processes.set_forkserver_preload(["pytest", "torch.distributed", "megatron_adaptra", __name__])
 
 
 def driver_file() -> Path:
-    """The driver, compiled once for each state of its source."""
-    if why := bindings.missing():
-        pytest.skip(why)
-    if not shutil.which(COMPILER):
-        pytest.skip(f"no C++ compiler {COMPILER!r}")
-    key = hashlib.sha256(SOURCE.read_bytes() + repr((COMPILER, FLAGS)).encode()).hexdigest()[:16]
-    made = ROOT / "build" / "cuda_of_tests" / key / "libcuda.so.1"
-    if not made.exists():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-            part = Path(folder) / "part"
-            command = [COMPILER, *FLAGS, "-Wl,-soname,libcuda.so.1", str(SOURCE), "-o", str(part)]
-            subprocess.run(command, check=True, timeout=PATIENCE)
-            part.rename(made)
-    return made
+    """The driver, compiled."""
+    return compiled(SOURCE, "libcuda.so.1")
 
 
 class Driver:
     """What the driver does for a test. A stream is its address."""
 
-    def __init__(self, file: Path) -> None:
-        self.library = ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
         for name in ("pinned", "streams", "events", "contexts", "calls"):
             getattr(self.library, f"test_{name}").restype = ctypes.c_long
         self.library.test_stream.restype = ctypes.c_void_p
         self.library.test_clock.argtypes = [ctypes.c_double, ctypes.c_double]
         self.library.test_slow_copies.argtypes = [ctypes.c_double]
+        self.library.test_late.argtypes = [ctypes.c_int, ctypes.c_double]
         self._gates: list[Any] = []
 
     def stream(self) -> int:
@@ -83,6 +58,20 @@ class Driver:
         gate = ctypes.c_long(0)
         self._gates.append(gate)
         self.library.test_stop_pinning(ctypes.byref(gate))
+        return lambda: self.library.test_go(ctypes.byref(gate))
+
+    def refuse_pinning(self, code: int) -> None:
+        """No memory is pinned from now on; with 0 it is again."""
+        self.library.test_unpinnable(code)
+
+    def stop_copies(self, way: str, after: int) -> Callable[[], None]:
+        """Copies `way` ("out" of a GPU, "in") stand still once `after` more are on a stream.
+
+        Until what is returned is called; where that is asked for twice, the later word holds.
+        """
+        gate = ctypes.c_long(0)
+        self._gates.append(gate)
+        self.library.test_stop_copies(int(way == "in"), after, ctypes.byref(gate))
         return lambda: self.library.test_go(ctypes.byref(gate))
 
     def fill(self, stream: int, tensor: torch.Tensor, value: int) -> None:
@@ -109,6 +98,10 @@ class Driver:
 
     def clock(self, offset: float, rate: float) -> None:
         self.library.test_clock(offset, rate)
+
+    def late(self, seed: int, seconds: float) -> None:
+        """Half of all that is on a stream begins up to so many seconds late."""
+        self.library.test_late(seed, seconds)
 
     def slow_copies(self, seconds: float) -> None:
         """Each copy takes so long from now on."""
@@ -182,32 +175,4 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def run(body: Callable[..., Any], *args: Any) -> Any:
     """What `body(driver, *args)` returned in a process of its own; raises what it raised."""
-    file = driver_file()
-    mine, theirs = _processes.Pipe(duplex=False)
-    process = _processes.Process(target=_process, args=(theirs, file, body, args), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        assert mine.poll(PATIENCE), f"{body.__name__} has reported nothing for {PATIENCE:g} s"
-        try:
-            word, value = mine.recv()
-        except EOFError:
-            process.join(PATIENCE)
-            raise AssertionError(f"{body.__name__} ended with {process.exitcode}") from None
-    finally:
-        process.kill()
-        process.join(PATIENCE)
-    if word == "late":
-        raise TooLate(value)
-    assert word == "returned", value
-    return value
-
-
-def _process(pipe: Any, file: Path, body: Callable[..., Any], args: Any) -> None:
-    torch.set_num_threads(1)
-    try:
-        pipe.send(("returned", body(Driver(file), *args)))
-    except BaseException as error:
-        pipe.send(("late" if too_late(error) else "raised", traceback.format_exc()))
-    pipe.close()
-    os._exit(0)
+    return run_over(driver_file(), Driver, body, args)

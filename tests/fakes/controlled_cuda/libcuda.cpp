@@ -9,9 +9,11 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace {
 
@@ -21,7 +23,15 @@ std::mutex& g_mutex = *new std::mutex;
 std::condition_variable& g_changed = *new std::condition_variable;
 double g_offset = 1e6, g_rate = 1;  // of the device's clock
 double g_copy = 0;  // seconds that each copy takes
+double g_late = 0;  // seconds by which half of all that is on a stream begins late, at most
+std::minstd_rand g_random;
+struct Stop {  // copies that stand still
+  int after;   // so many of them that do not
+  long* gate;  // for which all later ones wait
+};
+std::vector<Stop> g_stops[2];  // of copies to the host, to the device; the last one holds
 long* g_pins = nullptr;  // where memory is not pinned for now
+int g_unpinnable = 0;    // what pinning fails with
 int g_version = 13000, g_devices = 4, g_sticky = 0;
 std::map<std::string, std::pair<int, int>> g_failing;  // by call: after how many, with which code
 std::map<std::string, long> g_calls;
@@ -52,7 +62,9 @@ struct Stream {
       if (work.empty()) return;
       auto next = std::move(work.front());
       work.pop_front();
+      const double late = g_random() % 2 * g_late * (g_random() % 1000) / 1000;
       lock.unlock();
+      if (late > 0) std::this_thread::sleep_for(std::chrono::duration<double>(late));
       next();
       lock.lock();
       g_changed.notify_all();
@@ -74,6 +86,36 @@ Stream* of(void* stream) {
 void push(void* stream, std::function<void()> work) {
   of(stream)->work.push_back(std::move(work));
   g_changed.notify_all();
+}
+
+// A copy, when it may begin.
+void push_copy(int in, void* stream, void* to, const void* from, size_t bytes) {
+  long* gate = nullptr;
+  for (auto& stop : g_stops[in]) {
+    if (stop.after-- <= 0) gate = stop.gate;
+  }
+  push(stream, [=, takes = g_copy] {
+    if (gate != nullptr) {
+      Lock lock(g_mutex);
+      g_changed.wait(lock, [gate] { return *gate != 0; });
+    }
+    std::this_thread::sleep_for(std::chrono::duration<double>(takes));
+    std::memcpy(to, from, bytes);
+  });
+}
+
+// A call that copies from or to other memory of the host returns when that is over.
+bool is_pinned(const void* at) {
+  auto block = g_pinned.upper_bound(const_cast<void*>(at));
+  if (block == g_pinned.begin()) return false;
+  --block;
+  return at < static_cast<const char*>(block->first) + block->second;
+}
+
+void finish(void* stream, Lock& lock) {
+  auto over = std::make_shared<bool>(false);
+  push(stream, [over] { Lock lock(g_mutex); *over = true; });
+  g_changed.wait(lock, [&] { return *over; });
 }
 
 // Whether this call fails.
@@ -176,6 +218,7 @@ int cuEventRecord(void* event, void* stream) {
   auto* recorded = static_cast<Event*>(event);
   push(stream, [recorded, number = ++recorded->recorded] {
     Lock lock(g_mutex);
+    if (number < recorded->passed) return;  // it was recorded again, on a stream that was earlier
     recorded->passed = number;
     recorded->time = clock_of_device();
     g_changed.notify_all();
@@ -197,6 +240,7 @@ int cuEventElapsedTime(float* milliseconds, void* begin, void* end) {
 }
 int cuMemHostAlloc(void** at, size_t bytes, unsigned) {
   CALL(cuMemHostAlloc);
+  if (g_unpinnable != 0) return g_unpinnable;
   *at = ::operator new(bytes);
   g_pinned[*at] = bytes;
   return 0;
@@ -210,6 +254,7 @@ int cuMemFreeHost(void* at) {
 int cuMemHostRegister_v2(void* at, size_t bytes, unsigned) {
   CALL(cuMemHostRegister_v2);
   g_changed.wait(lock, [] { return g_pins == nullptr || *g_pins != 0; });
+  if (g_unpinnable != 0) return g_unpinnable;
   return g_pinned.emplace(at, bytes).second ? 0 : 712;
 }
 int cuMemHostUnregister(void* at) {
@@ -218,18 +263,14 @@ int cuMemHostUnregister(void* at) {
 }
 int cuMemcpyDtoHAsync_v2(void* to, unsigned long long from, size_t bytes, void* stream) {
   CALL(cuMemcpyDtoHAsync_v2);
-  push(stream, [=, takes = g_copy] {
-    std::this_thread::sleep_for(std::chrono::duration<double>(takes));
-    std::memcpy(to, reinterpret_cast<void*>(from), bytes);
-  });
+  push_copy(0, stream, to, reinterpret_cast<void*>(from), bytes);
+  if (!is_pinned(to)) finish(stream, lock);
   return 0;
 }
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void* from, size_t bytes, void* stream) {
   CALL(cuMemcpyHtoDAsync_v2);
-  push(stream, [=, takes = g_copy] {
-    std::this_thread::sleep_for(std::chrono::duration<double>(takes));
-    std::memcpy(reinterpret_cast<void*>(to), from, bytes);
-  });
+  push_copy(1, stream, reinterpret_cast<void*>(to), from, bytes);
+  if (!is_pinned(from)) finish(stream, lock);
   return 0;
 }
 
@@ -254,6 +295,17 @@ void test_stop_pinning(long* gate) {
   Lock lock(g_mutex);
   g_pins = gate;
 }
+// From here on no memory is pinned, and such calls fail with `code`; 0: it is again.
+void test_unpinnable(int code) {
+  Lock lock(g_mutex);
+  g_unpinnable = code;
+}
+// From here on copies `in`, or out, stand still, but for `after` of them, until `test_go`; then for what
+// was asked for later.
+void test_stop_copies(int in, int after, long* gate) {
+  Lock lock(g_mutex);
+  g_stops[in].push_back({after, gate});
+}
 void test_go(long* gate) {
   Lock lock(g_mutex);
   *gate = 1;
@@ -269,9 +321,7 @@ void test_copy(void* stream, void* to, const void* from, size_t bytes) {
 }
 void test_finish(void* stream) {
   Lock lock(g_mutex);
-  auto over = std::make_shared<bool>(false);
-  push(stream, [over] { Lock lock(g_mutex); *over = true; });
-  g_changed.wait(lock, [&] { return *over; });
+  finish(stream, lock);
 }
 void test_capture(void* stream, int on) { Lock lock(g_mutex); of(stream)->capturing = on; }
 void test_fail(const char* call, int after, int code) {
@@ -280,6 +330,7 @@ void test_fail(const char* call, int after, int code) {
 }
 void test_heal(void) { Lock lock(g_mutex); g_sticky = 0; g_failing.clear(); }
 void test_clock(double offset, double rate) { Lock lock(g_mutex); g_offset = offset; g_rate = rate; }
+void test_late(int seed, double seconds) { Lock lock(g_mutex); g_random.seed(seed); g_late = seconds; }
 void test_slow_copies(double seconds) { Lock lock(g_mutex); g_copy = seconds; }
 void test_version(int version, int devices) { g_version = version; g_devices = devices; }
 long test_calls(const char* call) { Lock lock(g_mutex); return g_calls[call]; }

@@ -1,0 +1,292 @@
+"""Collectives by plan inside Megatron's own functions.
+
+Megatron's function runs as ever, with a plan's collective in place of calls of torch.distributed in
+it, and our handle for what overlaps with a forward or backward. What is not handled is left to
+Megatron, which is logged once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.step.planned_groups import (
+    PlannedGroup,
+    connect,
+    data_parallel_number,
+    difference_of,
+    late_in,
+    of_experts,
+)
+from megatron_adaptra.config import AUTO, AdaptraConfig
+from megatron_adaptra.errors import NoConnections, PeerLost
+from megatron_adaptra.ir.collective import CollectivePlan, Goal
+from megatron_adaptra.model.shard_forms import SHARDED
+from megatron_adaptra.plan.collectives.setting import plan_in_file
+from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
+from megatron_adaptra.plan.collectives.sized_shards import for_shards
+from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.collectives.exchange import FLOATS, ExchangeWork
+
+
+class Handle:
+    """What Megatron waits for at the end of a collective that overlaps with other work.
+
+    `checks`: called after the `works`; one raises what else must end the training.
+    """
+
+    def __init__(self, works: list[ExchangeWork], checks: Iterable[Callable[[], None]]) -> None:
+        self._works, self._checks = works, list(checks)
+
+    def wait(self) -> None:
+        """Raises PeerLost, which names the rank that is lost, and what a check raises."""
+        for work in self._works:
+            work.wait()
+        for check in self._checks:
+            check()
+
+
+@dataclass
+class _Call:
+    """A function of Megatron's that runs on `buckets`, and what it has begun.
+
+    `groups`: by goal, over which a plan may take part. `works`: begun by plan. `native`: by goal,
+    how many collectives torch runs of a group that measures them.
+    """
+
+    buckets: Any
+    groups: Mapping[Goal, PlannedGroup]
+    works: list[ExchangeWork] = field(default_factory=list)
+    goals: set[Goal] = field(default_factory=set)
+    native: Counter[Goal] = field(default_factory=Counter)
+
+
+class PlannedCollectives(ABC):
+    """Patched in from its making until `close`.
+
+    `active`: plans may run now; while False, Megatron does all, as if nothing was patched.
+    `announce`: decisions go to the log of the training, too; set before the first reduction.
+
+    Args:
+        config: the job's settings.
+        say: logs a sentence, once, at rank 0.
+
+    Raises:
+        BadFile: `--adaptra-allreduce` names a file without a plan.
+    """
+
+    def __init__(self, config: AdaptraConfig, say: Callable[[str], None]) -> None:
+        self.active = self.announce = True
+        self._config, self._say = config, say
+        self._given = plan_in_file(config.allreduce)
+        self._groups: dict[Any, PlannedGroup | str] = {}  # or why Megatron does it
+        self._call: _Call | None = None  # the one that is running
+        self._under_way: list[ExchangeWork] = []
+        self._patched = self._patch()
+
+    @abstractmethod
+    def _patch(self) -> contextlib.ExitStack:
+        """Put ours in place of Megatron's functions; what is returned takes it back."""
+
+    @property
+    def loops(self) -> list[AllReduceLoop]:
+        """What chooses for the groups that this rank is the first of."""
+        groups = [one for one in self._groups.values() if isinstance(one, PlannedGroup)]
+        loops = [one.adaptive.loop for one in groups if one.adaptive is not None]
+        return [loop for loop in loops if loop is not None]
+
+    def close(self) -> None:
+        """Put Megatron's functions back, and end the connections once all under way has come."""
+        with contextlib.ExitStack() as stack:
+            for group in self._groups.values():
+                if isinstance(group, PlannedGroup):
+                    stack.callback(group.close)
+            self._groups = {}
+            self._patched.close()
+            for work in self._under_way:  # parameters may be on their way to the next forward
+                with contextlib.suppress(PeerLost):  # raised where it is waited for
+                    work.wait()
+
+    # In Megatron's functions.
+
+    def _run(
+        self, native: Callable[[], None], buckets: Any, groups: Mapping[Goal, PlannedGroup | None]
+    ) -> Handle | None:
+        """Call Megatron's function, with its collectives over `groups` by plan where there is one.
+
+        What is returned has to be waited for; None where nothing was begun by plan.
+        """
+        call = _Call(buckets, {goal: one for goal, one in groups.items() if one is not None})
+        before, self._call = self._call, call
+        try:
+            with (
+                self._all_reduces() if Goal.ALL_REDUCE in call.groups else contextlib.nullcontext()
+            ):
+                native()
+        finally:
+            self._call = before
+        for goal in list(call.native):
+            self._end_native(call, goal)
+        if not call.works:
+            return None
+        measured = [
+            call.groups[goal].adaptive for goal in call.goals if goal is not Goal.ALL_GATHER
+        ]
+        return Handle(call.works, [one.check for one in measured if one is not None])
+
+    def _all_reduces(self) -> contextlib.AbstractContextManager[Any]:
+        """While it is entered, the running call's all-reduces go by plan."""
+        torch_all_reduce = dist.all_reduce
+
+        def all_reduce(
+            tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+        ) -> Any:
+            if self._begun(Goal.ALL_REDUCE, tensor, op, group):
+                return None
+            return torch_all_reduce(tensor, op=op, group=group, async_op=async_op)
+
+        return patch("sums", all_reduce=all_reduce)
+
+    def _begun(self, goal: Goal, whole: torch.Tensor, op: Any, group: Any) -> bool:
+        """Begin a collective of the call that is running; whether there is one by plan.
+
+        Else torch has to begin it, which is measured.
+        """
+        call = self._call
+        planned = None if call is None else call.groups.get(goal)
+        if call is None or planned is None or planned.group is not group:
+            return False
+        adaptive = None if goal is Goal.ALL_GATHER else planned.adaptive
+        if goal not in call.goals:
+            for work in call.works:  # between instances: of the sums that each of them has
+                work.wait()
+            for other in list(call.native):
+                self._end_native(call, other)
+            call.goals.add(goal)
+            if goal is not Goal.ALL_GATHER:
+                planned.begins(call.buckets)
+        if adaptive is not None:
+            adaptive.started(whole.nbytes)
+        if (plan := planned.plan(goal, whole.nbytes)) is None:
+            call.native[goal] += adaptive is not None
+            return False
+        work = planned.exchange.start(whole, plan, op)
+        if adaptive is not None:
+            work.when_done(lambda error: adaptive.ended())
+        call.works.append(work)
+        self._under_way = [*(one for one in self._under_way if not one.done()), work]
+        return True
+
+    def _end_native(self, call: _Call, goal: Goal) -> None:
+        """What torch runs in a `call` for a `goal` has ended, or is waited for later than that."""
+        adaptive, config = call.groups[goal].adaptive, call.buckets.ddp_config
+        count = call.native.pop(goal, 0)
+        if adaptive is None or not count:
+            return
+        # Those of several instances do not overlap: each has ended with Megatron's function.
+        if config.overlap_grad_reduce and config.num_distributed_optimizer_instances == 1:
+            adaptive.untimed()
+        for _ in range(count):
+            adaptive.ended()
+
+    # Which groups.
+
+    def _planned(
+        self,
+        goal: Goal,
+        what: str,
+        group: Any,
+        buckets: Any,
+        tensors: Iterable[torch.Tensor],
+        within: Any = None,
+    ) -> PlannedGroup | None:
+        """What reduces or gathers `buckets`; None where Megatron does. The same on all ranks.
+
+        Args:
+            goal: of the collective.
+            what: is done by Megatron, in words, where no plan can do it.
+            group: of torch's ranks.
+            buckets: of Megatron's.
+            tensors: that the collective is about.
+            within: a group whose ranks are all late where one of them is.
+        """
+        reason = self._not_ours(goal, tensors, group.size())
+        if not reason:
+            if group not in self._groups:
+                self._groups[group] = self._open(goal, group, buckets, within)
+            found = self._groups[group]
+            if not isinstance(found, str):
+                return found
+            reason = found
+        self._say(f"{what} by Megatron: {reason}")
+        return None
+
+    def _not_ours(self, goal: Goal, tensors: Iterable[torch.Tensor], ranks: int) -> str:
+        """Why Megatron has to do it; empty if it need not."""
+        for data in tensors:
+            if data.layout != torch.strided or data.device.type != "cpu":
+                return f"they are {data.layout} on {data.device.type}, not dense on the CPU"
+            if data.dtype not in FLOATS or not data.is_contiguous():
+                return f"they are {data.dtype} with strides {data.stride()}"
+        name = self._config.allreduce
+        if self._given is not None:
+            if self._given.goal is not goal:
+                return f"the plan of {name} is of another goal: {self._given.goal.value}"
+            if ranks != (wanted := self._given.ranks):
+                return f"the plan of {name} is for {wanted} ranks, here is {ranks}"
+            return ""
+        if goal is not Goal.ALL_REDUCE and name not in (AUTO, *SHARDED):
+            return f"{name} has no {goal.value}"
+        if ranks < (fewest := FEWEST_RANKS.get(name, 2)):
+            return f"{name} needs {fewest} ranks, here is {ranks}"
+        return ""
+
+    def _open(self, goal: Goal, group: Any, buckets: Any, within: Any) -> PlannedGroup | str:
+        """Connect the ranks of a group, if they agree: a collective of it. Or why it is not."""
+        if difference := difference_of(group, buckets):
+            return difference
+        sharded = goal is not Goal.ALL_REDUCE
+        late = () if sharded else self._late_in(group, within)
+        if self._config.allreduce == "stragglar" and len(late) != 1:
+            return f"stragglar needs one rank that is late, here are {len(late)}"
+        use = "instances"
+        if within is None:  # dense parameters and experts may have the same ranks
+            use = ("expert-" if of_experts(buckets) else "") + (
+                "shards" if sharded else "gradients"
+            )
+        try:
+            connected, adaptive = connect(group, use, self._config, sharded)
+        except NoConnections as error:
+            return f"cannot connect: {error}"
+        if adaptive is not None and adaptive.loop is not None:
+            adaptive.loop.announce = self.announce
+        ranks, name, given = group.size(), self._config.allreduce, self._given
+
+        @cache
+        def plan_of(goal: Goal, nbytes: int) -> CollectivePlan:
+            if given is not None:
+                return given
+            if goal is Goal.ALL_REDUCE:
+                return for_gradients(name, ranks, nbytes, late)
+            return for_shards(goal, name, ranks, nbytes)
+
+        return PlannedGroup(group, connected, adaptive, plan_of)
+
+    def _late_in(self, group: Any, within: Any) -> tuple[int, ...]:
+        """Which of the ranks in a `group` `--adaptra-late-ranks` names; () if it names all."""
+        if not self._config.late:
+            return ()
+        late = data_parallel_number() in self._config.late
+        if within is not None:
+            late = bool(late_in(within, late))
+        found = late_in(group, late)
+        return () if len(found) == group.size() else found

@@ -1,0 +1,141 @@
+"""Groups of ranks that Megatron reduces or gathers over, with connections of our own for plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from megatron_adaptra.config import AUTO, AdaptraConfig
+from megatron_adaptra.ir.collective import CollectivePlan, Goal
+from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
+from megatron_adaptra.runtime.collectives.connected import Connected
+from megatron_adaptra.runtime.collectives.exchange import Exchange
+
+# Of Megatron's settings for DDP, what changes what is reduced, and when.
+_SAME = ("overlap_grad_reduce", "average_in_collective", "grad_reduce_in_fp32", "bucket_size")
+
+
+class PlannedGroup:
+    """The ranks of a process `group` of torch's, over connections of their own.
+
+    Args:
+        group: theirs.
+        connected: between them.
+        adaptive: measures, and knows what they have voted on; None where a setting names it.
+        plan_of: the plan that the setting names, for a goal and so many bytes.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        connected: Connected,
+        adaptive: AdaptiveAllReduce | None,
+        plan_of: Callable[[Goal, int], CollectivePlan],
+    ) -> None:
+        self.group, self.adaptive = group, adaptive
+        self._connected, self._plan_of = connected, plan_of
+        self._first: Any = None
+
+    @property
+    def exchange(self) -> Exchange:
+        """This rank's side of collectives by plan."""
+        return self._connected.exchange
+
+    def begins(self, buckets: Any) -> None:
+        """Gradients of `buckets` are about to be reduced: an iteration begins with the same ones.
+
+        Raises what `AdaptiveAllReduce.ready` does.
+        """
+        if self._first is None or buckets is self._first:
+            self._first = buckets
+            if self.adaptive is not None:
+                self.adaptive.ready()
+
+    def plan(self, goal: Goal, nbytes: int) -> CollectivePlan | None:
+        """What runs for a buffer of `nbytes`; None for Megatron's own collective."""
+        if self.adaptive is None:
+            return self._plan_of(goal, nbytes)
+        value = self.adaptive.value
+        return value.gathering if goal is Goal.ALL_GATHER else value.plan
+
+    def close(self) -> None:
+        """End what measures, and the connections."""
+        (self.adaptive or self._connected).close()
+
+
+def connect(
+    group: Any, name: str, config: AdaptraConfig, sharded: bool = False
+) -> tuple[Connected, AdaptiveAllReduce | None]:
+    """Connect the ranks of a `group`: a collective of it.
+
+    Args:
+        group: of torch.distributed.
+        name: of the connections' use.
+        config: the job's settings.
+        sharded: see AdaptiveAllReduce.
+
+    Returns:
+        The connections, and what finds out and votes, under `--adaptra-allreduce auto`.
+
+    Raises:
+        NoConnections: they cannot be opened, on all ranks for the same reason.
+    """
+    auto = config.allreduce == AUTO
+    connected = Connected.between(
+        group, name, config.timeout, config.transport, config.encrypt, MESHES if auto else ()
+    )
+    if not auto:
+        return connected, None
+    ranks = tuple(dist.get_process_group_ranks(group))
+    log = Path(config.decision_log) if config.decision_log else None
+    log = log and log.with_suffix(f".{name}{ranks[0]}{log.suffix}")
+    return connected, AdaptiveAllReduce(
+        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded
+    )
+
+
+def difference_of(group: Any, buckets: Any) -> str:
+    """The first thing in which the ranks of a `group` differ, in words; "" if they do not.
+
+    Looked at are settings, and the sizes of `buckets`. A collective of the group.
+    """
+    config = buckets.ddp_config
+    mine = {name: getattr(config, name) for name in _SAME}
+    data = [one.grad_data for one in buckets.buckets]
+    mine["buckets"] = [f"{one.numel()} {one.dtype}" for one in data]
+    gathered = _of_all(group, mine)
+    ranks = dist.get_process_group_ranks(group)
+    for rank, theirs in zip(ranks, gathered, strict=True):
+        for name, value in gathered[0].items():
+            if theirs[name] != value:
+                return f"{name} is {theirs[name]} on rank {rank}, {value} on rank {ranks[0]}"
+    return ""
+
+
+def data_parallel_number() -> int:
+    """This rank's number among the data-parallel ranks, as `--adaptra-late-ranks` counts them."""
+    from megatron.core import parallel_state as mpu
+
+    return int(mpu.get_data_parallel_rank(with_context_parallel=True))
+
+
+def of_experts(buckets: Any) -> bool:
+    """Whether parameters of `buckets` are of experts, which only some data-parallel ranks have."""
+    return any(not getattr(one, "allreduce", True) for one in buckets.params)
+
+
+def late_in(group: Any, late: bool) -> tuple[int, ...]:
+    """The numbers, in a `group`, of its ranks that are `late`. A collective of it.
+
+    Expert-parallel groups and those between optimizer instances number ranks in their own way.
+    """
+    return tuple(number for number, one in enumerate(_of_all(group, late)) if one)
+
+
+def _of_all(group: Any, mine: Any) -> list[Any]:
+    gathered: list[Any] = [None] * group.size()
+    dist.all_gather_object(gathered, mine, group=group)
+    return gathered

@@ -1,0 +1,1 @@
+"""Shares of an iteration between replicas, in Megatron: counts, weights, data and limits."""

@@ -1,0 +1,125 @@
+"""Batches of a replica's share of an iteration, whosever they are.
+
+A replica reads its own microbatches from the iterator that Megatron gives it, as ever. Those of
+others it reads ahead, when the backwards of the iteration before are over: nothing of the iteration
+has begun then, so that a batch that cannot be read costs the shares, not the training. What is
+given away is read and dropped, so each replica's own iterator stands after all its batches at every
+end of an iteration, and Megatron's count of consumed samples is the whole position.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from megatron_adaptra.adapter.pipeline.home_data import (
+    HomeData,
+    LoaderHomes,
+    loader_of,
+    reads_homes,
+)
+from megatron_adaptra.errors import ScheduleError
+from megatron_adaptra.ir.sync import SyncPlan
+
+
+class ShareData:
+    """What one rank reads of other replicas, over all iterations; `replica`: its own."""
+
+    def __init__(self, replica: int) -> None:
+        self._replica = replica
+        self._why_not = HomeData(replica).why_not
+        self._homes: LoaderHomes | None = None
+
+    def why_not(self, iterator: Any) -> str:
+        """Why no batch of another replica can be read, or an empty string.
+
+        `iterator`: what Megatron hands to its schedule; None where this rank reads nothing.
+        """
+        return self._why_not(iterator)
+
+    def ahead(self, iterator: Any, plan: SyncPlan) -> list[Any]:
+        """The batches of other replicas that this one runs in the next iteration by `plan`.
+
+        They stand in the order of its share. The iteration that is over has taken all batches of
+        this replica from Megatron's `iterator`. Raises StopIteration where the data end,
+        ScheduleError for data that nobody can read for another replica, and what reading raises.
+        """
+        others = [pair for pair in plan.share(self._replica) if pair[0] != self._replica]
+        if not others:
+            return []
+        if reads_homes(iterator):
+            rows = {home: iterator.of_home(home) for home, _ in others}
+            places = dict.fromkeys(rows, -plan.microbatches)  # of the iteration that is over
+            found = []
+            for home, number in others:
+                found.append(next(islice(rows[home], number - places[home], None)))
+                places[home] = number + 1
+            return found
+        if (loader := loader_of(iterator)) is None:
+            raise ScheduleError(self._why_not(iterator))
+        if self._homes is None or self._homes.loader is not loader:
+            self._homes = LoaderHomes(loader)
+        first = loader._num_yielded
+        return [next(self._homes.batches(first + number, home)) for home, number in others]
+
+
+class ShareBatches:
+    """The batches of a share in one iteration, in its order; Megatron calls `next` as ever.
+
+    `iterator`: Megatron's; `own`: how many of its next `each` batches are run here; `others`: the
+    batches that come after these.
+    """
+
+    def __init__(self, iterator: Any, own: int, each: int, others: list[Any]) -> None:
+        self._iterator, self._own, self._each = iterator, own, each
+        self._taken = 0
+        # Copies, for a forward may change what it is given, and an iteration may be run again.
+        self._others = (copy.copy(batch) for batch in others)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._taken < self._own:
+            self._taken += 1
+            return next(self._iterator)
+        return next(self._others)
+
+    def end(self) -> None:
+        """Take what is given away; nothing on a stage whose forwards read nothing."""
+        while 0 < self._taken < self._each:
+            self._taken += 1
+            next(self._iterator)
+
+
+class CountedBatches:
+    """Megatron's `iterator`, and how many batches each forward of an iteration reads: `reads`.
+
+    It has what the iterator has, `counted`, by which batches of other replicas may be read.
+    """
+
+    def __init__(self, iterator: Any) -> None:
+        self.counted, self.reads = iterator, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.counted, name)
+
+    def forward_begins(self) -> None:
+        """Before each forward."""
+        self.reads.append(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self.reads:
+            self.reads[-1] += 1
+        return next(self.counted)
+
+    def why_not(self) -> str:
+        """Why batches are no microbatches, or an empty string."""
+        if set(self.reads) in ({0}, {1}):
+            return ""
+        return f"a forward reads {' or '.join(map(str, sorted(set(self.reads))))} batches, not one"

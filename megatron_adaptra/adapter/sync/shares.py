@@ -1,0 +1,309 @@
+"""Replicas that run different numbers of microbatches, with the same mean over the global batch.
+
+It stands round all of an iteration's schedule, whatever runs that: Megatron's own with one stage,
+or our session. For an iteration it gives the schedule this replica's number of microbatches, their
+batches in the order of its share, and losses weighed by that number. The first iteration runs as
+stock, and is watched; each later one runs by the plan of a `Source`, if all ranks have voted in the
+one before that they can: they have read what they run for others, and have the same plan. Where one
+of them cannot, all run as stock from the next iteration on, together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core import rerun_state_machine
+
+from megatron_adaptra import waits
+from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of
+from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
+from megatron_adaptra.adapter.pipeline.session import Session
+from megatron_adaptra.adapter.sync.found_counts import FoundCounts
+from megatron_adaptra.adapter.sync.offers import offers_of
+from megatron_adaptra.adapter.sync.share_data import ShareBatches, ShareData
+from megatron_adaptra.adapter.sync.share_limits import FirstIteration, apart, like, only, too_many
+from megatron_adaptra.adapter.sync.share_times import ScheduleTimes
+from megatron_adaptra.adapter.sync.share_vote import DIFFERENT, ENDED, FAILED, READY, ShareVote
+from megatron_adaptra.adapter.sync.sources import NewSource, Source, new_source
+from megatron_adaptra.errors import Disagreement, PeerLost, reason_of
+from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.log import GOES_ON, log_line
+from megatron_adaptra.runtime.sync.loop import SyncLoop
+
+Schedule = Callable[[ScheduleArgs], Any]  # runs one with these arguments of Megatron's
+# By the word of all ranks, why there are no shares any more.
+_OVER = {FAILED: "a rank cannot go on", DIFFERENT: "not all ranks have the same plan for it"}
+
+
+class Shares:
+    """One rank's part, from the first training iteration to the end.
+
+    Args:
+        session: this rank's, which runs the schedules.
+        source: makes what decides on plans; what the settings ask for, if None.
+        reductions: the job's PlannedCollectives, when training has begun.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        source: NewSource | None = None,
+        reductions: Callable[[], Sequence[Any]] = list,
+    ) -> None:
+        self._session, self._config, self._guard = session, session.config, session.guard
+        self._replica = mpu.get_data_parallel_rank()
+        self._replicas = mpu.get_data_parallel_world_size()
+        self._new_source, self._reductions = source, reductions
+        self._source: Source | None = None
+        self._data = ShareData(self._replica)
+        self._times = ScheduleTimes(session.context.device)
+        self._vote: ShareVote | None = None  # from the end of the first iteration on
+        self._off = False  # for good
+        self._reads = False  # forwards of this rank read batches
+        self._iteration = 0  # the one that is under way, or over
+        self._plan = SyncPlan.full_of(self._replicas, 1)  # in force
+        self._others: list[Any] = []  # batches of other replicas that it has this one run
+        self._next_plan: SyncPlan | None = None  # on which ranks vote
+        self._next_others: list[Any] = []
+
+    @property
+    def plan(self) -> SyncPlan:
+        """What the iteration under way, or else the last one, is run by."""
+        return self._plan
+
+    @property
+    def loop(self) -> SyncLoop | None:
+        """What finds counts, at the job's first rank; None at others, and where none are found."""
+        source = self._new_source
+        return source.loop if isinstance(source, FoundCounts) else None
+
+    def forward_backward(self, run: Schedule, arguments: ScheduleArgs) -> Any:
+        """One call of Megatron's forward_backward with these `arguments`, which `run` runs.
+
+        Returns what it returns. Raises what it raises, and PeerLost if a rank has not voted.
+        """
+        if self._off or arguments.get("forward_only"):
+            return run(arguments)
+        if self._vote is None:
+            return self._first(run, arguments)
+        if _again():
+            return self._run(run, arguments)
+        self._begin(arguments["num_microbatches"])
+        iterator = only(arguments["data_iterator"])
+
+        def over() -> None:
+            if not self._off:
+                self._end(iterator)
+
+        return self._run(run, arguments, over)
+
+    def close(self) -> None:
+        """No iteration follows."""
+        self._close_source()
+        if (close := getattr(self._new_source, "close", None)) is not None:
+            self._guard.attempt(waits.END, close)
+        if self._vote is not None:
+            self._vote.close()
+
+    def _first(self, run: Schedule, arguments: ScheduleArgs) -> Any:
+        """The first iteration, as stock; what is seen in it decides about all others."""
+        say, source = self._session.context.say, self._new_source
+        reason = self._session.patches.why_not("shares", "watched-forwards")
+        reason = reason or apart(self._config, arguments)
+        if source is None and not reason:
+            offers = offers_of(self._session, self._reductions)
+            asked = new_source(self._config, self._replicas, say, offers)
+            source, reason = (None, asked) if isinstance(asked, str) else (asked, "")
+        if reason or source is None:
+            self._refuse(reason)
+            return run(arguments)
+        self._new_source, self._iteration = source, self._session.iteration
+        self._start(source, arguments["num_microbatches"])
+        self._starts()
+        watch = FirstIteration(self._data, bool(config_of(arguments).calculate_per_token_loss))
+        result = self._run(run, watch.around(arguments))
+        if reason := reason_anywhere(watch.reason) or self._connect():
+            self._refuse(reason)
+            return result
+        self._reads = watch.reads
+        self._end(only(arguments["data_iterator"]))
+        return result
+
+    def _connect(self) -> str:
+        """Why ranks cannot vote, or an empty string. A collective of all."""
+        reason = ""
+        try:
+            self._vote = ShareVote(self._config.timeout)
+        except RuntimeError as error:
+            reason = f"ranks cannot vote on them: {reason_of(error)}"
+        return reason_anywhere(reason)
+
+    def _refuse(self, reason: str) -> None:
+        """From now on all is stock, on all ranks, for the same `reason`."""
+        self._session.context.say(f"replicas run as many microbatches each: {reason}")
+        self._off = True
+        self._others, self._next_others = [], []
+        self._close_source()
+
+    # The two ends of an iteration.
+
+    def _begin(self, microbatches: int) -> None:
+        """The boundary before an iteration of so many `microbatches` per replica in stock."""
+        assert self._vote is not None
+        word, before = self._vote.result(), self._plan
+        self._iteration += 1
+        if word in _OVER:
+            self._plan = SyncPlan.full_of(self._replicas, microbatches)
+            self._refuse(f"from iteration {self._iteration + 1} on, as {_OVER[word]}")
+        elif microbatches != before.microbatches and self._new_source is not None:
+            if reason := too_many(microbatches):
+                self._plan = SyncPlan.full_of(self._replicas, 1)
+                self._refuse(reason)
+            else:
+                self._start(self._new_source, microbatches)  # a batch size ramps up
+        elif word == READY and self._next_plan is not None:
+            self._plan, self._others = self._next_plan, self._next_others
+        else:
+            self._plan = SyncPlan.full_of(self._replicas, microbatches)
+        self._next_others = []
+        self._starts()
+        if self._plan != before:
+            self._session.begin_anew(apart=not self._plan.full)
+            found = isinstance(self._new_source, FoundCounts)  # whose decisions are logged
+            if self._plan.microbatches == before.microbatches and not (self._off or found):
+                counts = ",".join(map(str, self._plan.counts))
+                self._session.context.say(
+                    f"from iteration {self._iteration + 1} on, replicas run {counts} microbatches"
+                )
+
+    def _end(self, iterator: Any) -> None:
+        """Its backwards are over: prepare the next one, and vote on it.
+
+        `iterator`: Megatron's, which stands after all batches of this replica.
+        """
+        assert self._vote is not None
+        word, self._next_others = READY, []
+        self._next_plan = plan = self._ask(self._iteration + 1)
+        if plan is None:
+            word = FAILED
+        elif self._reads:
+            try:
+                self._next_others = self._data.ahead(iterator, plan)
+            except StopIteration:
+                word = ENDED
+            except Exception as error:
+                word = FAILED
+                log_line(
+                    f"rank {dist.get_rank()} cannot read batches of other replicas, {GOES_ON} "
+                    f"with its own: {reason_of(error)}"
+                )
+        self._vote.start(word, "" if plan is None else plan.text())
+
+    def _run(
+        self, run: Schedule, arguments: ScheduleArgs, over: Callable[[], None] | None = None
+    ) -> Any:
+        """The schedule, by the plan in force. `over`: is called when its backwards are.
+
+        That is before gradients are finalised: while replicas reduce them, the vote goes round.
+        """
+        plan, config = self._plan, config_of(arguments)
+        count = plan.counts[self._replica]
+        again, batches = _again(), None
+        ended = False
+        values = {}
+        if not plan.full:
+            given = arguments["data_iterator"]
+            if (iterator := only(given)) is not None:
+                own = min(count, plan.microbatches)
+                batches = ShareBatches(iterator, own, plan.microbatches, self._others)
+                arguments = {**arguments, "data_iterator": like(given, batches)}
+            arguments = {**arguments, "num_microbatches": count}
+            if not config.calculate_per_token_loss:
+                weight = float(plan.weight(self._replica))
+                values["grad_scale_func"] = _weighed(config.grad_scale_func, weight)
+
+        def backwards_end() -> None:
+            nonlocal ended
+            if ended:
+                return
+            ended = True
+            if batches is not None:
+                batches.end()
+            if not again:
+                self._times.end(self._iteration, count)
+                self._guard.call(self._report)
+            if over is not None:
+                over()
+
+        if not again:
+            arguments = self._times.begin(arguments)
+            if (finalize := config.finalize_model_grads_func) is not None:
+                seen = self._times.finalizing(finalize, backwards_end)
+                values["finalize_model_grads_func"] = seen
+        with patch("shares", config, **values) if values else contextlib.nullcontext():
+            result = run(arguments)
+        backwards_end()  # where nothing is finalised
+        return result
+
+    # What decides.
+
+    def _start(self, new: NewSource, microbatches: int) -> None:
+        """With another number of `microbatches` all begins anew, as stock."""
+        self._close_source()
+        self._plan = SyncPlan.full_of(self._replicas, microbatches)
+        self._source = self._guard.call(new, microbatches, self._iteration)
+        self._ask(self._iteration)
+
+    def _starts(self) -> None:
+        """All ranks are here: the iteration starts."""
+        if (source := self._source) is not None:
+            self._guard.call(lambda: source.starts(self._iteration))  # it may have no such thing
+
+    def _ask(self, iteration: int) -> SyncPlan | None:
+        """What the source wants in `iteration`; None where it has failed."""
+        source, each = self._source, self._plan.microbatches
+        if source is None:
+            return None
+        try:
+            plan = source.begin(iteration)
+            shape = self._replicas, each
+            if isinstance(plan, SyncPlan) and (plan.replicas, plan.microbatches) == shape:
+                return plan
+            self._guard.fail(self._ask, f"it says {plan!r}")
+        except (Disagreement, PeerLost):
+            raise
+        except Exception as error:
+            self._guard.fail(self._ask, error)
+        return None
+
+    def _report(self) -> None:
+        """What iterations have taken, as far as that is known by now."""
+        for iteration, seconds, microbatches in self._times.take():
+            if self._source is not None:
+                self._source.ended(iteration, seconds, microbatches)
+
+    def _close_source(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            self._guard.call(lambda: source.close())
+
+
+def _weighed(native: Callable[[Any], Any] | None, weight: float) -> Callable[[Any], Any]:
+    """Megatron's function that scales losses, `native`, which weighs them, too."""
+
+    def grad_scale_func(loss: Any) -> Any:
+        return (loss if native is None else native(loss)) * weight
+
+    return grad_scale_func
+
+
+def _again() -> bool:
+    """Whether Megatron runs the last iteration once more, to see if its results are the same."""
+    machine = rerun_state_machine._GLOBAL_RERUN_STATE_MACHINE  # asking for it would make one
+    again = rerun_state_machine.RerunState.RERUNNING_IN_PLACE
+    return machine is not None and machine.state is again

@@ -1,0 +1,114 @@
+"""Where a training's sync plans come from: counts that are named, or what finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from megatron_adaptra.adapter.sync.found_counts import FoundCounts
+from megatron_adaptra.config import AdaptraConfig
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.sync import SyncPlan, check_counts
+from megatron_adaptra.runtime.offer import Offers
+
+
+class Source(Protocol):
+    """Decides, together with those of all other ranks, what each replica runs.
+
+    A plan that `begin` returns on one rank it returns on all, for the same iteration: their votes
+    compare it, and where it differs all replicas run as stock from then on.
+    """
+
+    def begin(self, iteration: int) -> SyncPlan:
+        """What to run in `iteration`, which is about to begin; each in turn is asked for once.
+
+        Called when the backwards of the iteration before are over. What it raises ends the shares,
+        on all ranks together, but for PeerLost and Disagreement, which end the training.
+        """
+        ...
+
+    def starts(self, iteration: int) -> None:
+        """All ranks have voted on `iteration`, which starts. Goes through the guard."""
+        ...
+
+    def ended(self, iteration: int, seconds: float, microbatches: int) -> None:
+        """This rank has run so many `microbatches` in the schedule of `iteration`.
+
+        `seconds`: from its first forward to the end of its last backward, before gradients are
+        reduced. On a GPU it may come an iteration or two later. Goes through the guard.
+        """
+        ...
+
+    def close(self) -> None:
+        """No iteration follows, or those that do have another number of microbatches."""
+        ...
+
+
+# Makes one for so many microbatches per replica, from an iteration on. What has a `close`, too, is
+# closed at the end.
+NewSource = Callable[[int, int], Source]
+
+
+class NamedCounts:
+    """As Source: the same `plan` all the time."""
+
+    def __init__(self, plan: SyncPlan) -> None:
+        self._plan = plan
+
+    def begin(self, iteration: int) -> SyncPlan:
+        """The plan, whatever the `iteration`."""
+        return self._plan
+
+    def starts(self, iteration: int) -> None:
+        """Nothing, in any `iteration`."""
+
+    def ended(self, iteration: int, seconds: float, microbatches: int) -> None:
+        """Nothing: what is named depends on no `iteration`, its `seconds` or `microbatches`."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def new_source(
+    config: AdaptraConfig,
+    replicas: int,
+    say: Callable[[str], None],
+    offers: Offers | None = None,
+) -> NewSource | str:
+    """What makes the source that a job's settings, `config`, ask for, or why there is none.
+
+    A collective of all ranks. `replicas`: how many there are. `say`: logs a sentence, at rank 0.
+    `offers`: of cheaper remedies, where counts are found by the ladder; see SyncLoop.
+    """
+    counts = config.counts
+    if not counts:
+        return FoundCounts.connect(config, offers)
+
+    def named(microbatches: int, iteration: int) -> Source:
+        try:
+            fit(counts, replicas, microbatches)
+        except BadInput as error:  # while a batch size ramps up, or where nobody has checked them
+            say(f"replicas run {microbatches} microbatches each: {error}")
+            return NamedCounts(SyncPlan.full_of(replicas, microbatches))
+        return NamedCounts(SyncPlan(microbatches, counts))
+
+    return named
+
+
+def fit(counts: tuple[int, ...], replicas: int, microbatches: int) -> None:
+    """Raise BadInput unless `counts` share out the microbatches of so many `replicas`.
+
+    `microbatches`: of each replica in stock.
+    """
+    field, given = "--adaptra-sync-counts", ",".join(map(str, counts))
+    if len(counts) != replicas:
+        words = f"there are {replicas} replicas" if replicas > 1 else "there is 1 replica"
+        raise BadInput(field, given, f"{words}: name a count for each")
+    total = replicas * microbatches
+    if sum(counts) != total:
+        allowed = (
+            f"they have to add up to the global batch, {total} microbatches "
+            f"({replicas} x {microbatches}), not to {sum(counts)}"
+        )
+        raise BadInput(field, given, allowed)
+    check_counts(microbatches, counts)

@@ -1,0 +1,91 @@
+"""What `adaptra demo` prints at its end: a table, and what was decided, in words."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.view.findings import equalities, memory_table, peak_bytes, row_noun
+from megatron_adaptra.view.ranges import ranges
+from megatron_adaptra.view.share_decisions import words
+
+
+def _show_memory(summary: dict[str, Any], console: Console) -> None:
+    """What the executor's activations took, per worker, in the slow phase."""
+    head, rows = memory_table(summary)
+    whole = [[name, *others] for name, others in (("", head), *rows)]
+    wide = sum(3 + max(map(len, column)) for column in zip(*whole, strict=True))
+    if wide >= console.width:
+        head, rows = memory_table(summary, most=1)
+    if not rows:
+        return
+    row = row_noun(summary)
+    table = Table(title=f"Activations of adaptra, {row} by {row}")
+    table.add_column("")
+    for name in head:
+        table.add_column(name, justify="right")
+    for name, cells in rows:
+        table.add_row(name, *cells)
+    console.print(table)
+
+
+def show(summary: dict[str, Any], options: DemoOptions, console: Console) -> None:
+    """The closing table and the words to it.
+
+    `summary`: what summary.json holds, of a run with these `options`. `console`: where it goes.
+    """
+    arms = summary["arms"]["stock"], summary["arms"]["adaptra"]
+    table = Table(title="Iteration time, median ms")
+    for name in ("phase", "stock", "adaptra", "stock / adaptra"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    for phase in arms[0]["phases"]:
+        a, b = (arm["phases"][phase]["iteration_ms"] for arm in arms)
+        table.add_row(phase, f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f} x")
+    if (compared := summary["compared"]) is not None:
+        table.add_section()
+        first, last = compared["first_iteration"], compared["last_iteration"]
+        table.add_row(f"iterations {first} to {last}", "", "", "")
+        for word in ("predicted", "measured"):
+            a, b = (arm[f"{word}_slow_ms"] for arm in arms)
+            table.add_row(f"  {word}", f"{a:.0f}", f"{b:.0f}", f"{a / b:.2f} x")
+        peaks = [ranges(arm["peak_in_flight"] or []) for arm in arms]
+        if any(peaks):
+            table.add_row("  most microbatches in flight", *peaks, "")
+        if any(held := [peak_bytes(summary, name) for name in summary["arms"]]):
+            table.add_row("  activations of these", *held, "")
+    console.print(table)
+    _show_memory(summary, console)
+    for replan in summary["replans"]:
+        measured = replan["measured_ms"]
+        console.print(
+            f"replan at iteration {replan['iteration']}: {replan['why']} "
+            f"(predicted {replan['predicted_ms']:.0f} ms, measured "
+            + (f"{measured:.0f} ms)" if measured is not None else "in no whole iteration)"),
+            highlight=False,
+        )
+    for one in summary["all_reduces"]:
+        times = ", ".join(
+            f"{word} {ms:.0f} ms"
+            for word, ms in (("predicted", one["predicted_ms"]), ("measured", one["measured_ms"]))
+            if ms
+        )
+        console.print(
+            f"gradients of ranks {ranges(one['ranks'])} from iteration {one['iteration']} on, "
+            f"{one['after']}: {one['why']} (after the last arrival native {one['native_ms']:.0f} "
+            f"ms, {times})",
+            highlight=False,
+        )
+    for one in summary["shares"]:
+        console.print(words(one), highlight=False)
+    if not (summary["replans"] or summary["all_reduces"] or summary["shares"]):
+        console.print("no replan: no change was worth one")
+    for what, how, good in equalities(summary):
+        console.print(f"{what}: {how if good else f'[red]DIFFERENT[/]: they {how}'}")
+    for text in summary["notes"]:
+        console.print(text, highlight=False, markup=False)
+    console.print(f"results: {options.out}/report.html, timeline.json, decisions.jsonl")
+    sys.stdout.flush()

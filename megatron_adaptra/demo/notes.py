@@ -1,0 +1,96 @@
+"""Sentences of a report: what interrupted it, who used the machine, why predictions are off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megatron_adaptra.demo.comparison import BUSY, Comparison, Ran, conditions_of, why_off
+from megatron_adaptra.demo.cpu_load import Sample, load_of
+from megatron_adaptra.demo.options import DemoOptions
+from megatron_adaptra.runtime.decisions import Decision
+from megatron_adaptra.units import size
+from megatron_adaptra.view.report import ArmReport
+
+
+def of_the_run(
+    options: DemoOptions, interrupted: str, ran: int, machine: Mapping[str, Any]
+) -> list[str]:
+    """Sentences: whether the run is whole, and whether the machine was busy.
+
+    `interrupted`: by which signal, or empty, after `ran` iterations. `machine`: as the summary has
+    it.
+    """
+    notes = []
+    if interrupted:
+        notes.append(
+            f"Interrupted by {interrupted} after {ran} of {options.iterations} iterations: "
+            f"all figures are of these."
+        )
+    if options.reroute == "auto" and options.dropout:
+        notes.append(
+            "While single microbatches move between replicas dropout falls on other values than "
+            "in stock, by iteration and home: losses and parameters then differ by more than "
+            "rounding. Without --dropout they can be compared."
+        )
+    if options.sync != "full" and options.dropout:
+        notes.append(
+            "Where replicas run other numbers of microbatches dropout falls on other values than "
+            "in stock: losses and parameters then differ by more than rounding. Without --dropout "
+            "they can be compared."
+        )
+    if options.op_times > 1:
+        notes.append(
+            f"{options.world} ranks have no core each, and replicas that wait for a core are "
+            f"equally slow. So each op takes {options.op_times:g} times as long as it computes, by "
+            f"waiting, as if a GPU ran it."
+        )
+    if options.emulate and options.bandwidth is not None:
+        wire = 1e3 * options.message_bytes / options.bandwidth
+        notes.append(
+            f"At {size(options.bandwidth)}/s a message of {size(options.message_bytes)} keeps the "
+            f"slow link busy for {wire:.3g} ms. A deeper warmup hides delay; it does not help "
+            f"where messages take longer than a microbatch does."
+        )
+    others = {name: load["others"] for name, load in machine["cpu_share"].items()}
+    others.pop("compared", None)
+    busy = {name: share for name, share in others.items() if share > BUSY}
+    if busy:
+        phases = ", ".join(f"{100 * share:.0f} % ({name})" for name, share in busy.items())
+        notes.append(
+            f"The machine was busy: other processes used {phases} of the CPU time of its "
+            f"{machine['cores']} cores; load average {machine['load_average'][0]:.1f}. Iterations "
+            f"take longer, and differ more, than on an idle machine."
+        )
+    return notes
+
+
+def of_predictions(
+    decisions: Sequence[Decision],
+    lived: Mapping[int, range],
+    samples: Sequence[Sequence[Sample]],
+    kernels: Sequence[str],
+    comparison: Comparison | None,
+    arms: Sequence[ArmReport],
+    delays: Mapping[int, Mapping[str, float]],
+) -> list[str]:
+    """Sentences: which plan is compared if not the last, and why predictions are off.
+
+    `decisions`: on plans in force. `lived`: the whole iterations of each plan in its phase, by its
+    first iteration. `samples`, `kernels`: by rank, see RankResult. `comparison` of both `arms`, or
+    None. `delays`: see `why_off`.
+    """
+    notes, judged = [], list[Ran]()
+    if comparison is not None:
+        notes.append(comparison.why_not_the_last)
+        judged += [comparison.ran(arm.name, arm.measured) for arm in arms]
+    for d in decisions:
+        whole = lived[d.iteration]
+        if d.measured_ms is None or (comparison is not None and comparison.iterations == whole):
+            continue
+        who = f"The plan of iteration {d.iteration}"
+        judged.append(Ran(who, whole, d.predicted_ms, d.measured_ms, conditions_of(d)))
+    for one in judged:
+        load = load_of(samples, kernels, one.iterations.start, one.iterations.stop)
+        notes.append(why_off(one, delays, load))
+    return [note for note in notes if note]

@@ -1,0 +1,140 @@
+"""What became of shares of microbatches that were found while training: figures, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+from typing import Any, Protocol
+
+from megatron_adaptra.ir.conditions import Conditions
+from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.ir.replicas import ReplicaConditions
+from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.ir.timeline import Span, Timeline
+from megatron_adaptra.runtime.sync.decisions import SyncDecision
+from megatron_adaptra.runtime.sync.loop import SyncLoop
+from megatron_adaptra.sim.clock import step_spans
+from megatron_adaptra.view.report import SharedIteration
+from megatron_adaptra.view.shares import shares_gantt
+
+_FORWARD = 1 / 3  # of a microbatch, in the picture: a backward takes twice as long
+
+
+class Finds(Protocol):
+    """What a rank's shares of microbatches have: what finds counts, at the first rank."""
+
+    @property
+    def loop(self) -> SyncLoop | None:
+        """None at other ranks, and where counts are not found."""
+        ...
+
+
+def found_shares(shares: Finds | None) -> list[SyncDecision]:
+    """The decisions that came into force, at the end of a run; none where there are no `shares`."""
+    loop = None if shares is None else shares.loop
+    if loop is None:
+        return []
+    loop.drain()
+    return list(loop.log.in_force)
+
+
+def share_entries(
+    decisions: Sequence[SyncDecision], iteration_ms: Sequence[float], ends: Iterable[int]
+) -> list[dict[str, Any]]:
+    """What the summary has of each of `decisions`, in order.
+
+    `iteration_ms`: of each iteration that ran. `ends`: of the phases, each the iteration after its
+    last: in another phase other replicas are slow, and a prediction is of one phase.
+    """
+    found, ends = [], [*ends, len(iteration_ms)]
+    for one, until in pairwise([*decisions, None]):
+        assert one is not None
+        end = min([end for end in ends if end > one.iteration], default=len(iteration_ms))
+        end = end if until is None else min(end, until.iteration)
+        times = iteration_ms[one.iteration + 1 : end]
+        found.append(
+            {
+                "iteration": one.iteration,
+                "detected": one.detected,
+                "why": one.why,
+                "before": one.before,
+                "after": one.after,
+                "full_ms": one.full_ms,
+                "predicted_ms": one.predicted_ms,
+                "measured_ms": median(times) if times else None,
+                "lower_bound_ms": one.lower_bound_ms,
+                "cheaper": one.cheaper,
+            }
+        )
+    return found
+
+
+def drawn_shares(
+    decisions: Sequence[SyncDecision], shares: Sequence[Mapping[str, Any]], phase: tuple[int, int]
+) -> SharedIteration | None:
+    """The change to other counts under which most iterations of the `phase` ran.
+
+    `shares`: of each of `decisions` what the summary has, see `share_entries`.
+    """
+    found: list[tuple[int, int]] = []
+    for at, (decision, until) in enumerate(pairwise([*decisions, None])):
+        assert decision is not None
+        end = phase[1] if until is None else min(until.iteration, phase[1])
+        ran = end - max(decision.iteration, phase[0])
+        if decision.microbatch_ms and decision.after != decision.before and ran > 0:
+            found.append((-ran, at))
+    if not found:
+        return None
+    at = min(found)[1]
+    return shared_iteration(decisions[at], shares[at]["measured_ms"])
+
+
+def shared_iteration(decision: SyncDecision, measured_ms: float | None) -> SharedIteration:
+    """The picture of a `decision`, from the figures that it was made from.
+
+    Each microbatch of a replica takes what its pipeline's slowest stage does. What does not depend
+    on their number, as a pipeline fills and drains, comes after them. `measured_ms`: an iteration
+    with its counts; None where none ran.
+    """
+    seconds = [ms / 1e3 for ms in decision.microbatch_ms]
+    least, step = min(seconds), decision.predicted_ms / 1e3 - _last(decision, decision.after)
+    pipeline = Conditions(
+        decision.microbatches, (_FORWARD * least,), (0.0,), (0.0,),
+        backward=((1 - _FORWARD) * least,), split=False, step_seconds=max(0.0, step),
+    )  # fmt: skip
+    slow = {one: seconds[one] / least for one in decision.slow}
+    conditions = ReplicaConditions(pipeline, len(seconds), slow=slow)
+    before = _timeline(decision, decision.before, conditions, "before")
+    after = _timeline(decision, decision.after, conditions, "after")
+    names = [f"{word} {one}" for word in ("before", "after") for one in conditions.all_replicas]
+    return SharedIteration(
+        iteration=decision.iteration,
+        before=decision.before,
+        after=decision.after,
+        gantt=replace(shares_gantt(before, after, conditions), names=tuple(names)),
+        before_ms=1e3 * (_last(decision, decision.before) + pipeline.step_seconds),
+        after_ms=1e3 * (_last(decision, decision.after) + pipeline.step_seconds),
+        measured_ms=measured_ms,
+    )
+
+
+def _last(decision: SyncDecision, counts: Sequence[int]) -> float:
+    """Seconds until the last replica has run its microbatches."""
+    figures = zip(decision.outside_ms, decision.microbatch_ms, counts, strict=True)
+    return max(outside + each * count for outside, each, count in figures) / 1e3
+
+
+def _timeline(
+    decision: SyncDecision, counts: Sequence[int], conditions: ReplicaConditions, name: str
+) -> Timeline:
+    """One iteration with these `counts`, a row per replica, and the step when all are there."""
+    sync, spans = SyncPlan(decision.microbatches, tuple(counts)), list[Span]()
+    for replica, ms in enumerate(decision.microbatch_ms):
+        for place, (home, microbatch) in enumerate(sync.share(replica)):
+            start, middle, end = (ms / 1e3 * at for at in (place, place + _FORWARD, place + 1))
+            spans.append(Span(replica, Op(Kind.F, microbatch, home=home), start, middle))
+            spans.append(Span(replica, Op(Kind.B, microbatch, home=home), middle, end))
+    spans += step_spans(conditions, _last(decision, counts))
+    return Timeline(tuple(spans), (), name, conditions.replicas, 1)

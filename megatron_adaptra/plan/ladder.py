@@ -1,0 +1,148 @@
+"""Which remedy for slow replicas is enough: the cheapest that leaves no material loss.
+
+The rungs, in the order of their price: another order in each pipeline, where nothing moves between
+replicas; shares of a collective, which hide communication; routes, which move microbatches of
+single stages; shares of microbatches, which change the order of sums over the whole batch. Only
+one of them moves work in an iteration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from megatron_adaptra.errors import BadInput
+
+FULL = "full"  # nothing changes: as many microbatches each, as Megatron runs and reduces them
+ORDER, COLLECTIVE, ROUTES, SHARES = REMEDIES = (
+    "another order in the pipeline", "shares of a collective", "routes", "shares of microbatches",
+)  # fmt: skip
+BY_COUNTS = "whole microbatches move, and sums have another order"  # of SHARES
+NEAR = 0.05  # share of an iteration for which a cheaper remedy is taken, where one is taken at all
+_SAME = 1e-9
+
+
+class Remedy(NamedTuple):
+    """One rung.
+
+    `leaves`: seconds of an iteration with it; None where it cannot be had, or that is not known.
+    `why`: there is that figure, or none.
+    """
+
+    name: str
+    leaves: float | None
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """An object for json.dump, in milliseconds."""
+        leaves = None if self.leaves is None else 1e3 * self.leaves
+        return {"remedy": self.name, "leaves_ms": leaves, "why": self.why}
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """What each remedy leaves, and which one is enough.
+
+    Args:
+        full: seconds of an iteration in which nothing is done.
+        remedies: the cheapest first.
+        chosen: the name of one of them, or FULL.
+    """
+
+    full: float
+    remedies: tuple[Remedy, ...]
+    chosen: str
+
+    @property
+    def predicted(self) -> float:
+        """Seconds of an iteration with what is chosen; never above `full`."""
+        found = (one.leaves for one in self.remedies if one.name == self.chosen)
+        return next((leaves for leaves in found if leaves is not None), self.full)
+
+    @property
+    def gain(self) -> float:
+        """Share of an iteration that it saves."""
+        return 1 - self.predicted / self.full if self.full else 0.0
+
+    @property
+    def best(self) -> Remedy:
+        """What leaves the least, whether it is worth it or not; of equals the cheapest."""
+        return min(self.remedies, key=_leaves, default=Remedy(FULL, self.full, ""))
+
+    @property
+    def cheaper(self) -> tuple[Remedy, ...]:
+        """Those below what is chosen, the cheapest first; all of them where nothing is done."""
+        names = [one.name for one in self.remedies]
+        return self.remedies[: names.index(self.chosen)] if self.chosen in names else self.remedies
+
+    def to_json(self) -> dict[str, Any]:
+        """An object for json.dump, in milliseconds."""
+        return {
+            "chosen": self.chosen,
+            "full_ms": 1e3 * self.full,
+            "predicted_ms": 1e3 * self.predicted,
+            "remedies": [one.to_json() for one in self.remedies],
+        }
+
+
+def climb(full: float, remedies: Sequence[Remedy], min_gain: float) -> Ladder:
+    """The ladder with its cheapest rung that is enough.
+
+    A rung is worth it when it saves `min_gain` of an iteration, as its own planner asks; it
+    is enough when no other one leaves an iteration shorter by more than NEAR. Where none is worth
+    it nothing is done: what is lost then is less than `min_gain`.
+
+    Args:
+        full: seconds of an iteration in which nothing is done.
+        remedies: the cheapest first; one that leaves more than `full` is never chosen.
+        min_gain: `--adaptra-min-gain`.
+
+    Raises:
+        BadInput: seconds that no iteration takes, or a gain below 0.
+    """
+    for what, seconds in (("full", full), *((one.name, one.leaves) for one in remedies)):
+        if seconds is not None and not 0 <= seconds < math.inf:
+            raise BadInput(f"seconds of {what}", seconds, "a finite number of at least 0")
+    if not min_gain >= 0:
+        raise BadInput("min_gain", min_gain, "at least 0")
+    worth = [one for one in remedies if _saves(full, one, min_gain)]
+    least = min(map(_leaves, worth), default=full)
+    enough = (one.name for one in worth if _leaves(one) <= least * (1 + NEAR))
+    return Ladder(full, tuple(remedies), next(enough, FULL))
+
+
+def _saves(full: float, remedy: Remedy, min_gain: float) -> bool:
+    leaves = _leaves(remedy)
+    return leaves < full * (1 - _SAME) and leaves <= full * (1 - min_gain) * (1 + _SAME)
+
+
+def _leaves(remedy: Remedy) -> float:
+    return math.inf if remedy.leaves is None else remedy.leaves
+
+
+def ladder_in_words(ladder: Ladder, min_gain: float) -> str:
+    """What is chosen and expected, and what the best cheaper remedy would leave; in a sentence.
+
+    `min_gain`: the `ladder` was climbed with it.
+    """
+    full = f"{1e3 * ladder.full:.4g} ms"
+    if ladder.chosen == FULL:
+        best = ladder.best
+        if best.leaves is None or best.leaves >= ladder.full * (1 - _SAME):
+            return f"nothing is to be done: an iteration takes {full}, and no remedy makes it less"
+        saves = 1 - best.leaves / ladder.full
+        return (
+            f"nothing is done: an iteration takes {full}; {best.name} would save {saves:.0%} of it,"
+            f" less than --adaptra-min-gain {min_gain:.0%}"
+        )
+    text = (
+        f"{ladder.chosen}: an iteration is expected to take {1e3 * ladder.predicted:.4g} ms, "
+        f"without {full}"
+    )
+    known = [one for one in ladder.cheaper if one.leaves is not None]
+    cheaper = min(known, key=_leaves, default=None)
+    if cheaper is None or _leaves(cheaper) >= ladder.full * (1 - _SAME):
+        return f"{text}; nothing cheaper makes it less"
+    return f"{text}; {cheaper.name} would leave {1e3 * _leaves(cheaper):.4g}"

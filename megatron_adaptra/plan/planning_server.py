@@ -1,0 +1,37 @@
+"""A planner in a process of its own beside a training: one line of JSON after another.
+
+Its side of runtime/planning_process.py. A request has a `number`, which its answer has, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from megatron_adaptra.processes import die_with_parent
+
+NICE = 10  # the training comes first where cores are short
+Answer = Callable[[dict[str, Any]], dict[str, Any]]  # of a request
+
+
+def serve(answer: Answer) -> None:
+    """Answer all requests, until the input ends; the process ends with its parent, too.
+
+    `answer`: to a request. What it raises is answered with `{"error": text}`.
+    """
+    die_with_parent()
+    os.nice(NICE)
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(_answered(answer, request)), flush=True)
+
+
+def _answered(answer: Answer, request: dict[str, Any]) -> dict[str, Any]:
+    number = request.pop("number")
+    try:
+        return answer(request) | {"number": number}
+    except Exception as error:  # the process that has asked logs it
+        return {"error": f"{type(error).__name__}: {error}", "number": number}

@@ -1,0 +1,1 @@
+"""`--adaptra-sync share` and `auto`: counts of microbatches, found and voted on."""

@@ -1,0 +1,313 @@
+"""From what all ranks report of their iterations to the counts of microbatches they vote on."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from megatron_adaptra.errors import BadMessage
+from megatron_adaptra.ir.sync import SyncPlan
+from megatron_adaptra.plan.ladder import FULL, SHARES, Ladder, climb, ladder_in_words
+from megatron_adaptra.plan.shares import SharePlan, share_by_speed, shares_in_words
+from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.runtime.offer import Offered, Offers
+from megatron_adaptra.runtime.sync.decisions import SyncDecision, SyncLog, sentence
+from megatron_adaptra.runtime.sync.ladder import PATIENCE, cheaper_remedies, known_remedies
+from megatron_adaptra.runtime.sync.value import SYNC, JobSync
+from megatron_adaptra.runtime.voted_choice import RECENT, VotedChoice
+from megatron_adaptra.runtime.voted_thread import Vote
+from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds
+from megatron_adaptra.telemetry.sync_report import SyncReport
+
+WARM = 2  # iterations at first that show nothing: caches, connections, compilation
+WINDOW = 5  # iterations whose median is what an iteration takes
+AGAIN = 12  # iterations after which counts that would have gained too little are looked at again
+
+
+class SyncLoop(VotedChoice[SyncReport, SyncDecision]):
+    """Estimates and chooses for one job; runs at its leader.
+
+    Counts are chosen anew only when other replicas are slow than before: one change at most for
+    each change of that set. What would have gained too little is looked at again while the same
+    ones are slow: other programs may have made iterations long for a while.
+
+    Args:
+        replicas: by rank, that it belongs to; of N replicas 0 to N - 1.
+        min_gain: share of an iteration that counts have to save over equal ones.
+        log: of decisions.
+        stages: of each replica's pipeline.
+        announce: decisions go to the log of the training, too.
+        offers: of cheaper remedies that are allowed, and taken where they are enough (`auto`); None
+            to share out microbatches whenever that gains enough (`share`).
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[int],
+        min_gain: float,
+        log: SyncLog,
+        stages: int = 1,
+        announce: bool = True,
+        offers: Offers | None = None,
+    ) -> None:
+        super().__init__(len(replicas), log, announce)
+        self._replicas, self._min_gain, self._stages = tuple(replicas), min_gain, stages
+        self._offered = None if offers is None else Offered(offers)
+        self._since: int | None = None  # the iteration whose reports have shown other slow ones
+        self._left_to: int | None = None  # that of the change which was left to a cheaper remedy
+        # When other counts were last looked at while equal ones stay, and what was slow, in words.
+        self._refused: tuple[int, str] | None = None
+        self._runs: SyncPlan | None = None  # set by the training thread
+        self._microbatches = 0  # of a replica in stock
+        self._speeds: ReplicaSpeeds  # from the first report on
+        self._warm = WARM
+        # An iteration, and by replica its microbatches and seconds.
+        self._last: tuple[int, list[int], list[float]] | None = None
+        self._uses: dict[int, HostUse] = {}  # by replica, of the host that its training waits on
+        self._took: dict[int, float] = {}  # seconds, by iteration
+        self._rests: deque[float] = deque(maxlen=WINDOW)  # seconds after the last replica has run
+        self._usual: deque[float] = deque(maxlen=WINDOW)  # the same while no replica is slow
+        self._ours: deque[float] = deque(maxlen=WINDOW)  # of the counts in force
+
+    def begins(self, iteration: int, bundle: Bundle) -> None:
+        """As for VotedThread: what a `bundle` means in `iteration` comes by `runs`."""
+
+    def runs(self, plan: SyncPlan) -> None:
+        """All ranks run `plan` in the iteration that begins. On the training thread."""
+        self._runs = plan
+
+    # On the thread.
+
+    def _begin(self, vote: Vote) -> None:
+        """As for VotedThread, for a `vote`."""
+        replicas = max(self._replicas) + 1
+        self.log.record.run(vote.first, replicas=replicas, stages=self._stages)
+
+    def _begin_anew(self, microbatches: int) -> None:
+        """So many microbatches from now on: what was known was of others."""
+        self.log.end()
+        self._speeds = ReplicaSpeeds(max(self._replicas) + 1, self._stages - 1)
+        self._microbatches, self._warm, self._since = microbatches, WARM, None
+        self._refused = None
+        self._rests.clear()
+        self._usual.clear()
+        self._ours.clear()
+
+    def _on_row(self, iteration: int, row: Mapping[int, SyncReport]) -> None:
+        """All ranks have reported an iteration."""
+        counts, seconds = by_replica(row)
+        self._uses = uses_of(row)
+        self._take_period(iteration, row)
+        if sum(counts) % len(counts):
+            return  # ranks that do not run one plan: others find that out
+        microbatches = sum(counts) // len(counts)
+        if microbatches != self._microbatches:
+            self._begin_anew(microbatches)
+        self._last = iteration, counts, seconds
+        if self._warm:
+            self._warm -= 1
+            return
+        if microbatches == 1:
+            self._vote.note(
+                "each replica runs one microbatch: shares of microbatches cannot help a slow one"
+            )
+            return
+        samples = enumerate(zip(seconds, counts, strict=True))
+        changed = self._speeds.update(dict(samples))
+        if not changed:
+            self._since = None
+            if self._offered is not None:
+                self._offered.remember()
+        elif self._since is None:
+            self._since = iteration
+        current = self._runs
+        if (
+            not self._can_propose(iteration)
+            or current is None
+            or current.microbatches != microbatches
+            or current.counts != tuple(counts)
+        ):
+            return  # what is in force has not been reported yet
+        if (note := self._speeds.note()) is not None:
+            self._vote.note(note)
+        if changed or self._looks_again(iteration):
+            self._choose(iteration, current)
+        elif self._slower(current):
+            self._undo(iteration, current)
+
+    def _looks_again(self, iteration: int) -> bool:
+        """Whether counts that gained too little have waited for long. Offers are for the ladder."""
+        refused = self._refused
+        return self._offered is None and refused is not None and iteration >= refused[0] + AGAIN
+
+    def _take_period(self, iteration: int, row: Mapping[int, SyncReport]) -> None:
+        """What the iteration before has taken in all, which is known by now."""
+        periods = [one.period for one in row.values() if one.period is not None]
+        before, last = iteration - 1, self._last
+        if not periods or last is None or last[0] != before:
+            return
+        took = self._took[before] = median(periods)
+        self._took.pop(before - RECENT, None)
+        self.log.record.replicas(*last, took)
+        self.log.outcome(before, took)
+        if not self._warm:
+            self._rests.append(max(0.0, took - max(last[2])))
+            if self._since is None and not (self._speeds.slow() or self._speeds.alarms()):
+                self._usual.append(self._rests[-1])
+        decision = self.log.last
+        if decision is not None and before > decision.iteration and not self._speeds.alarms():
+            self._ours.append(took)
+
+    def _slower(self, current: SyncPlan) -> bool:
+        """Whether iterations take longer with the counts in force than they did before."""
+        decision = self.log.last
+        if decision is None or current.full or len(self._ours) < WINDOW:
+            return False
+        return bool(before := self._before(decision)) and median(self._ours) > median(before)
+
+    def _before(self, decision: SyncDecision) -> list[float]:
+        """What iterations took when replicas were slow, and counts had not changed yet."""
+        return [
+            self._took[i] for i in range(decision.detected, decision.iteration) if i in self._took
+        ]
+
+    def _undo(self, iteration: int, current: SyncPlan) -> None:
+        """Back to what was faster, and nothing else for a while: predictions do not hold."""
+        decision = self.log.last
+        assert decision is not None
+        ours, before = median(self._ours), median(self._before(decision))
+        why = f"iterations take {1e3 * ours:.4g} ms, before {1e3 * before:.4g}"
+        after = SyncPlan(current.microbatches, tuple(decision.before))
+        self._propose(
+            iteration, current, after, why,
+            predicted_ms=1e3 * before, full_ms=1e3 * ours, lower_bound_ms=None,
+            gain=(ours - before) / ours, planning_ms=0.0,
+            microbatch_ms=[], outside_ms=[], cheaper=[],
+        )  # fmt: skip
+
+    def _choose(self, iteration: int, current: SyncPlan) -> None:
+        """Other replicas are slow: choose counts, and put them to the vote where they differ."""
+        slow = self._speeds.slow()
+        if not self._speeds.known or not self._rests or (slow and iteration < self._not_before):
+            return  # it stays changed until it is accepted
+        began, step, speeds = time.perf_counter(), median(self._rests), self._speeds.speeds()
+        share = share_by_speed(speeds, current.microbatches, step)
+        taken, remedies = share.predicted, None
+        gain = (share.full - taken) / share.full
+        words = f"{shares_in_words(share.sync)} would save {gain:.0%} of an iteration, "
+        words += f"less than --adaptra-min-gain {self._min_gain:.0%}"
+        worth = bool(slow) and gain >= self._min_gain
+        if slow and current.full and self._offered is not None:
+            ladder = self._climb(iteration, share, self._offered)
+            if ladder is None:
+                return  # a cheaper remedy is to act: it stays changed until none is slow
+            worth, words = ladder.chosen == SHARES, ladder_in_words(ladder, self._min_gain)
+            taken, remedies = ladder.predicted, ladder.cheaper
+        plan = share.sync
+        if not worth:
+            plan, taken = SyncPlan.full_of(current.replicas, current.microbatches), share.full
+        seconds = time.perf_counter() - began
+        hosts = [f"replica {r}: {use.in_words()}" for r, use in self._uses.items() if r in slow]
+        changes = self._speeds.changes()
+        if not changes and self._refused is not None:
+            changes = [self._refused[1]]
+        elif slow and not worth and plan == current:
+            self._vote.note(f"{'; '.join([*changes, *hosts])}: {words}; counts stay")
+        why = "; ".join([*changes, *hosts])
+        self._refused = (iteration, "; ".join(changes)) if slow and current.full else None
+        if plan == current:
+            self._speeds.accept()
+            return
+        if remedies is None:
+            remedies = cheaper_remedies(speeds, current.microbatches, step, self._stages)
+        self._propose(
+            iteration, current, plan, why,
+            predicted_ms=1e3 * taken, full_ms=1e3 * share.full, lower_bound_ms=1e3 * share.bound,
+            gain=(share.full - taken) / share.full, planning_ms=1e3 * seconds,
+            microbatch_ms=[1e3 * one.per_microbatch for one in speeds],
+            outside_ms=[1e3 * one.outside for one in speeds],
+            cheaper=[one.to_json() for one in remedies],
+        )  # fmt: skip
+
+    def _climb(self, iteration: int, share: SharePlan, offered: Offered) -> Ladder | None:
+        """The ladder after the reports of `iteration`; None while a cheaper remedy is to act.
+
+        `share`: the best counts. `offered`: by the planners of cheaper remedies.
+        """
+        assert self._since is not None
+        measured = iteration - self._since >= PATIENCE
+        # What a collective hides while a replica is late it does not hide when all are in time.
+        step = max([share.step, *([median(self._usual)] if self._usual else [])])
+        with_shares = max(share.seconds) + step
+        known = known_remedies(share, with_shares, offered, measured)
+        ladder = climb(share.full, [one.remedy for one in known], self._min_gain)
+        if ladder.chosen in (FULL, SHARES):
+            return ladder
+        certain = any(one.certain for one in known if one.remedy.name == ladder.chosen)
+        if certain and self._left_to != self._since:
+            self._left_to = self._since
+            why = "; ".join(self._speeds.changes())
+            self._vote.note(f"{why}: {ladder_in_words(ladder, self._min_gain)}; counts stay")
+        return None
+
+    def _propose(
+        self,
+        iteration: int,
+        current: SyncPlan,
+        plan: SyncPlan,
+        why: str,
+        **figures: Any,
+    ) -> None:
+        def decide(swap: int) -> SyncDecision:
+            return SyncDecision(
+                number=self.log.made, iteration=swap, detected=iteration, why=why,
+                microbatches=plan.microbatches, before=list(current.counts),
+                after=list(plan.counts), slow=sorted(self._speeds.slow()), **figures,
+            )  # fmt: skip
+
+        self._put_to_vote(iteration, Bundle({SYNC: JobSync(plan)}), decide)
+
+    def _switched(self, decision: SyncDecision) -> None:
+        self._ours.clear()
+        self._refused = None
+        self._speeds.accept()
+        if decision.lower_bound_ms is None:  # it takes back what was slower
+            self._wait_after(decision.iteration)
+
+    def _sentence(self, decision: SyncDecision) -> str:
+        return sentence(decision)
+
+
+def uses_of(row: Mapping[int, SyncReport]) -> dict[int, HostUse]:
+    """By replica of a `row` of reports by rank, of the rank that waits most for a core, if any."""
+    found: dict[int, HostUse] = {}
+    for one in row.values():
+        known = found.get(one.replica)
+        if one.use is not None and (known is None or one.use.queued > known.queued):
+            found[one.replica] = one.use
+    return found
+
+
+def by_replica(row: Mapping[int, SyncReport]) -> tuple[list[int], list[float]]:
+    """By replica, the microbatches that it ran, and the seconds of the last of its ranks.
+
+    `row`: by rank, of all ranks. Raises BadMessage where ranks of one replica ran different
+    numbers, or none is of some replica.
+    """
+    counts: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for rank, one in row.items():
+        if counts.setdefault(one.replica, one.microbatches) != one.microbatches:
+            raise BadMessage(
+                f"rank {rank} of replica {one.replica} ran {one.microbatches} microbatches, "
+                f"another one {counts[one.replica]}"
+            )
+        seconds[one.replica] = max(one.seconds, seconds.get(one.replica, 0.0))
+    replicas = range(len(counts))
+    if sorted(counts) != list(replicas):
+        raise BadMessage(f"reports of replicas {sorted(counts)}; they are 0 to {len(counts) - 1}")
+    return [counts[replica] for replica in replicas], [seconds[replica] for replica in replicas]

@@ -1,0 +1,232 @@
+"""How fast each data-parallel replica is, and which replicas are slow for good.
+
+A replica reports of each iteration what its microbatches took, and how many there were. Of that,
+some seconds are outside of any microbatch; the rest are as many times those of one microbatch as
+it ran, and as it takes to fill and drain its pipeline.
+
+Which replicas are slow is found as for the workers of a stage (telemetry/slow_workers.py): each
+has the others for a control group, and a chart with a gate and a confirmation. The set of slow
+replicas counts as another one only once it has been so for some iterations. Slowness that moves
+from one replica to another is nobody's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.plan.shares import Speed
+from megatron_adaptra.telemetry.forecast import FORECASTS
+from megatron_adaptra.telemetry.rotation import Rotation
+from megatron_adaptra.telemetry.slow_workers import SLOW, SlowWorkers
+
+DEFAULT = "median"  # the least error, see docs/evidence/shares.md
+HOLDS = 3  # iterations in a row that show the same set, before it counts, ...
+HOLDS_ROTATING = 12  # ... and as many where slowness has moved
+ROTATES = 0.15  # share of iterations in which slowness moves: every sixth
+APART = 1.35  # times as long as others in one iteration: slow there, and no noise
+AROUND = 4  # iterations before and after a change of counts, from which seconds outside follow
+PRIOR = 4.0  # squared microbatches by which counts have to differ, so that half of it is believed
+MOST_OUTSIDE = 0.9  # of an iteration
+_KIND = "microbatch"
+_LEAST, _MOST = 1e-9, 1e9  # seconds; others are nonsense
+
+
+class ReplicaSpeeds:
+    """Replicas 0 to `replicas` - 1.
+
+    Args:
+        replicas: at least 2.
+        fill: how many microbatches' seconds filling and draining a pipeline take beyond those of
+            its microbatches: 0 for one stage, stages - 1 for equal ones.
+        forecast: a name in FORECASTS, of how the next seconds are guessed.
+
+    Raises:
+        BadInput: too few replicas, a fill below 0, or no such name.
+    """
+
+    def __init__(self, replicas: int, fill: float = 0.0, forecast: str = DEFAULT) -> None:
+        if replicas < 2:
+            raise BadInput("replicas", replicas, "at least 2: a replica is slow beside others")
+        if not 0 <= fill < math.inf:
+            raise BadInput("microbatches to fill a pipeline", fill, "a finite number, at least 0")
+        if forecast not in FORECASTS:
+            raise BadInput("forecast", forecast, f"one of {', '.join(FORECASTS)}")
+        self.replicas = replicas
+        self._fill = fill
+        self._lines = [FORECASTS[forecast]() for _ in range(replicas)]
+        self._outside = Outside(replicas, fill)
+        self._workers = SlowWorkers(1, replicas)
+        self._rotation = Rotation(ROTATES)
+        self._decided: dict[int, float] = {}
+        self._found: dict[int, float] = {}
+        self._held = 0
+        self._measured: set[int] = set()
+
+    def update(self, samples: Mapping[int, tuple[float, int]]) -> bool:
+        """Take one iteration; whether the slow replicas are others than those planned for.
+
+        Args:
+            samples: by replica, the seconds that its microbatches took, and how many there were.
+                One may be missing; what no microbatches take is left out.
+
+        It stays true until `accept`, or until all is as before. A replica that is slower or faster
+        than planned for by less than SLOW times is no change.
+
+        Raises:
+            BadInput: there is no such replica.
+        """
+        for replica in samples:
+            if replica not in range(self.replicas):
+                raise BadInput("replica", replica, f"0 to {self.replicas - 1}")
+        rows = {r: row for r, row in samples.items() if _LEAST < row[0] < _MOST and row[1] >= 1}
+        self._outside.update(rows)
+        each = {r: self._microbatch(*row) for r, row in rows.items()}
+        for replica, seconds in each.items():
+            self._lines[replica].add(seconds)
+            self._measured.add(replica)
+        if each:
+            usual = sorted(each.values())[(len(each) - 1) // 2]
+            self._rotation.update({r for r, seconds in each.items() if seconds >= APART * usual})
+            if self.replicas == 2:
+                # No majority shows who has changed, as where other programs come and go, and counts
+                # depend on what the two take beside each other: one is fast or the other slow.
+                each = {r: seconds / usual for r, seconds in each.items() if len(each) == 2}
+            self._workers.take({r: {_KIND: seconds} for r, seconds in each.items()})
+        found = {r: factor for r, factor in self._workers.slow().items() if factor >= SLOW}
+        self._held = self._held + 1 if self._alike(found, self._found) else 1
+        self._found = found
+        if self._held >= HOLDS and self._alike(found, self._decided):
+            self._workers.accept()  # also of what is too little to be slow
+        return self._changed()
+
+    def _microbatch(self, seconds: float, count: int) -> float:
+        outside = min(self._outside.seconds, MOST_OUTSIDE * seconds)
+        return (seconds - outside) / (count + self._fill)
+
+    def _now(self) -> dict[int, float]:
+        """The slow replicas; none while it is another one every few iterations."""
+        return {} if self._moves() else self._found
+
+    def _moves(self) -> bool:
+        return self._rotation.rotating and self._held < HOLDS_ROTATING
+
+    def _changed(self) -> bool:
+        settled = self._held >= HOLDS or self._moves()
+        return settled and not self._alike(self._now(), self._decided)
+
+    @staticmethod
+    def _alike(one: Mapping[int, float], other: Mapping[int, float]) -> bool:
+        """Whether the same replicas are slow, and about as slow."""
+        return one.keys() == other.keys() and not any(_differ(one[r], other[r]) for r in one)
+
+    @property
+    def known(self) -> bool:
+        """Whether each replica has been measured."""
+        return len(self._measured) == self.replicas
+
+    def slow(self) -> dict[int, float]:
+        """By slow replica, how many times as long as the others it takes, as planned for now.
+
+        Before `accept` as it was planned for the last time.
+        """
+        return dict(self._now() if self._changed() else self._decided)
+
+    def speeds(self) -> tuple[Speed, ...]:
+        """By replica, what is expected of the next iterations.
+
+        Replicas that are not slow all count as the median of them, so that chance moves nothing.
+
+        Raises:
+            BadInput: a replica has not been measured yet.
+        """
+        for replica in range(self.replicas):
+            if replica not in self._measured:
+                raise BadInput("replica", replica, "it has to be measured in an iteration")
+        now = [line.value() for line in self._lines]
+        slow = self.slow()
+        usual = median(now[replica] for replica in range(self.replicas) if replica not in slow)
+        each = [now[r] if r in slow else usual for r in range(self.replicas)]
+        outside = self._outside.seconds
+        return tuple(Speed(seconds, outside + self._fill * seconds) for seconds in each)
+
+    def alarms(self) -> list[int]:
+        """The replicas whose last sample is out of its chart."""
+        return [r for r, chart in self._workers.charts.items() if chart.alarm]
+
+    def changes(self) -> list[str]:
+        """What has changed since the last `accept`, one replica each, in words for a decision."""
+        if not self._changed():
+            return []
+        words, found = [], self._now()
+        for replica in range(self.replicas):
+            now, before = found.get(replica, 1.0), self._decided.get(replica, 1.0)
+            if (now == 1) != (before == 1) or _differ(now, before):
+                takes = f"takes {now:.1f} times as long as the others"
+                words.append(f"replica {replica} {takes if now != 1 else 'is as fast as others'}")
+        return words
+
+    def note(self) -> str | None:
+        """Once, if another replica is slow in each iteration: that nothing is done about it."""
+        if not self._rotation.to_note():
+            return None
+        return "another replica is slow in each iteration: each keeps its own microbatches"
+
+    def accept(self) -> None:
+        """The replicas are planned for as they are now."""
+        if not self._changed():
+            return
+        self._decided = dict(self._now())
+        if not self._moves():
+            self._workers.accept()
+
+
+def _differ(one: float, other: float) -> bool:
+    """Whether two factors differ by as much as makes a replica slow."""
+    return not 1 / SLOW < one / other < SLOW
+
+
+class Outside:
+    """Seconds of an iteration that do not depend on how many microbatches a replica runs.
+
+    As long as counts stay these cannot be known. When they change at one speed, m and then n
+    microbatches of p seconds take c + p (m + fill) and c + p (n + fill). All changes of all
+    replicas count, by the square of how far m and n are apart: so much less is c off by chance.
+
+    Args:
+        replicas: how many there are.
+        fill: see ReplicaSpeeds.
+    """
+
+    def __init__(self, replicas: int, fill: float = 0.0) -> None:
+        self._fill = fill
+        self._rows: list[deque[tuple[float, int]]] = [
+            deque(maxlen=2 * AROUND) for _ in range(replicas)
+        ]
+        self._sum = self._weight = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """0 as long as nothing is known."""
+        return max(0.0, self._sum / (self._weight + PRIOR))
+
+    def update(self, samples: Mapping[int, tuple[float, int]]) -> None:
+        """Take the `samples` of an iteration: by replica, seconds and microbatches."""
+        for replica, sample in samples.items():
+            rows = self._rows[replica]
+            rows.append(sample)
+            before, after = list(rows)[:AROUND], list(rows)[AROUND:]
+            counts = [{count for _, count in half} for half in (before, after)]
+            if len(after) < AROUND or any(len(some) > 1 for some in counts):
+                continue
+            (m,), (n,) = counts
+            if m == n:
+                continue
+            first, then = median(s for s, _ in before), median(s for s, _ in after)
+            constant = (first * (n + self._fill) - then * (m + self._fill)) / (n - m)
+            weight = float((n - m) ** 2)
+            self._sum += weight * constant
+            self._weight += weight

@@ -1,0 +1,260 @@
+"""Shares of an iteration between replicas in Megatron's own training program."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from running import zygote
+from trainings import (
+    DROPOUT,
+    EVALUATION,
+    HALF,
+    Done,
+    auxiliary,
+    digests,
+    needs_training,
+    stock,
+    train,
+    words_of,
+)
+
+from megatron_adaptra.ir.sync import SyncPlan
+
+pytestmark = [needs_training, pytest.mark.timeout(1200)]
+
+BATCH, ITERATIONS = 12, 8
+ONE = ("--pipeline-model-parallel-size", "1")
+SHARDED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
+EXPERTS = (
+    "--num-experts", "4", "--moe-router-topk", "2", "--moe-aux-loss-coeff", "5",
+    "--moe-router-load-balancing-type", "aux_loss", "--disable-bias-linear",
+)  # fmt: skip
+
+
+def by(*counts: int) -> tuple[str, ...]:
+    """Flags of a training under these counts."""
+    words = ",".join(map(str, counts))
+    return ("--adaptra", "--adaptra-sync", "share", "--adaptra-sync-counts", words)
+
+
+def close(ours: Done, theirs: Done) -> None:
+    """All that is printed is the same, but for the order of sums."""
+    assert ours.numbers
+    for mine, other in zip(ours.numbers, theirs.numbers, strict=True):
+        for place, (a, b) in enumerate(zip(mine, other, strict=True)):
+            within = {3: 1e-5, 5: 2e-3}.get(place)  # the loss; the norm, of which 4 digits are seen
+            assert (float(a) == pytest.approx(float(b), rel=within)) if within else a == b, mine
+    rows = [re.findall(r"[\d.]+E[+-]\d+", " ".join(one.evaluated)) for one in (ours, theirs)]
+    balanced = [[float(number) for number in auxiliary(one)] for one in (ours, theirs)]
+    assert balanced[0] == pytest.approx(balanced[1], rel=1e-4)
+    evaluated = [[float(number) for number in row] for row in rows]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-4)
+
+
+def samples(folder: Path, each: int, tensor: bool = False) -> dict[int, dict[int, list[int]]]:
+    """By iteration and replica, the samples that its ranks have trained on, in order.
+
+    `each`: ranks of a replica, which are next to each other if they are `tensor`-parallel; stages
+    of a pipeline are as far apart as there are replicas.
+    """
+    found: dict[int, dict[int, list[int]]] = defaultdict(dict)
+    ranks = sorted(folder.glob("rank*"), key=lambda path: int(path.name[4:]))
+    replicas = len(ranks) // each
+    for rank, path in enumerate(ranks):
+        replica = rank // each if tensor else rank % replicas
+        rows: dict[int, list[int]] = defaultdict(list)
+        for kind, iteration, *numbers in map(str.split, path.read_text().splitlines()):
+            if kind == "train":
+                rows[int(iteration)] += map(int, numbers)
+        for iteration, numbers in rows.items():
+            before = found[iteration].setdefault(replica, numbers)
+            assert before == numbers, "the ranks of a replica read the same"
+    return found
+
+
+def wanted(counts: list[int], iteration: int) -> dict[int, list[int]]:
+    """By replica, what counts have it train on in an iteration, from 1 on."""
+    replicas = len(counts)
+    plan, first = SyncPlan(BATCH // replicas, tuple(counts)), (iteration - 1) * BATCH
+    return {
+        replica: [first + j * replicas + home for home, j in plan.share(replica)]
+        for replica in range(replicas)
+    }
+
+
+SHARED = {
+    "one stage": (2, (8, 4), ONE),
+    "one stage, four replicas, evaluations": (4, (4, 1, 5, 2), (*ONE, *EVALUATION)),
+    "one stage, sharded and overlapped": (2, (3, 9), (*ONE, *SHARDED)),
+    "one stage, loader's processes": (2, (11, 1), (*ONE, "--num-workers", "2")),
+    "a loss per token": (2, (8, 4), (*ONE, "--calculate-per-token-loss")),
+    "two stages": (4, (5, 7), (*HALF, *EVALUATION)),
+    "two stages, sharded and overlapped": (4, (8, 4), (*HALF, *SHARDED)),
+    "two stages, executor": (4, (4, 8), (*HALF, "--adaptra-engine", "executor")),
+    "iterations run again": (
+        4, (4, 8), (*HALF, "--rerun-mode", "validate_results", "--user-doubt", "1:5,0:7"),
+    ),
+    "tensor parallel": (4, (7, 5), (*ONE, "--tensor-model-parallel-size", "2")),
+    "gradients reduced by a plan": (2, (7, 5), (*ONE, "--adaptra-allreduce", "direct")),
+    "experts with a loss of their own": (2, (8, 4), (*ONE, *EXPERTS)),
+    "two stages, experts with a loss of their own": (4, (4, 8), (*HALF, *EXPERTS)),
+    "scaled losses": (2, (4, 8), (*ONE, "--fp16", "--initial-loss-scale", "1024")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_training_is_stocks_but_for_the_order_of_sums(name: str, tmp_path: Path) -> None:
+    ranks, counts, flags = SHARED[name]
+    (folder := tmp_path / "samples").mkdir()
+    ours = train(
+        tmp_path, ranks, *flags, *by(*counts), "--user-samples", str(folder), iterations=ITERATIONS
+    )
+    own = flags.index("--adaptra-engine") if "--adaptra-engine" in flags else len(flags)
+    own = flags.index("--adaptra-allreduce") if "--adaptra-allreduce" in flags else own
+    theirs = flags[:own]
+    close(ours, stock(ranks, *theirs, iterations=ITERATIONS).done)
+    assert len(auxiliary(ours)) == (ITERATIONS if "--num-experts" in flags else 0)
+    assert f"from iteration 2 on, replicas run {','.join(map(str, counts))} micro" in ours.text
+    replicas = len(counts)
+    found = samples(folder, ranks // replicas, "--tensor-model-parallel-size" in flags)
+    assert sorted(found) == list(range(1, ITERATIONS + 1))
+    again = {5, 7} if "--user-doubt" in flags else set()
+    for iteration, rows in found.items():
+        plan = list(counts) if iteration > 1 else [BATCH // replicas] * replicas
+        once = wanted(plan, iteration)
+        assert rows == {r: row * (1 + (iteration in again)) for r, row in once.items()}
+        every = sorted(number for row in once.values() for number in row)
+        assert every == list(range((iteration - 1) * BATCH, iteration * BATCH))
+
+
+SAVED = 3  # the iteration whose checkpoint is resumed
+
+
+@pytest.mark.parametrize("more", ["", "dropout, evaluations"])
+def test_resumed_with_other_counts_each_sample_is_read_once_in_order(
+    more: str, tmp_path: Path
+) -> None:
+    """The first iteration after the start runs as stock. Evaluations read other samples."""
+    flags = (*ONE, *DROPOUT, *EVALUATION) if more else ONE
+    saves = ("--save", str(tmp_path / "saved"), "--save-interval", str(SAVED))
+    runs = {
+        "first": ([2, 10], (*saves, "--exit-interval", str(SAVED))),
+        "then": ([9, 3], ("--load", str(tmp_path / "saved"))),
+        "stock": ([6, 6], ("--load", str(tmp_path / "saved"))),
+    }
+    ended = {}
+    for name, (counts, wanted_flags) in runs.items():
+        (folder := tmp_path / f"samples {name}").mkdir()
+        asked = by(*counts) if name != "stock" else ()
+        words = (*flags, *wanted_flags, *asked, "--user-samples", str(folder))
+        ended[name] = train(tmp_path / name, 2, *words, iterations=ITERATIONS)
+        first, last = (1, SAVED) if name == "first" else (SAVED + 1, ITERATIONS)
+        found = samples(folder, 1)
+        assert sorted(found) == list(range(first, last + 1))
+        for iteration, rows in found.items():
+            assert rows == wanted([6, 6] if iteration == first else counts, iteration)
+    assert len(ended["then"].numbers) == ITERATIONS - SAVED
+    if not more:
+        close(ended["then"], ended["stock"])
+
+
+def ramped(folder: Path, *flags: str) -> Done:
+    """A training of 4 samples an iteration, then of 8, then of 12."""
+    words = words_of(folder, 4, *HALF, *flags, iterations=9)
+    at = words.index("--global-batch-size")
+    words[at : at + 2] = ["--step-batch-size-schedule", "0:4 256:8 768:12"]  # tokens
+    done = zygote("--adaptra" in flags).run(folder, words, ranks=4)
+    assert done.status == 0, done.text[-4000:]
+    return Done(0, done.text)
+
+
+def test_a_batch_size_that_steps_up_begins_anew_with_stocks_shares(tmp_path: Path) -> None:
+    """The counts are for the last one."""
+    ours, theirs = ramped(tmp_path / "ours", *by(2, 10)), ramped(tmp_path / "stock")
+    close(ours, theirs)
+    assert [int(row[1]) for row in theirs.numbers] == [4, 8, 16, 24, 36, 48, 60, 72, 84]
+    assert re.findall(r"(?:from iteration \d+ on, )?replicas run .*", ours.text) == [
+        "replicas run 2 microbatches each: --adaptra-sync-counts '2,10': they have to add up to "
+        "the global batch, 4 microbatches (2 x 2), not to 12",
+        "replicas run 4 microbatches each: --adaptra-sync-counts '2,10': they have to add up to "
+        "the global batch, 8 microbatches (2 x 4), not to 12",
+        "from iteration 6 on, replicas run 2,10 microbatches",
+    ]
+
+
+BESIDE = (
+    "--adaptra", "--adaptra-sync", "auto", "--adaptra-reroute", "auto", "--adaptra-engine",
+    "executor", "--adaptra-allreduce", "auto", "--adaptra-min-gain", "1000",
+)  # fmt: skip
+
+
+def test_auto_beside_routes_and_reductions_is_stocks_where_nothing_changes(tmp_path: Path) -> None:
+    """The first iteration is watched for all of them at once, by Megatron's own loader."""
+    ours = train(tmp_path, 4, *HALF, *BESIDE, iterations=ITERATIONS)
+    assert ours.numbers == stock(4, *HALF, iterations=ITERATIONS).done.numbers
+    for words in ("is not possible", "replicas run", "planned by itself", "has failed"):
+        assert words not in ours.text, ours.text[-2000:]
+
+
+REFUSED = {
+    "one replica": (1, (*ONE, *by(12)), "there is one replica"),
+    "virtual stages": (
+        4, (*HALF, "--num-layers-per-virtual-pipeline-stage", "1", *by(8, 4)),
+        "there are virtual stages",
+    ),
+    "experts": (
+        2, (*ONE, "--num-experts", "2", "--expert-model-parallel-size", "2", *by(8, 4)),
+        "replicas share experts",
+    ),
+    "routes": (
+        4, (*HALF, "--adaptra-reroute", "swap", *by(8, 4)),
+        "--adaptra-reroute swap moves microbatches itself; --adaptra-sync auto takes one or",
+    ),
+    "another loader": (
+        2, (*ONE, "--dataloader-type", "cyclic", *by(8, 4)),
+        "rank 0: the data come from a RerunDataIterator, not from Megatron's loader",
+    ),
+    "a mean of its own": (
+        2, (*ONE, "--user-loss", "mean", *by(8, 4)),
+        "rank 0: a loss function reports 'lm loss' as it is in one microbatch, not as a sum and a "
+        "count, which add up over replicas",
+    ),
+    "a loss over replicas": (
+        4, (*HALF, "--user-loss", "all", *by(8, 4)),
+        "rank 2: a forward calls all_reduce over ranks [2, 3]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_where_there_can_be_no_shares_one_line_says_why_and_all_is_stocks(
+    name: str, tmp_path: Path
+) -> None:
+    ranks, flags, words = REFUSED[name]
+    ours = train(tmp_path, ranks, *flags, iterations=4)
+    lines = re.findall(r"^adaptra: (.*replicas run .*)", ours.text, re.MULTILINE)
+    (line,) = lines
+    assert line.startswith(f"replicas run as many microbatches each: {words}")
+    own = flags.index("--adaptra") if "--adaptra-reroute" not in flags else 2
+    assert ours.numbers == stock(ranks, *flags[:own], iterations=4).done.numbers
+
+
+def test_counts_that_do_not_fit_end_the_job_before_it_starts(tmp_path: Path) -> None:
+    """What it says: test_shares.py."""
+    words = words_of(tmp_path, 2, *ONE, *by(8, 5), iterations=2)
+    done = zygote(True).run(tmp_path, words, ranks=2)
+    assert 2 in done.statuses
+    assert set(done.statuses) <= {2, -15}, "a rank may be ended as the other one has ended"
+    assert not Done(0, done.text).lines
+
+
+def test_full_wraps_nothing_and_keeps_every_bit(tmp_path: Path) -> None:
+    flags = (*ONE, *DROPOUT, "--save-interval", "4")
+    asked = ("--adaptra", "--adaptra-sync", "full", "--save", str(tmp_path / "saved"))
+    ours = train(tmp_path, 2, *flags, *asked, iterations=ITERATIONS)
+    theirs = stock(2, *flags, iterations=ITERATIONS)
+    assert ours.numbers == theirs.done.numbers
+    assert digests(tmp_path) == theirs.digests

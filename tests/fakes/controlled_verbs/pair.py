@@ -1,0 +1,58 @@
+"""Two queue pairs that connect with each other, over the devices of verbs.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from unittest.mock import patch
+
+from fakes.controlled_verbs.verbs import DEVICES, Change, Fabric
+
+from megatron_adaptra.transport.engine import bindings
+from megatron_adaptra.transport.engine.bindings import new_engine, ports
+from megatron_adaptra.transport.engine.dial import open_rail
+from megatron_adaptra.transport.engine.rails import chosen
+
+INIT, RECEIVES, SENDS = 1, 2, 3  # states
+IPV4 = "::ffff:10.0.0.{}"
+
+
+class Pair:
+    """An engine with a queue pair of each of the two devices, one for each of two peers.
+
+    `environ`: of both ends; `other`: of the second one, where it has another one.
+    """
+
+    def __init__(self, environ: Mapping[str, str], other: Mapping[str, str] | None = None) -> None:
+        self.engine = new_engine(1 << 20, 1 << 20, 5.0)
+        self.rails = []
+        for rank, variables in enumerate((environ, environ if other is None else other)):
+            self.engine.add_peer(rank, f"rank {rank}")
+            with patch.dict(os.environ, variables):
+                named = {"NCCL_IB_HCA": "=" + DEVICES[rank]}
+                self.rails += chosen(ports(), os.environ | named)
+
+    def opened(self, rank: int) -> bindings.VerbsPath:
+        return open_rail(self.engine, rank, self.rails[rank])
+
+    def connected(self) -> None:
+        here, there = self.opened(0), self.opened(1)
+        here.connect(there.card())
+        there.connect(here.card())
+
+    def close(self) -> None:
+        self.engine.close("the test is over")
+
+
+def changed(
+    fabric: Fabric, environ: Mapping[str, str], other: Mapping[str, str] | None = None
+) -> list[Change]:
+    """By a connection: of the one end to receive and to send, then of the other one."""
+    before = len(fabric.changes())
+    pair = Pair(environ, other)
+    pair.connected()
+    found = fabric.changes()[before:]
+    pair.close()
+    states = [change.state for change in found]
+    assert states == [INIT, INIT, RECEIVES, SENDS, RECEIVES, SENDS]
+    return found
