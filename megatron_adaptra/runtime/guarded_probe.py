@@ -20,6 +20,7 @@ class GuardedProbe:
         self.begin = guard.method(probe, Probe.begin)
         self.op_begins = guard.method(probe, Probe.op_begins)
         self.op_ends = guard.method(probe, Probe.op_ends)
+        self.waited = guard.method(probe, Probe.waited)
         self.asks = guard.method(probe, Probe.asks)
         self.answered = guard.method(probe, Probe.answered)
         self.arrived = guard.method(probe, Probe.arrived)

@@ -22,8 +22,8 @@ from megatron_adaptra.transport.base import Stamps
 SMALL = 64  # bytes of a message that shows a link's delay alone
 FREE = 0.5  # share of messages that have not queued from which on they alone show the delay
 UNREAD = 32  # halves of iterations whose times may be unknown
-# An op, its start and its end, and what is known of it at once: CPU seconds, asked, lag, queued.
-_Marks = tuple[Op, Mark, Mark, float, float, float, float | None]
+# An op, its start and its end, and what is known of it at once, as in an OpTime from `cpu` on.
+_Marks = tuple[Op, Mark, Mark, float, float, float, float | None, float]
 
 
 class OpTime(NamedTuple):
@@ -31,7 +31,8 @@ class OpTime(NamedTuple):
 
     Of an op that Megatron's own messages came before: `asked`, when the host called for them, and
     `lag`, the seconds from when it had been answered until it launched the op. `queued`: seconds
-    that the thread has waited for a core; None where that is not known.
+    that the thread has waited for a core; None where that is not known. `waited`: seconds that it
+    has waited for other replicas, which may be later than this one.
     """
 
     op: Op
@@ -41,6 +42,12 @@ class OpTime(NamedTuple):
     asked: float = 0.0
     lag: float = 0.0
     queued: float | None = None
+    waited: float = 0.0
+
+    @property
+    def own(self) -> float:
+        """Seconds without those for other replicas."""
+        return max(self.cpu, self.end - self.start - self.waited)
 
 
 class CollectiveSpan(NamedTuple):
@@ -282,6 +289,7 @@ class Probe:
         self._start = self._begin = clock.mark()
         self._op_cpu = self._process = 0.0
         self._op_queued: float | None = None
+        self._waited = 0.0  # for other replicas, in the op under way
         self._over = self._begin.recorded  # when the last op was launched
         self._unread: deque[Callable[[], bool]] = deque()  # in the order of their marks
 
@@ -301,6 +309,11 @@ class Probe:
     def op_begins(self) -> None:
         """An op starts."""
         self._start, self._op_cpu, self._op_queued = self._mark(), self._cpu(), self._queued()
+        self._waited = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """The op under way has waited for other replicas for so many `seconds`."""
+        self._waited += seconds
 
     def op_ends(self, op: Op) -> None:
         """The op that has started is over, and was this one."""
@@ -308,7 +321,8 @@ class Probe:
         if queued is not None:
             queued = None if before is None else queued - before
         lag = self._start.recorded - self._answered if self._asked else 0.0
-        self._marks.append((op, self._start, self._mark(), cpu, self._asked, lag, queued))
+        end = self._mark()
+        self._marks.append((op, self._start, end, cpu, self._asked, lag, queued, self._waited))
         self._asked = 0.0
 
     def asks(self) -> None:
@@ -388,8 +402,8 @@ def _read_ops(
         record.ops = []
     else:
         record.ops = [
-            OpTime(op, a, b, cpu, asked, lag, queued)
-            for (op, _, _, cpu, asked, lag, queued), a, b in zip(
+            OpTime(op, a, b, cpu, asked, lag, queued, waited)
+            for (op, _, _, cpu, asked, lag, queued, waited), a, b in zip(
                 marks, known[1::2], known[2::2], strict=True
             )
         ]
@@ -454,10 +468,10 @@ def _typical(ops: Sequence[OpTime], clock: str) -> float:
     computed nor waited for one ("idle").
     """
     if clock == "wall":
-        return median(o.end - o.start for o in ops)
+        return median(o.own for o in ops)
     if clock == "cpu":
         return sum(o.cpu for o in ops) / len(ops)
     queued = sum(o.queued or 0.0 for o in ops)
     if clock == "idle":
-        return max(0.0, sum(o.end - o.start - o.cpu for o in ops) - queued) / len(ops)
+        return max(0.0, sum(o.own - o.cpu for o in ops) - queued) / len(ops)
     return queued / len(ops)

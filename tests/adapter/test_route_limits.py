@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from megatron_adaptra.adapter.step import idle_losses
 from megatron_adaptra.adapter.step.idle_losses import IdleLosses
@@ -185,6 +187,31 @@ def test_a_last_stage_without_losses_adds_nothing(monkeypatch: pytest.MonkeyPatc
     theirs, ratios = {"lm loss": torch.tensor([3.5])}, IdleLosses(None)
     assert [ratios.filled([])[0]["lm loss"].item() for _ in range(2)] == [3.5, 3.5]
     assert len(gathers) == 3, "asked each time, as it changes"
+
+
+@pytest.mark.parametrize("ranks", [[0, 2], [0, 1]])
+def test_what_forwards_wait_for_other_replicas_is_measured_in_each_iteration(
+    ranks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after the first, which has shown that they do; a group of one replica is its own."""
+    members = {"replicas": [0, 2], None: ranks}  # None: the default group
+    monkeypatch.setattr(dist, "get_process_group_ranks", members.get)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: time.sleep(0.02))
+    waits: list[float] = []
+    watch = route_limits.ForwardWatch(["replicas"], waits.append)
+
+    def forward(*_: Any) -> Any:
+        dist.all_reduce(torch.ones(1))
+        return "output", lambda: dist.all_reduce(torch.ones(1))
+
+    for _ in range(2):
+        _, loss = watch.around({"forward_step_func": forward})["forward_step_func"]()
+        loss()
+    assert watch.reason == (
+        "a forward calls all_reduce over ranks [0, 2]" if ranks == [0, 2] else ""
+    )
+    assert len(waits) == (4 if ranks == [0, 2] else 0)
+    assert all(wait >= 0.02 for wait in waits)
 
 
 def test_routes_are_part_of_what_ranks_agree_on() -> None:

@@ -80,6 +80,24 @@ def test_an_op_that_sleeps_is_idle_for_as_long():
         assert 0.045 <= idle <= op.end - op.start
 
 
+def test_what_an_op_has_waited_for_other_replicas_is_not_what_it_takes():
+    probe = Probe(0)
+    probe.begin(0)
+    for i, waited in enumerate([10.0, 0.0, 0.0]):  # seconds
+        probe.op_begins()
+        if waited:
+            probe.waited(waited / 2)
+            probe.waited(waited / 2)
+        probe.op_ends(Op(F, i))
+    r = probe.pipeline_ends()
+    assert [o.waited for o in r.ops] == [10.0, 0.0, 0.0]
+    r.ops = [OpTime(Op(F, i), 0.0, 12.0, 1.0, queued=0.5, waited=10.0) for i in range(3)]
+    assert r.report().wall == {"F": 2.0}
+    assert r.report().idle == {"F": pytest.approx(0.5)}
+    r.ops = [r.ops[0]._replace(waited=12.0)]  # what it has computed itself counts
+    assert r.report().wall == {"F": 1.0}
+
+
 def test_what_dropping_activations_costs_counts_as_recompute():
     """F is a forward like others; R is all that a recomputed microbatch takes more."""
     r = IterationRecord(0, 0)

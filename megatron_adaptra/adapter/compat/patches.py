@@ -270,7 +270,7 @@ PATCHES: Mapping[str, Patch] = {
             "torch.distributed", "all_reduce", "all_gather", "all_gather_into_tensor",
             "all_gather_object", "barrier", "broadcast", "reduce", "reduce_scatter_tensor",
         ),
-        "sees whether a forward of the first iteration waits for other replicas",
+        "sees whether a forward of the first iteration waits for other replicas, then for how long",
         Lasts.CALL, "--adaptra-reroute other than off, --adaptra-sync other than full",
         lambda job: _shares(job) or (job.runs and job.config.reroute != "off" and not job.device),
         feature="work for other replicas",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -130,12 +131,18 @@ def _other_states() -> str:
 class ForwardWatch:
     """Sees whether forwards of an iteration wait for ranks that may be at another op by a plan.
 
-    `groups`: of these ranks; those of this rank's replicas and of its pipeline, if None. `reason`:
-    the first such wait, or an empty string.
+    `groups`: of these ranks; those of this rank's replicas and of its pipeline, if None. `waited`:
+    takes the seconds of each such wait, also in later iterations; unless a collective is
+    asynchronous. `reason`: the first such wait, or an empty string.
     """
 
-    def __init__(self, groups: Sequence[Any] | None = None) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Any] | None = None,
+        waited: Callable[[float], None] | None = None,
+    ) -> None:
         self.reason = ""
+        self._waited = waited
         if groups is None:
             groups = mpu.get_data_parallel_group(), mpu.get_pipeline_model_parallel_group()
         self._others = [set(dist.get_process_group_ranks(group)) for group in groups]
@@ -162,7 +169,7 @@ class ForwardWatch:
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        if self.reason:
+        if self.reason and self._waited is None:
             yield
             return
         seen = {name: self._seen(name, getattr(dist, name)) for name in _WATCHED}
@@ -175,8 +182,14 @@ class ForwardWatch:
             given = (*args, *kwargs.values())
             group = next((one for one in given if isinstance(one, dist.ProcessGroup)), None)
             ranks = set(dist.get_process_group_ranks(group or dist.group.WORLD))
-            if any(len(ranks & others) > 1 for others in self._others):
-                self.reason = self.reason or f"a forward calls {name} over ranks {sorted(ranks)}"
-            return native(*args, **kwargs)
+            if not any(len(ranks & others) > 1 for others in self._others):
+                return native(*args, **kwargs)
+            self.reason = self.reason or f"a forward calls {name} over ranks {sorted(ranks)}"
+            begun = time.monotonic()
+            try:
+                return native(*args, **kwargs)
+            finally:
+                if self._waited is not None:
+                    self._waited(time.monotonic() - begun)
 
         return seen

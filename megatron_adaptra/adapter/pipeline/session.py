@@ -90,9 +90,10 @@ class Session:
         self._counts = ByteCounts(context)
         self._executor = Executor(context, self._counts)
         self._homes = HomeData(context.replica) if context.replicas > 1 else None
-        self._watch: ForwardWatch | None = None  # in the first iteration
+        self._watch: ForwardWatch | None = None  # in the first iteration, and where forwards wait
         if context.replicas > 1 and patches.uses("watched-forwards"):
-            self._watch = ForwardWatch()
+            self._watch = ForwardWatch(waited=context.probe.waited)
+        self._watched = False  # the first iteration is over
         self._idle = IdleLosses(mpu.get_data_parallel_group())
         self._unreported: deque[tuple[Run, IterationRecord]] = deque()
         self._heap = self.guard.call(FrozenHeap)
@@ -143,9 +144,8 @@ class Session:
         if homes is not None:
             data = homes.begin(_only(arguments["data_iterator"]), run.microbatches)
             arguments = {**arguments, "data_iterator": data}
-        watch, self._watch = self._watch, None
-        if watch is not None and homes is not None:
-            arguments = watch.around(arguments)
+        if self._watch is not None:
+            arguments = self._watch.around(arguments)
         probe = self.context.probe
         if self.context.device.behind:  # while all is well, nothing of the iteration's end is ours
             run.wiring.small_collectives.active = not run.stock
@@ -162,8 +162,8 @@ class Session:
             data.end()
         if self.stage == self.stages - 1 and run.idle:
             result = self._idle.filled(result)
-        if watch is not None and homes is not None:
-            run.limit_routes(reason_anywhere(watch.reason or homes.why_not(None)))
+        if self._watch is not None:
+            self._forwards_seen(self._watch, run, homes)
         run.wiring.mailbox.finish()
         if run.wiring.probes is not None:  # once more: one of them may wait for a core
             self.guard.later(run.probe_links, False)
@@ -293,6 +293,14 @@ class Session:
             self.context, wiring, arguments, iteration=self.iteration,
             executes=self._executor.runs(arguments), announce=self.announce, resumes=resumes,
         )  # fmt: skip
+
+    def _forwards_seen(self, watch: ForwardWatch, run: Run, homes: HomeData | None) -> None:
+        """Watched forwards are over. What waits for other replicas is watched on."""
+        if not self._watched and homes is not None:
+            run.limit_routes(reason_anywhere(watch.reason or homes.why_not(None)))
+        self._watched = True
+        if not watch.reason:
+            self._watch = None
 
     def _report(self) -> None:
         """Report the iterations that are known by now; on the guard's thread.
