@@ -87,18 +87,24 @@ def notes_ends(arm: Any) -> list[str]:
 def calculate(replica: int) -> None:
     """From now on what a replica reports follows from counts."""
     ended, before = FoundCountsSource.ended, 0.0  # seconds of the iteration before
+    begin, plans = FoundCountsSource.begin, dict[int, SyncPlan]()
+
+    def begins(self: FoundCountsSource, iteration: int) -> SyncPlan:
+        plans[iteration] = begin(self, iteration)
+        return plans[iteration]
 
     def calculated(
         self: FoundCountsSource, iteration: int, seconds: float, microbatches: int
     ) -> None:
         nonlocal before
         slow = SLOW if FROM <= iteration < TO else None
-        counts = enumerate(self._sync.plan.counts)
+        counts = enumerate(plans[iteration].counts)
         fill = STAGES - 1
         each = [MICROBATCH * (n + fill) * (2 if one == slow else 1) for one, n in counts]
         self._sync._periods[iteration], before = before, max(each) + STEP
         ended(self, iteration, each[replica], microbatches)
 
+    FoundCountsSource.begin = begins  # type: ignore[method-assign]
     FoundCountsSource.ended = calculated  # type: ignore[method-assign]
 
 

@@ -14,7 +14,10 @@ PATIENCE = 60.0  # seconds
 
 
 def pace() -> None:
-    """From now on rank 0 begins an iteration when all have reported the one before, and voted."""
+    """From now on rank 0 begins an iteration when all have reported what they can, and voted.
+
+    That is the iteration before the last one: see ScheduleTimes.
+    """
     if dist.get_rank():
         return
     begin = FoundCountsSource.begin
@@ -24,10 +27,10 @@ def pace() -> None:
         assert loop is not None
         assert isinstance(leader, Leader)
         end = time.monotonic() + PATIENCE
-        while iteration > leader.first and time.monotonic() < end:
+        while iteration > leader.first + 1 and time.monotonic() < end:
             loop.drain(PATIENCE)
             proposal = leader._open
-            if loop.seen >= iteration - 1 and (proposal is None or proposal.committed is not None):
+            if loop.seen >= iteration - 2 and (proposal is None or proposal.committed is not None):
                 break
             time.sleep(1e-3)
         return begin(self, iteration)

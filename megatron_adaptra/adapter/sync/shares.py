@@ -236,12 +236,11 @@ class Shares:
                 batches.end()
             if not again:
                 self._times.end(self._iteration, count)
-                self._guard.call(self._report)
             if over is not None:
                 over()
 
         if not again:
-            arguments = self._times.begin(arguments)
+            arguments = self._times.begin(arguments, lambda: self._guard.call(self._report))
             if (finalize := config.finalize_model_grads_func) is not None:
                 seen = self._times.finalizing(finalize, backwards_end)
                 values["finalize_model_grads_func"] = seen
