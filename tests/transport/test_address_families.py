@@ -99,14 +99,8 @@ def test_both_ends_find_addresses_of_one_family(
 def refusals(fabric: Fabric, gids: tuple[dict, dict], environs: tuple[dict, dict]) -> list[str]:
     put(fabric, *gids)
     pair = Pair(*environs)
-    here, there = pair.opened(0), pair.opened(1)
-    words = []
-    for one, other in ((here, there), (there, here)):
-        with pytest.raises(RuntimeError) as refused:
-            one.connect(other.card())
-        words.append(str(refused.value))
+    words = pair.refused()
     assert all(change.state < RECEIVES for change in fabric.changes())
-    del one, other, here, there
     pair.close()
     return words
 

@@ -196,13 +196,7 @@ def no_way(fabric: Fabric) -> list[str]:
         fabric.gid(device, 3, IPV4.format(device + 1))
     fabric.refuse(22)
     pair = Pair({})
-    here, there = pair.opened(0), pair.opened(1)
-    words = []
-    for one, other in ((here, there), (there, here)):
-        with pytest.raises(RuntimeError) as refused:
-            one.connect(other.card())
-        words.append(str(refused.value))
-    del one, other, here, there
+    words = pair.refused()
     pair.close()
     return words
 
