@@ -18,7 +18,7 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.engine import events
 from megatron_adaptra.transport.engine.bindings import ports
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
-from megatron_adaptra.transport.engine.rails import Rail, disabled, fabric, family
+from megatron_adaptra.transport.engine.rails import Rail, disabled, fabric
 from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 NAME = "NCCL_IB_ADDR_FAMILY"
@@ -32,7 +32,7 @@ BOTH = LOCAL | OLD4 | NEW4 | OLD6 | NEW6
 
 
 def test_names_are_those_of_nccl() -> None:
-    assert [family(environ) for environ in ({}, {NAME: ""}, V4, V6)] == [0, 0, 4, 6]
+    assert [fabric(environ).family for environ in ({}, {NAME: ""}, V4, V6)] == [0, 0, 4, 6]
     for text in ("AF_INET4", "6", "af_inet"):
         with pytest.raises(BadInput) as refused:
             fabric({NAME: text})
