@@ -37,7 +37,7 @@ from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.runtime.decisions import Decision
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.sync.decisions import SyncDecision
-from megatron_adaptra.telemetry.probe import IterationRecord, merge
+from megatron_adaptra.telemetry.iteration_record import IterationRecord, merge
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.view.chrome import chrome_trace
 from megatron_adaptra.view.findings import slow_noun

@@ -97,7 +97,7 @@ class _Demo:
 
         from megatron_adaptra.adapter.baseline import gpt
         from megatron_adaptra.adapter.entry.activate import activate
-        from megatron_adaptra.adapter.pipeline.emulation import Emulation
+        from megatron_adaptra.adapter.pipeline.emulation import emulated_links
         from megatron_adaptra.plan.initial import starting_schedule
 
         self.options, self.gpt, self.dist = options, gpt, dist
@@ -160,7 +160,7 @@ class _Demo:
         context = self.session.context
         self.worker = context.worker
         self.stock_line = stock.replicated(context.replicas).order[self.worker]
-        self.emulation = Emulation.of_rank(config, self.session.stage, options.stages)
+        self.links = emulated_links(config, self.session.stage, options.stages)
         # One of the last iterations of this phase will be drawn.
         phases = options.phases
         self.end_of_phase = phases[key_phase(phases)][1]
@@ -301,7 +301,7 @@ class _Demo:
         from megatron_adaptra.adapter.baseline.trace import traced_ops, watched_messages
         from megatron_adaptra.telemetry.probe import Probe
 
-        links, worker = self.emulation.links, self.session.context.worker_emulator
+        links, worker = self.links, self.session.context.worker_emulator
         with contextlib.ExitStack() as stack:
             if links is not None:
                 links.iteration = iteration

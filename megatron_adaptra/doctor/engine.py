@@ -12,14 +12,7 @@ from megatron_adaptra.package import how_to_build
 from megatron_adaptra.transport.engine import bindings
 from megatron_adaptra.transport.engine.bindings import Port
 from megatron_adaptra.transport.engine.dial import open_rail
-from megatron_adaptra.transport.engine.rails import (
-    VARIABLES,
-    Rail,
-    chosen,
-    disabled,
-    fabric,
-    family,
-)
+from megatron_adaptra.transport.engine.rails import VARIABLES, Rail, chosen, disabled, fabric
 
 # Of cables and ports. What congestion or a lost packet counts is no fault of this host's.
 _BROKEN = (
@@ -47,8 +40,8 @@ def _ports() -> list[Port]:
     An index that is named counts, of whatever family its address is.
     """
     try:
-        named, _ = fabric(os.environ)
-        return bindings.ports(0 if named >= 0 else family(os.environ))
+        gid, family, _ = fabric(os.environ)
+        return bindings.ports(0 if gid >= 0 else family)
     except BadInput:  # `rdma` says so
         return bindings.ports()
 

@@ -27,7 +27,7 @@ from megatron_adaptra.runtime.agreement import Ballot, DecisionStore, Proposal, 
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.channel import ANY_RUN, Channel
 from megatron_adaptra.runtime.messages import Report, checked, message_of
-from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.telemetry.iteration_record import IterationRecord
 
 MOST_JOBS = 256  # that wait to be done: reports beyond that are dropped
 

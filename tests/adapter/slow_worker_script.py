@@ -22,7 +22,7 @@ from rank_of_job import begin, of_all_ranks, show  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
-from megatron_adaptra.adapter.pipeline.emulation import Emulation  # noqa: E402
+from megatron_adaptra.adapter.pipeline.emulation import Emulation, emulated_links  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.errors import BadInput  # noqa: E402
 from megatron_adaptra.ir.op import Kind  # noqa: E402
@@ -104,7 +104,7 @@ def targets(together: bool) -> list[int]:
     """Whom this rank's messages get to late, as stages or, of all replicas, as workers."""
     rules = ["0.1-1.0:60s", "0.0-0.1:60s"]
     config, stage = AdaptraConfig(emulate_link=rules), mpu.get_pipeline_model_parallel_rank()
-    links = Emulation.of_rank(config, stage, 2, together).links
+    links = emulated_links(config, stage, 2, together)
     assert links is not None
     return [target for target in range(4) if links.holds(target)]
 

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <mutex>
-#include <random>
 #include <thread>
 #include <vector>
 

@@ -6,6 +6,7 @@
 #include <deque>
 #include <thread>
 
+#include "chance.h"
 #include "gpu/device_messages.h"
 #include "pair.h"
 
@@ -33,9 +34,6 @@ constexpr int kAhead = 4;     // receives that are posted before they are needed
 constexpr int kGone = 0xdd;   // what freed memory holds
 constexpr uint64_t kSmall = 300;
 constexpr uint64_t kLeast = 4096;  // bytes of a piece: a message has hundreds of events at most
-
-using Random = std::mt19937_64;
-bool chance(Random& random, int percent) { return random() % 100 < uint64_t(percent); }
 
 Limits limits() {
   Limits limits;

@@ -18,7 +18,7 @@ from gpu_check.result import Result, not_run
 from gpu_check.target import CPU, Target
 from launch.launching import ROOT, refused, run
 
-from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.telemetry.iteration_record import IterationRecord
 from megatron_adaptra.telemetry.report import Memory
 
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"

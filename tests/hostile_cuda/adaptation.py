@@ -37,7 +37,8 @@ from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.runtime.watchdog import Watchdog
 from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.probe import IterationRecord, Probe
+from megatron_adaptra.telemetry.iteration_record import IterationRecord
+from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport

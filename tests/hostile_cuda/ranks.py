@@ -32,7 +32,8 @@ from megatron_adaptra.ir.routes import Routes
 from megatron_adaptra.ir.unused_posts import first_posts
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
-from megatron_adaptra.telemetry.probe import IterationRecord, Probe
+from megatron_adaptra.telemetry.iteration_record import IterationRecord
+from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.emulate import LinkEmulator
 from megatron_adaptra.transport.engine.endpoint import Endpoint
 from megatron_adaptra.transport.engine.on_device import DeviceTransport

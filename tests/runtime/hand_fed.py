@@ -22,8 +22,8 @@ from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replanner import Replanner
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime
 from megatron_adaptra.telemetry.link_probe import FIRST, NBYTES, SHARE
-from megatron_adaptra.telemetry.probe import IterationRecord, OpTime
 from megatron_adaptra.transport.base import Stamps
 
 MS = 1e-3

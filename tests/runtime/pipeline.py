@@ -19,7 +19,8 @@ from megatron_adaptra.ir.schedule import Schedule, warmup_line
 from megatron_adaptra.runtime.executor import execute
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
-from megatron_adaptra.telemetry.probe import IterationRecord, Probe
+from megatron_adaptra.telemetry.iteration_record import IterationRecord
+from megatron_adaptra.telemetry.probe import Probe
 from megatron_adaptra.transport.base import Transport
 
 SHAPE = (3, 4)  # of one message

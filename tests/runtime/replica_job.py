@@ -25,8 +25,8 @@ from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_replanner import ReplicaReplanner
 from megatron_adaptra.sim.clock import simulate
 from megatron_adaptra.telemetry.estimate import Estimator
+from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime
 from megatron_adaptra.telemetry.link_probe import NBYTES
-from megatron_adaptra.telemetry.probe import IterationRecord, OpTime
 from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.transport.base import Stamps

@@ -28,7 +28,8 @@ from megatron_adaptra.ir.unused_posts import first_posts, unused_posts
 from megatron_adaptra.runtime.executor import execute
 from megatron_adaptra.runtime.mailbox import Mailbox
 from megatron_adaptra.runtime.watchdog import Watchdog
-from megatron_adaptra.telemetry.probe import Probe, merge
+from megatron_adaptra.telemetry.iteration_record import merge
+from megatron_adaptra.telemetry.probe import Probe
 
 STAGES, COUNT = 3, 5
 

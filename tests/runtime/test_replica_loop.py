@@ -31,7 +31,7 @@ from megatron_adaptra.runtime.replan_policy import ReplanPolicy
 from megatron_adaptra.runtime.replica_loop import ReplicaLoop, of_stages
 from megatron_adaptra.runtime.replica_replanner import NO_ROUTES, ReplicaReplanner
 from megatron_adaptra.runtime.store import KeyValueStore
-from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.telemetry.iteration_record import IterationRecord
 from megatron_adaptra.telemetry.replica_estimate import ReplicaEstimator
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "decision-log.schema.json"

@@ -14,7 +14,7 @@ from megatron_adaptra.ir.program import lower
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan import make_plan
 from megatron_adaptra.sim.clock import simulate
-from megatron_adaptra.telemetry.probe import IterationRecord, OpTime
+from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.transport.base import Stamps
 

@@ -6,7 +6,7 @@ import pytest
 
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.telemetry.estimate import Estimator
-from megatron_adaptra.telemetry.probe import IterationRecord, OpTime
+from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime
 from megatron_adaptra.transport.base import Stamps
 
 

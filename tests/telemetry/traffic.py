@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from megatron_adaptra.ir.op import Kind, Op
+from megatron_adaptra.telemetry.iteration_record import IterationRecord, OpTime
 from megatron_adaptra.telemetry.link_probe import NBYTES
-from megatron_adaptra.telemetry.probe import IterationRecord, OpTime
 from megatron_adaptra.telemetry.report import StageReport
 from megatron_adaptra.transport.base import Stamps
 

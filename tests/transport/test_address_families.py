@@ -18,7 +18,7 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.engine import events
 from megatron_adaptra.transport.engine.bindings import ports
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
-from megatron_adaptra.transport.engine.rails import Rail, disabled, fabric, family
+from megatron_adaptra.transport.engine.rails import Rail, disabled, fabric
 from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 NAME = "NCCL_IB_ADDR_FAMILY"
@@ -32,7 +32,7 @@ BOTH = LOCAL | OLD4 | NEW4 | OLD6 | NEW6
 
 
 def test_names_are_those_of_nccl() -> None:
-    assert [family(environ) for environ in ({}, {NAME: ""}, V4, V6)] == [0, 0, 4, 6]
+    assert [fabric(environ).family for environ in ({}, {NAME: ""}, V4, V6)] == [0, 0, 4, 6]
     for text in ("AF_INET4", "6", "af_inet"):
         with pytest.raises(BadInput) as refused:
             fabric({NAME: text})
@@ -99,14 +99,8 @@ def test_both_ends_find_addresses_of_one_family(
 def refusals(fabric: Fabric, gids: tuple[dict, dict], environs: tuple[dict, dict]) -> list[str]:
     put(fabric, *gids)
     pair = Pair(*environs)
-    here, there = pair.opened(0), pair.opened(1)
-    words = []
-    for one, other in ((here, there), (there, here)):
-        with pytest.raises(RuntimeError) as refused:
-            one.connect(other.card())
-        words.append(str(refused.value))
+    words = pair.refused()
     assert all(change.state < RECEIVES for change in fabric.changes())
-    del one, other, here, there
     pair.close()
     return words
 

@@ -48,18 +48,24 @@ std::string kind_of(const VerbsLibrary& verbs, ibv::Context* context, const std:
 
 bool is_zero(const ibv::Gid& gid) { return gid.halves[0] == 0 && gid.halves[1] == 0; }
 
-// How good an address of Ethernet is, and why. Version 2 of RoCE is routed, and an IPv4 address is
-// one that an administrator has given to the port.
+// How good an address of Ethernet is, what it is, and which better one the port lacks.
+struct Worth {
+  int value;
+  std::string kind, lacks;
+};
+
+// Version 2 of RoCE is routed, and an IPv4 address is one that an administrator has given to the
+// port.
 constexpr int kLeastV2 = 3;  // of the worths of version 2
-std::pair<int, const char*> worth(const std::string& type, const ibv::Gid& gid) {
+Worth worth(const std::string& type, const ibv::Gid& gid) {
   const bool v2 = type.find("RoCE v2") != std::string::npos;
   if (is_ipv4(gid.raw)) {
-    return v2 ? std::pair{5, "RoCE v2, IPv4"} : std::pair{2, "RoCE v1, IPv4: no v2 is there"};
+    return v2 ? Worth{5, "RoCE v2, IPv4", ""} : Worth{2, "RoCE v1, IPv4", ": no v2 is there"};
   }
   const bool local = gid.raw[0] == 0xfe && gid.raw[1] == 0x80;
-  if (v2 && !local) return {4, "RoCE v2, IPv6: no IPv4 is there"};
-  if (v2) return {3, "RoCE v2, link-local: the port has no other address"};
-  return {1, "RoCE v1: no v2 is there"};
+  if (v2 && !local) return {4, "RoCE v2, IPv6", ": no IPv4 is there"};
+  if (v2) return {3, "RoCE v2, link-local", ": the port has no other address"};
+  return {1, "RoCE v1", ": no v2 is there"};
 }
 
 VerbsPort taken(VerbsPort port, int index, const ibv::Gid& gid, std::string why) {
@@ -84,11 +90,9 @@ std::vector<VerbsPort> of_ethernet(const VerbsLibrary& verbs, ibv::Context* cont
     if (family != 0 && family != (ipv4 ? 4 : 6)) continue;
     const std::string type = kind_of(verbs, context, port.device, port.port, index);
     if (type.empty()) continue;
-    const auto [value, why] = worth(type, gid);
-    if (value <= best[ipv4].first) continue;
-    const std::string words = why;
-    best[ipv4] = {value, taken(port, index, gid,
-                               family == 0 ? words : words.substr(0, words.find(':')) + kNamed)};
+    const Worth one = worth(type, gid);
+    if (one.value <= best[ipv4].first) continue;
+    best[ipv4] = {one.value, taken(port, index, gid, one.kind + (family == 0 ? one.lacks : kNamed))};
   }
   if (best[1].first > best[0].first) std::swap(best[0], best[1]);
   std::vector<VerbsPort> found;

@@ -32,28 +32,40 @@ class Emulation(NamedTuple):
     ) -> Emulation:
         """What the `config` asks for of this rank's worker: this `stage` of so many `stages`.
 
-        The links are those of its replica's own pipeline, between stages; where replicas are
-        planned `together`, those to all workers, between workers. Megatron's groups exist. Raises
-        BadInput for an unusable rule, and for slow workers where there can be none.
+        `emulated_links` has what `together` means for links. Raises BadInput for an unusable rule,
+        and for slow workers where there can be none.
         """
         on_gpu = torch.device(torch.cuda.current_device()).type == "cuda"
         if config.emulate_worker and (why := worker_rules.why_no_slowness(on_gpu)):
             raise BadInput(worker_rules.FIELD, ", ".join(config.emulate_worker), why)
+        links = emulated_links(config, stage, stages, together)
         replica, replicas = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
-        links = load_rules(config.emulate_link, stages, replicas=replicas)
         slow = worker_rules.load_slowness(config.emulate_worker, stages, replicas)
-        worker = replica * stages + stage
-        emulator = None
-        if links and together:
-            emulator = LinkEmulator(worker, links)
-        elif links:
-            emulator = LinkEmulator(stage, in_replica(links, replica, stages))
         always = {one.worker for one in slow if one.times > 1 and one.first <= 0 and one.end == inf}
         steady = always == set(range(replicas * stages))
-        return cls(emulator, WorkerEmulator(worker, slow, steady) if slow else None)
+        worker = replica * stages + stage
+        return cls(links, WorkerEmulator(worker, slow, steady) if slow else None)
 
     def probe(self, guard: Guard, stage: int, device: Device) -> GuardedProbe:
         """The probe of a rank at this `stage`, with this `guard` and `device`."""
         if self.worker is not None and self.worker.rules:
             return SlowedProbe(guard, stage, device, self.worker)
         return GuardedProbe(guard, stage, device)
+
+
+def emulated_links(
+    config: AdaptraConfig, stage: int, stages: int, together: bool = False
+) -> LinkEmulator | None:
+    """What delays messages of this rank, at this `stage` of so many `stages`, by the `config`.
+
+    The links are those of its replica's own pipeline, between stages; where replicas are planned
+    `together`, those to all workers, between workers. None without a rule. Megatron's groups exist.
+    Raises BadInput for an unusable rule.
+    """
+    replica, replicas = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+    rules = load_rules(config.emulate_link, stages, replicas=replicas)
+    if not rules:
+        return None
+    if together:
+        return LinkEmulator(replica * stages + stage, rules)
+    return LinkEmulator(stage, in_replica(rules, replica, stages))

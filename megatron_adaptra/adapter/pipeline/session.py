@@ -39,7 +39,7 @@ from megatron_adaptra.device.host import HOST
 from megatron_adaptra.errors import NoConnections
 from megatron_adaptra.runtime.collectives.small_collectives import DeferHook, SmallCollectives
 from megatron_adaptra.runtime.heap import FrozenHeap
-from megatron_adaptra.telemetry.probe import IterationRecord
+from megatron_adaptra.telemetry.iteration_record import IterationRecord
 from megatron_adaptra.telemetry.report import Memory
 
 KEPT = 1000  # records of iterations at most, the last ones

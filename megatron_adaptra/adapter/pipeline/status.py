@@ -6,13 +6,14 @@ from typing import Any
 
 from megatron_adaptra.adapter.pipeline.run import Run
 from megatron_adaptra.runtime.bundle import SCHEDULE
+from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.planning_thread import PlanningThread
 
 
 def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
     """What a checkpoint keeps, on the rank that leads; None on others."""
-    controller = None if run is None or run.abandoned else run.controller
+    controller = _controller(run)
     if not isinstance(controller, Leader) or not isinstance(controller.loop, PlanningThread):
         return None
     schedule = controller.ballot.lasting[SCHEDULE]
@@ -21,16 +22,16 @@ def checkpoint_state(run: Run | None) -> dict[str, Any] | None:
 
 def summary(run: Run | None) -> str:
     """This moment's plan, for a log line; the same on every rank of the plan group."""
-    if run is None or run.abandoned:
+    if (controller := _controller(run)) is None:
         return "stock"
-    return f"warmup {','.join(map(str, run.controller.ballot.schedule.warmup))}"
+    return f"warmup {','.join(map(str, controller.ballot.schedule.warmup))}"
 
 
 def scalars(run: Run | None) -> dict[str, float]:
     """For charts of the training; delays are known on the leader and on the last rank."""
-    if run is None or run.abandoned:
+    if (controller := _controller(run)) is None:
         return {}
-    status, schedule = run.controller.status, run.controller.ballot.schedule
+    status, schedule = controller.status, controller.ballot.schedule
     found = {f"adaptra/warmup/stage-{i}": float(d) for i, d in enumerate(schedule.warmup)}
     for link, seconds in status.get("delays", {}).items():
         found[f"adaptra/delay-ms/{link.replace('>', '-to-')}"] = 1e3 * seconds
@@ -40,3 +41,8 @@ def scalars(run: Run | None) -> dict[str, float]:
     if "replans" in status:
         found["adaptra/replans"] = float(status["replans"])
     return found
+
+
+def _controller(run: Run | None) -> Controller | None:
+    """Of the plan by which training goes on now; None where Megatron runs as stock."""
+    return None if run is None or run.abandoned else run.controller

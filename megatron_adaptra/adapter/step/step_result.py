@@ -25,7 +25,7 @@ from megatron_adaptra.adapter.compat.patches import patch
 from megatron_adaptra.errors import AdaptraError
 from megatron_adaptra.runtime.collectives.all_gather import AllGather
 from megatron_adaptra.runtime.collectives.small_collectives import SmallCollectives
-from megatron_adaptra.telemetry.probe import CollectiveSpan
+from megatron_adaptra.telemetry.iteration_record import CollectiveSpan
 
 _NONE = -1.0  # Megatron's value for a rank that has none
 _RESULT = struct.Struct("<Bdd")  # success, gradient norm, zeros

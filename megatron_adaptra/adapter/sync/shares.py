@@ -213,8 +213,7 @@ class Shares:
         """
         plan, config = self._plan, config_of(arguments)
         count = plan.counts[self._replica]
-        again, batches = _again(), None
-        ended = False
+        again, end = _again(), _End()
         values = {}
         if not plan.full:
             given = arguments["data_iterator"]
@@ -222,31 +221,21 @@ class Shares:
                 own = min(count, plan.microbatches)
                 batches = ShareBatches(iterator, own, plan.microbatches, self._others)
                 arguments = {**arguments, "data_iterator": like(given, batches)}
+                end.then(batches.end)
             arguments = {**arguments, "num_microbatches": count}
             if not config.calculate_per_token_loss:
                 weight = float(plan.weight(self._replica))
                 values["grad_scale_func"] = _weighed(config.grad_scale_func, weight)
-
-        def backwards_end() -> None:
-            nonlocal ended
-            if ended:
-                return
-            ended = True
-            if batches is not None:
-                batches.end()
-            if not again:
-                self._times.end(self._iteration, count)
-            if over is not None:
-                over()
-
         if not again:
             arguments = self._times.begin(arguments, lambda: self._guard.call(self._report))
+            end.then(lambda: self._times.end(self._iteration, count))
             if (finalize := config.finalize_model_grads_func) is not None:
-                seen = self._times.finalizing(finalize, backwards_end)
-                values["finalize_model_grads_func"] = seen
+                values["finalize_model_grads_func"] = self._times.finalizing(finalize, end)
+        if over is not None:
+            end.then(over)
         with patch("shares", config, **values) if values else contextlib.nullcontext():
             result = run(arguments)
-        backwards_end()  # where nothing is finalised
+        end()  # where nothing is finalised
         return result
 
     # What decides.
@@ -290,6 +279,21 @@ class Shares:
         source, self._source = self._source, None
         if source is not None:
             self._guard.call(lambda: source.close())
+
+
+class _End:
+    """That of an iteration's backwards, and what follows: each once, in order."""
+
+    def __init__(self) -> None:
+        self._next: list[Callable[[], None]] = []
+
+    def then(self, call: Callable[[], None]) -> None:
+        self._next.append(call)
+
+    def __call__(self) -> None:
+        calls, self._next = self._next, []
+        for call in calls:
+            call()
 
 
 def _weighed(native: Callable[[Any], Any] | None, weight: float) -> Callable[[Any], Any]:

@@ -30,7 +30,7 @@ from megatron_adaptra.runtime.collectives.hierarchical import Links, descriptors
 from megatron_adaptra.runtime.collectives.reduction import KNOWN, Native
 from megatron_adaptra.runtime.collectives.timing import timed
 from megatron_adaptra.runtime.watchdog import Watchdog
-from megatron_adaptra.telemetry.probe import CollectiveSpan
+from megatron_adaptra.telemetry.iteration_record import CollectiveSpan
 from megatron_adaptra.transport.wire import Wire
 
 SMALL = 1024  # bytes: the most that every member may send to every other

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from megatron_adaptra.device.pci import SYSFS, nearest
 from megatron_adaptra.errors import BadInput
@@ -37,6 +38,14 @@ class Service:
     partition: int = 0
     timeout: int = 16  # 0.27 s; NCCL: 20, but here another path takes over
     retries: int = 6
+
+
+class Settings(NamedTuple):
+    """What NCCL's variables ask of all rails; `gid` and `family` as those of a Rail."""
+
+    gid: int
+    family: int
+    service: Service
 
 
 @dataclass(frozen=True)
@@ -84,10 +93,9 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
 
     NCCL_IB_HCA: names or their beginnings ("mlx5"), with a port or without ("mlx5_1:1"); after "="
     whole names, after "^" those to leave out. What it names is taken in its order, also while it is
-    down; without it all active ports. NCCL_IB_GID_INDEX: of the address of each;
-    NCCL_IB_ADDR_FAMILY: see `family`. Raises BadInput, as `fabric` does.
+    down; without it all active ports. The rest: see `fabric`. Raises BadInput, as `fabric` does.
     """
-    gid, service = fabric(environ)
+    gid, family, service = fabric(environ)
     text = environ.get("NCCL_IB_HCA", "")
     without, text = text.startswith("^"), text.removeprefix("^")
     exact, text = text.startswith("="), text.removeprefix("=")
@@ -109,18 +117,16 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
     else:
         wanted = [p for p in found if p.active and place(p) is None]
         wanted.sort(key=lambda p: (p.device, p.port))
-    of = family(environ)
-    return [Rail(port.device, port.port, gid, service=service, family=of) for port in wanted]
+    return [Rail(port.device, port.port, gid, service=service, family=family) for port in wanted]
 
 
-def fabric(environ: Mapping[str, str]) -> tuple[int, Service]:
-    """The index of addresses, -1 for the best one, and how packets are carried, by `environ`.
+def fabric(environ: Mapping[str, str]) -> Settings:
+    """The index or the family of addresses, and how packets are carried, by `environ`.
 
     Numbers are read as NCCL does: 0x60 and 0140 are 96, too. Raises BadInput for what is none, or
-    what verbs have no room for, and for a family of addresses that `family` refuses.
+    what verbs have no room for, and for what is no name of a family of addresses.
     """
-    family(environ)
-    usual = Service()
+    family, usual = _family(environ), Service()
     service = Service(
         traffic_class=_number(environ, "NCCL_IB_TC", 0, 255, usual.traffic_class),
         level=_number(environ, "NCCL_IB_SL", 0, 15, usual.level),
@@ -128,7 +134,7 @@ def fabric(environ: Mapping[str, str]) -> tuple[int, Service]:
         timeout=_number(environ, "NCCL_IB_TIMEOUT", 0, 31, usual.timeout),
         retries=_number(environ, "NCCL_IB_RETRY_CNT", 0, 7, usual.retries),
     )
-    return _number(environ, "NCCL_IB_GID_INDEX", -1, 255, -1), service
+    return Settings(_number(environ, "NCCL_IB_GID_INDEX", -1, 255, -1), family, service)
 
 
 def disabled(environ: Mapping[str, str]) -> bool:
@@ -136,11 +142,11 @@ def disabled(environ: Mapping[str, str]) -> bool:
     return bool(_value(environ.get("NCCL_IB_DISABLE", "").strip()))
 
 
-def family(environ: Mapping[str, str]) -> int:
-    """Of the addresses that NCCL_IB_ADDR_FAMILY of `environ` names: 4 or 6; 0 where it is unset.
+def _family(environ: Mapping[str, str]) -> int:
+    """Of addresses, 4 or 6; 0 where it is unset.
 
-    NCCL then takes IPv4. So does the engine, unless one of two ports has none. Raises BadInput for
-    what is no name of a family, which NCCL takes for AF_INET.
+    NCCL then takes IPv4. So does the engine, unless one of two ports has none. What is no name of a
+    family, which NCCL takes for AF_INET, is refused.
     """
     text = environ.get(name := "NCCL_IB_ADDR_FAMILY", "").strip()
     if text not in _FAMILIES:

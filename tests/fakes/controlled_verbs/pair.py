@@ -40,8 +40,21 @@ class Pair:
         here.connect(there.card())
         there.connect(here.card())
 
+    def refused(self) -> list[str]:
+        """Why no end connects with the other one: the words of the first, and of the second."""
+        here, there = self.opened(0), self.opened(1)
+        return [_why_not(here, there), _why_not(there, here)]
+
     def close(self) -> None:
         self.engine.close("the test is over")
+
+
+def _why_not(one: bindings.VerbsPath, other: bindings.VerbsPath) -> str:
+    try:
+        one.connect(other.card())
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("it has connected")
 
 
 def changed(
