@@ -4,8 +4,9 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
-#include <functional>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "chance.h"
 #include "pair.h"
