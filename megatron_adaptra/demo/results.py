@@ -213,7 +213,7 @@ def _arm_reports(
         ArmReport(
             name,
             iteration_ms[name],
-            _typical(shown, replicas, name, iteration_ms[name], comparison),
+            _drawn(shown, replicas, name, iteration_ms[name], comparison),
             predicted[name],
             several,
         )
@@ -255,7 +255,7 @@ def _memory(
     }
 
 
-def _typical(
+def _drawn(
     shown: Sequence[RankResult],
     replicas: int,
     arm: str,
@@ -263,7 +263,9 @@ def _typical(
     comparison: Comparison,
 ) -> Timeline | None:
     """Of the iterations compared, the recorded one that is nearest to their median."""
-    kept = {record.iteration for record in shown[0].records[arm]} & set(comparison.iterations)
+    kept = set(comparison.iterations)
+    for rank in shown:  # one whose adaptation has failed records no more
+        kept &= {record.iteration for record in rank.records[arm]}
     if not kept:
         return None
     middle = comparison.measured_ms[arm]

@@ -32,6 +32,17 @@ class Outcome(NamedTuple):
     after: float
 
 
+class Compared(NamedTuple):
+    """Iterations before and after a change of plan.
+
+    `typical`: their medians. `nearest`: the longest one before it, and the shortest one after it as
+    that would have been if stages took no longer than before.
+    """
+
+    typical: Outcome
+    nearest: Outcome
+
+
 class History:
     """What the last iterations have taken."""
 
@@ -46,7 +57,7 @@ class History:
             self._measured.append((iteration - 1, Measured(seconds, last[1])))
         self._last = iteration, _microbatch_seconds(reports)
 
-    def compare(self, since: int) -> Outcome | None:
+    def compare(self, since: int) -> Compared | None:
         """The last iterations and those before `since`, the first one on a new plan.
 
         None where an iteration is not known, or the stages themselves have become slower.
@@ -55,10 +66,16 @@ class History:
         new = [m for i, m in self._measured if since < i][-AFTER:]
         if len(old) < BEFORE or len(new) < AFTER:
             return None
-        if median(m.microbatch for m in new) > (1 + STEADY) * median(m.microbatch for m in old):
+        was, now = (median(m.microbatch for m in row) for row in (old, new))
+        if now > (1 + STEADY) * was:
             return None
-        # The second of four: one or two that something else has held up do not decide.
-        return Outcome(median(m.seconds for m in old), median_low(m.seconds for m in new))
+        longer = now / was if was else 1.0
+        before, after = [m.seconds for m in old], [m.seconds for m in new]
+        return Compared(
+            # The second of four: one or two that something else has held up do not decide.
+            Outcome(median(before), median_low(after)),
+            Outcome(max(before), min(after) / max(1.0, longer)),
+        )
 
 
 def _microbatch_seconds(reports: Collection[StageReport]) -> float:
@@ -130,18 +147,24 @@ class Trials(Generic[P, K]):
         change = self._trial
         if change is None or iteration < self.since:
             return
-        outcome = None if changed else self._history.compare(self.since)
-        if changed or outcome is not None or iteration > self.since + AFTER + LONGER:
+        if changed or iteration > self.since + AFTER + LONGER:
             self._trial = None
-        if outcome is None:
+        compared = None if changed else self._history.compare(self.since)
+        if compared is None:
             return
-        expected = outcome.before + change.plan.predicted - change.current.predicted
         backoff = self._backoff(change.plan.schedule)
-        if self._rule.slower(outcome.before, outcome.after, expected):
-            self.slower = change, outcome
-            backoff.failed(iteration)
-        else:
+        if not self._is_slower(change, compared.typical):
+            self._trial = None
             backoff.passed()
+        elif self._is_slower(change, compared.nearest):
+            self._trial = None
+            self.slower = change, compared.typical
+            backoff.failed(iteration)
+        # Else they differ by as much as they have become longer: the next ones may show why.
+
+    def _is_slower(self, change: Change[P, K], outcome: Outcome) -> bool:
+        expected = outcome.before + change.plan.predicted - change.current.predicted
+        return self._rule.slower(outcome.before, outcome.after, expected)
 
     def swapped(self, change: Change[P, K], iteration: int) -> None:
         """`change` is in force from `iteration` on."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from telemetry.records import record
 
 from megatron_adaptra.demo.comparison import Outlook, Ran, compare, why_off
-from megatron_adaptra.demo.results import _delays_ms
+from megatron_adaptra.demo.results import RankResult, _arm_reports, _delays_ms
 from megatron_adaptra.ir.conditions import Conditions, LinkState
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.replicas import ReplicaConditions
@@ -77,3 +78,22 @@ def test_an_iteration_of_replicas_ends_with_the_last_of_them() -> None:
     )  # fmt: skip
     assert Timeline(spans, (), "", 2, 2).iteration == 3.5
     assert Timeline(spans[:2]).iteration == 2.0
+
+
+def of_rank(stage: int, iterations: range) -> RankResult:
+    """A rank whose records end with `iterations`, as they do once its adaptation has failed."""
+    kept = [record(stage, i, {}) for i in iterations]
+    records = {"stock": kept, "adaptra": kept}
+    return RankResult(stage, {}, {}, 0.0, records, [], [], "", [])
+
+
+@pytest.mark.parametrize(("last", "drawn"), [(18, True), (13, True), (10, False)])
+def test_drawn_is_an_iteration_that_all_ranks_have_recorded(last: int, drawn: bool) -> None:
+    healthy = ReplicaConditions(PIPELINE, 2)
+    outlook = Outlook(healthy, evaluate_replicas(START, healthy).timeline)
+    ms = {"stock": [300.0] * 20, "adaptra": [300.0] * 10 + [200.0] * 5 + [190.0] * 5}
+    found = compare((6, 18), [made(10)], ms, START, outlook, evaluate_replicas)
+    assert found is not None
+    ranks = [of_rank(worker, range(10, 18 if worker != 1 else last)) for worker in range(4)]
+    reports = _arm_reports(ms, ranks, 2, found)
+    assert [report.measured is not None for report in reports] == [drawn, drawn]

@@ -5,8 +5,10 @@ import threading
 import time
 
 import pytest
+from patience import PATIENCE
 from telemetry.records import record
 
+from megatron_adaptra.device.host import HostDevice, HostMark
 from megatron_adaptra.ir.op import Kind, Op
 from megatron_adaptra.ir.timeline import Message, Span, Timeline
 from megatron_adaptra.telemetry.iteration_record import (
@@ -264,3 +266,45 @@ def test_marks_that_are_lost_hold_up_nothing():
         probe.iteration_ends()
         probe.read()
     assert all(r.known and r.end and r.unusable and not r.ops for r in records)
+
+
+class ReadMeanwhile(HostMark):
+    """While its moment is asked for, another thread calls `read`."""
+
+    def __init__(self, read):
+        super().__init__()
+        self._read, self._asked = read, False
+
+    def at(self):
+        asked, self._asked = self._asked, True
+        if not asked:
+            thread = threading.Thread(target=self._read)
+            thread.start()
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        return super().at()
+
+
+class Meanwhile(HostDevice):
+    """A host with such marks; `read` is what is called."""
+
+    def read(self): ...
+
+    def mark(self):
+        return ReadMeanwhile(lambda: self.read())
+
+
+def test_records_are_whole_where_another_thread_reads_at_the_same_moment():
+    """As the one does that reports: on a busy machine it comes late, while the step ends."""
+    clock = Meanwhile()
+    probe = Probe(0, clock)
+    clock.read = probe.read
+    for iteration in range(3):
+        probe.begin(iteration)
+        probe.op_begins()
+        probe.op_ends(Op(F, 0))
+        record = probe.pipeline_ends()
+        probe.iteration_ends()
+        assert record.known
+        assert record.end
+        assert len(record.ops) == 1
