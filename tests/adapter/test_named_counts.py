@@ -199,7 +199,7 @@ def test_times_of_a_gpu_are_known_later_and_what_has_no_moment_is_left_out() -> 
     times = ScheduleTimes(types.SimpleNamespace(mark=given.popleft))  # type: ignore[arg-type]
     over = list[int]()  # when it is, the last mark is taken
     for iteration in range(3):
-        arguments = times.begin({"forward_step_func": lambda: "output"})
+        arguments = times.begin({"forward_step_func": lambda: "output"}, lambda: None)
         assert [arguments["forward_step_func"]() for _ in range(2)] == ["output"] * 2
         final = times.finalizing(lambda: "final", lambda: over.append(len(given)))
         assert final() == "final"
