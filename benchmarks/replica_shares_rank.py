@@ -22,6 +22,7 @@ import torch.distributed as dist  # noqa: E402
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
+from megatron_adaptra.runtime.worker_emulator import WorkerEmulator  # noqa: E402
 
 RESULT, DECISIONS, SLOW = "result.json", "decisions.jsonl", "slow"
 TIMEOUT = 60.0
@@ -44,13 +45,27 @@ class Settings:
     emulated: list[str]
 
 
-def train(settings: Settings, shape: gpt.GPTShape, dataset: Any, sync: str, folder: Path) -> Any:
-    """By iteration: its seconds, its loss and its counts, all of this rank."""
+def train(
+    settings: Settings,
+    shape: gpt.GPTShape,
+    dataset: Any,
+    sync: str,
+    folder: Path,
+    emulators: list[WorkerEmulator],
+) -> Any:
+    """By iteration: its seconds, its loss and its counts, all of this rank.
+
+    `emulators`: of the trainings before, in which ops are as long; this one's is added.
+    """
     config = AdaptraConfig(
         sync=sync, timeout=TIMEOUT, emulate_worker=settings.emulated,
         decision_log=str(folder / sync / DECISIONS),
     )  # fmt: skip
     activation = activate(config)
+    if (emulator := activation.session.context.worker_emulator) is not None:
+        for other in emulators[:1]:
+            emulator.like(other)
+        emulators.append(emulator)
     arm, function = gpt.Arm.build(shape, dataset), gpt.forward_backward_function()
     seconds, losses, counts = [], [], []
     for iteration in range(settings.iterations):
@@ -92,7 +107,11 @@ def main() -> None:
     dist.barrier()
     samples = settings.iterations * settings.microbatches * dist.get_world_size()
     dataset = gpt.build_dataset(prefix, shape, samples)
-    found = {sync: train(settings, shape, dataset, sync, path.parent) for sync in ("full", "share")}
+    emulators: list[WorkerEmulator] = []
+    found = {
+        sync: train(settings, shape, dataset, sync, path.parent, emulators)
+        for sync in ("full", "share")
+    }
     if dist.get_rank() == 0:
         (path.parent / RESULT).write_text(json.dumps(found))
     dist.barrier()

@@ -50,6 +50,10 @@ class WorkerEmulator:
         self._first: dict[Kind, list[float]] = defaultdict(list)  # CPU seconds of the first ops
         self._late = 0.0  # seconds that the last wait was too long
 
+    def like(self, other: WorkerEmulator) -> None:
+        """Steady ops are as long as those of `other`, of a training before this one."""
+        self._first = other._first
+
     def seconds(self, op_seconds: float, kind: Kind) -> float:
         """How long an op of this `kind` that has computed for `op_seconds` has to wait.
 

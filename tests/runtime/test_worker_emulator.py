@@ -85,6 +85,10 @@ def test_where_all_workers_wait_ops_of_a_kind_are_as_long_as_the_first_ones() ->
             assert took == pytest.approx(times * usual[kind], rel=0.01)
     most = 30 * usual[Kind.F]
     assert clock.op(emulator, most) == pytest.approx(most), "nothing to wait for"
+    after = clock.emulator(WorkerRule(5, 5.0), steady=True)
+    after.like(emulator)
+    took = clock.op(after, 1.5 * usual[Kind.F])
+    assert took == pytest.approx(5 * usual[Kind.F], rel=0.01), "as in the training before"
 
 
 def test_late_wakes_do_not_add_up() -> None:
