@@ -298,5 +298,3 @@ def test_without_routes_each_replica_still_adapts(
     assert not swapped(ours)
     assert ours.printed == stock(RANKS, *HALF, *flags, iterations=ITERATIONS).done.printed
     decided("a plan before the training ends", decisions(ours) != [])
-    # With a loss over all replicas a forward waits for the late one.
-    decided("that one link is slow alone", "as its peers" not in ours.text)
