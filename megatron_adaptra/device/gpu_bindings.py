@@ -49,7 +49,7 @@ class Device(Protocol):
         ...
 
     def anchors(self) -> int:
-        """How many the clock has."""
+        """How many the clock has had, of which it keeps the last 32."""
         ...
 
     def marks(self) -> int:

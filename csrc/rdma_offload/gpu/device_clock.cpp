@@ -21,6 +21,7 @@ void DeviceClock::stamp(Device& device, EventRef event, Nanoseconds seen) {
     if (origin_ == 0) origin_ = seen;
     anchors_.push_back({std::move(event), 0, (seen - origin_) * kNano, 0, 0});
     anchors_.back().offset = anchors_.back().least = anchors_.back().seen;
+    ++stamped_;
     return;
   }
   const Anchor& before = anchors_.back();
@@ -34,6 +35,7 @@ void DeviceClock::stamp(Device& device, EventRef event, Nanoseconds seen) {
   }
   next.least = std::max(before.least, next.time + before.offset);
   anchors_.push_back(std::move(next));
+  ++stamped_;
   if (anchors_.size() <= kAnchors) return;
   anchors_.pop_front();
   begun_ = false;
@@ -60,12 +62,13 @@ std::optional<DeviceClock::Moment> DeviceClock::host(Device& device, const Event
 
 size_t DeviceClock::anchors() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return anchors_.size();
+  return stamped_;
 }
 
 void DeviceClock::clear() {
   std::lock_guard<std::mutex> lock(mutex_);
   anchors_.clear();
+  stamped_ = 0;
 }
 
 Mark::Mark(std::shared_ptr<Device> device, cuda::Stream stream)

@@ -30,7 +30,7 @@ class DeviceClock {
   // the later one never has the earlier moment.
   std::optional<Moment> host(Device& device, const EventRef& event, Nanoseconds seen);
 
-  size_t anchors() const;
+  size_t anchors() const;  // that were ever stamped, since `clear`
   void clear();
 
  private:
@@ -43,6 +43,7 @@ class DeviceClock {
   };
   mutable std::mutex mutex_;
   std::deque<Anchor> anchors_;
+  size_t stamped_ = 0;
   Nanoseconds origin_ = 0;
   bool begun_ = true;  // the first one is still here: what was before it is of the same moments
 };
