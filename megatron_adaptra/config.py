@@ -253,6 +253,13 @@ class AdaptraConfig:
             name = "policy" if self.policy in SPLITTING else "recompute"
             raise BadInput(name, getattr(self, name), "it needs --adaptra-engine executor")
 
+    def log_file(self, what: str = "") -> Path | None:
+        """Where decisions on `what` are logged, or the first pipeline's; None for nowhere."""
+        if not self.decision_log:
+            return None
+        path = Path(self.decision_log)
+        return path.with_suffix(f".{what}{path.suffix}") if what else path
+
     @property
     def budget(self) -> Budget:
         """What `activation_budget` says; raises BadInput."""

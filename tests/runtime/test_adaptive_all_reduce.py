@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE
-from runtime.planted_sites import FAULTS, by_site
+from runtime.planted_sites import FAULTS, by_site, with_fault
 from transport.ranks import RankFixture, run, until
 
 from megatron_adaptra.errors import Disagreement
@@ -122,15 +122,7 @@ def planted(me: RankFixture, where: int) -> dict[str, list[str]]:
 
 
 def faulty(me: RankFixture, where: int, site: str, what: Callable[..., Any]) -> list[str]:
-    owner, name = SITES[site]
-    with pytest.MonkeyPatch.context() as patch:
-
-        def fail(rank: int, adaptive: AdaptiveAllReduce) -> None:
-            if rank == where or site == "begin":
-                target = type(adaptive._controller) if owner is Controller else owner
-                patch.setattr(target, name, what)
-
-        return train(me, "engine", fail)[0]
+    return with_fault(SITES, where, site, what, partial(train, me, "engine"))[0]
 
 
 @pytest.mark.parametrize("where", [0, pytest.param(1, marks=pytest.mark.long)])

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE
-from runtime.planted_sites import FAULTS, by_site, nonsense, raising
+from runtime.planted_sites import FAULTS, by_site, nonsense, raising, with_fault
 from transport.ranks import RankFixture, run, until
 
 from megatron_adaptra.ir.sync import SyncPlan
@@ -119,15 +119,7 @@ def planted(me: RankFixture, where: int) -> dict[str, list[tuple[int, ...]]]:
 def faulty(
     me: RankFixture, where: int, site: str, what: Callable[..., Any]
 ) -> list[tuple[int, ...]]:
-    owner, name = SITES[site]
-    with pytest.MonkeyPatch.context() as patch:
-
-        def fail(rank: int, sync: AdaptiveSync) -> None:
-            if rank == where or site == "begin":
-                target = type(sync._controller) if owner is Controller else owner
-                patch.setattr(target, name, what)
-
-        return train(me, "engine", fail)
+    return with_fault(SITES, where, site, what, partial(train, me, "engine"))
 
 
 @pytest.mark.parametrize("where", [0, 1])

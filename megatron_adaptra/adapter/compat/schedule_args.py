@@ -32,6 +32,11 @@ def config_of(arguments: ScheduleArgs) -> Any:
     return schedules.get_model_config(models_of(arguments)[0])
 
 
+def only(data: Any) -> Any:
+    """The iterator in `data`, of a stage without chunks: Megatron may hand it over in a list."""
+    return data[0] if isinstance(data, list) else data
+
+
 def message_shape(arguments: ScheduleArgs) -> tuple[int, ...]:
     """(sequence, microbatch, hidden) of every message between stages, by Megatron's own function.
 

@@ -12,7 +12,7 @@ from megatron.core import parallel_state as mpu
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import Resolved
 from megatron_adaptra.adapter.compat.profiles import Profile
-from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, message_of, only
 from megatron_adaptra.adapter.pipeline import route_limits
 from megatron_adaptra.adapter.pipeline.byte_counts import ByteCounts
 from megatron_adaptra.adapter.pipeline.compatibility import limits_of, not_ours
@@ -123,15 +123,12 @@ class Session:
             self.context.say(f"stock schedule: {reason}")
             if self.stages > 1 or arguments.get("forward_only"):
                 return run_megatron(self.context, function, arguments)
-            return self._alone(function, arguments)
         if self.context.emulator is not None:
             self.context.emulator.iteration = self.iteration
         if self.context.worker_emulator is not None:
             self.context.worker_emulator.iteration = self.iteration
-        if self.config.engine == "stock":
-            result = run_stock(self.context, function, arguments)
-            self.iteration += 1
-            return result
+        if reason or self.config.engine == "stock":  # of one stage ops may be emulated, too
+            return self._run_stock(function, arguments)
         self.iteration_done()
         if self._apart:
             return self._run_apart(function, arguments)
@@ -142,7 +139,7 @@ class Session:
         if ROUTES in run.wiring.plan_group.limits:
             homes = None
         if homes is not None:
-            data = homes.begin(_only(arguments["data_iterator"]), run.microbatches)
+            data = homes.begin(only(arguments["data_iterator"]), run.microbatches)
             arguments = {**arguments, "data_iterator": data}
         if self._watch is not None:
             arguments = self._watch.around(arguments)
@@ -180,10 +177,8 @@ class Session:
         run.begin(self.iteration, message_of(arguments))
         return result
 
-    def _alone(self, function: Any, arguments: ScheduleArgs) -> Any:
-        """An iteration of one stage, Megatron's own, whose ops an emulation may make slow."""
-        if self.context.worker_emulator is not None:
-            self.context.worker_emulator.iteration = self.iteration
+    def _run_stock(self, function: Any, arguments: ScheduleArgs) -> Any:
+        """An iteration that is Megatron's own, but for what is emulated."""
         result = run_stock(self.context, function, arguments)
         self.iteration += 1
         return result
@@ -194,9 +189,7 @@ class Session:
             self.run.abandon()
         if (collectives := self.small_collectives) is not None:
             collectives.take_spans()  # of no pipeline that is measured
-        result = run_stock(self.context, function, arguments)
-        self.iteration += 1
-        return result
+        return self._run_stock(function, arguments)
 
     def iteration_done(self) -> None:
         """The optimizer step is over. Without this call the next iteration's start counts."""
@@ -281,7 +274,7 @@ class Session:
             limits = limits_of(arguments, self.config, self.patches)
         if self._homes is not None:
             unseen = self.patches.why_not("watched-forwards")
-            why = unseen or self._homes.why_not(_only(arguments["data_iterator"]))
+            why = unseen or self._homes.why_not(only(arguments["data_iterator"]))
             moves = self.config.reroute == "auto" and self._executor.runs(arguments)
             limits |= route_limits.limits(arguments, why, moves)
         return open_wiring(self.context, arguments, self.resumed, limits, self.defer_hooks)
@@ -324,8 +317,3 @@ class Session:
             self.counted = [*self.counted[1 - KEPT :], (record.iteration, record.memory)]
         if record.iteration in self.keep_records:
             self.records = [*self.records[1 - KEPT :], record]
-
-
-def _only(data: Any) -> Any:
-    """The iterator of a stage without chunks, which Megatron may hand over in a list."""
-    return data[0] if isinstance(data, list) else data

@@ -405,7 +405,5 @@ def _replicas() -> list[int]:
 
 
 def _log_file(config: AdaptraConfig) -> Path | None:
-    path, replica = Path(config.decision_log), mpu.get_data_parallel_rank()
-    if not config.decision_log or not replica:
-        return path if config.decision_log else None
-    return path.with_suffix(f".replica{replica}{path.suffix}")
+    replica = mpu.get_data_parallel_rank()
+    return config.log_file(f"replica{replica}" if replica else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -90,8 +89,7 @@ def connect(
     if not auto:
         return connected, None
     ranks = tuple(dist.get_process_group_ranks(group))
-    log = Path(config.decision_log) if config.decision_log else None
-    log = log and log.with_suffix(f".{name}{ranks[0]}{log.suffix}")
+    log = config.log_file(f"{name}{ranks[0]}")
     return connected, AdaptiveAllReduce(
         connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded
     )

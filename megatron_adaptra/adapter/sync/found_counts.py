@@ -54,11 +54,10 @@ class FoundCounts:
         """For so many `microbatches` of a replica, from an `iteration` on."""
         if self._sync is None:
             config = self._config
-            log = Path(config.decision_log) if config.decision_log else None
             self._sync = AdaptiveSync(
                 self._connections, dist.get_rank(), self._replicas, microbatches, iteration,
                 stages=mpu.get_pipeline_model_parallel_world_size(), min_gain=config.min_gain,
-                timeout=config.timeout, log=log and log.with_suffix(f".sync{log.suffix}"),
+                timeout=config.timeout, log=config.log_file("sync"),
                 record=Path(config.record) / "sync.jsonl" if config.record else None,
                 offers=self._offers,
             )  # fmt: skip

@@ -16,7 +16,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core.distributed import DistributedDataParallel
 
 from megatron_adaptra.adapter.compat.features import has_graphs
-from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, models_of, only
 from megatron_adaptra.adapter.pipeline.route_limits import ForwardWatch
 from megatron_adaptra.adapter.sync.share_data import CountedBatches, ShareData
 from megatron_adaptra.config import AdaptraConfig
@@ -147,11 +147,6 @@ def _unlike(outputs: Any, per_token: bool) -> str:
                 "and a count, which add up over replicas"
             )
     return ""
-
-
-def only(data: Any) -> Any:
-    """The iterator in `data`, of a stage without chunks: Megatron may hand it over in a list."""
-    return data[0] if isinstance(data, list) else data
 
 
 def like(given: Any, iterator: Any) -> Any:

@@ -20,13 +20,13 @@ from megatron.core import rerun_state_machine
 
 from megatron_adaptra import waits
 from megatron_adaptra.adapter.compat.patches import patch
-from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of
+from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs, config_of, only
 from megatron_adaptra.adapter.pipeline.job_gather import reason_anywhere
 from megatron_adaptra.adapter.pipeline.session import Session
 from megatron_adaptra.adapter.sync.found_counts import FoundCounts
 from megatron_adaptra.adapter.sync.offers import offers_of
 from megatron_adaptra.adapter.sync.share_data import ShareBatches, ShareData
-from megatron_adaptra.adapter.sync.share_limits import FirstIteration, apart, like, only, too_many
+from megatron_adaptra.adapter.sync.share_limits import FirstIteration, apart, like, too_many
 from megatron_adaptra.adapter.sync.share_times import ScheduleTimes
 from megatron_adaptra.adapter.sync.share_vote import DIFFERENT, ENDED, FAILED, READY, ShareVote
 from megatron_adaptra.adapter.sync.sources import NewSource, Source, new_source
