@@ -35,7 +35,7 @@ class Source(Protocol):
         """This rank has run so many `microbatches` in the schedule of `iteration`.
 
         `seconds`: from its first forward to the end of its last backward, before gradients are
-        reduced. On a GPU it may come an iteration or two later. Goes through the guard.
+        reduced. It comes in the next iteration, on a GPU perhaps later. Goes through the guard.
         """
         ...
 

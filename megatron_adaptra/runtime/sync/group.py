@@ -33,9 +33,9 @@ class AdaptiveSync:
     """Measures each iteration's replicas, and knows what all of them run in it.
 
     What an iteration runs is asked for with `begin`, as soon as the one before has run its last
-    microbatch; it `starts` when all ranks have come to it, and is `ended` when this rank has run
-    its last microbatch, before it waits for other replicas. What fails in measuring and choosing
-    ends that alone: what is in force stays, on all ranks.
+    microbatch; it `starts` when all ranks have come to it. What it has taken this rank, until it
+    waits for other replicas, is `ended` given, in the next iteration. What fails in measuring and
+    choosing ends that alone: what is in force stays, on all ranks.
 
     Args:
         connections: between all ranks of the job.
@@ -146,9 +146,9 @@ class AdaptiveSync:
         return self._plan
 
     def ended(self, iteration: int, seconds: float, microbatches: int) -> None:
-        """This rank has run its `microbatches` of an `iteration`, and comes to wait for others.
+        """This rank has run its `microbatches` of an `iteration`, before it waits for others.
 
-        `seconds`: since the first of them began. It may come some iterations later.
+        `seconds`: since the first of them began. It comes in the next iteration, or later.
         """
         self._guard.later(self._report, iteration, seconds, microbatches)
 
