@@ -33,9 +33,9 @@ class AdaptiveSync:
     """Measures each iteration's replicas, and knows what all of them run in it.
 
     What an iteration runs is asked for with `begin`, as soon as the one before has run its last
-    microbatch; it `starts` when all ranks have come to it. What it has taken this rank, until it
-    waits for other replicas, is `ended` given, in the next iteration. What fails in measuring and
-    choosing ends that alone: what is in force stays, on all ranks.
+    microbatch; it `starts` when all ranks have come to it. `ended` gets, in the next iteration,
+    the seconds of this rank's microbatches, until it waits for other replicas. What fails
+    in measuring and choosing ends that alone: what is in force stays, on all ranks.
 
     Args:
         connections: between all ranks of the job.
