@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_adaptra.errors import BadMessage
+from megatron_adaptra.telemetry.host_report import HostReport
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 from megatron_adaptra.telemetry.report import StageReport
-from megatron_adaptra.telemetry.sync_report import SyncReport
 
 Check = type | tuple[type, ...]
 _NUMBER = (int, float)
-Report = StageReport | ReductionReport | SyncReport
+Report = StageReport | ReductionReport | HostReport
 
 # What carries a report, and what that is.
 REPORTS: Mapping[str, type[Report]] = {
-    "report": StageReport, "reduction": ReductionReport, "sync": SyncReport,
+    "report": StageReport, "reduction": ReductionReport, "host": HostReport,
 }  # fmt: skip
 KINDS: Mapping[str, Mapping[str, Check]] = {
     "alive": {},

@@ -1,10 +1,10 @@
-"""Chooses for a group of ranks when all have reported an iteration, one change at a time."""
+"""Chooses for a group of ranks from what they have measured, one change at a time."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.agreement import Proposal
@@ -16,36 +16,23 @@ RECENT = 64  # iterations whose reports may still come
 PAUSE = 32  # iterations without a choice after one that was slower; then twice as many
 
 
-class RankReport(Protocol):
-    """What one rank has measured in one iteration. `rank`: its number in the group."""
-
-    @property
-    def rank(self) -> int: ...  # noqa: D102
-
-    @property
-    def iteration(self) -> int: ...  # noqa: D102
-
-
-R = TypeVar("R", bound=RankReport)
+R = TypeVar("R")
 
 
 class VotedChoice(VotedThread[R], Generic[R, D]):
-    """Chooses for a group of so many `ranks`; runs at its leader.
+    """Chooses for a group of ranks; runs at its leader.
 
     Args:
-        ranks: how many report.
         log: of decisions.
         announce: decisions go to the log of the training, too; an attribute, too.
 
-    `seen`: the last iteration that all ranks have reported.
+    `seen`: the last iteration that is known of all ranks, and dealt with.
     """
 
-    def __init__(self, ranks: int, log: VotedLog[D], announce: bool = True) -> None:
+    def __init__(self, log: VotedLog[D], announce: bool = True) -> None:
         super().__init__()
         self.log, self.announce = log, announce
         self.seen = -1
-        self._reporters = ranks
-        self._rows: dict[int, dict[int, R]] = {}  # by iteration and rank
         self._pending: tuple[Proposal, D] | None = None
         self._pause, self._not_before = PAUSE, 0
 
@@ -57,10 +44,6 @@ class VotedChoice(VotedThread[R], Generic[R, D]):
     # On the thread.
 
     @abstractmethod
-    def _on_row(self, iteration: int, row: Mapping[int, R]) -> None:
-        """All ranks have reported an iteration."""
-
-    @abstractmethod
     def _switched(self, decision: D) -> None:
         """A `decision` has come into force."""
 
@@ -70,19 +53,6 @@ class VotedChoice(VotedThread[R], Generic[R, D]):
 
     def _begin(self, vote: Vote) -> None:
         """Nothing is recorded but decisions."""
-
-    def _take(self, report: R) -> None:
-        recent = range(self._vote.iteration - RECENT, self._vote.iteration + RECENT)
-        if report.rank not in range(self._reporters) or report.iteration not in recent:
-            return
-        for old in [i for i in self._rows if i not in recent]:
-            del self._rows[old]  # a rank does not report any more
-        row = self._rows.setdefault(report.iteration, {})
-        row[report.rank] = report
-        if len(row) == self._reporters:
-            del self._rows[report.iteration]
-            self._on_row(report.iteration, row)
-            self.seen = report.iteration
 
     def _can_propose(self, iteration: int) -> bool:
         """Whether something chosen after the reports of `iteration` may come into force."""

@@ -67,21 +67,18 @@ def train(dataset: Any, activation: Any = None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def calculate(replica: int, slow: set[int]) -> None:
-    """From now on what a replica reports follows from counts; replicas in `slow` are slow."""
-    ended, before = FoundCountsSource.ended, 0.0  # seconds of the iteration before
+def calculate(slow: set[int]) -> None:
+    """From now on what replicas take follows from counts; those in `slow` are slow."""
+    ended = FoundCountsSource.ended
 
-    def calculated(
-        self: FoundCountsSource, iteration: int, seconds: float, microbatches: int
-    ) -> None:
-        nonlocal before
+    def calculated(self: FoundCountsSource, iteration: int, counts: Any, seconds: Any) -> None:
         now = slow if FROM <= iteration < TO else ()
         each = [
             MICROBATCH * (count + SHAPE.stages - 1) * (2 if one in now else 1)
-            for one, count in enumerate(self._sync.plan.counts)
+            for one, count in enumerate(counts)
         ]
-        self._sync._periods[iteration], before = before, max(each) + STEP
-        ended(self, iteration, each[replica], microbatches)
+        self._sync._took[iteration] = max(each) + STEP
+        ended(self, iteration, counts, tuple(each))
 
     FoundCountsSource.ended = calculated  # type: ignore[method-assign]
 
@@ -138,7 +135,7 @@ def main() -> None:
         return
     found = {"stock": train(dataset)}
     slow = {SLOW}
-    calculate(mpu.get_data_parallel_rank(), slow)
+    calculate(slow)
     pace()
     answered(1.0)
     found["nothing cheaper"] = trained(folder, dataset)

@@ -28,12 +28,14 @@ from megatron_adaptra import waits  # noqa: E402
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.sync.found_counts import FoundCounts, FoundCountsSource  # noqa: E402
+from megatron_adaptra.adapter.sync.share_times import ScheduleTimes  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.runtime.controller import Controller  # noqa: E402
 from megatron_adaptra.runtime.sync import loop  # noqa: E402
 from megatron_adaptra.runtime.sync.decisions import SyncLog  # noqa: E402
 from megatron_adaptra.runtime.sync.group import AdaptiveSync  # noqa: E402
 from megatron_adaptra.runtime.sync.loop import SyncLoop  # noqa: E402
+from megatron_adaptra.telemetry.host_use import HostUse  # noqa: E402
 from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds  # noqa: E402
 
 ITERATIONS, SLOW = 14, 1  # a replica
@@ -44,14 +46,15 @@ SHAPE = gpt.GPTShape(
 SITES: dict[str, tuple[Any, str]] = {
     "made": (FoundCounts, "__call__"), "begin": (FoundCountsSource, "begin"),
     "ended": (FoundCountsSource, "ended"), "close": (FoundCounts, "close"),
-    "moment": (AdaptiveSync, "_take_moment"), "report": (AdaptiveSync, "_report"),
+    "known": (ScheduleTimes, "known"), "moment": (AdaptiveSync, "_take_moment"),
+    "taken": (AdaptiveSync, "_take_row"), "host": (AdaptiveSync, "_look_at_host"),
     "handed in": (Controller, "hand_in"), "runs": (SyncLoop, "runs"), "row": (SyncLoop, "_on_row"),
     "speeds": (ReplicaSpeeds, "update"), "expected": (ReplicaSpeeds, "speeds"),
     "counts": (loop, "share_by_speed"), "remedies": (loop, "cheaper_remedies"),
     "logged": (SyncLog, "add"), "vote over": (SyncLog, "close_vote"),
 }  # fmt: skip
-AT_MEMBERS = ("made", "begin", "ended", "close", "moment", "report", "handed in")
-OFF_THE_TRAINING_THREAD = ("report", "row", "speeds", "counts", "logged")
+AT_ALL = ("made", "begin", "ended", "close", "known", "moment", "taken", "host")
+OFF_THE_TRAINING_THREAD = ("host", "row", "speeds", "counts", "logged")
 
 
 Fault = Callable[..., Any]
@@ -91,12 +94,17 @@ def train(dataset: Any, activation: Any = None, more: int = ITERATIONS) -> dict[
 
 
 def calculate() -> None:
-    """Reports follow from counts: the second replica takes three times as long."""
-    ended, replica = FoundCountsSource.ended, dist.get_rank()
+    """Times follow from counts: the second replica takes three times as long.
 
-    def calculated(self: FoundCountsSource, iteration: int, seconds: float, count: int) -> None:
-        self._sync._periods[iteration] = 1.25
-        ended(self, iteration, 0.1 * count * (3 if replica == SLOW else 1), count)
+    Each rank waits for a core, too.
+    """
+    ended = FoundCountsSource.ended
+
+    def calculated(self: FoundCountsSource, iteration: int, counts: Any, seconds: Any) -> None:
+        self._sync._took[iteration] = 1.25
+        self._sync._queued.clear()
+        self._sync._yielding.use = HostUse(0.4, 0.6, 0.0, 0.0, 1.3, 2)
+        ended(self, iteration, counts, (0.1 * counts[0], 0.3 * counts[1]))
 
     FoundCountsSource.ended = calculated  # type: ignore[method-assign]
 
@@ -169,11 +177,16 @@ def emulated(dataset: Any) -> list[tuple[int, float]]:
     return waits
 
 
+def called_at(rank: int, site: str) -> bool:
+    """The late replica's rank reports its host; the other one leads."""
+    return site in AT_ALL or (site == "handed in") == (rank == SLOW)
+
+
 def faults(every: bool) -> Iterator[tuple[int, str, Fault]]:
     """Rank, site, and way: each way, or one, which is another one at each rank that has two."""
     for where in range(2):
         for number, site in enumerate(SITES):
-            if where and site not in AT_MEMBERS:
+            if not called_at(where, site):
                 continue
             ways = [raising, nonsense, *([hanging] if site in OFF_THE_TRAINING_THREAD else [])]
             chosen = ways if every else [ways[(number + 3 * where) % len(ways)]]

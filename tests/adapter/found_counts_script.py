@@ -17,6 +17,7 @@ from megatron_adaptra.adapter.baseline import cpu
 
 cpu.install()
 
+import pytest  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state as mpu  # noqa: E402
 from paced import pace  # noqa: E402
@@ -25,6 +26,7 @@ from rank_of_job import begin, mean_losses, of_all_ranks, show  # noqa: E402
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.sync.found_counts import FoundCountsSource  # noqa: E402
+from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed  # noqa: E402
 from megatron_adaptra.adapter.sync.share_vote import ShareVote  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
@@ -85,27 +87,27 @@ def notes_ends(arm: Any) -> list[str]:
 
 
 def calculate(replica: int) -> None:
-    """From now on what a replica reports follows from counts."""
-    ended, before = FoundCountsSource.ended, 0.0  # seconds of the iteration before
-    begin, plans = FoundCountsSource.begin, dict[int, SyncPlan]()
+    """From now on what replicas take follows from counts, and each rank puts that into its vote."""
+    known, ended = ScheduleTimes.known, FoundCountsSource.ended
 
-    def begins(self: FoundCountsSource, iteration: int) -> SyncPlan:
-        plans[iteration] = begin(self, iteration)
-        return plans[iteration]
-
-    def calculated(
-        self: FoundCountsSource, iteration: int, seconds: float, microbatches: int
-    ) -> None:
-        nonlocal before
+    def calculated(iteration: int, counts: tuple[int, ...]) -> list[float]:
         slow = SLOW if FROM <= iteration < TO else None
-        counts = enumerate(plans[iteration].counts)
-        fill = STAGES - 1
-        each = [MICROBATCH * (n + fill) * (2 if one == slow else 1) for one, n in counts]
-        self._sync._periods[iteration], before = before, max(each) + STEP
-        ended(self, iteration, each[replica], microbatches)
+        each = enumerate(counts)
+        return [MICROBATCH * (n + STAGES - 1) * (2 if one == slow else 1) for one, n in each]
 
-    FoundCountsSource.begin = begins  # type: ignore[method-assign]
-    FoundCountsSource.ended = calculated  # type: ignore[method-assign]
+    def knows(self: ScheduleTimes, iteration: int) -> Timed | None:
+        timed = known(self, iteration)
+        assert timed is not None
+        assert timed.seconds > 0
+        return timed._replace(seconds=calculated(iteration, timed.counts)[replica])
+
+    def ends(self: FoundCountsSource, iteration: int, counts: Any, seconds: Any) -> None:
+        assert seconds == pytest.approx(calculated(iteration, counts)), "on all ranks"
+        self._sync._took[iteration] = max(seconds) + STEP
+        ended(self, iteration, counts, seconds)
+
+    ScheduleTimes.known = knows  # type: ignore[method-assign]
+    FoundCountsSource.ended = ends  # type: ignore[method-assign]
 
 
 def sleep(replica: int, activation: Any) -> None:

@@ -14,7 +14,7 @@ PATIENCE = 60.0  # seconds
 
 
 def pace() -> None:
-    """From now on rank 0 begins an iteration when all have reported what they can, and voted.
+    """From now on rank 0 begins an iteration when what it can know is dealt with, and voted on.
 
     That is the iteration before the last one: see ScheduleTimes.
     """

@@ -160,7 +160,7 @@ class Planned:
     def __init__(self, plans: list[list[int]], microbatches: int, fault: str, first: int) -> None:
         self._plans = [SyncPlan(microbatches, tuple(counts)) for counts in plans]
         self._fault, self._first = fault, first
-        self.ended_with: list[int] = []
+        self.ended_with: list[list[int]] = []
 
     def begin(self, iteration: int) -> Any:
         plan = self._plans[min(iteration, len(self._plans) - 1)]
@@ -177,11 +177,12 @@ class Planned:
     def starts(self, iteration: int) -> None:
         pass
 
-    def ended(self, iteration: int, seconds: float, microbatches: int) -> None:
-        assert seconds > 0
+    def ended(self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+        assert len(counts) == len(seconds)
+        assert all(one > 0 for one in seconds)
         if self._fault == "deaf" and iteration >= self._first:
             raise RuntimeError("injected")
-        self.ended_with.append(microbatches)
+        self.ended_with.append(list(counts))
 
     def close(self) -> None:
         pass

@@ -196,18 +196,21 @@ class LateMark:
 def test_times_of_a_gpu_are_known_later_and_what_has_no_moment_is_left_out() -> None:
     marks = [LateMark() for _ in range(6)]
     given = deque(marks)
-    times = ScheduleTimes(types.SimpleNamespace(mark=given.popleft))  # type: ignore[arg-type]
+    device = types.SimpleNamespace(mark=given.popleft, behind=True)
+    times = ScheduleTimes(device)  # type: ignore[arg-type]
     over = list[int]()  # when it is, the last mark is taken
     for iteration in range(3):
         arguments = times.begin({"forward_step_func": lambda: "output"}, lambda: None)
         assert [arguments["forward_step_func"]() for _ in range(2)] == ["output"] * 2
         final = times.finalizing(lambda: "final", lambda: over.append(len(given)))
         assert final() == "final"
-        times.end(iteration, 4 + iteration)
-    assert over == [4, 2, 0]
-    assert times.take() == []
-    marks[0].when, marks[1].when = 1.0, 3.5
-    assert times.take() == [(0, 2.5, 4)]
-    marks[2].fault = "the driver is gone"
+        times.end(iteration, (4 + iteration, 4))
+        assert times.known(iteration) is None
+        if iteration == 1:  # the GPU has passed what was launched before, now or not at all
+            marks[0].when, marks[1].when = 1.0, 3.5
+            assert times.known(1) == (0, (4, 4), 2.5)
+            marks[2].fault = "the driver is gone"
     marks[4].when, marks[5].when = 5.0, 6.0
-    assert times.take() == [(2, 1.0, 6)]
+    assert over == [4, 2, 0]
+    assert times.known(2) is None, "another iteration than on other ranks would be asked for"
+    assert times.known(3) == (2, (6, 4), 1.0)

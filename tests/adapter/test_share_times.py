@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from megatron_adaptra.device.host import HOST
@@ -16,16 +18,19 @@ def test_an_iteration_is_reported_while_the_next_one_fills_its_pipeline(
 
     times, events = ScheduleTimes(HOST), list[str]()
 
-    def report() -> None:
-        events.extend(f"report of {iteration}" for iteration, _, _ in times.take())
-
     for iteration in range(3):
         events.append(f"iteration {iteration}")
-        arguments = times.begin({"forward_step_func": events.append}, report)
+        report = f"report of {iteration - 1}"
+        arguments = times.begin(
+            {"forward_step_func": events.append}, functools.partial(events.append, report)
+        )
         for microbatch in range(forwards):
             arguments["forward_step_func"](f"F{microbatch}")
         events.append("end")
-        times.end(iteration, forwards)
+        times.end(iteration, (forwards, 4))
+        timed = times.known(iteration)
+        assert timed is not None
+        assert timed[:2] == (iteration, (forwards, 4))
     for iteration in range(1, 3):
         at = events.index(f"report of {iteration - 1}")
         assert at > events.index(f"iteration {iteration}")

@@ -23,6 +23,9 @@ from megatron_adaptra.runtime.sync.connections import SyncConnections
 from megatron_adaptra.runtime.sync.group import AdaptiveSync
 from megatron_adaptra.runtime.sync.loop import SyncLoop
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
+from megatron_adaptra.telemetry.host_report import HostReport
+from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 RANKS, MICROBATCHES, ITERATIONS = 3, 4, 12
 FULL, SHARED = (4, 4, 4), (5, 5, 2)
@@ -52,7 +55,7 @@ def step(sync: AdaptiveSync, iteration: int, microbatches: int = MICROBATCHES) -
     share = plan.share(replica)
     own = sum(gradient(home, j, iteration) for home, j in share) / len(share)
     mean = torch.tensor(own * float(plan.weight(replica)), dtype=torch.float64)
-    sync.ended(iteration, 0.1 * len(share), len(share))
+    sync.ended(iteration, plan.counts, tuple(0.1 * count for count in plan.counts))
     dist.all_reduce(mean)
     mean /= dist.get_world_size()
     pairs = [(home, j) for home in range(plan.replicas) for j in range(microbatches)]
@@ -83,7 +86,7 @@ def train(
         me.meet()
         ran.append(step(sync, FIRST + number))
     if sync.loop is not None and fail is None:
-        until(lambda: sync.loop.seen >= FIRST + ITERATIONS - 2, "reports of all ranks")
+        until(lambda: sync.loop.seen >= FIRST + ITERATIONS - 2, "all iterations")
     me.meet()
     sync.close()
     return ran
@@ -105,9 +108,10 @@ def test_all_replicas_switch_in_one_iteration_and_means_are_right(transport: str
 
 
 SITES = {
-    "moments": (AdaptiveSync, "_take_moment"), "reports": (Controller, "hand_in"),
-    "runs": (SyncLoop, "runs"), "rows": (SyncLoop, "_on_row"),
-    "estimates": (SyncLoop, "_take_period"), "begin": (Controller, "begin"),
+    "moments": (AdaptiveSync, "_take_moment"), "taken": (AdaptiveSync, "_take_row"),
+    "hosts": (AdaptiveSync, "_look_at_host"), "runs": (SyncLoop, "runs"),
+    "rows": (SyncLoop, "_on_row"), "estimates": (SyncLoop, "_take_rest"),
+    "begin": (Controller, "begin"),
 }  # fmt: skip
 
 
@@ -142,16 +146,16 @@ def chosen(me: RankFixture, where: str, what: Callable[..., Any]) -> list[tuple[
         if where:
             patch.setattr(loop_module, where, what)
         sync = open_sync("engine", min_gain=0.1)
-        ran, before = [], 0.0  # seconds of the iteration before, which follow from counts, too
+        ran = []
         for number in range(2 * ITERATIONS):
             plan = sync.begin(FIRST + number)
             sync.starts(FIRST + number)
             ran.append(plan.counts)
             each = [0.1 * count * (1 + (rank == 2)) for rank, count in enumerate(plan.counts)]
-            sync._periods[FIRST + number], before = before, max(each) + 0.05
-            sync.ended(FIRST + number, each[me.rank], plan.counts[me.rank])
+            sync._took[FIRST + number] = max(each) + 0.05  # follows from counts, too
+            sync.ended(FIRST + number, plan.counts, tuple(each))
             if sync.loop is not None:
-                until(lambda n=number: sync.loop.seen >= FIRST + n or where != "", "reports")
+                until(lambda n=number: sync.loop.seen >= FIRST + n or where != "", "a row")
                 sync.loop.drain(PATIENCE)
                 proposal = sync._controller._open
                 if proposal is not None:
@@ -161,7 +165,7 @@ def chosen(me: RankFixture, where: str, what: Callable[..., Any]) -> list[tuple[
     return ran
 
 
-def test_reports_of_a_slow_replica_change_counts_on_all_ranks() -> None:
+def test_rows_with_a_slow_replica_change_counts_on_all_ranks() -> None:
     rows = run("gloo", chosen, "", raising, ranks=RANKS)
     assert all(row == rows[0] for row in rows)
     assert rows[0][0] == FULL
@@ -201,35 +205,45 @@ def test_another_number_of_microbatches_begins_with_equal_counts_for_good() -> N
         assert ran == [FULL] * 2 + [SHARED] * 2 + [(6, 6, 6)] * 2 + [FULL] * 2
 
 
-def reported(me: RankFixture) -> Any:
-    """Periods that ranks report, of iterations that do not all follow one another.
+USE = HostUse(0.4, 0.6, 0.0, 0.0, 1.3, 2)
 
-    The thread waits for a core for a quarter of them.
+
+def taken(me: RankFixture) -> Any:
+    """What iterations take that do not all follow one another, and reports of hosts.
+
+    The thread waits for a core for a quarter of them. The first replica is late in one.
     """
     with pytest.MonkeyPatch.context() as patch:
         sync = open_sync("gloo")
-        found: list[Any] = []
-        patch.setattr(sync._controller, "hand_in", found.append)
+        rows, hosts = list[Any](), list[Any]()
+        if sync.loop is not None:
+            patch.setattr(sync.loop, "report", rows.append)
+        patch.setattr(sync._controller, "hand_in", hosts.append)
+        patch.setattr(sync._guard, "later", lambda function, *args: function(*args))
         moments, waits, looked = iter(range(100)), iter(range(100)), list[Any]()
         patch.setattr(group.time, "monotonic", lambda: float(next(moments)))
         patch.setattr(sync, "_core_wait", lambda: next(waits) / 4)
         patch.setattr(sync._yielding, "ended", lambda *row: looked.append(row))
+        sync._yielding.use = USE
         for iteration in (FIRST, FIRST + 1, FIRST + 1, FIRST + 2, FIRST + 4):
             sync._take_moment(iteration)
-            sync._report(iteration, 0.25, 5)
+            late = 2.0 if iteration == FIRST + 2 else 1.0
+            sync.ended(iteration - 1, FULL, (late, 1.0, 1.0))
     me.meet()
     sync.close()
-    rows = [(one.rank, one.replica, one.iteration, one.seconds, one.period) for one in found]
-    return rows, looked
+    return rows, looked, hosts
 
 
-def test_a_report_has_the_period_of_the_iteration_before() -> None:
-    for rank, (rows, looked) in enumerate(run("gloo", reported, ranks=RANKS)):
+def test_an_iteration_is_measured_from_start_to_start_and_a_late_host_reports_itself() -> None:
+    for rank, (rows, looked, hosts) in enumerate(run("gloo", taken, ranks=RANKS)):
         assert looked == [(0.25, 1.0), (0.25, 1.0), (0.5, 2.0)]
-        assert rows == [
-            (rank, rank, FIRST, 0.25, None),
-            (rank, rank, FIRST + 1, 0.25, 1.0),
-            (rank, rank, FIRST + 1, 0.25, 1.0),
-            (rank, rank, FIRST + 2, 0.25, 2.0),  # from when it began for the first time
-            (rank, rank, FIRST + 4, 0.25, None),  # an iteration is missing
+        same, late = (1.0, 1.0, 1.0), (2.0, 1.0, 1.0)
+        wanted = [
+            ReplicaRow(FIRST - 1, FULL, same, None),
+            ReplicaRow(FIRST, FULL, same, 1.0),
+            ReplicaRow(FIRST, FULL, same, 1.0),
+            ReplicaRow(FIRST + 1, FULL, late, 2.0),  # from when it began for the first time
+            ReplicaRow(FIRST + 3, FULL, same, None),  # an iteration is missing
         ]
+        assert rows == ([] if rank else wanted), "at the leader, without a message"
+        assert hosts == ([] if rank else [HostReport(0, 0, FIRST + 1, USE)])

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime.voted_group import BUFFER, RATE, VotedGroup
+from patience import PATIENCE
+from runtime.voted_group import BUFFER, NBYTES, RATE, VotedGroup
 
 from megatron_adaptra.errors import BadBundle, BadInput
 from megatron_adaptra.plan.collectives.choice import Choice
@@ -19,12 +20,26 @@ from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.voted_choice import PAUSE
+from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
 SOON = 10  # iterations in which a late rank is found
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("first", [0, 1_000_000])
+def test_ranks_that_report_before_the_leader_begins_count(tmp_path: Path, first: int) -> None:
+    """Their reports of the first iteration, also where a run begins with a later one."""
+    group = VotedGroup(2, tmp_path / "decisions.jsonl", first=first)
+    for rank in reversed(range(2)):
+        if rank == 0:
+            group.leader.begin(first)
+        group.loop.report(ReductionReport(rank, first, NBYTES, {}, {}, None, None))
+        group.loop.drain(PATIENCE)
+    assert group.loop.seen == first
+    group.close()
 
 
 @pytest.mark.parametrize("ranks", [4, 8])

@@ -15,17 +15,18 @@ import pytest
 from patience import PATIENCE
 from runtime.voted_job import MICROBATCH, STEP, VotedJob
 
-from megatron_adaptra.errors import BadBundle, BadInput, BadMessage
+from megatron_adaptra.errors import BadBundle, BadInput
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.shares import Speed
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.runtime.sync.ladder import cheaper_remedies
-from megatron_adaptra.runtime.sync.loop import by_replica, uses_of
+from megatron_adaptra.runtime.sync.loop import busiest
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.voted_choice import PAUSE
+from megatron_adaptra.telemetry.host_report import HostReport
 from megatron_adaptra.telemetry.host_use import HostUse
-from megatron_adaptra.telemetry.sync_report import SyncReport
+from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 SOON = 10  # iterations in which a slow replica is found, and one that is fast again
 FULL = (8, 8, 8, 8)
@@ -75,7 +76,7 @@ def test_a_slow_replica_gets_fewer_moves_and_is_fast_again(
     assert "each replica runs its own 8 microbatches" in text
     rows = [one for one in lines(tmp_path / "sync.jsonl") if one["kind"] == "iteration"]
     assert rows[-1]["microbatches"] == list(FULL)
-    assert [row["iteration"] for row in rows] == list(range(len(job.ran) - 1))
+    assert [row["iteration"] for row in rows] == list(range(len(job.ran)))
     assert rows[15]["took"] == pytest.approx(job.took[15])
 
 
@@ -98,23 +99,26 @@ def test_a_decision_has_what_the_slow_replica_waits_for(
 
 def test_of_a_replica_the_rank_counts_that_waits_most() -> None:
     most, less = (HostUse(queued, 0.5, 0.0, 0.0, 1.0, 2) for queued in (0.5, 0.2))
-    uses = [less, most, None, less, None, None]
-    row = {rank: SyncReport(rank, rank // 2, 5, 8, 1.0, None, use) for rank, use in enumerate(uses)}
-    assert uses_of(row) == {0: most, 1: less}
-    again = [SyncReport.from_json(json.loads(json.dumps(one.to_json()))) for one in row.values()]
-    assert again == list(row.values())
+    uses = {0: less, 1: most, 3: less}
+    hosts = [HostReport(rank, rank // 2, 5, use) for rank, use in uses.items()]
+    assert busiest(hosts, 5) == busiest(hosts, 8) == {0: most, 1: less}
+    assert busiest(hosts, 9) == {}, "they wait no longer"
+    assert [HostReport.from_json(json.loads(json.dumps(one.to_json()))) for one in hosts] == hosts
+
+
+def test_a_replica_is_late_by_what_a_microbatch_takes() -> None:
+    row = ReplicaRow(5, (9, 9, 9, 5), (0.9, 0.9, 0.95, 1.0))
+    assert [row.late(replica) for replica in range(4)] == [False, False, False, True]
+    assert ReplicaRow(5, (4, 4), (0.4, 0.5)).late(1), "of two, beside the faster one"
 
 
 @pytest.mark.parametrize("first", [0, 1_000_000])
-def test_ranks_that_report_before_the_leader_begins_count(tmp_path: Path, first: int) -> None:
-    """Their reports of the first iteration, also where a checkpoint has many before it."""
+def test_a_run_may_begin_at_any_iteration(tmp_path: Path, first: int) -> None:
     job = VotedJob(2, tmp_path / "decisions.jsonl", first=first)
-    for rank in reversed(range(2)):
-        if rank == 0:
-            job.leader.begin(first)
-        job.loop.report(SyncReport(rank, rank, first, 8, 0.8, None))
-        job.loop.drain(PATIENCE)
-    assert job.loop.seen == first
+    job.leader.begin(first)
+    job.sync.report(ReplicaRow(first, (8, 8), (0.8, 0.8)))
+    job.sync.drain(PATIENCE)
+    assert job.sync.seen == first
     job.close()
 
 
@@ -226,10 +230,10 @@ def test_while_it_waits_a_replica_that_is_fast_again_is_no_exception(tmp_path: P
     job.close()
 
 
-def test_a_rank_that_reports_nothing_leaves_what_is_in_force(tmp_path: Path) -> None:
+def test_a_rank_that_measures_nothing_leaves_what_is_in_force(tmp_path: Path) -> None:
     job = VotedJob(4, tmp_path / "decisions.jsonl")
     job.train(8)
-    assert set(job.train(20, {3: 2.0}, silent=[2])) == {FULL}
+    assert set(job.train(20, {3: 2.0}, unknown=True)) == {FULL}
     assert job.train(2 * SOON, {3: 2.0})[-1] == (9, 9, 9, 5)
     job.close()
 
@@ -274,13 +278,3 @@ def test_a_value_travels_whole_and_only_for_as_many_replicas() -> None:
     assert read == value
     with pytest.raises(BadBundle, match="it is for 3 replicas; here are 4"):
         now.read(Bundle({SYNC: JobSync(SyncPlan(8, (9, 9, 6)))}).text)
-
-
-def test_a_replica_ends_with_the_last_of_its_ranks() -> None:
-    row = {rank: SyncReport(rank, rank // 2, 5, 7 + rank // 2, 1.0 + rank) for rank in range(4)}
-    assert by_replica(row) == ([7, 8], [2.0, 4.0])
-    row[1] = SyncReport(1, 0, 5, 6, 1.0)
-    with pytest.raises(BadMessage, match="rank 1 of replica 0 ran 6 microbatches, another one 7"):
-        by_replica(row)
-    with pytest.raises(BadMessage, match="they are 0 to 0"):
-        by_replica({0: SyncReport(0, 1, 5, 8, 1.0)})

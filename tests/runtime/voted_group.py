@@ -30,13 +30,13 @@ class VotedGroup(VotedRanks):
     `ran`: by iteration the choice that all of them ran. `took`: seconds after the last arrival.
     """
 
-    def __init__(self, ranks: int, path: Path, min_gain: float = 0.05) -> None:
+    def __init__(self, ranks: int, path: Path, min_gain: float = 0.05, first: int = 0) -> None:
         self.ranks, self.ran, self.took = ranks, list[Choice](), list[float]()
         # By rank, of the last reduction: its end after the first one's, and what it took there.
         self._ends, self._took = [0.0] * ranks, [0.0] * ranks
         super().__init__(
             ranks, {ALL_REDUCE: GroupAllReduce(Choice(ranks))},
-            lambda: AllReduceLoop(range(8, 8 + ranks), min_gain, AllReduceLog(path)),
+            lambda: AllReduceLoop(range(8, 8 + ranks), min_gain, AllReduceLog(path)), first,
         )  # fmt: skip
 
     def train(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from patience import PATIENCE
 from runtime.voted_ranks import VotedRanks
 from transport.ranks import until
 
@@ -15,8 +16,9 @@ from megatron_adaptra.runtime.record import RunRecord
 from megatron_adaptra.runtime.sync.decisions import SyncLog
 from megatron_adaptra.runtime.sync.loop import SyncLoop
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
+from megatron_adaptra.telemetry.host_report import HostReport
 from megatron_adaptra.telemetry.host_use import HostUse
-from megatron_adaptra.telemetry.sync_report import SyncReport
+from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 MICROBATCH = 0.1  # seconds
 STEP = 0.05  # seconds after the last replica has run
@@ -40,42 +42,45 @@ class VotedJob(VotedRanks):
         self.replicas, self.microbatches = replicas, microbatches
         self.ran, self.took = list[tuple[int, ...]](), list[float]()
         log = SyncLog(path, RunRecord(path.with_name("sync.jsonl")))
-        super().__init__(
-            replicas, {SYNC: JobSync(SyncPlan.full_of(replicas, microbatches))},
-            lambda: SyncLoop(range(replicas), min_gain, log, offers=offers), first,
-        )  # fmt: skip
+        self.sync = SyncLoop(replicas, min_gain, log, offers=offers)
+        values = {SYNC: JobSync(SyncPlan.full_of(replicas, microbatches))}
+        super().__init__(replicas, values, lambda: self.sync, first)
 
     def train(
         self,
         iterations: int,
         slow: Mapping[int, float] | None = None,
-        silent: Sequence[int] = (),
+        unknown: bool = False,
         away: float = 0.0,
         step: float = STEP,
         uses: Mapping[int, HostUse] | None = None,
     ) -> list[tuple[int, ...]]:
-        """What ran; `slow` replicas take so many times as long, the `silent` do not report.
+        """What ran; `slow` replicas take so many times as long.
 
-        `away`: seconds that each microbatch of another home takes besides, at a slow moment.
-        `step`: seconds after the last replica has run. `uses`: of hosts, by replica.
+        `unknown`: a rank has not measured what its replica takes. `away`: seconds that each
+        microbatch of another home takes besides, at a slow moment. `step`: seconds after the last
+        replica has run. `uses`: of hosts, by replica.
         """
         for iteration in range(len(self.ran), len(self.ran) + iterations):
             plan = self._begin(iteration)[SYNC].plan
             if plan.microbatches != self.microbatches:
                 plan = SyncPlan.full_of(self.replicas, self.microbatches)
-            self.loop.runs(plan)
+            self.sync.runs(plan)
             self.ran.append(plan.counts)
             each = [MICROBATCH * (slow or {}).get(replica, 1.0) for replica in range(self.replicas)]
-            seconds = [count * one for count, one in zip(plan.counts, each, strict=True)]
+            seconds = tuple(count * one for count, one in zip(plan.counts, each, strict=True))
             moved = sum(max(0, count - plan.microbatches) for count in plan.counts)
-            before = self.took[-1] if self.took else None
             self.took.append(max(seconds) + step + away * moved)
-            for rank, controller in enumerate(self.controllers):
-                if rank not in silent:
-                    count = plan.counts[rank]
-                    use = (uses or {}).get(rank)
-                    controller.hand_in(
-                        SyncReport(rank, rank, iteration, count, seconds[rank], before, use)
-                    )
-            until(partial(self._dealt_with, iteration, silent), f"iteration {iteration}")
+            for rank, use in (uses or {}).items():
+                self.controllers[rank].hand_in(HostReport(rank, rank, iteration, use))
+            until(partial(self._hosts_are_known, iteration, set(uses or {})), "reports of hosts")
+            if not unknown:
+                self.sync.report(ReplicaRow(iteration, plan.counts, seconds, self.took[-1]))
+            last = self.sync.seen if unknown else iteration
+            until(partial(self._dealt_with, last, ()), f"iteration {iteration}")
         return self.ran[-iterations:]
+
+    def _hosts_are_known(self, iteration: int, ranks: set[int]) -> bool:
+        """Whether the leader has dealt with these ranks' reports of an `iteration`."""
+        self.sync.drain(PATIENCE)
+        return ranks == {r for r, host in self.sync._hosts.items() if host.iteration == iteration}

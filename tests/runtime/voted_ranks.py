@@ -10,6 +10,7 @@ from patience import PATIENCE
 from transport.loopback import LoopbackNetwork
 
 from megatron_adaptra.runtime.agreement import Ballot, DecisionStore
+from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Member
@@ -64,7 +65,7 @@ class VotedRanks:
         """Whether the leader is done with the reports of an `iteration`, but for the `silent`."""
         self.loop.drain(PATIENCE)
         there = self.loop.seen == iteration
-        if silent:
+        if silent and isinstance(self.loop, AllReduceLoop):
             there = len(self.loop._rows.get(iteration, {})) == self._count - len(silent)
         proposal = self.leader._open
         return there and (proposal is None or proposal.committed is not None)

@@ -90,9 +90,9 @@ class FoundCountsSource:
         """As for Source, at `iteration`."""
         self._sync.starts(iteration)
 
-    def ended(self, iteration: int, seconds: float, microbatches: int) -> None:
-        """As for Source: `iteration` has taken `seconds` for so many `microbatches`."""
-        self._sync.ended(iteration, seconds, microbatches)
+    def ended(self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+        """As for Source: `iteration` has taken `seconds` for so many `counts`."""
+        self._sync.ended(iteration, counts, seconds)
 
     def close(self) -> None:
         """Nothing: another number of microbatches has the same vote."""

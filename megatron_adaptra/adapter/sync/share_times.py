@@ -4,8 +4,8 @@ It begins with the first forward, after the barrier of Megatron's timers, and en
 are finalised. What is in it of others: with `--overlap-param-gather` the first forward waits for
 parameters, whose gather all replicas begin together, after their steps.
 
-It is reported in the iteration after. At its own end all ranks are busy with a step that the next
-one waits for; while a pipeline fills they wait for messages.
+All ranks exchange it by their vote on the next iteration, and what finds counts takes it while that
+fills its pipeline: ranks wait for messages then, and for a step before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from megatron_adaptra.adapter.compat.schedule_args import ScheduleArgs
 from megatron_adaptra.device.base import Device, Mark
@@ -21,8 +21,16 @@ from megatron_adaptra.device.base import Device, Mark
 REPORTED = 2  # forwards of an iteration that have begun when the one before is reported
 
 
+class Timed(NamedTuple):
+    """An `iteration` by these `counts` of all replicas; `seconds` of this rank's schedule."""
+
+    iteration: int
+    counts: tuple[int, ...]
+    seconds: float
+
+
 class ScheduleTimes:
-    """Of one rank. On a GPU, marks of `device` are read when it has passed them."""
+    """Of one rank, on a `device`. A GPU passes marks later: its iterations are known one later."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -30,12 +38,12 @@ class ScheduleTimes:
         self._last: Mark | None = None
         self._forwards = 0
         self._report: Callable[[], None] | None = None  # still to be called in this iteration
-        self._unread: deque[tuple[int, int, Mark, Mark]] = deque()
+        self._ran: deque[tuple[int, tuple[int, ...], Mark, Mark]] = deque(maxlen=2)
 
     def begin(self, arguments: ScheduleArgs, report: Callable[[], None]) -> ScheduleArgs:
         """The same `arguments` of Megatron's schedule, whose forwards are seen.
 
-        `report`: is called while the pipeline fills, to `take` what is known.
+        `report`: is called while the pipeline fills.
         """
         forward_step = arguments["forward_step_func"]
         self._forwards, self._report = 0, report
@@ -65,27 +73,26 @@ class ScheduleTimes:
 
         return seen
 
-    def end(self, iteration: int, microbatches: int) -> None:
-        """That was `iteration`, of so many `microbatches`."""
+    def end(self, iteration: int, counts: tuple[int, ...]) -> None:
+        """That was `iteration`, in which replicas have run so many microbatches each, `counts`."""
         self._reported()  # routes may leave a rank with one forward
         last = self._last or self._device.mark()
         if self._first is not None:
-            self._unread.append((iteration, microbatches, self._first, last))
+            self._ran.append((iteration, counts, self._first, last))
 
     def _reported(self) -> None:
         report, self._report = self._report, None
         if report is not None:
             report()
 
-    def take(self) -> list[tuple[int, float, int]]:
-        """Iterations whose times are known by now: number, seconds, microbatches."""
-        found = []
-        while self._unread:
-            iteration, microbatches, first, last = self._unread[0]
+    def known(self, iteration: int) -> Timed | None:
+        """At the end of `iteration`: the newest one whose time all ranks can know by now.
+
+        None where it is not known here, which is rare.
+        """
+        newest = iteration - self._device.behind
+        for ran, counts, first, last in self._ran:
             began, ended = first.at(), last.at()
-            if began is not None and ended is not None:
-                found.append((iteration, ended - began, microbatches))
-            elif not (first.fault or last.fault):
-                break
-            self._unread.popleft()
-        return found
+            if ran == newest and began is not None and ended is not None:
+                return Timed(ran, counts, ended - began)
+        return None

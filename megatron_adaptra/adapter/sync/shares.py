@@ -27,7 +27,7 @@ from megatron_adaptra.adapter.sync.found_counts import FoundCounts
 from megatron_adaptra.adapter.sync.offers import offers_of
 from megatron_adaptra.adapter.sync.share_data import ShareBatches, ShareData
 from megatron_adaptra.adapter.sync.share_limits import FirstIteration, apart, like, too_many
-from megatron_adaptra.adapter.sync.share_times import ScheduleTimes
+from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed
 from megatron_adaptra.adapter.sync.share_vote import DIFFERENT, ENDED, FAILED, READY, ShareVote
 from megatron_adaptra.adapter.sync.sources import NewSource, Source, new_source
 from megatron_adaptra.errors import Disagreement, PeerLost, reason_of
@@ -70,6 +70,9 @@ class Shares:
         self._others: list[Any] = []  # batches of other replicas that it has this one run
         self._next_plan: SyncPlan | None = None  # on which ranks vote
         self._next_others: list[Any] = []
+        self._timed: Timed | None = None  # whose seconds are in this rank's vote
+        # An iteration that has ended, its counts, and by replica its seconds: not reported yet.
+        self._ended: tuple[int, tuple[int, ...], tuple[float, ...]] | None = None
 
     @property
     def plan(self) -> SyncPlan:
@@ -138,7 +141,7 @@ class Shares:
         """Why ranks cannot vote, or an empty string. A collective of all."""
         reason = ""
         try:
-            self._vote = ShareVote(self._config.timeout)
+            self._vote = ShareVote(self._replicas, self._config.timeout)
         except RuntimeError as error:
             reason = f"ranks cannot vote on them: {reason_of(error)}"
         return reason_anywhere(reason)
@@ -155,8 +158,11 @@ class Shares:
     def _begin(self, microbatches: int) -> None:
         """The boundary before an iteration of so many `microbatches` per replica in stock."""
         assert self._vote is not None
-        word, before = self._vote.result(), self._plan
+        (word, seconds), before = self._vote.result(), self._plan
         self._iteration += 1
+        timed, self._timed = self._timed, None
+        if timed is not None and seconds is not None:
+            self._ended = timed.iteration, timed.counts, seconds
         if word in _OVER:
             self._plan = SyncPlan.full_of(self._replicas, microbatches)
             self._refuse(f"from iteration {self._iteration + 1} on, as {_OVER[word]}")
@@ -202,7 +208,17 @@ class Shares:
                     f"rank {dist.get_rank()} cannot read batches of other replicas, {GOES_ON} "
                     f"with its own: {reason_of(error)}"
                 )
-        self._vote.start(word, "" if plan is None else plan.text())
+        self._timed = None
+        seconds = self._guard.call(self._seconds)
+        self._vote.start(word, "" if plan is None else plan.text(), self._replica, seconds)
+
+    def _seconds(self) -> float | None:
+        """Of the newest iteration that all ranks can know, for their vote."""
+        timed = self._times.known(self._iteration)
+        if timed is None:
+            return None
+        seconds, self._timed = timed.seconds, timed
+        return seconds
 
     def _run(
         self, run: Schedule, arguments: ScheduleArgs, over: Callable[[], None] | None = None
@@ -228,7 +244,7 @@ class Shares:
                 values["grad_scale_func"] = _weighed(config.grad_scale_func, weight)
         if not again:
             arguments = self._times.begin(arguments, lambda: self._guard.call(self._report))
-            end.then(lambda: self._times.end(self._iteration, count))
+            end.then(lambda: self._times.end(self._iteration, plan.counts))
             if (finalize := config.finalize_model_grads_func) is not None:
                 values["finalize_model_grads_func"] = self._times.finalizing(finalize, end)
         if over is not None:
@@ -270,10 +286,10 @@ class Shares:
         return None
 
     def _report(self) -> None:
-        """What iterations have taken, as far as that is known by now."""
-        for iteration, seconds, microbatches in self._times.take():
-            if self._source is not None:
-                self._source.ended(iteration, seconds, microbatches)
+        """What an iteration has taken, if ranks have exchanged that."""
+        ended, self._ended = self._ended, None
+        if self._source is not None and ended is not None:
+            self._source.ended(*ended)
 
     def _close_source(self) -> None:
         source, self._source = self._source, None

@@ -31,11 +31,12 @@ class Source(Protocol):
         """All ranks have voted on `iteration`, which starts. Goes through the guard."""
         ...
 
-    def ended(self, iteration: int, seconds: float, microbatches: int) -> None:
-        """This rank has run so many `microbatches` in the schedule of `iteration`.
+    def ended(self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+        """Replicas have run so many microbatches in the schedule of `iteration`, their `counts`.
 
-        `seconds`: from its first forward to the end of its last backward, before gradients are
-        reduced. It comes in the next iteration, on a GPU perhaps later. Goes through the guard.
+        `seconds`: by replica, from its first forward to the end of its last backward, before
+        gradients are reduced, on the last of its ranks. It comes in the next iteration, on a GPU
+        one later; an iteration may be missing, on all ranks. Goes through the guard.
         """
         ...
 
@@ -62,8 +63,8 @@ class NamedCounts:
     def starts(self, iteration: int) -> None:
         """Nothing, in any `iteration`."""
 
-    def ended(self, iteration: int, seconds: float, microbatches: int) -> None:
-        """Nothing: what is named depends on no `iteration`, its `seconds` or `microbatches`."""
+    def ended(self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+        """Nothing: what is named depends on no `iteration`, its `counts` or `seconds`."""
 
     def close(self) -> None:
         """Nothing."""

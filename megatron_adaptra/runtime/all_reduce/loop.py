@@ -45,11 +45,12 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
     def __init__(
         self, ranks: Sequence[int], min_gain: float, log: AllReduceLog, *, announce: bool = True
     ) -> None:
-        super().__init__(len(ranks), log, announce)
+        super().__init__(log, announce)
         self.ranks, self._min_gain = list(ranks), min_gain
         self.offer: Offer | None = None
         self._planner = ChoiceProcess()
         self._estimate = AllReduceEstimate(len(ranks))
+        self._rows: dict[int, dict[int, ReductionReport]] = {}  # by iteration and rank
         self._ran: dict[int, Choice] = {}
         self._native: deque[float] = deque(maxlen=WINDOW)
         self._periods: deque[float] = deque(maxlen=WINDOW)
@@ -76,6 +77,19 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         self._planner.close()
 
     # On the thread.
+
+    def _take(self, report: ReductionReport) -> None:
+        recent = range(self._vote.iteration - RECENT, self._vote.iteration + RECENT)
+        if report.rank not in range(len(self.ranks)) or report.iteration not in recent:
+            return
+        for old in [i for i in self._rows if i not in recent]:
+            del self._rows[old]  # a rank does not report any more
+        row = self._rows.setdefault(report.iteration, {})
+        row[report.rank] = report
+        if len(row) == len(self.ranks):
+            del self._rows[report.iteration]
+            self._on_row(report.iteration, row)
+            self.seen = report.iteration
 
     def _on_row(self, iteration: int, row: Mapping[int, ReductionReport]) -> None:
         """All ranks have reported an iteration."""

@@ -26,16 +26,17 @@ from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.voted_choice import RECENT
 from megatron_adaptra.runtime.yielding import Yielding
 from megatron_adaptra.telemetry.core_wait import CoreWait
-from megatron_adaptra.telemetry.sync_report import SyncReport
+from megatron_adaptra.telemetry.host_report import HostReport
+from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 
 class AdaptiveSync:
     """Measures each iteration's replicas, and knows what all of them run in it.
 
     What an iteration runs is asked for with `begin`, as soon as the one before has run its last
-    microbatch; it `starts` when all ranks have come to it. `ended` gets, in the next iteration,
-    the seconds of this rank's microbatches, until it waits for other replicas. What fails
-    in measuring and choosing ends that alone: what is in force stays, on all ranks.
+    microbatch; it `starts` when all ranks have come to it. `ended` gets, on all ranks and in a
+    later iteration, the seconds of replicas' microbatches, until they wait for each other. What
+    fails in measuring and choosing ends that alone: what is in force stays, on all ranks.
 
     Args:
         connections: between all ranks of the job.
@@ -72,7 +73,7 @@ class AdaptiveSync:
         self._plan, self._void = self._full, self._value
         # The last iteration, when it began, and how long its thread had waited for a core by then.
         self._began: tuple[int, float, float | None] | None = None
-        self._periods: dict[int, float] = {}  # by iteration, what the one before has taken
+        self._took: dict[int, float] = {}  # by iteration, its seconds
         self._queued: dict[int, float] = {}  # and how long this thread has waited for a core in it
         self._core_wait, self._yielding = CoreWait(), Yielding()
         self._controller = self._controls(first, stages, min_gain, timeout, log, record, offers)
@@ -94,7 +95,7 @@ class AdaptiveSync:
             return Member(ballot, {0: Channel(control, 0)}, store, timeout, first=first)
         channels = {peer: Channel(control, peer) for peer in range(1, ranks)}
         written = SyncLog(log, RunRecord(record))
-        loop = SyncLoop(self._replicas, min_gain, written, stages, offers=offers)
+        loop = SyncLoop(self._full.replicas, min_gain, written, stages, offers=offers)
         return Leader(ballot, channels, store, loop, first=first)
 
     # On the training thread.
@@ -133,10 +134,10 @@ class AdaptiveSync:
         if before is not None and before[0] == iteration:
             return
         if before is not None and before[0] == iteration - 1:
-            self._periods[iteration] = now - before[1]
-            self._periods.pop(iteration - RECENT, None)
+            self._took[iteration - 1] = now - before[1]
+            self._took.pop(iteration - RECENT, None)
             if waited is not None and before[2] is not None:
-                self._queued[iteration] = waited - before[2]
+                self._queued[iteration - 1] = waited - before[2]
             self._queued.pop(iteration - RECENT, None)
         self._began = iteration, now, waited
 
@@ -145,12 +146,21 @@ class AdaptiveSync:
         """What runs, from one `begin` to the next one."""
         return self._plan
 
-    def ended(self, iteration: int, seconds: float, microbatches: int) -> None:
-        """This rank has run its `microbatches` of an `iteration`, before it waits for others.
+    def ended(self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+        """Replicas have run so many microbatches in an `iteration`, their `counts`.
 
-        `seconds`: since the first of them began. It comes in the next iteration, or later.
+        `seconds`: by replica, since the first of them began, before it waits for others. All ranks
+        know them: none is sent. It comes in the next iteration, or later.
         """
-        self._guard.later(self._report, iteration, seconds, microbatches)
+        self._guard.call(self._take_row, iteration, counts, seconds)
+
+    def _take_row(
+        self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...]
+    ) -> None:
+        row = ReplicaRow(iteration, counts, seconds, self._took.get(iteration))
+        if (loop := self.loop) is not None:
+            loop.report(row)
+        self._guard.later(self._look_at_host, row)
 
     @property
     def loop(self) -> SyncLoop | None:
@@ -160,15 +170,14 @@ class AdaptiveSync:
 
     # On the guard's thread.
 
-    def _report(self, iteration: int, seconds: float, microbatches: int) -> None:
-        replica, period = self._replicas[self._me], self._periods.get(iteration)
-        queued = self._queued.get(iteration)
-        if period is not None and queued is not None:
-            self._yielding.ended(queued, period)
+    def _look_at_host(self, row: ReplicaRow) -> None:
+        """Where this rank waits for a core, its helpers yield; if late, it reports the host."""
+        queued, replica = self._queued.get(row.iteration), self._replicas[self._me]
+        if row.took is not None and queued is not None:
+            self._yielding.ended(queued, row.took)
         use = self._yielding.use
-        self._controller.hand_in(
-            SyncReport(self._me, replica, iteration, microbatches, seconds, period, use)
-        )
+        if use is not None and row.late(replica):
+            self._controller.hand_in(HostReport(self._me, replica, row.iteration, use))
 
     def close(self) -> None:
         """End measuring and voting, and the connections."""

@@ -1,14 +1,13 @@
-"""From what all ranks report of their iterations to the counts of microbatches they vote on."""
+"""From what replicas have taken in each iteration to the counts of microbatches they vote on."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
-from megatron_adaptra.errors import BadMessage
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.plan.ladder import FULL, SHARES, Ladder, climb, ladder_in_words
 from megatron_adaptra.plan.shares import SharePlan, share_by_speed, shares_in_words
@@ -19,24 +18,29 @@ from megatron_adaptra.runtime.sync.ladder import PATIENCE, cheaper_remedies, kno
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.voted_choice import RECENT, VotedChoice
 from megatron_adaptra.runtime.voted_thread import Vote
+from megatron_adaptra.telemetry.host_report import HostReport
 from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.telemetry.replica_row import ReplicaRow
 from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds
-from megatron_adaptra.telemetry.sync_report import SyncReport
 
 WARM = 2  # iterations at first that show nothing: caches, connections, compilation
 WINDOW = 5  # iterations whose median is what an iteration takes
 AGAIN = 12  # iterations after which counts that would have gained too little are looked at again
+_FRESH = 4  # iterations for which a report of a host counts
 
 
-class SyncLoop(VotedChoice[SyncReport, SyncDecision]):
+class SyncLoop(VotedChoice[ReplicaRow | HostReport, SyncDecision]):
     """Estimates and chooses for one job; runs at its leader.
+
+    It takes rows of all replicas, which the leader knows without a message, and what ranks of late
+    ones report of their hosts.
 
     Counts are chosen anew only when other replicas are slow than before: one change at most for
     each change of that set. What would have gained too little is looked at again while the same
     ones are slow: other programs may have made iterations long for a while.
 
     Args:
-        replicas: by rank, that it belongs to; of N replicas 0 to N - 1.
+        replicas: how many there are.
         min_gain: share of an iteration that counts have to save over equal ones.
         log: of decisions.
         stages: of each replica's pipeline.
@@ -47,15 +51,15 @@ class SyncLoop(VotedChoice[SyncReport, SyncDecision]):
 
     def __init__(
         self,
-        replicas: Sequence[int],
+        replicas: int,
         min_gain: float,
         log: SyncLog,
         stages: int = 1,
         announce: bool = True,
         offers: Offers | None = None,
     ) -> None:
-        super().__init__(len(replicas), log, announce)
-        self._replicas, self._min_gain, self._stages = tuple(replicas), min_gain, stages
+        super().__init__(log, announce)
+        self._replicas, self._min_gain, self._stages = replicas, min_gain, stages
         self._offered = None if offers is None else Offered(offers)
         self._since: int | None = None  # the iteration whose reports have shown other slow ones
         self._left_to: int | None = None  # that of the change which was left to a cheaper remedy
@@ -63,11 +67,9 @@ class SyncLoop(VotedChoice[SyncReport, SyncDecision]):
         self._refused: tuple[int, str] | None = None
         self._runs: SyncPlan | None = None  # set by the training thread
         self._microbatches = 0  # of a replica in stock
-        self._speeds: ReplicaSpeeds  # from the first report on
+        self._speeds: ReplicaSpeeds  # from the first row on
         self._warm = WARM
-        # An iteration, and by replica its microbatches and seconds.
-        self._last: tuple[int, list[int], list[float]] | None = None
-        self._uses: dict[int, HostUse] = {}  # by replica, of the host that its training waits on
+        self._hosts: dict[int, HostReport] = {}  # by rank, that waits for a core there
         self._took: dict[int, float] = {}  # seconds, by iteration
         self._rests: deque[float] = deque(maxlen=WINDOW)  # seconds after the last replica has run
         self._usual: deque[float] = deque(maxlen=WINDOW)  # the same while no replica is slow
@@ -84,30 +86,35 @@ class SyncLoop(VotedChoice[SyncReport, SyncDecision]):
 
     def _begin(self, vote: Vote) -> None:
         """As for VotedThread, for a `vote`."""
-        replicas = max(self._replicas) + 1
-        self.log.record.run(vote.first, replicas=replicas, stages=self._stages)
+        self.log.record.run(vote.first, replicas=self._replicas, stages=self._stages)
 
     def _begin_anew(self, microbatches: int) -> None:
         """So many microbatches from now on: what was known was of others."""
         self.log.end()
-        self._speeds = ReplicaSpeeds(max(self._replicas) + 1, self._stages - 1)
+        self._speeds = ReplicaSpeeds(self._replicas, self._stages - 1)
         self._microbatches, self._warm, self._since = microbatches, WARM, None
         self._refused = None
         self._rests.clear()
         self._usual.clear()
         self._ours.clear()
 
-    def _on_row(self, iteration: int, row: Mapping[int, SyncReport]) -> None:
-        """All ranks have reported an iteration."""
-        counts, seconds = by_replica(row)
-        self._uses = uses_of(row)
-        self._take_period(iteration, row)
-        if sum(counts) % len(counts):
-            return  # ranks that do not run one plan: others find that out
-        microbatches = sum(counts) // len(counts)
+    def _take(self, report: ReplicaRow | HostReport) -> None:
+        if isinstance(report, HostReport):
+            self._hosts[report.rank] = report
+        else:
+            self._on_row(report)
+            self.seen = report.iteration
+
+    def _on_row(self, row: ReplicaRow) -> None:
+        """All replicas have run an iteration."""
+        iteration, microbatches = row.iteration, sum(row.microbatches) // len(row.microbatches)
         if microbatches != self._microbatches:
             self._begin_anew(microbatches)
-        self._last = iteration, counts, seconds
+        if row.took is not None:
+            self._took[iteration] = row.took
+            self._took.pop(iteration - RECENT, None)
+            self.log.record.replicas(iteration, row.microbatches, row.seconds, row.took)
+            self.log.outcome(iteration, row.took)
         if self._warm:
             self._warm -= 1
             return
@@ -116,8 +123,9 @@ class SyncLoop(VotedChoice[SyncReport, SyncDecision]):
                 "each replica runs one microbatch: shares of microbatches cannot help a slow one"
             )
             return
-        samples = enumerate(zip(seconds, counts, strict=True))
+        samples = enumerate(zip(row.seconds, row.microbatches, strict=True))
         changed = self._speeds.update(dict(samples))
+        self._take_rest(row)
         if not changed:
             self._since = None
             if self._offered is not None:
@@ -129,9 +137,9 @@ class SyncLoop(VotedChoice[SyncReport, SyncDecision]):
             not self._can_propose(iteration)
             or current is None
             or current.microbatches != microbatches
-            or current.counts != tuple(counts)
+            or current.counts != row.microbatches
         ):
-            return  # what is in force has not been reported yet
+            return  # what is in force has not been measured yet
         if (note := self._speeds.note()) is not None:
             self._vote.note(note)
         if changed or self._looks_again(iteration):
@@ -144,23 +152,16 @@ class SyncLoop(VotedChoice[SyncReport, SyncDecision]):
         refused = self._refused
         return self._offered is None and refused is not None and iteration >= refused[0] + AGAIN
 
-    def _take_period(self, iteration: int, row: Mapping[int, SyncReport]) -> None:
-        """What the iteration before has taken in all, which is known by now."""
-        periods = [one.period for one in row.values() if one.period is not None]
-        before, last = iteration - 1, self._last
-        if not periods or last is None or last[0] != before:
+    def _take_rest(self, row: ReplicaRow) -> None:
+        """What the iteration has taken beyond its slowest replica, and with the counts in force."""
+        if row.took is None:
             return
-        took = self._took[before] = median(periods)
-        self._took.pop(before - RECENT, None)
-        self.log.record.replicas(*last, took)
-        self.log.outcome(before, took)
-        if not self._warm:
-            self._rests.append(max(0.0, took - max(last[2])))
-            if self._since is None and not (self._speeds.slow() or self._speeds.alarms()):
-                self._usual.append(self._rests[-1])
-        decision = self.log.last
-        if decision is not None and before > decision.iteration and not self._speeds.alarms():
-            self._ours.append(took)
+        self._rests.append(max(0.0, row.took - max(row.seconds)))
+        alarms, decision = self._speeds.alarms(), self.log.last
+        if self._since is None and not (self._speeds.slow() or alarms):
+            self._usual.append(self._rests[-1])
+        if decision is not None and row.iteration > decision.iteration and not alarms:
+            self._ours.append(row.took)
 
     def _slower(self, current: SyncPlan) -> bool:
         """Whether iterations take longer with the counts in force than they did before."""
@@ -211,7 +212,11 @@ class SyncLoop(VotedChoice[SyncReport, SyncDecision]):
         if not worth:
             plan, taken = SyncPlan.full_of(current.replicas, current.microbatches), share.full
         seconds = time.perf_counter() - began
-        hosts = [f"replica {r}: {use.in_words()}" for r, use in self._uses.items() if r in slow]
+        hosts = [
+            f"replica {r}: {use.in_words()}"
+            for r, use in busiest(self._hosts.values(), iteration).items()
+            if r in slow
+        ]
         changes = self._speeds.changes()
         if not changes and self._refused is not None:
             changes = [self._refused[1]]
@@ -282,32 +287,15 @@ class SyncLoop(VotedChoice[SyncReport, SyncDecision]):
         return sentence(decision)
 
 
-def uses_of(row: Mapping[int, SyncReport]) -> dict[int, HostUse]:
-    """By replica of a `row` of reports by rank, of the rank that waits most for a core, if any."""
+def busiest(hosts: Iterable[HostReport], iteration: int) -> dict[int, HostUse]:
+    """By replica, the use of the host on which its training waits most for a core, if any.
+
+    `hosts`: as ranks have reported them; those count that are not old in `iteration`.
+    """
     found: dict[int, HostUse] = {}
-    for one in row.values():
+    for one in hosts:
         known = found.get(one.replica)
-        if one.use is not None and (known is None or one.use.queued > known.queued):
+        fresh = one.iteration > iteration - _FRESH
+        if fresh and (known is None or one.use.queued > known.queued):
             found[one.replica] = one.use
     return found
-
-
-def by_replica(row: Mapping[int, SyncReport]) -> tuple[list[int], list[float]]:
-    """By replica, the microbatches that it ran, and the seconds of the last of its ranks.
-
-    `row`: by rank, of all ranks. Raises BadMessage where ranks of one replica ran different
-    numbers, or none is of some replica.
-    """
-    counts: dict[int, int] = {}
-    seconds: dict[int, float] = {}
-    for rank, one in row.items():
-        if counts.setdefault(one.replica, one.microbatches) != one.microbatches:
-            raise BadMessage(
-                f"rank {rank} of replica {one.replica} ran {one.microbatches} microbatches, "
-                f"another one {counts[one.replica]}"
-            )
-        seconds[one.replica] = max(one.seconds, seconds.get(one.replica, 0.0))
-    replicas = range(len(counts))
-    if sorted(counts) != list(replicas):
-        raise BadMessage(f"reports of replicas {sorted(counts)}; they are 0 to {len(counts) - 1}")
-    return [counts[replica] for replica in replicas], [seconds[replica] for replica in replicas]
