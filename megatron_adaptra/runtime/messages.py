@@ -11,18 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from megatron_adaptra.errors import BadMessage
-from megatron_adaptra.telemetry.host_report import HostReport
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 from megatron_adaptra.telemetry.report import StageReport
 
 Check = type | tuple[type, ...]
 _NUMBER = (int, float)
-Report = StageReport | ReductionReport | HostReport
+Report = StageReport | ReductionReport
 
 # What carries a report, and what that is.
-REPORTS: Mapping[str, type[Report]] = {
-    "report": StageReport, "reduction": ReductionReport, "host": HostReport,
-}  # fmt: skip
+REPORTS: Mapping[str, type[Report]] = {"report": StageReport, "reduction": ReductionReport}
 KINDS: Mapping[str, Mapping[str, Check]] = {
     "alive": {},
     "lost": {},

@@ -11,6 +11,7 @@ from megatron_adaptra.telemetry.machine_time import MachineTime
 
 _SHOWN = 0.05  # cores; less is left out of sentences
 _HOGS = 0.1  # of the cores that the training itself gets; less makes nobody late
+_BITS, _PARTS = 13, 10  # of a number of cores, in tenths, where a use is packed
 
 
 class HostUse(NamedTuple):
@@ -36,6 +37,27 @@ class HostUse(NamedTuple):
     def hogs(self) -> bool:
         """Whether helpers take cores from their own training."""
         return self.helpers > _HOGS * self.own
+
+    def packed(self) -> int:
+        """A number below 2 ** 63 for `unpacked`; that of who waits longer is larger, to a percent.
+
+        Cores are rounded to tenths; those that its own process uses are left out.
+        """
+        number = round(100 * min(1.0, max(0.0, self.queued)))
+        for cores in (self.helpers, self.job, self.others, self.cores / _PARTS):
+            tenths = round(_PARTS * max(0.0, cores))
+            number = number << _BITS | min(tenths, (1 << _BITS) - 1)
+        return number
+
+    @classmethod
+    def unpacked(cls, number: int) -> HostUse:
+        """What `packed` has made a `number` of, which is not negative."""
+        parts = []
+        for _ in range(4):
+            number, part = number >> _BITS, number & ((1 << _BITS) - 1)
+            parts.append(part)
+        cores, others, job, helpers = parts
+        return cls(number / 100, 0.0, helpers / _PARTS, job / _PARTS, others / _PARTS, cores)
 
     def in_words(self) -> str:
         """Who uses the cores that the training waits for, as part of a sentence."""

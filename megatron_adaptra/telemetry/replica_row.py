@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median_low
 
-LATE = 1.1  # times as long as others for a microbatch, from which a replica is looked at
+from megatron_adaptra.telemetry.host_use import HostUse
 
 
 @dataclass(frozen=True)
@@ -13,15 +12,12 @@ class ReplicaRow:
     """An `iteration`, which `took` so many seconds from start to start, if that is known.
 
     `microbatches`: by replica, how many it ran. `seconds`: from its first microbatch to the end of
-    its last one, before other replicas are waited for, of the last of its ranks.
+    its last one, before other replicas are waited for, of the last of its ranks. `uses`: of the
+    host of the one of its ranks that waits most for a core, if any does.
     """
 
     iteration: int
     microbatches: tuple[int, ...]
     seconds: tuple[float, ...]
+    uses: tuple[HostUse | None, ...]
     took: float | None = None
-
-    def late(self, replica: int) -> bool:
-        """Whether a `replica` takes longer for a microbatch than others do."""
-        each = [s / count for s, count in zip(self.seconds, self.microbatches, strict=True)]
-        return each[replica] >= LATE * median_low(each)

@@ -71,14 +71,16 @@ def calculate(slow: set[int]) -> None:
     """From now on what replicas take follows from counts; those in `slow` are slow."""
     ended = FoundCountsSource.ended
 
-    def calculated(self: FoundCountsSource, iteration: int, counts: Any, seconds: Any) -> None:
+    def calculated(
+        self: FoundCountsSource, iteration: int, counts: Any, seconds: Any, uses: Any
+    ) -> None:
         now = slow if FROM <= iteration < TO else ()
         each = [
             MICROBATCH * (count + SHAPE.stages - 1) * (2 if one in now else 1)
             for one, count in enumerate(counts)
         ]
         self._sync._took[iteration] = max(each) + STEP
-        ended(self, iteration, counts, tuple(each))
+        ended(self, iteration, counts, tuple(each), uses)
 
     FoundCountsSource.ended = calculated  # type: ignore[method-assign]
 

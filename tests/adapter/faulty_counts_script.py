@@ -30,12 +30,12 @@ from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.sync.found_counts import FoundCounts, FoundCountsSource  # noqa: E402
 from megatron_adaptra.adapter.sync.share_times import ScheduleTimes  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
-from megatron_adaptra.runtime.controller import Controller  # noqa: E402
 from megatron_adaptra.runtime.sync import loop  # noqa: E402
+from megatron_adaptra.runtime.sync.counts_vote import CountsVote  # noqa: E402
 from megatron_adaptra.runtime.sync.decisions import SyncLog  # noqa: E402
 from megatron_adaptra.runtime.sync.group import AdaptiveSync  # noqa: E402
 from megatron_adaptra.runtime.sync.loop import SyncLoop  # noqa: E402
-from megatron_adaptra.telemetry.host_use import HostUse  # noqa: E402
+from megatron_adaptra.runtime.yielding import Yielding  # noqa: E402
 from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds  # noqa: E402
 
 ITERATIONS, SLOW = 14, 1  # a replica
@@ -46,14 +46,17 @@ SHAPE = gpt.GPTShape(
 SITES: dict[str, tuple[Any, str]] = {
     "made": (FoundCounts, "__call__"), "begin": (FoundCountsSource, "begin"),
     "ended": (FoundCountsSource, "ended"), "close": (FoundCounts, "close"),
-    "known": (ScheduleTimes, "known"), "moment": (AdaptiveSync, "_take_moment"),
-    "taken": (AdaptiveSync, "_take_row"), "host": (AdaptiveSync, "_look_at_host"),
-    "handed in": (Controller, "hand_in"), "runs": (SyncLoop, "runs"), "row": (SyncLoop, "_on_row"),
+    "gives": (FoundCountsSource, "gives"), "known": (ScheduleTimes, "known"),
+    "moment": (AdaptiveSync, "_take_moment"), "taken": (AdaptiveSync, "_take_row"),
+    "host": (Yielding, "ended"), "proposed": (CountsVote, "take"), "closed": (CountsVote, "begin"),
+    "runs": (SyncLoop, "runs"), "row": (SyncLoop, "_on_row"),
     "speeds": (ReplicaSpeeds, "update"), "expected": (ReplicaSpeeds, "speeds"),
     "counts": (loop, "share_by_speed"), "remedies": (loop, "cheaper_remedies"),
     "logged": (SyncLog, "add"), "vote over": (SyncLog, "close_vote"),
 }  # fmt: skip
-AT_ALL = ("made", "begin", "ended", "close", "known", "moment", "taken", "host")
+AT_ALL = (
+    "made", "begin", "ended", "close", "gives", "known", "moment", "taken", "host", "proposed",
+)  # fmt: skip
 OFF_THE_TRAINING_THREAD = ("host", "row", "speeds", "counts", "logged")
 
 
@@ -94,17 +97,14 @@ def train(dataset: Any, activation: Any = None, more: int = ITERATIONS) -> dict[
 
 
 def calculate() -> None:
-    """Times follow from counts: the second replica takes three times as long.
-
-    Each rank waits for a core, too.
-    """
+    """Times follow from counts: the second replica takes three times as long."""
     ended = FoundCountsSource.ended
 
-    def calculated(self: FoundCountsSource, iteration: int, counts: Any, seconds: Any) -> None:
+    def calculated(
+        self: FoundCountsSource, iteration: int, counts: Any, seconds: Any, uses: Any
+    ) -> None:
         self._sync._took[iteration] = 1.25
-        self._sync._queued.clear()
-        self._sync._yielding.use = HostUse(0.4, 0.6, 0.0, 0.0, 1.3, 2)
-        ended(self, iteration, counts, (0.1 * counts[0], 0.3 * counts[1]))
+        ended(self, iteration, counts, (0.1 * counts[0], 0.3 * counts[1]), uses)
 
     FoundCountsSource.ended = calculated  # type: ignore[method-assign]
 
@@ -177,16 +177,11 @@ def emulated(dataset: Any) -> list[tuple[int, float]]:
     return waits
 
 
-def called_at(rank: int, site: str) -> bool:
-    """The late replica's rank reports its host; the other one leads."""
-    return site in AT_ALL or (site == "handed in") == (rank == SLOW)
-
-
 def faults(every: bool) -> Iterator[tuple[int, str, Fault]]:
     """Rank, site, and way: each way, or one, which is another one at each rank that has two."""
     for where in range(2):
         for number, site in enumerate(SITES):
-            if not called_at(where, site):
+            if where and site not in AT_ALL:
                 continue
             ways = [raising, nonsense, *([hanging] if site in OFF_THE_TRAINING_THREAD else [])]
             chosen = ways if every else [ways[(number + 3 * where) % len(ways)]]

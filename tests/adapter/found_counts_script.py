@@ -27,9 +27,9 @@ from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.adapter.sync.found_counts import FoundCountsSource  # noqa: E402
 from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed  # noqa: E402
-from megatron_adaptra.adapter.sync.share_vote import ShareVote  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
+from megatron_adaptra.runtime.sync.share_vote import ShareVote  # noqa: E402
 
 FROM, TO = 4, 14  # the first iteration in which a replica is slow, the one after it
 BEHIND = 2  # a rank that does not switch with the others, in the last training
@@ -101,10 +101,10 @@ def calculate(replica: int) -> None:
         assert timed.seconds > 0
         return timed._replace(seconds=calculated(iteration, timed.counts)[replica])
 
-    def ends(self: FoundCountsSource, iteration: int, counts: Any, seconds: Any) -> None:
+    def ends(self: FoundCountsSource, iteration: int, counts: Any, seconds: Any, uses: Any) -> None:
         assert seconds == pytest.approx(calculated(iteration, counts)), "on all ranks"
         self._sync._took[iteration] = max(seconds) + STEP
-        ended(self, iteration, counts, seconds)
+        ended(self, iteration, counts, seconds, uses)
 
     ScheduleTimes.known = knows  # type: ignore[method-assign]
     FoundCountsSource.ended = ends  # type: ignore[method-assign]
@@ -126,8 +126,8 @@ def stay_behind() -> None:
     """From now on this rank goes on as before when others switch."""
     begin = FoundCountsSource.begin
 
-    def stays(self: FoundCountsSource, iteration: int) -> SyncPlan:
-        plan = begin(self, iteration)
+    def stays(self: FoundCountsSource, iteration: int, voted: Any) -> SyncPlan:
+        plan = begin(self, iteration, voted)
         return SyncPlan.full_of(plan.replicas, plan.microbatches)
 
     FoundCountsSource.begin = stays  # type: ignore[method-assign]

@@ -162,7 +162,8 @@ class Planned:
         self._fault, self._first = fault, first
         self.ended_with: list[list[int]] = []
 
-    def begin(self, iteration: int) -> Any:
+    def begin(self, iteration: int, voted: tuple[int, ...] | None) -> Any:
+        assert voted is None
         plan = self._plans[min(iteration, len(self._plans) - 1)]
         if iteration < self._first or self._fault not in FAULTS:
             return plan
@@ -174,10 +175,15 @@ class Planned:
             "other shape": SyncPlan.full_of(plan.replicas, plan.microbatches + 1),
         }[self._fault]  # fmt: skip
 
+    def gives(self, iteration: int) -> tuple[None, None]:
+        return None, None
+
     def starts(self, iteration: int) -> None:
         pass
 
-    def ended(self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+    def ended(
+        self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...], uses: Any
+    ) -> None:
         assert len(counts) == len(seconds)
         assert all(one > 0 for one in seconds)
         if self._fault == "deaf" and iteration >= self._first:

@@ -69,10 +69,9 @@ def test_counts_that_fit_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_named_counts_hold_for_their_number_of_microbatches_alone() -> None:
     lines: list[str] = []
     new = new_source(AdaptraConfig(sync="share", sync_counts="5,3"), 2, lines.append)
-    assert not isinstance(new, str)
-    assert new(4, 0).begin(7) == SyncPlan(4, (5, 3))
+    assert new(4, 0).begin(7, None) == SyncPlan(4, (5, 3))
     assert lines == []
-    assert new(3, 0).begin(7) == SyncPlan(3, (3, 3))
+    assert new(3, 0).begin(7, None) == SyncPlan(3, (3, 3))
     (line,) = lines
     assert line.startswith("replicas run 3 microbatches each: --adaptra-sync-counts '5,3': they")
 

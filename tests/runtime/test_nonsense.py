@@ -22,8 +22,7 @@ from megatron_adaptra.runtime.agreement import Proposal, pack, unpack
 from megatron_adaptra.runtime.bundle import digest_of, scheduled
 from megatron_adaptra.runtime.channel import _FRAME, _HEAD, LONGEST, Channel
 from megatron_adaptra.runtime.messages import checked
-from megatron_adaptra.telemetry.host_report import HostReport
-from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.telemetry.reduction_report import ReductionReport
 from megatron_adaptra.telemetry.report import Collective, Memory, Step, StockOp
 
 BUNDLE = scheduled(schedule((4, 1), 4))
@@ -32,7 +31,7 @@ REPORT = report(
     ops=(StockOp("F0", 1.0, 2.0, 0.5, 0.0),), memory=Memory(1.0, 100),
     step=Step(0.1, (Collective("all_reduce", 0.1, -1.0, 0.1, (0, 1), False),)),
 )  # fmt: skip
-HOST = HostReport(1, 1, 5, HostUse(0.4, 0.6, 0.0, 0.0, 1.3, 2))
+REDUCTION = ReductionReport(1, 5, 8, {0: 0.5}, {0: 2e7}, 0.5, 1.0)
 MESSAGES: list[dict[str, Any]] = [
     {"kind": "alive", "run": -1},
     {"kind": "ack", "number": 0, "digest": "", "run": 0},
@@ -40,7 +39,7 @@ MESSAGES: list[dict[str, Any]] = [
     {"kind": "status", "status": {"delays": {"0>1": 0.1}, "iteration": 1, "replans": 0}, "run": 0},
     {**pack(Proposal(0, 2, BUNDLE, "k")), "run": 0},
     {"kind": "report", "run": 0, "report": json.loads(json.dumps(REPORT.to_json()))},
-    {"kind": "host", "run": 0, "report": json.loads(json.dumps(HOST.to_json()))},
+    {"kind": "reduction", "run": 0, "report": json.loads(json.dumps(REDUCTION.to_json()))},
 ]
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 VALUES = st.recursive(
@@ -71,7 +70,7 @@ def changed(draw: st.DrawFn) -> dict[str, Any]:
 def test_real_messages_pass() -> None:
     for message in MESSAGES:
         got = checked(json.loads(json.dumps(message)))
-        reports = {"report": REPORT, "host": HOST}
+        reports = {"report": REPORT, "reduction": REDUCTION}
         known = {"report": reports[message["kind"]]} if "report" in message else {}
         assert got == {**message, **known}
 

@@ -1,4 +1,4 @@
-"""How many microbatches replicas run, by real votes: leader and members over loopback.
+"""How many microbatches replicas run, with what goes round between their ranks.
 
 What ranks measure is simulated (voted_job.py).
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from patience import PATIENCE
 from runtime.voted_job import MICROBATCH, STEP, VotedJob
 
 from megatron_adaptra.errors import BadBundle, BadInput
@@ -21,12 +20,9 @@ from megatron_adaptra.plan.shares import Speed
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.runtime.sync.ladder import cheaper_remedies
-from megatron_adaptra.runtime.sync.loop import busiest
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.voted_choice import PAUSE
-from megatron_adaptra.telemetry.host_report import HostReport
 from megatron_adaptra.telemetry.host_use import HostUse
-from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 SOON = 10  # iterations in which a slow replica is found, and one that is fast again
 FULL = (8, 8, 8, 8)
@@ -98,27 +94,20 @@ def test_a_decision_has_what_the_slow_replica_waits_for(
 
 
 def test_of_a_replica_the_rank_counts_that_waits_most() -> None:
-    most, less = (HostUse(queued, 0.5, 0.0, 0.0, 1.0, 2) for queued in (0.5, 0.2))
-    uses = {0: less, 1: most, 3: less}
-    hosts = [HostReport(rank, rank // 2, 5, use) for rank, use in uses.items()]
-    assert busiest(hosts, 5) == busiest(hosts, 8) == {0: most, 1: less}
-    assert busiest(hosts, 9) == {}, "they wait no longer"
-    assert [HostReport.from_json(json.loads(json.dumps(one.to_json()))) for one in hosts] == hosts
-
-
-def test_a_replica_is_late_by_what_a_microbatch_takes() -> None:
-    row = ReplicaRow(5, (9, 9, 9, 5), (0.9, 0.9, 0.95, 1.0))
-    assert [row.late(replica) for replica in range(4)] == [False, False, False, True]
-    assert ReplicaRow(5, (4, 4), (0.4, 0.5)).late(1), "of two, beside the faster one"
+    """Of the numbers that go round with a vote the largest one counts."""
+    most, less = HostUse(0.5, 0.4, 0.0, 0.1, 1.3, 2), HostUse(0.49, 2.0, 300.0, 20.0, 9999.0, 384)
+    assert most.packed() > less.packed() > 0
+    assert HostUse(1.0, 9e9, 9e9, 9e9, 9e9, 9999).packed() < 2**63
+    assert HostUse.unpacked(most.packed()) == most._replace(own=0.0)
+    assert HostUse.unpacked(less.packed()) == less._replace(own=0.0, others=819.1)
+    assert HostUse.unpacked(most.packed()).in_words() == most.in_words()
 
 
 @pytest.mark.parametrize("first", [0, 1_000_000])
 def test_a_run_may_begin_at_any_iteration(tmp_path: Path, first: int) -> None:
-    job = VotedJob(2, tmp_path / "decisions.jsonl", first=first)
-    job.leader.begin(first)
-    job.sync.report(ReplicaRow(first, (8, 8), (0.8, 0.8)))
-    job.sync.drain(PATIENCE)
-    assert job.sync.seen == first
+    job = VotedJob(4, tmp_path / "decisions.jsonl", first=first)
+    job.train(12)
+    assert job.train(SOON + 1, {3: 2.0})[-1] == (9, 9, 9, 5)
     job.close()
 
 

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from patience import PATIENCE
-from runtime.voted_ranks import VotedRanks
-from transport.ranks import until
 
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.runtime.offer import Offers
-from megatron_adaptra.runtime.record import RunRecord
-from megatron_adaptra.runtime.sync.decisions import SyncLog
+from megatron_adaptra.runtime.sync.group import AdaptiveSync
 from megatron_adaptra.runtime.sync.loop import SyncLoop
-from megatron_adaptra.runtime.sync.value import SYNC, JobSync
-from megatron_adaptra.telemetry.host_report import HostReport
 from megatron_adaptra.telemetry.host_use import HostUse
-from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 MICROBATCH = 0.1  # seconds
 STEP = 0.05  # seconds after the last replica has run
 
 
-class VotedJob(VotedRanks):
-    """Every rank is a replica.
+class VotedJob:
+    """Every rank is a replica. What goes round with a vote goes round by hand.
 
     `ran`: by iteration the counts that all of them ran. `took`: seconds of an iteration.
     """
@@ -39,12 +32,30 @@ class VotedJob(VotedRanks):
         offers: Offers | None = None,
         first: int = 0,
     ) -> None:
-        self.replicas, self.microbatches = replicas, microbatches
+        self.replicas, self.microbatches, self.first = replicas, microbatches, first
         self.ran, self.took = list[tuple[int, ...]](), list[float]()
-        log = SyncLog(path, RunRecord(path.with_name("sync.jsonl")))
-        self.sync = SyncLoop(replicas, min_gain, log, offers=offers)
-        values = {SYNC: JobSync(SyncPlan.full_of(replicas, microbatches))}
-        super().__init__(replicas, values, lambda: self.sync, first)
+        self.ranks = [
+            AdaptiveSync(
+                rank, replicas, microbatches, first, min_gain=min_gain, log=path,
+                record=path.with_name("sync.jsonl"), offers=offers,
+            )
+            for rank in range(replicas)
+        ]  # fmt: skip
+        self._voted: tuple[int, ...] | None = None  # at the end of the last iteration
+        self._next = self._begin(first)
+
+    @property
+    def loop(self) -> SyncLoop:
+        found = self.ranks[0].loop
+        assert found is not None
+        return found
+
+    def _begin(self, iteration: int) -> SyncPlan:
+        """What all ranks run in an `iteration`."""
+        voted, self._voted = self._voted, None
+        plans = [one.begin(iteration, voted, self.microbatches) for one in self.ranks]
+        assert plans == [plans[0]] * self.replicas, "all ranks run the same"
+        return plans[0]
 
     def train(
         self,
@@ -61,26 +72,28 @@ class VotedJob(VotedRanks):
         microbatch of another home takes besides, at a slow moment. `step`: seconds after the last
         replica has run. `uses`: of hosts, by replica.
         """
-        for iteration in range(len(self.ran), len(self.ran) + iterations):
-            plan = self._begin(iteration)[SYNC].plan
-            if plan.microbatches != self.microbatches:
-                plan = SyncPlan.full_of(self.replicas, self.microbatches)
-            self.sync.runs(plan)
+        start = self.first + len(self.ran)
+        if self._next.microbatches != self.microbatches:  # it begins anew
+            self._next = self._begin(start)
+        for iteration in range(start, start + iterations):
+            plan = self._next
             self.ran.append(plan.counts)
             each = [MICROBATCH * (slow or {}).get(replica, 1.0) for replica in range(self.replicas)]
             seconds = tuple(count * one for count, one in zip(plan.counts, each, strict=True))
             moved = sum(max(0, count - plan.microbatches) for count in plan.counts)
             self.took.append(max(seconds) + step + away * moved)
-            for rank, use in (uses or {}).items():
-                self.controllers[rank].hand_in(HostReport(rank, rank, iteration, use))
-            until(partial(self._hosts_are_known, iteration, set(uses or {})), "reports of hosts")
-            if not unknown:
-                self.sync.report(ReplicaRow(iteration, plan.counts, seconds, self.took[-1]))
-            last = self.sync.seen if unknown else iteration
-            until(partial(self._dealt_with, last, ()), f"iteration {iteration}")
+            self._next = self._begin(iteration + 1)
+            given = [one.gives(iteration)[1] for one in self.ranks]
+            assert given[1:] == [None] * (self.replicas - 1), "one rank proposes"
+            self._voted = given[0]
+            hosts = tuple((uses or {}).get(replica) for replica in range(self.replicas))
+            for one in self.ranks:
+                one._took[iteration] = self.took[-1]
+                if not unknown:
+                    one.ended(iteration, plan.counts, seconds, hosts)
+            self.loop.drain(PATIENCE)
         return self.ran[-iterations:]
 
-    def _hosts_are_known(self, iteration: int, ranks: set[int]) -> bool:
-        """Whether the leader has dealt with these ranks' reports of an `iteration`."""
-        self.sync.drain(PATIENCE)
-        return ranks == {r for r, host in self.sync._hosts.items() if host.iteration == iteration}
+    def close(self) -> None:
+        for one in self.ranks:
+            one.close()

@@ -16,7 +16,6 @@ from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.controller import Member
 from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.store import KeyValueStore
-from megatron_adaptra.runtime.voted_choice import VotedChoice
 
 
 class VotedRanks:
@@ -25,13 +24,13 @@ class VotedRanks:
     Rank 0 has the loop that `new_loop` makes.
     """
 
-    loop: VotedChoice[Any, Any]
+    loop: AllReduceLoop
 
     def __init__(
         self,
         ranks: int,
         values: dict[str, Any],
-        new_loop: Callable[[], VotedChoice[Any, Any]],
+        new_loop: Callable[[], AllReduceLoop],
         first: int = 0,
     ) -> None:
         self._count = ranks
@@ -65,7 +64,7 @@ class VotedRanks:
         """Whether the leader is done with the reports of an `iteration`, but for the `silent`."""
         self.loop.drain(PATIENCE)
         there = self.loop.seen == iteration
-        if silent and isinstance(self.loop, AllReduceLoop):
+        if silent:
             there = len(self.loop._rows.get(iteration, {})) == self._count - len(silent)
         proposal = self.leader._open
         return there and (proposal is None or proposal.committed is not None)

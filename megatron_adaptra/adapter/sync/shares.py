@@ -28,14 +28,23 @@ from megatron_adaptra.adapter.sync.offers import offers_of
 from megatron_adaptra.adapter.sync.share_data import ShareBatches, ShareData
 from megatron_adaptra.adapter.sync.share_limits import FirstIteration, apart, like, too_many
 from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed
-from megatron_adaptra.adapter.sync.share_vote import DIFFERENT, ENDED, FAILED, READY, ShareVote
 from megatron_adaptra.adapter.sync.sources import NewSource, Source, new_source
-from megatron_adaptra.errors import Disagreement, PeerLost, reason_of
+from megatron_adaptra.errors import reason_of
 from megatron_adaptra.ir.sync import SyncPlan
 from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.runtime.sync.loop import SyncLoop
+from megatron_adaptra.runtime.sync.share_vote import (
+    DIFFERENT,
+    ENDED,
+    FAILED,
+    READY,
+    Given,
+    ShareVote,
+)
+from megatron_adaptra.telemetry.host_use import HostUse
 
 Schedule = Callable[[ScheduleArgs], Any]  # runs one with these arguments of Megatron's
+_Ended = tuple[int, tuple[int, ...], tuple[float, ...], tuple[HostUse | None, ...]]
 # By the word of all ranks, why there are no shares any more.
 _OVER = {FAILED: "a rank cannot go on", DIFFERENT: "not all ranks have the same plan for it"}
 
@@ -71,8 +80,9 @@ class Shares:
         self._next_plan: SyncPlan | None = None  # on which ranks vote
         self._next_others: list[Any] = []
         self._timed: Timed | None = None  # whose seconds are in this rank's vote
-        # An iteration that has ended, its counts, and by replica its seconds: not reported yet.
-        self._ended: tuple[int, tuple[int, ...], tuple[float, ...]] | None = None
+        # An iteration that has ended, its counts, and by replica its seconds and who uses its host.
+        self._ended: _Ended | None = None  # not reported yet
+        self._voted: tuple[int, ...] | None = None  # counts for the next iteration, if any
 
     @property
     def plan(self) -> SyncPlan:
@@ -120,8 +130,7 @@ class Shares:
         reason = reason or apart(self._config, arguments)
         if source is None and not reason:
             offers = offers_of(self._session, self._reductions)
-            asked = new_source(self._config, self._replicas, say, offers)
-            source, reason = (None, asked) if isinstance(asked, str) else (asked, "")
+            source = new_source(self._config, self._replicas, say, offers)
         if reason or source is None:
             self._refuse(reason)
             return run(arguments)
@@ -158,11 +167,12 @@ class Shares:
     def _begin(self, microbatches: int) -> None:
         """The boundary before an iteration of so many `microbatches` per replica in stock."""
         assert self._vote is not None
-        (word, seconds), before = self._vote.result(), self._plan
+        voted, before = self._vote.result(), self._plan
+        word, self._voted = voted.word, voted.counts
         self._iteration += 1
         timed, self._timed = self._timed, None
-        if timed is not None and seconds is not None:
-            self._ended = timed.iteration, timed.counts, seconds
+        if timed is not None and voted.seconds is not None:
+            self._ended = timed.iteration, timed.counts, voted.seconds, voted.uses
         if word in _OVER:
             self._plan = SyncPlan.full_of(self._replicas, microbatches)
             self._refuse(f"from iteration {self._iteration + 1} on, as {_OVER[word]}")
@@ -209,16 +219,17 @@ class Shares:
                     f"with its own: {reason_of(error)}"
                 )
         self._timed = None
-        seconds = self._guard.call(self._seconds)
-        self._vote.start(word, "" if plan is None else plan.text(), self._replica, seconds)
+        given = self._guard.call(self._given) or Given()
+        self._vote.start(word, "" if plan is None else plan.text(), self._replica, given)
 
-    def _seconds(self) -> float | None:
-        """Of the newest iteration that all ranks can know, for their vote."""
-        timed = self._times.known(self._iteration)
-        if timed is None:
-            return None
-        seconds, self._timed = timed.seconds, timed
-        return seconds
+    def _given(self) -> Given:
+        """What all ranks learn of this one by their vote."""
+        use, counts = (None, None) if self._source is None else self._source.gives(self._iteration)
+        if (timed := self._times.known(self._iteration)) is None:
+            return Given(None, use, counts)
+        given = Given(timed.seconds, use, counts)
+        self._timed = timed
+        return given
 
     def _run(
         self, run: Schedule, arguments: ScheduleArgs, over: Callable[[], None] | None = None
@@ -274,13 +285,12 @@ class Shares:
         if source is None:
             return None
         try:
-            plan = source.begin(iteration)
+            voted, self._voted = self._voted, None
+            plan = source.begin(iteration, voted)
             shape = self._replicas, each
             if isinstance(plan, SyncPlan) and (plan.replicas, plan.microbatches) == shape:
                 return plan
             self._guard.fail(self._ask, f"it says {plan!r}")
-        except (Disagreement, PeerLost):
-            raise
         except Exception as error:
             self._guard.fail(self._ask, error)
         return None

@@ -10,6 +10,7 @@ from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.sync import SyncPlan, check_counts
 from megatron_adaptra.runtime.offer import Offers
+from megatron_adaptra.telemetry.host_use import HostUse
 
 
 class Source(Protocol):
@@ -19,11 +20,20 @@ class Source(Protocol):
     compare it, and where it differs all replicas run as stock from then on.
     """
 
-    def begin(self, iteration: int) -> SyncPlan:
+    def begin(self, iteration: int, voted: tuple[int, ...] | None) -> SyncPlan:
         """What to run in `iteration`, which is about to begin; each in turn is asked for once.
 
+        `voted`: counts that some rank has given, which all have learned of by their last vote.
         Called when the backwards of the iteration before are over. What it raises ends the shares,
-        on all ranks together, but for PeerLost and Disagreement, which end the training.
+        on all ranks together.
+        """
+        ...
+
+    def gives(self, iteration: int) -> tuple[HostUse | None, tuple[int, ...] | None]:
+        """What this rank puts into the vote at the end of `iteration`, for all others to know.
+
+        How its host is used while it waits for a core, and, at one rank alone, counts that are
+        proposed. Goes through the guard.
         """
         ...
 
@@ -31,12 +41,19 @@ class Source(Protocol):
         """All ranks have voted on `iteration`, which starts. Goes through the guard."""
         ...
 
-    def ended(self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+    def ended(
+        self,
+        iteration: int,
+        counts: tuple[int, ...],
+        seconds: tuple[float, ...],
+        uses: tuple[HostUse | None, ...],
+    ) -> None:
         """Replicas have run so many microbatches in the schedule of `iteration`, their `counts`.
 
         `seconds`: by replica, from its first forward to the end of its last backward, before
-        gradients are reduced, on the last of its ranks. It comes in the next iteration, on a GPU
-        one later; an iteration may be missing, on all ranks. Goes through the guard.
+        gradients are reduced, on the last of its ranks. `uses`: by replica, what a rank of it
+        `gives`; of several the one that waits most. All comes in the next iteration, on a GPU one
+        later; an iteration may be missing, on all ranks. Goes through the guard.
         """
         ...
 
@@ -56,15 +73,25 @@ class NamedCounts:
     def __init__(self, plan: SyncPlan) -> None:
         self._plan = plan
 
-    def begin(self, iteration: int) -> SyncPlan:
-        """The plan, whatever the `iteration`."""
+    def begin(self, iteration: int, voted: tuple[int, ...] | None) -> SyncPlan:
+        """The plan, whatever the `iteration`, and whatever was `voted` on."""
         return self._plan
+
+    def gives(self, iteration: int) -> tuple[HostUse | None, tuple[int, ...] | None]:
+        """Nothing, in any `iteration`."""
+        return None, None
 
     def starts(self, iteration: int) -> None:
         """Nothing, in any `iteration`."""
 
-    def ended(self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...]) -> None:
-        """Nothing: what is named depends on no `iteration`, its `counts` or `seconds`."""
+    def ended(
+        self,
+        iteration: int,
+        counts: tuple[int, ...],
+        seconds: tuple[float, ...],
+        uses: tuple[HostUse | None, ...],
+    ) -> None:
+        """Nothing: no `iteration`, its `counts`, `seconds` or `uses`, changes what is named."""
 
     def close(self) -> None:
         """Nothing."""
@@ -75,15 +102,15 @@ def new_source(
     replicas: int,
     say: Callable[[str], None],
     offers: Offers | None = None,
-) -> NewSource | str:
-    """What makes the source that a job's settings, `config`, ask for, or why there is none.
+) -> NewSource:
+    """What makes the source that a job's settings, `config`, ask for.
 
-    A collective of all ranks. `replicas`: how many there are. `say`: logs a sentence, at rank 0.
-    `offers`: of cheaper remedies, where counts are found by the ladder; see SyncLoop.
+    `replicas`: how many there are. `say`: logs a sentence, at rank 0. `offers`: of cheaper
+    remedies, where counts are found by the ladder; see SyncLoop.
     """
     counts = config.counts
     if not counts:
-        return FoundCounts.connect(config, offers)
+        return FoundCounts(config, offers)
 
     def named(microbatches: int, iteration: int) -> Source:
         try:

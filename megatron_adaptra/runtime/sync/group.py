@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_adaptra import waits
 from megatron_adaptra.ir.sync import SyncPlan
-from megatron_adaptra.runtime.agreed_value import agreed_value
-from megatron_adaptra.runtime.agreement import Ballot, DecisionStore
 from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.channel import Channel
-from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.guard import Guard
-from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.runtime.offer import Offers
 from megatron_adaptra.runtime.record import RunRecord
-from megatron_adaptra.runtime.store import KeyValueStore
-from megatron_adaptra.runtime.sync.connections import SyncConnections
+from megatron_adaptra.runtime.sync.counts_vote import CountsVote
 from megatron_adaptra.runtime.sync.decisions import SyncLog
 from megatron_adaptra.runtime.sync.loop import SyncLoop
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.voted_choice import RECENT
 from megatron_adaptra.runtime.yielding import Yielding
 from megatron_adaptra.telemetry.core_wait import CoreWait
-from megatron_adaptra.telemetry.host_report import HostReport
+from megatron_adaptra.telemetry.host_use import HostUse
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 
@@ -34,91 +27,89 @@ class AdaptiveSync:
     """Measures each iteration's replicas, and knows what all of them run in it.
 
     What an iteration runs is asked for with `begin`, as soon as the one before has run its last
-    microbatch; it `starts` when all ranks have come to it. `ended` gets, on all ranks and in a
-    later iteration, the seconds of replicas' microbatches, until they wait for each other. What
-    fails in measuring and choosing ends that alone: what is in force stays, on all ranks.
+    microbatch; it `starts` when all ranks have come to it. `gives` is what goes round with the vote
+    of all ranks that a ShareVote takes in between. `ended` gets, on all ranks and in a later
+    iteration, the seconds of replicas' microbatches, until they wait for each other. What fails in
+    measuring and choosing ends that alone: what is in force stays, on all ranks.
 
     Args:
-        connections: between all ranks of the job.
-        me: this rank's number there.
-        replicas: by rank, its data-parallel replica.
+        me: this rank's number; rank 0 chooses.
+        replicas: how many there are.
         microbatches: of a replica in stock.
-        first: the first iteration; messages of other runs are ignored.
+        first: the first iteration.
         stages: of each replica's pipeline.
         min_gain: share of an iteration that counts have to save.
-        timeout: seconds that a decision is waited for.
         log: file of decisions; None for none.
         record: file of what was measured and decided; None for none.
         offers: see SyncLoop; those of the first rank.
+
+    `loop`: what chooses, at rank 0; None at others.
     """
 
     def __init__(
         self,
-        connections: SyncConnections,
         me: int,
-        replicas: Sequence[int],
+        replicas: int,
         microbatches: int,
         first: int = 0,
         stages: int = 1,
         min_gain: float = 0.15,
-        timeout: float = 600.0,
         log: Path | None = None,
         record: Path | None = None,
         offers: Offers | None = None,
     ) -> None:
-        self._connections, self._me, self._replicas = connections, me, tuple(replicas)
         self._guard = Guard(f"shares of microbatches at rank {me}")
-        self._full = SyncPlan.full_of(max(replicas) + 1, microbatches)
-        self._value = JobSync(self._full)
-        self._plan, self._void = self._full, self._value
+        self._full = self._plan = SyncPlan.full_of(replicas, microbatches)
         # The last iteration, when it began, and how long its thread had waited for a core by then.
         self._began: tuple[int, float, float | None] | None = None
         self._took: dict[int, float] = {}  # by iteration, its seconds
         self._queued: dict[int, float] = {}  # and how long this thread has waited for a core in it
         self._core_wait, self._yielding = CoreWait(), Yielding()
-        self._controller = self._controls(first, stages, min_gain, timeout, log, record, offers)
+        self.loop: SyncLoop | None = None
+        self._vote = CountsVote(first, self._bundle())
+        if me == 0:
+            written = SyncLog(log, RunRecord(record))
+            self.loop = SyncLoop(replicas, min_gain, written, stages, offers=offers)
+            self.loop.start(self._vote)
 
-    def _controls(
-        self,
-        first: int,
-        stages: int,
-        min_gain: float,
-        timeout: float,
-        log: Path | None,
-        record: Path | None,
-        offers: Offers | None,
-    ) -> Controller:
-        control, ranks = self._connections.control, len(self._replicas)
-        ballot = Ballot(Bundle({SYNC: self._value}))
-        store = DecisionStore(KeyValueStore("adaptra/sync/"))
-        if self._me:
-            return Member(ballot, {0: Channel(control, 0)}, store, timeout, first=first)
-        channels = {peer: Channel(control, peer) for peer in range(1, ranks)}
-        written = SyncLog(log, RunRecord(record))
-        loop = SyncLoop(self._full.replicas, min_gain, written, stages, offers=offers)
-        return Leader(ballot, channels, store, loop, first=first)
+    def _bundle(self) -> Bundle:
+        return Bundle({SYNC: JobSync(self._plan)})
 
     # On the training thread.
 
-    def begin(self, iteration: int, microbatches: int | None = None) -> SyncPlan:
-        """The job's `iteration` begins: what all replicas run in it.
+    def begin(
+        self, iteration: int, voted: tuple[int, ...] | None = None, microbatches: int | None = None
+    ) -> SyncPlan:
+        """The job's `iteration` begins: what all replicas run in it, the same on all ranks.
 
-        `microbatches`: of a replica in stock, where their number may have changed: then all run as
-        many, until counts are chosen anew.
+        Args:
+            iteration: it may begin twice.
+            voted: the counts that all ranks have learned of by their last vote, if there are any.
+            microbatches: of a replica in stock, where their number may have changed: then all run
+                as many, until counts are chosen anew.
 
         Raises:
-            Disagreement: no decision came on what this rank has agreed to.
+            BadInput: what was voted on are no counts.
         """
         if microbatches is not None and microbatches != self._full.microbatches:
-            self._full = SyncPlan.full_of(self._full.replicas, microbatches)
-        value = agreed_value(self._guard, self._controller, iteration, SYNC, self._value)
-        self._value = value
-        if value.plan.microbatches != self._full.microbatches:
-            self._void = value  # for good: all ranks know it, without a vote
-        self._plan = self._full if value is self._void else value.plan
-        if (loop := self.loop) is not None:
-            self._guard.call(loop.runs, self._plan)
+            self._full = self._plan = SyncPlan.full_of(self._full.replicas, microbatches)
+        if voted is not None and sum(voted) == sum(self._full.counts):
+            self._plan = SyncPlan(self._full.microbatches, voted)
+        if self.loop is not None:
+            self._guard.call(self._begins, iteration, self.loop)
         return self._plan
+
+    def _begins(self, iteration: int, loop: SyncLoop) -> None:
+        if (closed := self._vote.begin(iteration, self._bundle())) is not None:
+            loop.closed(closed)
+        loop.runs(self._plan)
+
+    def gives(self, iteration: int) -> tuple[HostUse | None, tuple[int, ...] | None]:
+        """What goes round with the vote at the end of `iteration`.
+
+        Of this rank's host while it waits for a core, and counts that are proposed, at rank 0.
+        """
+        return self._yielding.use, self._guard.call(self._vote.take, iteration)
 
     def starts(self, iteration: int) -> None:
         """All ranks start `iteration` now, within the way of a message.
@@ -146,42 +137,32 @@ class AdaptiveSync:
         """What runs, from one `begin` to the next one."""
         return self._plan
 
-    def ended(self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...]) -> None:
+    def ended(
+        self,
+        iteration: int,
+        counts: tuple[int, ...],
+        seconds: tuple[float, ...],
+        uses: tuple[HostUse | None, ...],
+    ) -> None:
         """Replicas have run so many microbatches in an `iteration`, their `counts`.
 
-        `seconds`: by replica, since the first of them began, before it waits for others. All ranks
-        know them: none is sent. It comes in the next iteration, or later.
+        `seconds`: by replica, since the first of them began, before it waits for others. `uses`: by
+        replica, of the host that its training waits for, if it does. All ranks know them by their
+        vote. They come in the next iteration, or later.
         """
-        self._guard.call(self._take_row, iteration, counts, seconds)
+        row = ReplicaRow(iteration, counts, seconds, uses, self._took.get(iteration))
+        self._guard.call(self._take_row, row)
 
-    def _take_row(
-        self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...]
-    ) -> None:
-        row = ReplicaRow(iteration, counts, seconds, self._took.get(iteration))
-        if (loop := self.loop) is not None:
-            loop.report(row)
-        self._guard.later(self._look_at_host, row)
-
-    @property
-    def loop(self) -> SyncLoop | None:
-        """What chooses, at the job's first rank; None at others."""
-        loop = self._controller.loop if isinstance(self._controller, Leader) else None
-        return loop if isinstance(loop, SyncLoop) else None
-
-    # On the guard's thread.
-
-    def _look_at_host(self, row: ReplicaRow) -> None:
-        """Where this rank waits for a core, its helpers yield; if late, it reports the host."""
-        queued, replica = self._queued.get(row.iteration), self._replicas[self._me]
+    def _take_row(self, row: ReplicaRow) -> None:
+        if self.loop is not None:
+            self.loop.report(row)
+        queued = self._queued.get(row.iteration)
         if row.took is not None and queued is not None:
-            self._yielding.ended(queued, row.took)
-        use = self._yielding.use
-        if use is not None and row.late(replica):
-            self._controller.hand_in(HostReport(self._me, replica, row.iteration, use))
+            self._guard.later(self._yielding.ended, queued, row.took)
 
     def close(self) -> None:
-        """End measuring and voting, and the connections."""
+        """End measuring and choosing."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self._connections.close)
             stack.callback(self._guard.close, waits.END)
-            stack.callback(self._guard.attempt, waits.END, self._controller.close)
+            if self.loop is not None:
+                stack.callback(self._guard.attempt, waits.END, self.loop.close)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
@@ -18,22 +17,16 @@ from megatron_adaptra.runtime.sync.ladder import PATIENCE, cheaper_remedies, kno
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.voted_choice import RECENT, VotedChoice
 from megatron_adaptra.runtime.voted_thread import Vote
-from megatron_adaptra.telemetry.host_report import HostReport
-from megatron_adaptra.telemetry.host_use import HostUse
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
 from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds
 
 WARM = 2  # iterations at first that show nothing: caches, connections, compilation
 WINDOW = 5  # iterations whose median is what an iteration takes
 AGAIN = 12  # iterations after which counts that would have gained too little are looked at again
-_FRESH = 4  # iterations for which a report of a host counts
 
 
-class SyncLoop(VotedChoice[ReplicaRow | HostReport, SyncDecision]):
-    """Estimates and chooses for one job; runs at its leader.
-
-    It takes rows of all replicas, which the leader knows without a message, and what ranks of late
-    ones report of their hosts.
+class SyncLoop(VotedChoice[ReplicaRow, SyncDecision]):
+    """Estimates and chooses for one job; runs at its first rank, which knows rows of all replicas.
 
     Counts are chosen anew only when other replicas are slow than before: one change at most for
     each change of that set. What would have gained too little is looked at again while the same
@@ -69,7 +62,6 @@ class SyncLoop(VotedChoice[ReplicaRow | HostReport, SyncDecision]):
         self._microbatches = 0  # of a replica in stock
         self._speeds: ReplicaSpeeds  # from the first row on
         self._warm = WARM
-        self._hosts: dict[int, HostReport] = {}  # by rank, that waits for a core there
         self._took: dict[int, float] = {}  # seconds, by iteration
         self._rests: deque[float] = deque(maxlen=WINDOW)  # seconds after the last replica has run
         self._usual: deque[float] = deque(maxlen=WINDOW)  # the same while no replica is slow
@@ -98,12 +90,9 @@ class SyncLoop(VotedChoice[ReplicaRow | HostReport, SyncDecision]):
         self._usual.clear()
         self._ours.clear()
 
-    def _take(self, report: ReplicaRow | HostReport) -> None:
-        if isinstance(report, HostReport):
-            self._hosts[report.rank] = report
-        else:
-            self._on_row(report)
-            self.seen = report.iteration
+    def _take(self, report: ReplicaRow) -> None:
+        self._on_row(report)
+        self.seen = report.iteration
 
     def _on_row(self, row: ReplicaRow) -> None:
         """All replicas have run an iteration."""
@@ -143,7 +132,7 @@ class SyncLoop(VotedChoice[ReplicaRow | HostReport, SyncDecision]):
         if (note := self._speeds.note()) is not None:
             self._vote.note(note)
         if changed or self._looks_again(iteration):
-            self._choose(iteration, current)
+            self._choose(row, current)
         elif self._slower(current):
             self._undo(iteration, current)
 
@@ -190,9 +179,9 @@ class SyncLoop(VotedChoice[ReplicaRow | HostReport, SyncDecision]):
             microbatch_ms=[], outside_ms=[], cheaper=[],
         )  # fmt: skip
 
-    def _choose(self, iteration: int, current: SyncPlan) -> None:
+    def _choose(self, row: ReplicaRow, current: SyncPlan) -> None:
         """Other replicas are slow: choose counts, and put them to the vote where they differ."""
-        slow = self._speeds.slow()
+        iteration, slow = row.iteration, self._speeds.slow()
         if not self._speeds.known or not self._rests or (slow and iteration < self._not_before):
             return  # it stays changed until it is accepted
         began, step, speeds = time.perf_counter(), median(self._rests), self._speeds.speeds()
@@ -213,9 +202,9 @@ class SyncLoop(VotedChoice[ReplicaRow | HostReport, SyncDecision]):
             plan, taken = SyncPlan.full_of(current.replicas, current.microbatches), share.full
         seconds = time.perf_counter() - began
         hosts = [
-            f"replica {r}: {use.in_words()}"
-            for r, use in busiest(self._hosts.values(), iteration).items()
-            if r in slow
+            f"replica {replica}: {use.in_words()}"
+            for replica, use in enumerate(row.uses)
+            if use is not None and replica in slow
         ]
         changes = self._speeds.changes()
         if not changes and self._refused is not None:
@@ -285,17 +274,3 @@ class SyncLoop(VotedChoice[ReplicaRow | HostReport, SyncDecision]):
 
     def _sentence(self, decision: SyncDecision) -> str:
         return sentence(decision)
-
-
-def busiest(hosts: Iterable[HostReport], iteration: int) -> dict[int, HostUse]:
-    """By replica, the use of the host on which its training waits most for a core, if any.
-
-    `hosts`: as ranks have reported them; those count that are not old in `iteration`.
-    """
-    found: dict[int, HostUse] = {}
-    for one in hosts:
-        known = found.get(one.replica)
-        fresh = one.iteration > iteration - _FRESH
-        if fresh and (known is None or one.use.queued > known.queued):
-            found[one.replica] = one.use
-    return found

@@ -3,7 +3,8 @@
 The all-reduce starts when an iteration's backwards are over, before gradients are reduced, and is
 waited for when the next one begins. It goes over a group of its own, so that nothing of Megatron's
 waits for it, and on GPUs no work of theirs does. What replicas have taken comes with it: as it goes
-round anyway, no rank has to report that to another one.
+round anyway, no rank has to report that to another one. So do the counts that the first rank
+proposes for a later iteration: all ranks learn of them by one and the same vote, or of none.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch.distributed as dist
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import PeerLost
+from megatron_adaptra.telemetry.host_use import HostUse
 
 # ENDED: there are no data for another iteration. DIFFERENT: what plans are, which no rank gives.
 READY, ENDED, FAILED, DIFFERENT = range(4)
@@ -25,14 +27,31 @@ _NS = 1e9  # of a second
 _LONGEST = 1e9  # seconds; what is more, or less than 0, is nonsense
 
 
-class Voted(NamedTuple):
-    """`word`: the worst one of any rank; DIFFERENT where plans differ.
+class Given(NamedTuple):
+    """What a rank puts into its vote.
 
-    `seconds`: by replica, of the last of its ranks; None where a rank does not know them.
+    `seconds`: that its replica has taken here, in an iteration that is the same on all ranks; None
+    if they are not known. `use`: of its host, while it waits for a core. `counts`: that are
+    proposed, by one rank.
+    """
+
+    seconds: float | None = None
+    use: HostUse | None = None
+    counts: tuple[int, ...] | None = None
+
+
+class Voted(NamedTuple):
+    """What all ranks have learned.
+
+    `word`: the worst one of any rank; DIFFERENT where plans differ. `seconds`: by replica, of the
+    last of its ranks; None where a rank does not know them. `uses`: by replica, of the rank that
+    waits most, if any does. `counts`: that are proposed, if any are.
     """
 
     word: int
     seconds: tuple[float, ...] | None
+    uses: tuple[HostUse | None, ...]
+    counts: tuple[int, ...] | None
 
 
 class ShareVote:
@@ -50,23 +69,31 @@ class ShareVote:
         self._group: Any = dist.new_group(backend="gloo", timeout=self._timeout)
         self._asked: tuple[Any, torch.Tensor] | None = None
 
-    def start(self, word: int, plan: str, replica: int, seconds: float | None) -> None:
+    def start(self, word: int, plan: str, replica: int, given: Given) -> None:
         """Give this rank's `word`, as all ranks do: READY, ENDED or FAILED for its `plan`.
 
-        `seconds`: that its `replica` has taken here, in an iteration that is the same on all ranks;
-        None if they are not known.
+        `given`: with it, by a rank of this `replica`; what is nonsense there is left out.
         """
         number = int.from_bytes(hashlib.sha256(plan.encode()).digest()[:7], "big")
-        each = [0] * self._replicas
-        unknown = seconds is None or not 0 <= seconds < _LONGEST
-        if seconds is not None and not unknown:
-            each[replica] = round(_NS * seconds)
-        words = torch.tensor([word, number, -number, unknown, *each], dtype=torch.int64)
+        each, uses = [0] * self._replicas, [0] * self._replicas
+        unknown = type(given.seconds) is not float or not 0 <= given.seconds < _LONGEST
+        if given.seconds is not None and not unknown:
+            each[replica] = round(_NS * given.seconds)
+        if isinstance(given.use, HostUse):
+            uses[replica] = given.use.packed()
+        row = [word, number, -number, unknown, *each, *uses, *self._counts(given)]
+        words = torch.tensor(row, dtype=torch.int64)
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
         options.timeout = timedelta(seconds=waits.FOREVER)  # `result` has a deadline
         # Not torch's function: it is patched, to send what crosses stages in another way.
         self._asked = self._group.allreduce([words], options), words
+
+    def _counts(self, given: Given) -> list[int]:
+        """Those that are proposed; zeros for none, and for what are none."""
+        counts = given.counts or ()
+        fit = len(counts) == self._replicas and all(type(c) is int and c > 0 for c in counts)
+        return list(counts) if fit else [0] * self._replicas
 
     def result(self) -> Voted:
         """What all ranks have given. Raises PeerLost."""
@@ -77,9 +104,15 @@ class ShareVote:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise PeerLost(f"a rank has not voted on the shares of replicas: {reason}") from error
-        word, most, least, unknown, *each = words.tolist()
-        seconds = None if unknown else tuple(one / _NS for one in each)
-        return Voted(word if most == -least or word == FAILED else DIFFERENT, seconds)
+        word, most, least, unknown, *rest = words.tolist()
+        many = range(0, len(rest), self._replicas)
+        each, uses, counts = (rest[i : i + self._replicas] for i in many)
+        return Voted(
+            word if most == -least or word == FAILED else DIFFERENT,
+            None if unknown else tuple(one / _NS for one in each),
+            tuple(HostUse.unpacked(one) if one else None for one in uses),
+            tuple(counts) if any(counts) else None,
+        )
 
     def close(self) -> None:
         """End its connections; a vote that is under way is waited for, if its ranks are there."""
