@@ -14,7 +14,7 @@ from megatron_adaptra.runtime.controller import MOST_JOBS
 
 
 class Vote(Protocol):
-    """By which all ranks agree on what is proposed: a Leader.
+    """By which all ranks agree on what is proposed: a Leader, or a CountsVote.
 
     The planning thread calls it. A method waits for torch's store at most,
     twice `waits.STORE` seconds.
