@@ -241,12 +241,13 @@ def test_counts_for_another_number_of_microbatches_never_come_into_force() -> No
 
 
 USE = HostUse(0.4, 0.0, 0.0, 0.0, 1.3, 2)
+ITERATED = [FIRST + number for number in (0, 1, 1, 2, 4, 5, 6)]
 
 
 def taken(me: RankFixture) -> Any:
     """What iterations take that do not all follow one another.
 
-    The thread waits for a core for a quarter of them.
+    In the first ones the thread waits for a core for a quarter of the time.
     """
     with pytest.MonkeyPatch.context() as patch:
         sync = AdaptiveSync(me.rank, RANKS, MICROBATCHES, FIRST)
@@ -254,15 +255,16 @@ def taken(me: RankFixture) -> Any:
         if sync.loop is not None:
             patch.setattr(sync.loop, "report", rows.append)
         patch.setattr(sync._guard, "later", lambda function, *args: function(*args))
-        moments, waits, looked = iter(range(100)), iter(range(100)), list[Any]()
+        moments, looked = iter(range(100)), list[Any]()
+        waits = iter([0, 1, 1, 2, 2, 2.1, 2.2])
         patch.setattr(group.time, "monotonic", lambda: float(next(moments)))
         patch.setattr(sync, "_core_wait", lambda: next(waits) / 4)
         patch.setattr(sync._yielding, "ended", lambda *row: looked.append(row))
-        for iteration in (FIRST, FIRST + 1, FIRST + 1, FIRST + 2, FIRST + 4):
+        for iteration in ITERATED:
             sync.starts(iteration)
             sync.ended(iteration - 1, FULL, (1.0, 1.0, 1.0), (None, USE, None))
         sync._yielding.use = USE
-        assert sync.gives(FIRST + 4) == (USE, None)
+        assert sync.gives(ITERATED[-1]) == (USE, None)
     me.meet()
     sync.close()
     return rows, looked
@@ -270,7 +272,8 @@ def taken(me: RankFixture) -> Any:
 
 def test_an_iteration_is_measured_from_start_to_start() -> None:
     for rank, (rows, looked) in enumerate(run("gloo", taken, ranks=RANKS)):
-        assert looked == [(0.25, 1.0), (0.25, 1.0), (0.5, 2.0)]
+        # The last one that waits no longer is looked at, too; those after it are not.
+        assert looked == [(0.25, 1.0), (0.25, 1.0), (0.25, 2.0), (pytest.approx(0.025), 1.0)]
         known = (1.0, 1.0, 1.0), (None, USE, None)
         wanted = [
             ReplicaRow(FIRST - 1, FULL, *known, None),
@@ -278,5 +281,7 @@ def test_an_iteration_is_measured_from_start_to_start() -> None:
             ReplicaRow(FIRST, FULL, *known, 1.0),
             ReplicaRow(FIRST + 1, FULL, *known, 2.0),  # from when it began for the first time
             ReplicaRow(FIRST + 3, FULL, *known, None),  # an iteration is missing
+            ReplicaRow(FIRST + 4, FULL, *known, 1.0),
+            ReplicaRow(FIRST + 5, FULL, *known, 1.0),
         ]
         assert rows == ([] if rank else wanted), "at the first rank, without a message"

@@ -17,7 +17,7 @@ from megatron_adaptra.runtime.sync.decisions import SyncLog
 from megatron_adaptra.runtime.sync.loop import SyncLoop
 from megatron_adaptra.runtime.sync.value import SYNC, JobSync
 from megatron_adaptra.runtime.voted_choice import RECENT
-from megatron_adaptra.runtime.yielding import Yielding
+from megatron_adaptra.runtime.yielding import WAITS, Yielding
 from megatron_adaptra.telemetry.core_wait import CoreWait
 from megatron_adaptra.telemetry.host_use import HostUse
 from megatron_adaptra.telemetry.replica_row import ReplicaRow
@@ -65,6 +65,7 @@ class AdaptiveSync:
         self._took: dict[int, float] = {}  # by iteration, its seconds
         self._queued: dict[int, float] = {}  # and how long this thread has waited for a core in it
         self._core_wait, self._yielding = CoreWait(), Yielding()
+        self._waits = False  # for a core, in the last iteration that is known
         self.loop: SyncLoop | None = None
         self._vote = CountsVote(first, self._bundle())
         if me == 0:
@@ -157,7 +158,10 @@ class AdaptiveSync:
         if self.loop is not None:
             self.loop.report(row)
         queued = self._queued.get(row.iteration)
-        if row.took is not None and queued is not None:
+        if row.took is None or queued is None:
+            return
+        before, self._waits = self._waits, queued >= WAITS * row.took
+        if before or self._waits:  # else nothing has changed, and a thread would wake up for it
             self._guard.later(self._yielding.ended, queued, row.took)
 
     def close(self) -> None:
