@@ -16,6 +16,7 @@ from patience import PATIENCE
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.engine import events
+from megatron_adaptra.transport.engine.addresses import Choice
 from megatron_adaptra.transport.engine.bindings import ports
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
 from megatron_adaptra.transport.engine.rails import Rail, disabled, fabric
@@ -32,7 +33,7 @@ BOTH = LOCAL | OLD4 | NEW4 | OLD6 | NEW6
 
 
 def test_names_are_those_of_nccl() -> None:
-    assert [fabric(environ).family for environ in ({}, {NAME: ""}, V4, V6)] == [0, 0, 4, 6]
+    assert [fabric(environ).choice.family for environ in ({}, {NAME: ""}, V4, V6)] == [0, 0, 4, 6]
     for text in ("AF_INET4", "6", "af_inet"):
         with pytest.raises(BadInput) as refused:
             fabric({NAME: text})
@@ -131,7 +132,7 @@ def alone(fabric: Fabric) -> tuple[str, list[tuple[int, str]]]:
     with pytest.raises(RuntimeError) as refused:
         pair.opened(1)
     pair.close()
-    shown = [port for of in (0, 4, 6) for port in ports(of)]
+    shown = [port for of in (0, 4, 6) for port in ports(Choice(of))]
     return str(refused.value), [(port.gid_index, port.why) for port in shown]
 
 
@@ -156,7 +157,7 @@ def of_two_ranks(fabric: Fabric, families: tuple[int, int]) -> tuple[list[str], 
         rendezvous = FolderRendezvous(Path(folder))
         ends = [
             Endpoint(rank, "127.0.0.1", str(rank), rendezvous, PATIENCE,
-                     ports=[Rail(DEVICES[rank], 1, family=families[rank])])
+                     ports=[Rail(DEVICES[rank], 1, choice=Choice(families[rank]))])
             for rank in (0, 1)
         ]  # fmt: skip
         ends[1].connect([0])

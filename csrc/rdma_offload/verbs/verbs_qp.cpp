@@ -62,7 +62,7 @@ struct __attribute__((packed)) VerbsQp::Card {
   uint8_t second[16];
 };
 
-VerbsQp::VerbsQp(std::shared_ptr<VerbsDevice> opened, int port, int gid, int family,
+VerbsQp::VerbsQp(std::shared_ptr<VerbsDevice> opened, int port, int gid, const VerbsChoice& which,
                  VerbsService service, VerbsSizes sizes)
     : device(std::move(opened)),
       verbs_(device->verbs),
@@ -70,7 +70,7 @@ VerbsQp::VerbsQp(std::shared_ptr<VerbsDevice> opened, int port, int gid, int fam
       service_(service),
       sizes_(sizes),
       psn_(random_bits(24)),
-      addresses_(device->addresses(port, gid, family)),
+      addresses_(device->addresses(port, gid, which)),
       attributes_(device->attributes(port)) {
   const VerbsPort& best = addresses_.front();
   if (!best.active) throw std::runtime_error(name() + " is down here");

@@ -30,10 +30,9 @@ struct VerbsService {
 
 class VerbsQp {
  public:
-  // Not connected; its receives are posted. `gid`: an index, or -1 for the best address; `family`:
-  // of the best one, 4 or 6, 0 for either. Throws std::runtime_error, which says why the device cannot
-  // be used.
-  VerbsQp(std::shared_ptr<VerbsDevice> device, int port, int gid, int family, VerbsService service,
+  // Not connected; its receives are posted. `gid`: an index, or -1 for the best address
+  // of `which`. Throws std::runtime_error, which says why the device cannot be used.
+  VerbsQp(std::shared_ptr<VerbsDevice> device, int port, int gid, const VerbsChoice& which, VerbsService service,
           VerbsSizes sizes);
   ~VerbsQp();
   VerbsQp(const VerbsQp&) = delete;

@@ -141,7 +141,7 @@ def answer_verbs(
 
 def open_rail(engine: Engine, peer: int, rail: Rail) -> VerbsPath:
     """A queue pair of `rail` to rank `peer`, not connected. Raises RuntimeError of the engine."""
-    at = (rail.device, rail.port, rail.gid, rail.family)
+    at = (rail.device, rail.port, rail.gid, *rail.choice.words)
     return engine.open_verbs(peer, *at, *astuple(rail.service))
 
 
