@@ -10,7 +10,7 @@ from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
 from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.package import how_to_build
 from megatron_adaptra.transport.engine import bindings
-from megatron_adaptra.transport.engine.addresses import ANY, FAMILY, RANGE, left_out
+from megatron_adaptra.transport.engine.addresses import ANY, FAMILY, RANGE, VERSION, left_out
 from megatron_adaptra.transport.engine.bindings import Port
 from megatron_adaptra.transport.engine.dial import open_rail
 from megatron_adaptra.transport.engine.rails import VARIABLES, Rail, chosen, disabled, fabric
@@ -152,6 +152,8 @@ def _port(device: str, folder: Path, port: Port | None, used: Sequence[Rail]) ->
         remedy = "give its interface an address: ip address add ... dev ..."
         if any(rail.choice.family for rail in used):
             remedy += f", or unset {FAMILY}"
+        if any(rail.choice.version for rail in used):
+            remedy += f", or unset {VERSION}"
         return warn(what, says, remedy)
     if port is not None and any(_outside(port, rail) for rail in used):
         return warn(what, says, f"export {RANGE}= to the range of its address, or unset it")

@@ -143,6 +143,10 @@ def test_rdma_ports_that_do_not_work(ports: Path, monkeypatch: pytest.MonkeyPatc
         found = by_name(rdma([down, bare], ports))
         assert found["RDMA"].status is OK
         assert found["port mlx5_1:1"].remedy.endswith(", or unset NCCL_IB_ADDR_FAMILY")
+        named.setenv("NCCL_IB_ROCE_VERSION_NUM", "1")
+        assert by_name(rdma([down, bare], ports))["port mlx5_1:1"].remedy.endswith(
+            ", or unset NCCL_IB_ADDR_FAMILY, or unset NCCL_IB_ROCE_VERSION_NUM"
+        )
         named.setenv("NCCL_IB_ADDR_FAMILY", "IPv6")
         found = by_name(rdma([down, bare], ports))
         assert (found["RDMA"].status, found["RDMA"].remedy) == (FAIL, "unset NCCL_IB_ADDR_FAMILY")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from functools import partial
-from ipaddress import IPv6Address
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from fakes.controlled_cuda.gpu import until
-from fakes.controlled_verbs.pair import RECEIVES, Pair, changed
+from fakes.controlled_verbs.pair import Environ, Gids, Pair, indices, put, refusals
 from fakes.controlled_verbs.verbs import DEVICES, Fabric, run
 from patience import PATIENCE
 
@@ -24,8 +23,6 @@ from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 NAME = "NCCL_IB_ADDR_FAMILY"
 V4, V6 = {NAME: "AF_INET"}, {NAME: "AF_INET6"}
-# What ports have: addresses with the version of RoCE that they are for, by index. The last byte is
-# put for {}.
 LOCAL = {0: ("fe80::{}", 1), 1: ("fe80::{}", 2)}
 OLD4, NEW4 = {2: ("::ffff:10.0.0.{}", 1)}, {3: ("::ffff:10.0.0.{}", 2)}
 OLD6, NEW6 = {4: ("2001:db8::{}", 1)}, {5: ("2001:db8::{}", 2)}
@@ -49,24 +46,6 @@ def test_rdma_is_off_where_nccl_has_it_off() -> None:
     assert not disabled({})
 
 
-def put(fabric: Fabric, *of_ports: dict[int, tuple[str, int]]) -> None:
-    for device, gids in enumerate(of_ports):
-        fabric.port(device)
-        for index, (address, version) in gids.items():
-            fabric.gid(device, index, address.format(device + 1), version)
-
-
-def indices(fabric: Fabric, gids: tuple[dict, dict], environs: tuple[dict, dict]) -> list[int]:
-    """Of the two addresses that a connection is between; each end names the other end's own."""
-    put(fabric, *gids)
-    changes = changed(fabric, *environs)
-    ends = [change for change in changes if change.state == RECEIVES]
-    for n, end in enumerate(ends):
-        address, _ = gids[1 - n][ends[1 - n].gid_index]
-        assert end.gid == IPv6Address(address.format(2 - n)).packed
-    return [end.gid_index for end in ends]
-
-
 @pytest.mark.parametrize(
     ("gids", "environs", "expected"),
     [
@@ -85,25 +64,16 @@ def indices(fabric: Fabric, gids: tuple[dict, dict], environs: tuple[dict, dict]
         ((BOTH, BOTH), ({"NCCL_IB_GID_INDEX": "3"} | V6, {}), [3, 3]),
         # A link-local address is one of IPv6.
         ((LOCAL | NEW4, LOCAL), ({}, {}), [1, 1]),
-        # What is for version 1 alone counts only where the port has nothing for version 2.
+        # Version 2 comes first, whatever the family.
         ((LOCAL | OLD4 | NEW6, BOTH), ({}, {}), [5, 5]),
         ((OLD4 | OLD6, OLD4 | OLD6), ({}, {}), [2, 2]),
         ((OLD4 | OLD6, OLD6), ({}, {}), [4, 4]),
     ],
 )
 def test_both_ends_find_addresses_of_one_family(
-    gids: tuple[dict, dict], environs: tuple[dict, dict], expected: list[int]
+    gids: tuple[Gids, Gids], environs: tuple[Environ, Environ], expected: list[int]
 ) -> None:
     assert run(indices, gids, environs) == expected
-
-
-def refusals(fabric: Fabric, gids: tuple[dict, dict], environs: tuple[dict, dict]) -> list[str]:
-    put(fabric, *gids)
-    pair = Pair(*environs)
-    words = pair.refused()
-    assert all(change.state < RECEIVES for change in fabric.changes())
-    pair.close()
-    return words
 
 
 @pytest.mark.parametrize(
@@ -115,7 +85,7 @@ def refusals(fabric: Fabric, gids: tuple[dict, dict], environs: tuple[dict, dict
     ],
 )
 def test_two_families_are_refused_with_both(
-    gids: tuple[dict, dict], environs: tuple[dict, dict]
+    gids: tuple[Gids, Gids], environs: tuple[Environ, Environ]
 ) -> None:
     end = f"one family for both is needed, see {NAME}"
     assert run(refusals, gids, environs) == [

@@ -7,7 +7,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from unittest.mock import patch
 
 import pytest
-from fakes.controlled_verbs.pair import RECEIVES, Pair, changed
+from fakes.controlled_verbs.pair import Environ, Gids, Pair, indices, put
 from fakes.controlled_verbs.verbs import INFINIBAND, Fabric, run
 
 from megatron_adaptra.transport.engine import rails
@@ -15,7 +15,6 @@ from megatron_adaptra.transport.engine.addresses import ANY, Choice, choice, lef
 from megatron_adaptra.transport.engine.bindings import new_engine, ports
 
 NAME, FAMILY = "NCCL_IB_ADDR_RANGE", "NCCL_IB_ADDR_FAMILY"
-# By index: addresses of RoCE, with its version. The last byte is the port's number.
 LOCAL = {0: ("fe80::{}", 1), 1: ("fe80::{}", 2)}
 STORAGE = {2: ("::ffff:10.1.0.{}", 1), 3: ("::ffff:10.1.0.{}", 2)}
 COMPUTE = {4: ("::ffff:10.2.0.{}", 1), 5: ("::ffff:10.2.0.{}", 2)}
@@ -55,13 +54,6 @@ def test_what_cannot_be_read_is_left_out_and_named(text: str) -> None:
         f"{NAME} '{text}': it has to be one range of addresses, such as 10.1.0.0/16 or "
         "2001:db8::/32"
     )
-
-
-def put(fabric: Fabric, *of_ports: dict[int, tuple[str, int]]) -> None:
-    for device, gids in enumerate(of_ports):
-        fabric.port(device)
-        for index, (address, version) in gids.items():
-            fabric.gid(device, index, address.format(device + 1), version)
 
 
 WITHIN, NONE = f", within {NAME}", f": none is within {NAME}"
@@ -127,17 +119,6 @@ def test_addresses_within_the_range_are_preferred(
     assert run(shown, network, family) == expected
 
 
-def indices(
-    fabric: Fabric, gids: tuple[dict, dict], environs: tuple[dict[str, str], dict[str, str]]
-) -> list[int]:
-    put(fabric, *gids)
-    ends = [change for change in changed(fabric, *environs) if change.state == RECEIVES]
-    for n, end in enumerate(ends):
-        address, _ = gids[1 - n][ends[1 - n].gid_index]
-        assert end.gid == IPv6Address(address.format(2 - n)).packed
-    return [end.gid_index for end in ends]
-
-
 @pytest.mark.parametrize(
     ("gids", "environs", "expected"),
     [
@@ -152,8 +133,8 @@ def indices(
     ],
 )
 def test_a_connection_is_between_addresses_within_the_range(
-    gids: tuple[dict, dict],
-    environs: tuple[dict[str, str], dict[str, str]],
+    gids: tuple[Gids, Gids],
+    environs: tuple[Environ, Environ],
     expected: list[int],
 ) -> None:
     assert run(indices, gids, environs) == expected
@@ -202,7 +183,7 @@ def sizes(fabric: Fabric) -> list[str]:
     refused = []
     for network, bits in ((b"x" * 15, 8), (b"x" * 16, 129), (b"x" * 16, -1)):
         with pytest.raises(ValueError, match=r"bytes and .* bits") as why:
-            engine.open_verbs(0, "made_up0", 1, -1, 0, network, bits, 0, 0, 0, 16, 6)
+            engine.open_verbs(0, "made_up0", 1, -1, 0, 0, network, bits, 0, 0, 0, 16, 6)
         refused.append(str(why.value))
     engine.open_verbs(0, "made_up0", 1, -1, *ANY.words, 0, 0, 0, 16, 6)
     engine.close("the test is over")

@@ -1,46 +1,76 @@
 #include "verbs/verbs_addresses.h"
 
+#include <arpa/inet.h>
+
 #include <cstring>
+#include <stdexcept>
 
 namespace adaptra {
 
 namespace {
 
-// How good an address of Ethernet is, what it is, and which better one the port lacks.
-struct Worth {
-  int value;
-  std::string kind, lacks;
-};
+const char* const kScopeNames[] = {"IPv4", "IPv6", "link-local"};
 
-// Version 2 of RoCE is routed, and an IPv4 address is one that an administrator has given to the
-// port.
-constexpr int kLeastV2 = 3;  // of the worths of version 2
-Worth worth(const std::string& type, const ibv::Gid& gid) {
-  const bool v2 = type.find("RoCE v2") != std::string::npos;
-  if (is_ipv4(gid.raw)) {
-    return v2 ? Worth{5, "RoCE v2, IPv4", ""} : Worth{2, "RoCE v1, IPv4", ": no v2 is there"};
-  }
-  const bool local = gid.raw[0] == 0xfe && gid.raw[1] == 0x80;
-  if (v2 && !local) return {4, "RoCE v2, IPv6", ": no IPv4 is there"};
-  if (v2) return {3, "RoCE v2, link-local", ": the port has no other address"};
-  return {1, "RoCE v1", ": no v2 is there"};
+int version_of(const std::string& type) {
+  return type.empty() ? 0 : type.find("RoCE v2") != std::string::npos ? 2 : 1;
 }
 
-// Why an address was taken, or which one was wanted that the port lacks.
-std::string reason(const Worth& one, const VerbsChoice& which, bool inside) {
-  const std::string family =
-      which.family == 0 ? "" : ", of the family that NCCL_IB_ADDR_FAMILY names";
-  if (inside) return one.kind + family + ", within NCCL_IB_ADDR_RANGE";
-  if (!which.network.empty()) return one.kind + family + ": none is within NCCL_IB_ADDR_RANGE";
-  return one.kind + (which.family == 0 ? one.lacks : family);
+int version_of(int kind) { return kind < kScopes ? 2 : 1; }
+int family_of(int kind) { return kind % kScopes == kIpv4 ? 4 : 6; }
+
+std::string text_of(const uint8_t* gid) {
+  char text[INET6_ADDRSTRLEN] = "";
+  if (is_ipv4(gid)) {
+    inet_ntop(AF_INET, gid + 12, text, sizeof text);
+  } else {
+    inet_ntop(AF_INET6, gid, text, sizeof text);
+  }
+  return text;
+}
+
+// The first kind that it has; kKinds for none.
+int best_of(const Offer& offer) {
+  int kind = 0;
+  while (kind < kKinds && offer[kind] == nullptr) ++kind;
+  return kind;
+}
+
+// Whether there is one kind of each, `what` of which is the same.
+bool share(const Offer& mine, const Offer& theirs, int (*what)(int)) {
+  for (int one = 0; one < kKinds; ++one) {
+    for (int other = 0; other < kKinds; ++other) {
+      if (mine[one] != nullptr && theirs[other] != nullptr && what(one) == what(other)) return true;
+    }
+  }
+  return false;
+}
+
+[[noreturn]] void refuse(const Offer& mine, const Offer& theirs, const std::string& at) {
+  const int here = best_of(mine), there = best_of(theirs);
+  if (there == kKinds) throw std::runtime_error("the other side has no address");
+  auto words = [&](const std::string& what, auto one, const std::string& variables) {
+    throw std::runtime_error("no address of one " + what + ": " + one(here) + " here, " + one(there) +
+                             " there (" + text_of(mine[here]) + " at " + at + ", and " +
+                             text_of(theirs[there]) + "); one " + what +
+                             " for both is needed, see " + variables);
+  };
+  auto version = [](int kind) { return "v" + std::to_string(version_of(kind)); };
+  auto family = [](int kind) { return "IPv" + std::to_string(family_of(kind)); };
+  if (!share(mine, theirs, version_of)) words("version of RoCE", version, "NCCL_IB_ROCE_VERSION_NUM");
+  if (!share(mine, theirs, family_of)) words("family", family, "NCCL_IB_ADDR_FAMILY");
+  words("family and version of RoCE",
+        [&](int kind) { return family(kind) + " " + version(kind); },
+        "NCCL_IB_ADDR_FAMILY and NCCL_IB_ROCE_VERSION_NUM");
 }
 
 }  // namespace
 
-VerbsPort addressed(VerbsPort port, int index, const ibv::Gid& gid, std::string why) {
+VerbsPort addressed(VerbsPort port, int index, const ibv::Gid& gid, const std::string& type,
+                    std::string why) {
   port.gid_index = index;
   port.gid = {reinterpret_cast<const char*>(gid.raw), sizeof gid.raw};
   port.why = std::move(why);
+  port.version = version_of(type);
   return port;
 }
 
@@ -55,6 +85,25 @@ uint16_t router_of(const uint8_t* gid) {
   return of_a_site(gid) ? static_cast<uint16_t>(gid[4] << 8 | gid[5]) : uint16_t{0};
 }
 
+Scope scope_of(const uint8_t* gid) {
+  if (is_ipv4(gid)) return kIpv4;
+  return gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80 ? kLinkLocal : kIpv6;
+}
+
+std::pair<int, int> agreed(const Offer& mine, const Offer& theirs, const std::string& at) {
+  for (int kind = 0; kind < kKinds; ++kind) {
+    if (mine[kind] != nullptr && theirs[kind] != nullptr) return {kind, kind};
+  }
+  // An address of the link and one that is not of it alone may still meet, on one link.
+  for (int first : {0, kScopes}) {
+    for (auto [one, other] : {std::pair(first + kIpv6, first + kLinkLocal),
+                              std::pair(first + kLinkLocal, first + kIpv6)}) {
+      if (mine[one] != nullptr && theirs[other] != nullptr) return {one, other};
+    }
+  }
+  refuse(mine, theirs, at);
+}
+
 bool VerbsChoice::has(const ibv::Gid& gid) const {
   if (network.empty()) return false;
   const auto* begin = reinterpret_cast<const uint8_t*>(network.data());
@@ -64,21 +113,45 @@ bool VerbsChoice::has(const ibv::Gid& gid) const {
          (rest == 0 || (begin[bytes] ^ gid.raw[bytes]) >> (8 - rest) == 0);
 }
 
-void EthernetAddresses::add(int index, const ibv::Gid& gid, const std::string& type) {
-  const bool ipv4 = is_ipv4(gid.raw), inside = which_.has(gid);
-  if ((which_.family != 0 && which_.family != (ipv4 ? 4 : 6)) || (inside_ && !inside)) return;
-  if (inside && !inside_) best_[0] = best_[1] = {};
-  inside_ = inside;
-  const Worth one = worth(type, gid);
-  if (one.value <= best_[ipv4].first) return;
-  best_[ipv4] = {one.value, addressed(port_, index, gid, reason(one, which_, inside))};
+std::string VerbsChoice::lacking() const {
+  const std::string of_family = "IPv" + std::to_string(family);
+  const std::string of_version = "RoCE v" + std::to_string(version);
+  const std::string begin = "it has no GID";
+  if (family == 0 && version == 0) return begin + ": give its network interface an address";
+  if (version == 0) return begin + " of " + of_family + ", which NCCL_IB_ADDR_FAMILY names";
+  if (family == 0) return begin + " of " + of_version + ", which NCCL_IB_ROCE_VERSION_NUM names";
+  return begin + " of " + of_family + " and " + of_version +
+         ", which NCCL_IB_ADDR_FAMILY and NCCL_IB_ROCE_VERSION_NUM name";
 }
 
-std::vector<VerbsPort> EthernetAddresses::best() const {
-  const bool ipv4 = best_[1].first > best_[0].first;
+void EthernetAddresses::add(int index, const ibv::Gid& gid, const std::string& type) {
+  const int version = version_of(type);
+  const int kind = (version == 2 ? 0 : kScopes) + scope_of(gid.raw);
+  const bool inside = which_.has(gid);
+  if ((which_.family != 0 && which_.family != family_of(kind)) ||
+      (which_.version != 0 && which_.version != version) || (inside_ && !inside)) {
+    return;
+  }
+  if (inside && !inside_) of_kind_ = {};
+  inside_ = inside;
+  if (of_kind_[kind].device.empty()) of_kind_[kind] = addressed(port_, index, gid, type, reason(kind));
+}
+
+std::string EthernetAddresses::reason(int kind) const {
+  static const std::string kLacks[] = {"", ": no IPv4 is there", ": the port has no other address"};
+  std::string why = "RoCE v" + std::to_string(version_of(kind)) + ", " + kScopeNames[kind % kScopes];
+  if (which_.family != 0) why += ", of the family that NCCL_IB_ADDR_FAMILY names";
+  if (which_.version != 0) why += ", of the version that NCCL_IB_ROCE_VERSION_NUM names";
+  if (inside_) return why + ", within NCCL_IB_ADDR_RANGE";
+  if (!which_.network.empty()) return why + ": none is within NCCL_IB_ADDR_RANGE";
+  if (which_.family != 0 || which_.version != 0) return why;
+  return why + (version_of(kind) == 2 ? kLacks[kind] : ": no v2 is there");
+}
+
+std::vector<VerbsPort> EthernetAddresses::found() const {
   std::vector<VerbsPort> found;
-  for (const auto& [value, one] : {best_[ipv4], best_[!ipv4]}) {
-    if (value > 0 && (value >= kLeastV2 || best_[ipv4].first < kLeastV2)) found.push_back(one);
+  for (const VerbsPort& one : of_kind_) {
+    if (!one.device.empty()) found.push_back(one);
   }
   return found;
 }

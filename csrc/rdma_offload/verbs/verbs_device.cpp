@@ -60,7 +60,7 @@ std::vector<VerbsPort> of_ethernet(const VerbsLibrary& verbs, ibv::Context* cont
     const std::string type = kind_of(verbs, context, port.device, port.port, index);
     if (!type.empty()) found.add(index, gid, type);
   }
-  return found.best();
+  return found.found();
 }
 
 // As VerbsDevice::addresses, but what is at `wanted` now.
@@ -74,9 +74,7 @@ std::vector<VerbsPort> addresses_of(const VerbsLibrary& verbs, ibv::Context* con
   if (ethernet && wanted < 0) {
     auto all_of_them = of_ethernet(verbs, context, found, attributes.gid_count, which);
     if (!all_of_them.empty()) return all_of_them;
-    found.why = which.family == 0 ? "it has no GID: give its network interface an address"
-                                  : "it has no GID of IPv" + std::to_string(which.family) +
-                                        ", which NCCL_IB_ADDR_FAMILY names";
+    found.why = which.lacking();
     return {found};
   }
   ibv::Gid gid;
@@ -84,10 +82,11 @@ std::vector<VerbsPort> addresses_of(const VerbsLibrary& verbs, ibv::Context* con
   const int index = std::max(wanted, 0);
   if (wanted < 0 && attributes.gid_count > kRouted &&
       verbs.query_gid(context, number, kRouted, &gid) == 0 && router_of(gid.raw) != 0) {
-    return {addressed(found, kRouted, gid, "InfiniBand, and routers between subnets can read it")};
+    return {addressed(found, kRouted, gid, "", "InfiniBand, and routers between subnets can read it")};
   }
   if (verbs.query_gid(context, number, index, &gid) == 0 && !is_zero(gid)) {
-    return {addressed(found, index, gid,
+    const std::string type = ethernet ? kind_of(verbs, context, device, port, index) : "";
+    return {addressed(found, index, gid, type,
                       wanted >= 0 ? "it was asked for" : "InfiniBand has its address there")};
   }
   found.why = "GID " + std::to_string(index) + " is empty";
@@ -170,14 +169,16 @@ std::vector<VerbsPort> VerbsDevice::addresses(int port, int index,
     if (found.gid_index >= 0) named_[{port, index}] = there;
     return all_of_them;
   }
+  const auto& had = first->second;
   if (first->second == there) return all_of_them;
   for (int at = 0; at < now.gid_count; ++at) {
     ibv::Gid gid;
-    if (verbs.query_gid(context, port, at, &gid) != 0 || bytes_of(gid) != first->second.first ||
-        kind(at) != first->second.second) {
+    if (verbs.query_gid(context, port, at, &gid) != 0 || bytes_of(gid) != had.first ||
+        kind(at) != had.second) {
       continue;
     }
-    return {addressed(found, at, gid, "it was asked for at " + std::to_string(index) + ", and has moved")};
+    return {addressed(found, at, gid, had.second,
+                      "it was asked for at " + std::to_string(index) + ", and has moved")};
   }
   if (found.gid_index >= 0) first->second = there;  // the port has been given another address
   return all_of_them;

@@ -31,8 +31,7 @@ class VerbsDevice : public std::enable_shared_from_this<VerbsDevice> {
   ibv::PortAttributes attributes(int port) const;
 
   // A port's addresses by which another one may find it, as they are now, the best one first: on
-  // Ethernet the best one of IPv4 and the best one of IPv6, both for the same version of RoCE; only
-  // those of `which`, or the one at an `index` that is not negative. Never
+  // Ethernet one of each kind, of `which` alone, or the one at an `index` that is not negative. Never
   // none: a port without any has one whose index is -1. A kernel may put an address that was gone for
   // a while (the link was down) at another index: the one that `index` first had is looked for there.
   std::vector<VerbsPort> addresses(int port, int index, const VerbsChoice& which);

@@ -78,12 +78,13 @@ class Engine:
         """
 
     def open_verbs(
-        self, rank: int, device: str, port: int, gid: int, family: int, network: bytes, bits: int,
+        self, rank: int, device: str, port: int, gid: int,
+        family: int, version: int, network: bytes, bits: int,
         traffic_class: int, level: int, partition: int, timeout: int, retries: int, /,
     ) -> VerbsPath:  # fmt: skip
         """A queue pair of a `port` of a `device`; `gid`: an index, -1 for the best one.
 
-        `family`, `network` and `bits`: the words of addresses.Choice. The others: the fields of
+        `family` to `bits`: the words of addresses.Choice. The others: the fields of
         rails.Service. Raises ValueError for a network of another size, RuntimeError
         where there is no such port, or it has no address, or no such partition.
         """
@@ -137,7 +138,7 @@ def verbs_missing() -> str:
     """Why there is no RDMA here, or an empty string."""
 
 def verbs_ports(
-    family: int, network: bytes, bits: int, /
+    family: int, version: int, network: bytes, bits: int, /
 ) -> list[tuple[str, int, bool, str, int, bytes, str]]:
     """All RDMA ports of this machine: the fields of bindings.Port.
 

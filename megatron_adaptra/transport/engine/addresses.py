@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network
 
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.transport.engine.nccl_numbers import number
 
 FAMILY, RANGE = "NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE"
+VERSION = "NCCL_IB_ROCE_VERSION_NUM"
 _FAMILIES = {"": 0, "AF_INET": 4, "AF_INET6": 6}
 _MAPPED = int(IPv6Address("::ffff:0:0"))  # what a GID has before an address of IPv4
 
@@ -21,10 +23,12 @@ class Choice:
     Args:
         family: 4 or 6 of IP; 0 for either, as the other end has it.
         network: addresses of it alone, if the port has some; None: of any.
+        version: 1 or 2 of RoCE; 0 for either, as the other end has it.
     """
 
     family: int = 0
     network: IPv4Network | IPv6Network | None = None
+    version: int = 0
 
     def has(self, gid: bytes) -> bool:
         """Whether `gid`, of 16 bytes, is of the network; one of IPv4 is of none of IPv6."""
@@ -36,14 +40,14 @@ class Choice:
         return address.ipv4_mapped is None and address in self.network
 
     @property
-    def words(self) -> tuple[int, bytes, int]:
-        """For the engine: the family; how a GID of the network begins, and in how many bits."""
+    def words(self) -> tuple[int, int, bytes, int]:
+        """For the engine: family and version; how a GID of the network begins, in how many bits."""
         if self.network is None:
-            return self.family, b"", 0
+            return self.family, self.version, b"", 0
         first, bits = int(self.network.network_address), self.network.prefixlen
         if isinstance(self.network, IPv4Network):
             first, bits = _MAPPED + first, 96 + bits
-        return self.family, first.to_bytes(16, "big"), bits
+        return self.family, self.version, first.to_bytes(16, "big"), bits
 
 
 ANY = Choice()
@@ -52,15 +56,17 @@ ANY = Choice()
 def choice(environ: Mapping[str, str]) -> Choice:
     """What the variables of `environ` ask for. A network that cannot be read is left out.
 
-    Raises BadInput for what is no name of a family. NCCL takes IPv4 where none is named. So does
-    the engine, unless one of two ports has none; what NCCL takes for AF_INET is refused.
+    Raises BadInput for what is no name of a family, or no version of RoCE. NCCL takes IPv4 and
+    version 2 where none is named. So does the engine, unless one of two ports has none; what else
+    NCCL takes for AF_INET is refused.
     """
     name = environ.get(FAMILY, "").strip()
     if name not in _FAMILIES:
         raise BadInput(FAMILY, name, "it has to be AF_INET (IPv4) or AF_INET6 (IPv6)")
+    version = number(environ, VERSION, 1, 2, 0)
     with suppress(BadInput):
-        return Choice(_FAMILIES[name], _network(environ))
-    return Choice(_FAMILIES[name])
+        return Choice(_FAMILIES[name], _network(environ), version)
+    return Choice(_FAMILIES[name], None, version)
 
 
 def left_out(environ: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ORDER_SHM, ORDER_VERBS, ORDER_TCP = 0, 1, 3
 TRIAL = 100  # added to the order of a path that came back: the engine puts it on trial
 _RAIL, _OUTCOME = struct.Struct("<I"), struct.Struct("<B63s")  # which one; refused, why
-_CARD = 60  # bytes
+_CARD = 124  # bytes
 
 
 @dataclass(frozen=True)

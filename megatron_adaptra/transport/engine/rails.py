@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,22 +9,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megatron_adaptra.device.pci import SYSFS, nearest
-from megatron_adaptra.errors import BadInput
 from megatron_adaptra.log import GOES_ON, log_line
 from megatron_adaptra.transport.engine.addresses import (
     ANY,
     FAMILY,
     RANGE,
+    VERSION,
     Choice,
     choice,
     left_out,
 )
 from megatron_adaptra.transport.engine.bindings import Port, ports
+from megatron_adaptra.transport.engine.nccl_numbers import number, value
 
 # Of NCCL, that are read here; NCCL_IB_DISABLE is another one.
 VARIABLES = (
-    "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", FAMILY, RANGE, "NCCL_IB_TC", "NCCL_IB_SL", "NCCL_IB_PKEY",
-    "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT",
+    "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", FAMILY, RANGE, VERSION, "NCCL_IB_TC", "NCCL_IB_SL",
+    "NCCL_IB_PKEY", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT",
 )  # fmt: skip
 
 
@@ -115,9 +115,9 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
 
     def place(port: Port) -> int | None:
         for n, name in enumerate(names):
-            device, _, number = name.partition(":")
+            device, _, of_port = name.partition(":")
             same = port.device == device if exact else port.device.startswith(device)
-            if same and number in ("", str(port.port)):
+            if same and of_port in ("", str(port.port)):
                 return n
         return None
 
@@ -135,38 +135,20 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
 def fabric(environ: Mapping[str, str]) -> Settings:
     """Which addresses are taken, and how packets are carried, by `environ`.
 
-    Numbers are read as NCCL does: 0x60 and 0140 are 96, too. Raises BadInput for what is none, or
-    what verbs have no room for, and for what is no name of a family of addresses.
+    Raises BadInput for what is no number, or what verbs have no room for, and for what is no name
+    of a family of addresses.
     """
     which, usual = choice(environ), Service()
     service = Service(
-        traffic_class=_number(environ, "NCCL_IB_TC", 0, 255, usual.traffic_class),
-        level=_number(environ, "NCCL_IB_SL", 0, 15, usual.level),
-        partition=_number(environ, "NCCL_IB_PKEY", 0, 65535, usual.partition),
-        timeout=_number(environ, "NCCL_IB_TIMEOUT", 0, 31, usual.timeout),
-        retries=_number(environ, "NCCL_IB_RETRY_CNT", 0, 7, usual.retries),
+        traffic_class=number(environ, "NCCL_IB_TC", 0, 255, usual.traffic_class),
+        level=number(environ, "NCCL_IB_SL", 0, 15, usual.level),
+        partition=number(environ, "NCCL_IB_PKEY", 0, 65535, usual.partition),
+        timeout=number(environ, "NCCL_IB_TIMEOUT", 0, 31, usual.timeout),
+        retries=number(environ, "NCCL_IB_RETRY_CNT", 0, 7, usual.retries),
     )
-    return Settings(_number(environ, "NCCL_IB_GID_INDEX", -1, 255, -1), which, service)
+    return Settings(number(environ, "NCCL_IB_GID_INDEX", -1, 255, -1), which, service)
 
 
 def disabled(environ: Mapping[str, str]) -> bool:
     """Whether NCCL_IB_DISABLE of `environ` is another number than 0: messages do without RDMA."""
-    return bool(_value(environ.get("NCCL_IB_DISABLE", "").strip()))
-
-
-def _value(text: str) -> int | None:
-    """Of a whole number; None for what is none."""
-    octal = text.startswith("0") and text.isdecimal()
-    with contextlib.suppress(ValueError):
-        return int(text, 8 if octal else 0)
-    return None
-
-
-def _number(environ: Mapping[str, str], name: str, least: int, most: int, usual: int) -> int:
-    text = environ.get(name, "").strip()
-    if not text:
-        return usual
-    value = _value(text)
-    if value is not None and least <= value <= most:
-        return value
-    raise BadInput(name, text, f"it has to be a whole number from {least} to {most}")
+    return bool(value(environ.get("NCCL_IB_DISABLE", "").strip()))
