@@ -45,22 +45,24 @@ bool share(const Offer& mine, const Offer& theirs, int (*what)(int)) {
   return false;
 }
 
-[[noreturn]] void refuse(const Offer& mine, const Offer& theirs, const std::string& at) {
+// Why these have nothing in common.
+std::string apart(const Offer& mine, const Offer& theirs, const std::string& at) {
   const int here = best_of(mine), there = best_of(theirs);
-  if (there == kKinds) throw std::runtime_error("the other side has no address");
+  if (there == kKinds) return "the other side has no address";
   auto words = [&](const std::string& what, auto one, const std::string& variables) {
-    throw std::runtime_error("no address of one " + what + ": " + one(here) + " here, " + one(there) +
-                             " there (" + text_of(mine[here]) + " at " + at + ", and " +
-                             text_of(theirs[there]) + "); one " + what +
-                             " for both is needed, see " + variables);
+    return "no address of one " + what + ": " + one(here) + " here, " + one(there) + " there (" +
+           text_of(mine[here]) + " at " + at + ", and " + text_of(theirs[there]) + "); one " + what +
+           " for both is needed, see " + variables;
   };
   auto version = [](int kind) { return "v" + std::to_string(version_of(kind)); };
   auto family = [](int kind) { return "IPv" + std::to_string(family_of(kind)); };
-  if (!share(mine, theirs, version_of)) words("version of RoCE", version, "NCCL_IB_ROCE_VERSION_NUM");
-  if (!share(mine, theirs, family_of)) words("family", family, "NCCL_IB_ADDR_FAMILY");
-  words("family and version of RoCE",
-        [&](int kind) { return family(kind) + " " + version(kind); },
-        "NCCL_IB_ADDR_FAMILY and NCCL_IB_ROCE_VERSION_NUM");
+  if (!share(mine, theirs, version_of)) {
+    return words("version of RoCE", version, "NCCL_IB_ROCE_VERSION_NUM");
+  }
+  if (!share(mine, theirs, family_of)) return words("family", family, "NCCL_IB_ADDR_FAMILY");
+  return words("family and version of RoCE",
+               [&](int kind) { return family(kind) + " " + version(kind); },
+               "NCCL_IB_ADDR_FAMILY and NCCL_IB_ROCE_VERSION_NUM");
 }
 
 }  // namespace
@@ -101,7 +103,7 @@ std::pair<int, int> agreed(const Offer& mine, const Offer& theirs, const std::st
       if (mine[one] != nullptr && theirs[other] != nullptr) return {one, other};
     }
   }
-  refuse(mine, theirs, at);
+  throw std::runtime_error(apart(mine, theirs, at));
 }
 
 bool VerbsChoice::has(const ibv::Gid& gid) const {
