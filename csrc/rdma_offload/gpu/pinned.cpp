@@ -57,11 +57,17 @@ void Pinned::prepare(uint64_t bytes, size_t count) {
 }
 
 std::string Pinned::reserve(uint64_t bytes, size_t count) {
+  bytes = whole_pages(bytes);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);  // messages are of one size
+    const uint64_t lent = bytes_.used / bytes, loose = loose_.size();
+    count -= std::min<uint64_t>(count, lent - std::min(lent, loose));
+  }
   std::vector<std::shared_ptr<uint8_t>> blocks;
   try {
     while (blocks.size() < count) {
       auto idle = take_idle(bytes);
-      blocks.push_back(idle ? std::move(idle) : lend_new(pin_twice(whole_pages(bytes))));
+      blocks.push_back(idle ? std::move(idle) : lend_new(pin_twice(bytes)));
     }
   } catch (const CudaError& error) {
     return error.what();

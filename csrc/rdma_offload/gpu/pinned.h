@@ -37,8 +37,8 @@ class Pinned : public std::enable_shared_from_this<Pinned> {
   // Have `count` blocks of `bytes` idle, so that the first messages need not wait for them.
   void prepare(uint64_t bytes, size_t count);
 
-  // The same of pinned ones alone: why the driver pins no more of them, or an empty string. It is
-  // asked also after a refusal; as `take`.
+  // The same of pinned ones alone, of which those in use count, too: why the driver pins no more of
+  // them, or an empty string. It is asked also after a refusal; as `take`.
   std::string reserve(uint64_t bytes, size_t count);
 
   // Give back what nobody has used since the last call, or all that is idle; as `take`. What an
