@@ -62,7 +62,7 @@ int Engine::add_shm(int rank, ShmEnds ends, bool first) {
 }
 
 std::shared_ptr<VerbsPath> Engine::open_verbs(int rank, const std::string& device, int port,
-                                              int gid, int family, VerbsService service) {
+                                              int gid, const VerbsChoice& which, VerbsService service) {
   std::shared_ptr<VerbsDevice> opened;
   {
     std::lock_guard<std::mutex> lock(opening_);
@@ -70,7 +70,7 @@ std::shared_ptr<VerbsPath> Engine::open_verbs(int rank, const std::string& devic
     if (!known || known->dead()) known = VerbsDevice::open(device, arena_, loop_);
     opened = known;
   }
-  return std::make_shared<VerbsPath>(opened, port, gid, family, service, limits_.piece, loop_,
+  return std::make_shared<VerbsPath>(opened, port, gid, which, service, limits_.piece, loop_,
                                      peer(rank));
 }
 

@@ -51,7 +51,7 @@ class Engine {
 
   // A path over RDMA, in two steps: one that is not connected, and, once it is, its start.
   std::shared_ptr<VerbsPath> open_verbs(int rank, const std::string& device, int port, int gid,
-                                        int family, VerbsService service);
+                                        const VerbsChoice& which, VerbsService service);
   int add_verbs(int rank, const std::shared_ptr<VerbsPath>& path, Owned socket, int order);
 
   // All that is under way with a peer fails, because of `why`.

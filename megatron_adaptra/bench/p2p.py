@@ -37,7 +37,7 @@ def rows(options: Options, rank: int) -> list[dict[str, Any]]:
     # Hosts of a laboratory share no memory, and RDMA would go around its links.
     near = not options.link and clock.machines[0] == clock.machines[1]
     engines = [EnginePath(kind, rank, peer) for kind in (["shm"] if near else []) + ["tcp"]]
-    ports = [] if options.link else rails()
+    ports = [] if options.link else rails(speaks=rank == 0)
     if clock.latest(float(not ports)) == 0:  # both have some
         engines.append(EnginePath("verbs", rank, peer, ports))
     paths: list[BenchPath] = [GlooPath(peer), *engines]

@@ -72,6 +72,10 @@ class Pinned(Protocol):
         """Have `device` pin `count` blocks of `nbytes`, unless they are there."""
         ...
 
+    def reserve(self, nbytes: int, count: int) -> str:
+        """Have `count` pinned blocks of `nbytes` when it returns; why there are not, or empty."""
+        ...
+
     def trim(self, device: Device, all: bool) -> None:
         """Have `device` give back `all` that is idle, or what was idle since the last call."""
         ...

@@ -26,6 +26,7 @@ class Staging:
         self.device = device
         self.pinned = gpu_bindings.new_pinned(device.handle, engine, limit)
         self._logged: set[str] = set()
+        self.reserved = -1  # until the beginning of this iteration it is kept
 
     def memory(self) -> Memory:
         """What it takes."""
@@ -46,6 +47,18 @@ class Staging:
         Pinning takes milliseconds, in which a driver may hold up launches as well.
         """
         self.pinned.prepare(self.device.handle, nbytes, count)
+
+    def reserve(self, nbytes: int, count: int, until: int) -> str:
+        """Have `count` blocks of `nbytes` pinned when it returns, for the iteration `until`.
+
+        Nothing is to be trimmed before that one has begun. Waits for the driver, on any thread.
+        Returns why the driver pins no more, or an empty string.
+        """
+        self.reserved = until
+        why = self.pinned.reserve(nbytes, count)
+        if why:
+            self.reserved = -1
+        return why
 
     def trim(self, all: bool = False) -> None:
         """At an iteration's end: give back what it has not used; `all` that is idle.

@@ -10,6 +10,7 @@ from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
 from megatron_adaptra.errors import BadInput, line_of
 from megatron_adaptra.package import how_to_build
 from megatron_adaptra.transport.engine import bindings
+from megatron_adaptra.transport.engine.addresses import ANY, FAMILY, RANGE, VERSION, left_out
 from megatron_adaptra.transport.engine.bindings import Port
 from megatron_adaptra.transport.engine.dial import open_rail
 from megatron_adaptra.transport.engine.rails import VARIABLES, Rail, chosen, disabled, fabric
@@ -40,8 +41,8 @@ def _ports() -> list[Port]:
     An index that is named counts, of whatever family its address is.
     """
     try:
-        gid, family, _ = fabric(os.environ)
-        return bindings.ports(0 if gid >= 0 else family)
+        gid, which, _ = fabric(os.environ)
+        return bindings.ports(ANY if gid >= 0 else which)
     except BadInput:  # `rdma` says so
         return bindings.ports()
 
@@ -121,6 +122,8 @@ def _chosen(ports: Sequence[Port]) -> Generator[Finding, None, list[Rail]]:
         yield warn(what, f"no port is used{by}: messages go over TCP", "see the ports below")
     else:
         yield warn(what, "the engine sees no port: messages go over TCP", "ibv_devinfo says more")
+    if why := left_out(os.environ):
+        yield warn(RANGE, f"{why}; messages do without it", f"unset {RANGE}")
     return rails
 
 
@@ -147,11 +150,20 @@ def _port(device: str, folder: Path, port: Port | None, used: Sequence[Rail]) ->
         return warn(what, says, remedy)
     if port is not None and port.gid_index < 0:
         remedy = "give its interface an address: ip address add ... dev ..."
-        if any(rail.family for rail in used):
-            remedy += ", or unset NCCL_IB_ADDR_FAMILY"
+        if any(rail.choice.family for rail in used):
+            remedy += f", or unset {FAMILY}"
+        if any(rail.choice.version for rail in used):
+            remedy += f", or unset {VERSION}"
         return warn(what, says, remedy)
+    if port is not None and any(_outside(port, rail) for rail in used):
+        return warn(what, says, f"export {RANGE}= to the range of its address, or unset it")
     if wrong:
         counted = ", ".join(f"{name} {count}" for name, count in wrong.items())
         remedy = "look at the cable and the switch port; these count since the driver started"
         return warn(what, f"{says}; {counted}", remedy)
     return ok(what, says if used or port is None else f"{says}; not used")
+
+
+def _outside(port: Port, rail: Rail) -> bool:
+    """Whether the `rail` of the `port` has a range that none of the port's addresses is of."""
+    return port.link == "Ethernet" and rail.gid < 0 and not rail.choice.has(port.gid)

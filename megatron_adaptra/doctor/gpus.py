@@ -9,6 +9,7 @@ from pathlib import Path
 from megatron_adaptra.device import gpu_bindings
 from megatron_adaptra.device.pci import Distance, cores_near, nic_of
 from megatron_adaptra.doctor.finding import Finding, fail, ok, warn
+from megatron_adaptra.doctor.staging import staging
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _NEAR = {
@@ -29,11 +30,13 @@ def gpus(root: Path = Path("/")) -> Iterator[Finding]:
             yield fail("GPUs", says, "nvidia-smi says whether the driver works")
         else:
             yield ok("GPUs", "none: everything runs on CPUs and gloo")
+        yield from staging()
         return
     yield ok("GPUs", "the driver works")
     for folder in sorted((root / "proc" / _BY_ADDRESS).glob("*")):
         yield _neighbours(folder.name, root / "sys")
     yield _queues()
+    yield from staging()
 
 
 def _neighbours(pci: str, sysfs: Path) -> Finding:

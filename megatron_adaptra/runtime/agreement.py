@@ -163,6 +163,12 @@ class Ballot:
             self._open = proposal
             return True
 
+    def refuses(self, swap: int) -> bool:
+        """Whether the proposal for the iteration `swap` is open still, and decided against."""
+        with self._changed:
+            proposal = self._open
+            return proposal is not None and proposal.swap == swap and proposal.committed is False
+
     def decide(self, number: int, commit: bool) -> None:
         """Commit proposal `number` if `commit`, else abort it; nothing if it is not open."""
         with self._changed:

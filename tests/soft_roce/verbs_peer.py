@@ -28,7 +28,7 @@ from pyverbs.wr import SGE, RecvWR, SendWR
 
 HELLO = struct.Struct("<8sHBBIIQQ16s32s")
 ANSWER = struct.Struct("<B63s32s32s")
-CARD = struct.Struct("<16sQIIIIHBB16s")
+CARD = struct.Struct("<16s80sQIIIIHBB")
 OUTCOME = struct.Struct("<B63s")
 FRAME = struct.Struct("<HBBIQQQQQQQ")
 MAGIC, VERSION, KIND = 0xADA1, 1, 4
@@ -126,7 +126,8 @@ class Stranger:
         gid = bytes.fromhex(self.context.query_gid(1, 1).gid.replace(":", ""))
         self.mtu = self.context.query_port(1).active_mtu
         return CARD.pack(
-            gid,
+            gid,  # of IPv4, for version 2 of RoCE
+            bytes(80),
             self.slots.buf,
             self.slots.rkey,
             self.qp.qp_num,
@@ -135,11 +136,10 @@ class Stranger:
             0,
             self.mtu,
             0,
-            bytes(16),
         )
 
     def _connect(self, card: tuple[Any, ...]) -> None:
-        gid, self.there, self.key, number, psn, self.granted, _, mtu, _, _ = card
+        gid, _, self.there, self.key, number, psn, self.granted, _, mtu, _ = card
         self.their_slots = self.granted
         text = ":".join(gid[n : n + 2].hex() for n in range(0, 16, 2))
         route = GlobalRoute(dgid=GID(text), sgid_index=1, hop_limit=64)

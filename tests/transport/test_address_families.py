@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import tempfile
 from functools import partial
-from ipaddress import IPv6Address
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 from fakes.controlled_cuda.gpu import until
-from fakes.controlled_verbs.pair import RECEIVES, Pair, changed
+from fakes.controlled_verbs.pair import Environ, Gids, Pair, indices, put, refusals
 from fakes.controlled_verbs.verbs import DEVICES, Fabric, run
 from patience import PATIENCE
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.engine import events
+from megatron_adaptra.transport.engine.addresses import Choice
 from megatron_adaptra.transport.engine.bindings import ports
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
 from megatron_adaptra.transport.engine.rails import Rail, disabled, fabric
@@ -23,8 +23,6 @@ from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
 
 NAME = "NCCL_IB_ADDR_FAMILY"
 V4, V6 = {NAME: "AF_INET"}, {NAME: "AF_INET6"}
-# What ports have: addresses with the version of RoCE that they are for, by index. The last byte is
-# put for {}.
 LOCAL = {0: ("fe80::{}", 1), 1: ("fe80::{}", 2)}
 OLD4, NEW4 = {2: ("::ffff:10.0.0.{}", 1)}, {3: ("::ffff:10.0.0.{}", 2)}
 OLD6, NEW6 = {4: ("2001:db8::{}", 1)}, {5: ("2001:db8::{}", 2)}
@@ -32,7 +30,7 @@ BOTH = LOCAL | OLD4 | NEW4 | OLD6 | NEW6
 
 
 def test_names_are_those_of_nccl() -> None:
-    assert [fabric(environ).family for environ in ({}, {NAME: ""}, V4, V6)] == [0, 0, 4, 6]
+    assert [fabric(environ).choice.family for environ in ({}, {NAME: ""}, V4, V6)] == [0, 0, 4, 6]
     for text in ("AF_INET4", "6", "af_inet"):
         with pytest.raises(BadInput) as refused:
             fabric({NAME: text})
@@ -46,24 +44,6 @@ def test_rdma_is_off_where_nccl_has_it_off() -> None:
     for text, expected in values.items():
         assert disabled({"NCCL_IB_DISABLE": text}) is expected, text
     assert not disabled({})
-
-
-def put(fabric: Fabric, *of_ports: dict[int, tuple[str, int]]) -> None:
-    for device, gids in enumerate(of_ports):
-        fabric.port(device)
-        for index, (address, version) in gids.items():
-            fabric.gid(device, index, address.format(device + 1), version)
-
-
-def indices(fabric: Fabric, gids: tuple[dict, dict], environs: tuple[dict, dict]) -> list[int]:
-    """Of the two addresses that a connection is between; each end names the other end's own."""
-    put(fabric, *gids)
-    changes = changed(fabric, *environs)
-    ends = [change for change in changes if change.state == RECEIVES]
-    for n, end in enumerate(ends):
-        address, _ = gids[1 - n][ends[1 - n].gid_index]
-        assert end.gid == IPv6Address(address.format(2 - n)).packed
-    return [end.gid_index for end in ends]
 
 
 @pytest.mark.parametrize(
@@ -84,25 +64,16 @@ def indices(fabric: Fabric, gids: tuple[dict, dict], environs: tuple[dict, dict]
         ((BOTH, BOTH), ({"NCCL_IB_GID_INDEX": "3"} | V6, {}), [3, 3]),
         # A link-local address is one of IPv6.
         ((LOCAL | NEW4, LOCAL), ({}, {}), [1, 1]),
-        # What is for version 1 alone counts only where the port has nothing for version 2.
+        # Version 2 comes first, whatever the family.
         ((LOCAL | OLD4 | NEW6, BOTH), ({}, {}), [5, 5]),
         ((OLD4 | OLD6, OLD4 | OLD6), ({}, {}), [2, 2]),
         ((OLD4 | OLD6, OLD6), ({}, {}), [4, 4]),
     ],
 )
 def test_both_ends_find_addresses_of_one_family(
-    gids: tuple[dict, dict], environs: tuple[dict, dict], expected: list[int]
+    gids: tuple[Gids, Gids], environs: tuple[Environ, Environ], expected: list[int]
 ) -> None:
     assert run(indices, gids, environs) == expected
-
-
-def refusals(fabric: Fabric, gids: tuple[dict, dict], environs: tuple[dict, dict]) -> list[str]:
-    put(fabric, *gids)
-    pair = Pair(*environs)
-    words = pair.refused()
-    assert all(change.state < RECEIVES for change in fabric.changes())
-    pair.close()
-    return words
 
 
 @pytest.mark.parametrize(
@@ -114,7 +85,7 @@ def refusals(fabric: Fabric, gids: tuple[dict, dict], environs: tuple[dict, dict
     ],
 )
 def test_two_families_are_refused_with_both(
-    gids: tuple[dict, dict], environs: tuple[dict, dict]
+    gids: tuple[Gids, Gids], environs: tuple[Environ, Environ]
 ) -> None:
     end = f"one family for both is needed, see {NAME}"
     assert run(refusals, gids, environs) == [
@@ -131,7 +102,7 @@ def alone(fabric: Fabric) -> tuple[str, list[tuple[int, str]]]:
     with pytest.raises(RuntimeError) as refused:
         pair.opened(1)
     pair.close()
-    shown = [port for of in (0, 4, 6) for port in ports(of)]
+    shown = [port for of in (0, 4, 6) for port in ports(Choice(of))]
     return str(refused.value), [(port.gid_index, port.why) for port in shown]
 
 
@@ -156,7 +127,7 @@ def of_two_ranks(fabric: Fabric, families: tuple[int, int]) -> tuple[list[str], 
         rendezvous = FolderRendezvous(Path(folder))
         ends = [
             Endpoint(rank, "127.0.0.1", str(rank), rendezvous, PATIENCE,
-                     ports=[Rail(DEVICES[rank], 1, family=families[rank])])
+                     ports=[Rail(DEVICES[rank], 1, choice=Choice(families[rank]))])
             for rank in (0, 1)
         ]  # fmt: skip
         ends[1].connect([0])

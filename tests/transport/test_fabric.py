@@ -28,6 +28,7 @@ from patience import PATIENCE
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.transport.engine import bindings, events
+from megatron_adaptra.transport.engine.addresses import ANY
 from megatron_adaptra.transport.engine.endpoint import CONNECTIONS, Endpoint
 from megatron_adaptra.transport.engine.rails import Rail, Service, fabric
 from megatron_adaptra.transport.engine.rendezvous import FolderRendezvous
@@ -44,11 +45,11 @@ ENVIRON = {
 
 
 def test_numbers_are_read_as_nccl_reads_them() -> None:
-    assert fabric({}) == (-1, 0, Service(0, 0, 0, 16, 6))
-    assert fabric(ENVIRON) == (-1, 0, Service(106, 3, 2, 22, 7))
+    assert fabric({}) == (-1, ANY, Service(0, 0, 0, 16, 6))
+    assert fabric(ENVIRON) == (-1, ANY, Service(106, 3, 2, 22, 7))
     assert fabric(ENVIRON | {"NCCL_IB_TC": "0x60", "NCCL_IB_SL": "010"}).service.traffic_class == 96
     assert fabric({"NCCL_IB_SL": "010"}).service.level == 8
-    assert fabric({"NCCL_IB_TC": "", "NCCL_IB_GID_INDEX": " 3 "}) == (3, 0, Service())
+    assert fabric({"NCCL_IB_TC": "", "NCCL_IB_GID_INDEX": " 3 "}) == (3, ANY, Service())
     assert fabric({"NCCL_IB_GID_INDEX": "-1"}).gid == -1
     ends = {"TC": (0, 255), "SL": (0, 15), "PKEY": (0, 65535), "TIMEOUT": (0, 31)}
     for name, (least, most) in (ends | {"RETRY_CNT": (0, 7), "GID_INDEX": (-1, 255)}).items():

@@ -96,6 +96,7 @@ void bind_device(py::module_& m) {
              device.slowly([pinned, bytes, count] { pinned->prepare(bytes, count); });
            },
            NoGil())
+      .def("reserve", &Pinned::reserve, NoGil())
       // Not on the device's thread: it may take long.
       .def("trim",
            [](const std::shared_ptr<Pinned>& pinned, Device& device, bool all) {

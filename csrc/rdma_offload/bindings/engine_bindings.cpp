@@ -13,6 +13,14 @@ struct Block {  // memory of the engine, which sends it without a copy
   uint64_t bytes;
 };
 
+VerbsChoice choice(int family, int version, std::string network, int bits) {
+  if ((!network.empty() && network.size() != sizeof(ibv::Gid)) || bits < 0 || bits > 128) {
+    throw std::invalid_argument("a network of " + std::to_string(network.size()) + " bytes and " +
+                                std::to_string(bits) + " bits");
+  }
+  return {family, version, std::move(network), bits};
+}
+
 }  // namespace
 
 void bind_engine(py::module_& m) {
@@ -73,13 +81,14 @@ void bind_engine(py::module_& m) {
            },
            NoGil())
       .def("open_verbs",
-           [](Engine& engine, int rank, const std::string& device, int port, int gid,
-              int family, uint8_t traffic_class, uint8_t level, uint16_t partition, uint8_t timeout,
+           [](Engine& engine, int rank, const std::string& device, int port, int gid, int family,
+              int version, const py::bytes& network, int bits, uint8_t traffic_class, uint8_t level, uint16_t partition, uint8_t timeout,
               uint8_t retries) {
-             return engine.open_verbs(rank, device, port, gid, family,
+             const VerbsChoice which = choice(family, version, network, bits);
+             py::gil_scoped_release release;
+             return engine.open_verbs(rank, device, port, gid, which,
                                       {traffic_class, level, partition, timeout, retries});
-           },
-           NoGil())
+           })
       .def("add_verbs",
            [](Engine& engine, int rank, const std::shared_ptr<VerbsPath>& path, int socket,
               int order) { return engine.add_verbs(rank, path, Owned(socket), order); },
@@ -117,9 +126,9 @@ void bind_engine(py::module_& m) {
       .def("close", &Engine::close, NoGil());
   m.def("new_ring", &ShmPath::new_ring);
   m.def("verbs_missing", &verbs_missing);
-  m.def("verbs_ports", [](int family) {
+  m.def("verbs_ports", [](int family, int version, const py::bytes& network, int bits) {
     py::list ports;
-    for (auto& p : verbs_ports(family)) {
+    for (auto& p : verbs_ports(choice(family, version, network, bits))) {
       ports.append(py::make_tuple(p.device, p.port, p.active, p.link, p.gid_index, py::bytes(p.gid), p.why));
     }
     return ports;

@@ -45,12 +45,7 @@ std::shared_ptr<uint8_t> Pinned::take(uint64_t bytes) {
   if (auto idle = take_idle(bytes)) return idle;
   bytes = whole_pages(bytes);
   if (this->bytes().held + bytes > limit_) trim(true);
-  Block block = pin_or_not(bytes);
-  std::lock_guard<std::mutex> lock(mutex_);
-  bytes_.held += block.bytes;
-  bytes_.peak = std::max(bytes_.peak, bytes_.held);
-  if (bytes_.held > limit_) bytes_.over = std::max(bytes_.over, bytes_.held - limit_);
-  return lend(std::move(block));
+  return lend_new(pin_or_not(bytes));
 }
 
 void Pinned::prepare(uint64_t bytes, size_t count) {
@@ -59,6 +54,33 @@ void Pinned::prepare(uint64_t bytes, size_t count) {
     blocks.push_back(take(bytes));
     if (!pinned(blocks.back().get())) return;
   }
+}
+
+std::string Pinned::reserve(uint64_t bytes, size_t count) {
+  bytes = whole_pages(bytes);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);  // messages are of one size
+    const uint64_t lent = bytes_.used / bytes, loose = loose_.size();
+    count -= std::min<uint64_t>(count, lent - std::min(lent, loose));
+  }
+  std::vector<std::shared_ptr<uint8_t>> blocks;
+  try {
+    while (blocks.size() < count) {
+      auto idle = take_idle(bytes);
+      blocks.push_back(idle ? std::move(idle) : lend_new(pin_twice(bytes)));
+    }
+  } catch (const CudaError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::shared_ptr<uint8_t> Pinned::lend_new(Block block) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  bytes_.held += block.bytes;
+  bytes_.peak = std::max(bytes_.peak, bytes_.held);
+  if (bytes_.held > limit_) bytes_.over = std::max(bytes_.over, bytes_.held - limit_);
+  return lend(std::move(block));
 }
 
 std::shared_ptr<uint8_t> Pinned::lend(Block block) {
@@ -87,19 +109,29 @@ void Pinned::give_back(Block block) {
   });
 }
 
-// The first error may be one of a moment, or go with what is idle; the second one stays until `trim`.
-// A GPU that has failed as a whole fails its copies, too.
+// The first error may be one of a moment, or go with what is idle.
+Pinned::Block Pinned::pin_twice(uint64_t bytes) {
+  device_->enter();
+  try {
+    return pin(bytes, false);
+  } catch (const CudaError&) {
+    trim(true);
+  }
+  return pin(bytes, true);
+}
+
+// An error stays until `trim`. A GPU that has failed as a whole fails its copies, too.
 Pinned::Block Pinned::pin_or_not(uint64_t bytes) {
   device_->enter();
-  for (const bool last : {false, true}) {
-    if (std::lock_guard<std::mutex> lock(mutex_); refused_) break;
+  bool refused;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    refused = refused_;
+  }
+  if (!refused) {
     try {
-      return pin(bytes, last);
+      return pin_twice(bytes);
     } catch (const CudaError& error) {
-      if (!last) {
-        trim(true);
-        continue;
-      }
       std::lock_guard<std::mutex> lock(mutex_);
       refused_ = true;
       unpinned_ = error.what();

@@ -37,6 +37,10 @@ class Pinned : public std::enable_shared_from_this<Pinned> {
   // Have `count` blocks of `bytes` idle, so that the first messages need not wait for them.
   void prepare(uint64_t bytes, size_t count);
 
+  // The same of pinned ones alone, of which those in use count, too: why the driver pins no more of
+  // them, or an empty string. It is asked also after a refusal; as `take`.
+  std::string reserve(uint64_t bytes, size_t count);
+
   // Give back what nobody has used since the last call, or all that is idle; as `take`. What an
   // RDMA device knows stays the engine's until that closes.
   void trim(bool all);
@@ -68,11 +72,13 @@ class Pinned : public std::enable_shared_from_this<Pinned> {
   };
   // Without mutex_, not on the device's thread: the driver may wait for the GPU.
   Block pin(uint64_t bytes, bool last);  // throws where the driver pins none; `last`: any will do
+  Block pin_twice(uint64_t bytes);       // the same; idle memory makes room first
   Block pin_or_not(uint64_t bytes);
   void unpin(Block block);
   // On any thread, under locks of the engine, without mutex_.
   void give_back(Block block);
-  std::shared_ptr<uint8_t> lend(Block block);  // with mutex_ held
+  std::shared_ptr<uint8_t> lend(Block block);       // with mutex_ held
+  std::shared_ptr<uint8_t> lend_new(Block block);   // the first time
 
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<Arena> arena_;

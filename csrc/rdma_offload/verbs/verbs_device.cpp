@@ -48,73 +48,33 @@ std::string kind_of(const VerbsLibrary& verbs, ibv::Context* context, const std:
 
 bool is_zero(const ibv::Gid& gid) { return gid.halves[0] == 0 && gid.halves[1] == 0; }
 
-// How good an address of Ethernet is, what it is, and which better one the port lacks.
-struct Worth {
-  int value;
-  std::string kind, lacks;
-};
-
-// Version 2 of RoCE is routed, and an IPv4 address is one that an administrator has given to the
-// port.
-constexpr int kLeastV2 = 3;  // of the worths of version 2
-Worth worth(const std::string& type, const ibv::Gid& gid) {
-  const bool v2 = type.find("RoCE v2") != std::string::npos;
-  if (is_ipv4(gid.raw)) {
-    return v2 ? Worth{5, "RoCE v2, IPv4", ""} : Worth{2, "RoCE v1, IPv4", ": no v2 is there"};
-  }
-  const bool local = gid.raw[0] == 0xfe && gid.raw[1] == 0x80;
-  if (v2 && !local) return {4, "RoCE v2, IPv6", ": no IPv4 is there"};
-  if (v2) return {3, "RoCE v2, link-local", ": the port has no other address"};
-  return {1, "RoCE v1", ": no v2 is there"};
-}
-
-VerbsPort taken(VerbsPort port, int index, const ibv::Gid& gid, std::string why) {
-  port.gid_index = index;
-  port.gid = bytes_of(gid);
-  port.why = std::move(why);
-  return port;
-}
-
-// The best address of each family of Ethernet, for the newest version of RoCE that the port has.
 std::vector<VerbsPort> of_ethernet(const VerbsLibrary& verbs, ibv::Context* context,
-                                   const VerbsPort& port, int count, int family) {
-  static const std::string kNamed = ", of the family that NCCL_IB_ADDR_FAMILY names";
-  std::pair<int, VerbsPort> best[2];  // of IPv6, of IPv4
+                                   const VerbsPort& port, int count, const VerbsChoice& which) {
+  EthernetAddresses found(port, which);
   for (int index = 0; index < count; ++index) {
     ibv::Gid gid;
     if (verbs.query_gid(context, static_cast<uint8_t>(port.port), index, &gid) != 0 ||
         is_zero(gid)) {
       continue;
     }
-    const bool ipv4 = is_ipv4(gid.raw);
-    if (family != 0 && family != (ipv4 ? 4 : 6)) continue;
     const std::string type = kind_of(verbs, context, port.device, port.port, index);
-    if (type.empty()) continue;
-    const Worth one = worth(type, gid);
-    if (one.value <= best[ipv4].first) continue;
-    best[ipv4] = {one.value, taken(port, index, gid, one.kind + (family == 0 ? one.lacks : kNamed))};
+    if (!type.empty()) found.add(index, gid, type);
   }
-  if (best[1].first > best[0].first) std::swap(best[0], best[1]);
-  std::vector<VerbsPort> found;
-  for (auto& [value, one] : best) {
-    if (value > 0 && (value >= kLeastV2 || best[0].first < kLeastV2)) found.push_back(one);
-  }
-  return found;
+  return found.found();
 }
 
 // As VerbsDevice::addresses, but what is at `wanted` now.
 std::vector<VerbsPort> addresses_of(const VerbsLibrary& verbs, ibv::Context* context,
                                     const std::string& device, int port,
-                                    const ibv::PortAttributes& attributes, int wanted, int family) {
+                                    const ibv::PortAttributes& attributes, int wanted,
+                                    const VerbsChoice& which) {
   const bool ethernet = attributes.link_layer == ibv::kEthernet;
   VerbsPort found{device, port, attributes.state == ibv::kPortActive,
                   ethernet ? "Ethernet" : "InfiniBand", -1, {}, {}};
   if (ethernet && wanted < 0) {
-    auto all_of_them = of_ethernet(verbs, context, found, attributes.gid_count, family);
+    auto all_of_them = of_ethernet(verbs, context, found, attributes.gid_count, which);
     if (!all_of_them.empty()) return all_of_them;
-    found.why = family == 0 ? "it has no GID: give its network interface an address"
-                            : "it has no GID of IPv" + std::to_string(family) +
-                                  ", which NCCL_IB_ADDR_FAMILY names";
+    found.why = which.lacking();
     return {found};
   }
   ibv::Gid gid;
@@ -122,11 +82,12 @@ std::vector<VerbsPort> addresses_of(const VerbsLibrary& verbs, ibv::Context* con
   const int index = std::max(wanted, 0);
   if (wanted < 0 && attributes.gid_count > kRouted &&
       verbs.query_gid(context, number, kRouted, &gid) == 0 && router_of(gid.raw) != 0) {
-    return {taken(found, kRouted, gid, "InfiniBand, and routers between subnets can read it")};
+    return {addressed(found, kRouted, gid, "", "InfiniBand, and routers between subnets can read it")};
   }
   if (verbs.query_gid(context, number, index, &gid) == 0 && !is_zero(gid)) {
-    return {taken(found, index, gid,
-                  wanted >= 0 ? "it was asked for" : "InfiniBand has its address there")};
+    const std::string type = ethernet ? kind_of(verbs, context, device, port, index) : "";
+    return {addressed(found, index, gid, type,
+                      wanted >= 0 ? "it was asked for" : "InfiniBand has its address there")};
   }
   found.why = "GID " + std::to_string(index) + " is empty";
   return {found};
@@ -134,18 +95,7 @@ std::vector<VerbsPort> addresses_of(const VerbsLibrary& verbs, ibv::Context* con
 
 }  // namespace
 
-bool is_ipv4(const uint8_t* gid) {
-  static constexpr uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-  return std::memcmp(gid, kMapped, sizeof kMapped) == 0;
-}
-
-bool of_a_site(const uint8_t* gid) { return gid[0] == 0xfe && (gid[1] & 0xc0) == 0xc0; }
-
-uint16_t router_of(const uint8_t* gid) {
-  return of_a_site(gid) ? static_cast<uint16_t>(gid[4] << 8 | gid[5]) : uint16_t{0};
-}
-
-std::vector<VerbsPort> verbs_ports(int family) {
+std::vector<VerbsPort> verbs_ports(const VerbsChoice& which) {
   std::vector<VerbsPort> ports;
   const VerbsLibrary* verbs = verbs_library();
   if (verbs == nullptr) return ports;
@@ -155,7 +105,7 @@ std::vector<VerbsPort> verbs_ports(int family) {
     ibv::PortAttributes attributes{};
     for (int port = 1; verbs->query_port(context, port, &attributes) == 0; ++port) {
       ports.push_back(
-          addresses_of(*verbs, context, device->name, port, attributes, -1, family).front());
+          addresses_of(*verbs, context, device->name, port, attributes, -1, which).front());
     }
     verbs->close_device(context);
   });
@@ -205,9 +155,10 @@ ibv::PortAttributes VerbsDevice::attributes(int port) const {
   return attributes;
 }
 
-std::vector<VerbsPort> VerbsDevice::addresses(int port, int index, int family) {
+std::vector<VerbsPort> VerbsDevice::addresses(int port, int index,
+                                              const VerbsChoice& which) {
   const ibv::PortAttributes now = attributes(port);
-  std::vector<VerbsPort> all_of_them = addresses_of(verbs, context, name, port, now, index, family);
+  std::vector<VerbsPort> all_of_them = addresses_of(verbs, context, name, port, now, index, which);
   if (index < 0) return all_of_them;
   VerbsPort& found = all_of_them.front();
   auto kind = [&](int at) { return kind_of(verbs, context, name, port, at); };
@@ -218,14 +169,16 @@ std::vector<VerbsPort> VerbsDevice::addresses(int port, int index, int family) {
     if (found.gid_index >= 0) named_[{port, index}] = there;
     return all_of_them;
   }
+  const auto& had = first->second;
   if (first->second == there) return all_of_them;
   for (int at = 0; at < now.gid_count; ++at) {
     ibv::Gid gid;
-    if (verbs.query_gid(context, port, at, &gid) != 0 || bytes_of(gid) != first->second.first ||
-        kind(at) != first->second.second) {
+    if (verbs.query_gid(context, port, at, &gid) != 0 || bytes_of(gid) != had.first ||
+        kind(at) != had.second) {
       continue;
     }
-    return {taken(found, at, gid, "it was asked for at " + std::to_string(index) + ", and has moved")};
+    return {addressed(found, at, gid, had.second,
+                      "it was asked for at " + std::to_string(index) + ", and has moved")};
   }
   if (found.gid_index >= 0) first->second = there;  // the port has been given another address
   return all_of_them;

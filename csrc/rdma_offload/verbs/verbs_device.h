@@ -1,4 +1,4 @@
-// RDMA devices: which there are, how their ports are addressed, and one that is open.
+// RDMA devices: which there are, and one that is open.
 #pragma once
 
 #include <functional>
@@ -11,31 +11,13 @@
 
 #include "core/arena.h"
 #include "core/loop.h"
+#include "verbs/verbs_addresses.h"
 #include "verbs/verbs_dl.h"
 
 namespace adaptra {
 
-// A port and how it is addressed. `gid`: 16 bytes; `why`: that one was chosen, or why none was.
-struct VerbsPort {
-  std::string device;
-  int port;
-  bool active;
-  std::string link;  // "Ethernet", "InfiniBand"
-  int gid_index;     // -1 for none
-  std::string gid;
-  std::string why;
-};
-
-// All ports of all devices; none where the library or a device is missing. `family`: as for
-// VerbsDevice::addresses.
-std::vector<VerbsPort> verbs_ports(int family = 0);
-
-// Of the 16 bytes of a GID. Those of InfiniBand begin with 8 that name the subnet. In one that is local
-// to its site (fec0::/10) bytes 6 and 7 do, and bytes 4 and 5 are the address within that subnet by
-// which routers reach the port: 0 for none.
-bool is_ipv4(const uint8_t* gid);
-bool of_a_site(const uint8_t* gid);
-uint16_t router_of(const uint8_t* gid);
+// All ports of all devices; none where the library or a device is missing.
+std::vector<VerbsPort> verbs_ports(const VerbsChoice& which);
 
 class VerbsDevice : public std::enable_shared_from_this<VerbsDevice> {
  public:
@@ -49,11 +31,10 @@ class VerbsDevice : public std::enable_shared_from_this<VerbsDevice> {
   ibv::PortAttributes attributes(int port) const;
 
   // A port's addresses by which another one may find it, as they are now, the best one first: on
-  // Ethernet the best one of IPv4 and the best one of IPv6, both for the same version of RoCE; only
-  // one where `family` (4 or 6, 0 for either) or an `index` that is not negative names it. Never
+  // Ethernet one of each kind, of `which` alone, or the one at an `index` that is not negative. Never
   // none: a port without any has one whose index is -1. A kernel may put an address that was gone for
   // a while (the link was down) at another index: the one that `index` first had is looked for there.
-  std::vector<VerbsPort> addresses(int port, int index, int family);
+  std::vector<VerbsPort> addresses(int port, int index, const VerbsChoice& which);
 
   // The key of the arena's memory at `at`, and in `bytes` how much of it, at most as asked, has that
   // key. Memory is registered in large parts when it is first sent. Throws where that fails.

@@ -33,13 +33,13 @@ constexpr size_t kWords = 200;          // bytes of why the other side gave up
 
 uint64_t VerbsPath::longest(uint64_t piece) { return std::min(piece, kPiece); }
 
-VerbsPath::VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, int family,
+VerbsPath::VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, const VerbsChoice& which,
                      VerbsService service, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink)
     : Path(0, longest(piece)),
       loop_(loop),
       sink_(std::move(sink)),
       slot_(kHeaders * sizeof(Header) + longest_piece),
-      qp_(std::move(device), port, gid, family, service,
+      qp_(std::move(device), port, gid, which, service,
           {kSlots, slot_, kWrites + kGifts, kHeaders * sizeof(Header), kSlots + kGifts, kInline}) {}
 
 void VerbsPath::connect(const std::string& card) {

@@ -26,7 +26,7 @@ class VerbsPath : public Path, public std::enable_shared_from_this<VerbsPath> {
   static uint64_t longest(uint64_t piece);
 
   // Not connected; as for VerbsQp.
-  VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, int family,
+  VerbsPath(std::shared_ptr<VerbsDevice> device, int port, int gid, const VerbsChoice& which,
             VerbsService service, uint64_t piece, Loop& loop, std::weak_ptr<Sink> sink);
 
   std::string card() const { return qp_.card(); }

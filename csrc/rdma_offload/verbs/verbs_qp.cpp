@@ -1,6 +1,5 @@
 #include "verbs/verbs_qp.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 
@@ -31,18 +30,6 @@ bool is_zero(const uint8_t* gid) {
   return std::all_of(gid, gid + sizeof(ibv::Gid), [](uint8_t byte) { return byte == 0; });
 }
 
-std::string family_of(const uint8_t* gid) { return is_ipv4(gid) ? "IPv4" : "IPv6"; }
-
-std::string text_of(const uint8_t* gid) {
-  char text[INET6_ADDRSTRLEN] = "";
-  if (is_ipv4(gid)) {
-    inet_ntop(AF_INET, gid + 12, text, sizeof text);
-  } else {
-    inet_ntop(AF_INET6, gid, text, sizeof text);
-  }
-  return text;
-}
-
 uint32_t random_bits(int bits) { return std::random_device()() & ((1u << bits) - 1); }
 
 bool same_subnet(const uint8_t* one, const uint8_t* other) {
@@ -52,17 +39,16 @@ bool same_subnet(const uint8_t* one, const uint8_t* other) {
 
 }  // namespace
 
-// Little endian, 60 bytes; see docs/wire-protocol.md.
+// Little endian, 124 bytes; see docs/wire-protocol.md.
 struct __attribute__((packed)) VerbsQp::Card {
-  uint8_t gid[16];
+  uint8_t gids[kKinds][16];  // zeros for none
   uint64_t address;
   uint32_t key, qp, psn, slots;
   uint16_t lid;
   uint8_t mtu, zero;
-  uint8_t second[16];
 };
 
-VerbsQp::VerbsQp(std::shared_ptr<VerbsDevice> opened, int port, int gid, int family,
+VerbsQp::VerbsQp(std::shared_ptr<VerbsDevice> opened, int port, int gid, const VerbsChoice& which,
                  VerbsService service, VerbsSizes sizes)
     : device(std::move(opened)),
       verbs_(device->verbs),
@@ -70,7 +56,7 @@ VerbsQp::VerbsQp(std::shared_ptr<VerbsDevice> opened, int port, int gid, int fam
       service_(service),
       sizes_(sizes),
       psn_(random_bits(24)),
-      addresses_(device->addresses(port, gid, family)),
+      addresses_(device->addresses(port, gid, which)),
       attributes_(device->attributes(port)) {
   const VerbsPort& best = addresses_.front();
   if (!best.active) throw std::runtime_error(name() + " is down here");
@@ -145,8 +131,10 @@ void VerbsQp::destroy() {
 
 std::string VerbsQp::card() const {
   Card card{};
-  std::memcpy(card.gid, addresses_[0].gid.data(), sizeof card.gid);
-  if (addresses_.size() > 1) std::memcpy(card.second, addresses_[1].gid.data(), sizeof card.second);
+  const auto here = offered();
+  for (int kind = 0; kind < kKinds; ++kind) {
+    if (here[kind] != nullptr) std::memcpy(card.gids[kind], raw(*here[kind]), sizeof(ibv::Gid));
+  }
   card.address = reinterpret_cast<uintptr_t>(memory_);
   card.key = slots_->rkey;
   card.qp = qp_->number;
@@ -189,20 +177,33 @@ void VerbsQp::connect(const std::string& words) {
   if (error != 0) refuse(device->name + " cannot send", error);
 }
 
-// By the order of both: no side has to ask. One that has both families has the same one first as any
-// other that has both, so what is found is the same on both sides.
-std::pair<const VerbsPort*, const uint8_t*> VerbsQp::agreed(const Card& card) const {
-  if (attributes_.link_layer != ibv::kEthernet) return {&addresses_.front(), card.gid};
-  for (const VerbsPort& mine : addresses_) {
-    for (const uint8_t* theirs : {card.gid, card.second}) {
-      if (!is_zero(theirs) && is_ipv4(raw(mine)) == is_ipv4(theirs)) return {&mine, theirs};
-    }
+// Where it is not known for which version of RoCE an address is, it is offered for both. InfiniBand has
+// no kinds.
+std::array<const VerbsPort*, kKinds> VerbsQp::offered() const {
+  std::array<const VerbsPort*, kKinds> found{};
+  if (attributes_.link_layer != ibv::kEthernet) {
+    found[0] = &addresses_.front();
+    return found;
   }
-  const VerbsPort& mine = addresses_.front();
-  throw std::runtime_error("no address of one family: " + family_of(raw(mine)) + " here, " +
-                           family_of(card.gid) + " there (" + text_of(raw(mine)) + " at " + name() +
-                           ", and " + text_of(card.gid) +
-                           "); one family for both is needed, see NCCL_IB_ADDR_FAMILY");
+  for (const VerbsPort& one : addresses_) {
+    const int scope = scope_of(raw(one));
+    if (one.version != 1) found[scope] = &one;
+    if (one.version != 2) found[kScopes + scope] = &one;
+  }
+  return found;
+}
+
+std::pair<const VerbsPort*, const uint8_t*> VerbsQp::agreed(const Card& card) const {
+  const auto here = offered();
+  if (attributes_.link_layer != ibv::kEthernet) return {here[0], card.gids[0]};
+  Offer mine{}, theirs{};
+  for (int kind = 0; kind < kKinds; ++kind) {
+    const uint8_t* there = card.gids[kind];
+    if (here[kind] != nullptr) mine[kind] = raw(*here[kind]);
+    if (!is_zero(there) && scope_of(there) == kind % kScopes) theirs[kind] = there;
+  }
+  const auto [one, other] = adaptra::agreed(mine, theirs, name());
+  return {here[one], theirs[other]};
 }
 
 // Within a subnet of InfiniBand the local address is enough; Ethernet has none, routers read the global
@@ -218,7 +219,7 @@ ibv::Address VerbsQp::way(const Card& card) const {
   if (!ethernet && !leaves && !(attributes_.flags & ibv::kGrhRequired)) return to;
   if (leaves && router_of(theirs) != 0) to.dlid = router_of(theirs);
   to.is_global = 1;
-  std::memcpy(to.route.dgid.raw, theirs, sizeof card.gid);
+  std::memcpy(to.route.dgid.raw, theirs, sizeof(ibv::Gid));
   to.route.sgid_index = static_cast<uint8_t>(mine->gid_index);
   to.route.hop_limit = kHops;
   to.route.traffic_class = service_.traffic_class;

@@ -1,6 +1,7 @@
 // A queue pair of type RC, the memory that it works with, and the one at the other side.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,16 +31,15 @@ struct VerbsService {
 
 class VerbsQp {
  public:
-  // Not connected; its receives are posted. `gid`: an index, or -1 for the best address; `family`:
-  // of the best one, 4 or 6, 0 for either. Throws std::runtime_error, which says why the device cannot
-  // be used.
-  VerbsQp(std::shared_ptr<VerbsDevice> device, int port, int gid, int family, VerbsService service,
+  // Not connected; its receives are posted. `gid`: an index, or -1 for the best address
+  // of `which`. Throws std::runtime_error, which says why the device cannot be used.
+  VerbsQp(std::shared_ptr<VerbsDevice> device, int port, int gid, const VerbsChoice& which, VerbsService service,
           VerbsSizes sizes);
   ~VerbsQp();
   VerbsQp(const VerbsQp&) = delete;
 
   // What the other side has to know, and its own: then frames may come. Both sides find the same two
-  // addresses of one family. Throws as above, also where there are none; may take seconds, for the
+  // addresses, of one family and for one version of RoCE. Throws as above, also where there are none; may take seconds, for the
   // network has to find the way.
   std::string card() const;
   void connect(const std::string& card);
@@ -80,7 +80,8 @@ class VerbsQp {
   struct Card;
   void open();     // of the constructor: all that the device has to make; throws
   void destroy();  // what `open` has made so far
-  // An address here and one there of the same family; throws where there are none.
+  std::array<const VerbsPort*, kKinds> offered() const;  // its addresses
+  // An address here and one there by which both find each other; throws where there are none.
   std::pair<const VerbsPort*, const uint8_t*> agreed(const Card& card) const;
   ibv::Address way(const Card& card) const;  // to the other side
 

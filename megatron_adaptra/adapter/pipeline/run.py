@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from megatron_adaptra import waits
+from megatron_adaptra.adapter.pipeline.pinned_vote import messages_at_once, waits_for_vote
 from megatron_adaptra.adapter.pipeline.route_limits import ROUTES
 from megatron_adaptra.adapter.pipeline.wiring import RankContext, Wiring
 from megatron_adaptra.device.staging import Staging
@@ -20,7 +21,6 @@ from megatron_adaptra.log import log_line
 from megatron_adaptra.runtime.bundle import LINKS, SCHEDULE, Bundle
 from megatron_adaptra.runtime.controller import Controller
 from megatron_adaptra.runtime.replica_replanner import NO_ROUTES
-from megatron_adaptra.telemetry.estimate import SPARE
 from megatron_adaptra.telemetry.report import Memory
 from megatron_adaptra.transport.base import Stamps
 
@@ -91,22 +91,28 @@ class Run:
             self.program = lower(schedule, self._context.ahead)
         self.wiring.mailbox.begin(iteration, new_message, self.program.routes)
         if self.wiring.staging is not None:
-            self._context.guard.call(self._stage, self.wiring.staging, before, new_message)
+            self._context.guard.call(
+                self._stage, self.wiring.staging, before, iteration, new_message
+            )
         if not self.stock:
             for op in first_posts(self.program, self._context.worker):
                 self.wiring.mailbox.post(op)
 
     def _stage(
-        self, staging: Staging, before: Schedule, new_message: Callable[[], torch.Tensor]
+        self,
+        staging: Staging,
+        before: Schedule,
+        iteration: int,
+        new_message: Callable[[], torch.Tensor],
     ) -> None:
-        """Pinned memory for the iteration to come; what it does not need goes back."""
+        """Pinned memory for the `iteration` to come; what neither it nor a vote needs goes back."""
         if self._schedule is not before:
             staging.new_peak()
         if before.stock and not self.stock:  # pinning takes a while
-            # What stands posted, or has been sent and is not yet taken at the other end.
-            own = [n for link, n in self.program.ahead.items() if self._context.worker in link]
-            staging.prepare(new_message().nbytes, SPARE + sum(max(1, n) for n in own))
-        staging.trim(self.stock)
+            count = messages_at_once(self.program, self._context.worker)
+            staging.prepare(new_message().nbytes, count)
+        if not waits_for_vote(staging, self.controller.ballot, iteration):
+            staging.trim(self.stock)
 
     def probe_links(self, first: bool) -> None:
         """Send what measures the links; on the guard's thread, as often on all stages.

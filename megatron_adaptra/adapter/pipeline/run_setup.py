@@ -22,6 +22,7 @@ from megatron_adaptra.adapter.compat.schedule_args import (
 from megatron_adaptra.adapter.pipeline.compatibility import RECOMPUTE, SPLIT
 from megatron_adaptra.adapter.pipeline.cross_links import crossing
 from megatron_adaptra.adapter.pipeline.job_gather import from_all_ranks, reason_anywhere
+from megatron_adaptra.adapter.pipeline.pinned_vote import PinnedFirst
 from megatron_adaptra.adapter.pipeline.resumed import Fits, Unfit
 from megatron_adaptra.adapter.pipeline.route_limits import allows, mode_of
 from megatron_adaptra.adapter.pipeline.run import Run
@@ -160,7 +161,18 @@ def _prepare(
         opening = Proposal(-1, iteration, Bundle({LINKS: links}), f"{group.serial}/{iteration}")
         cross.open(opening, opening.bundle)
     ballot = starting_ballot(start, resumed, first_trial, iteration, links)
-    prepare = None if cross is None else lambda proposal: cross.open(proposal, ballot.lasting)
+    prepare: Callable[[Proposal], None] | None = None
+    if cross is not None:
+
+        def prepare(proposal: Proposal) -> None:
+            cross.open(proposal, ballot.lasting)
+
+    elif (staging := wiring.staging) is not None:
+        name = f"stage {context.stage} (rank {dist.get_rank()})"
+        nbytes = new_message().nbytes
+        prepare = PinnedFirst(staging, name, context.worker, context.ahead, nbytes)
+        for bundle in (ballot.in_force, ballot.lasting):  # which take no vote
+            prepare(Proposal(-1, iteration, bundle))
     digest = f"{ballot.in_force.digest} {ballot.lasting.digest}"
     if not group.leader:
         reports = group.leads(context.workers)

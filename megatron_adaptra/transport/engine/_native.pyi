@@ -78,12 +78,14 @@ class Engine:
         """
 
     def open_verbs(
-        self, rank: int, device: str, port: int, gid: int, family: int,
+        self, rank: int, device: str, port: int, gid: int,
+        family: int, version: int, network: bytes, bits: int,
         traffic_class: int, level: int, partition: int, timeout: int, retries: int, /,
     ) -> VerbsPath:  # fmt: skip
         """A queue pair of a `port` of a `device`; `gid`: an index, -1 for the best one.
 
-        `family`: as of rails.Rail. The others: the fields of rails.Service. Raises RuntimeError
+        `family` to `bits`: the words of addresses.Choice. The others: the fields of
+        rails.Service. Raises ValueError for a network of another size, RuntimeError
         where there is no such port, or it has no address, or no such partition.
         """
 
@@ -135,8 +137,13 @@ def new_ring() -> int:
 def verbs_missing() -> str:
     """Why there is no RDMA here, or an empty string."""
 
-def verbs_ports(family: int, /) -> list[tuple[str, int, bool, str, int, bytes, str]]:
-    """All RDMA ports of this machine: the fields of native.Port. `family`: as of rails.Rail."""
+def verbs_ports(
+    family: int, version: int, network: bytes, bits: int, /
+) -> list[tuple[str, int, bool, str, int, bytes, str]]:
+    """All RDMA ports of this machine: the fields of bindings.Port.
+
+    The words of addresses.Choice: ValueError for a network of another size.
+    """
 
 def no_tls() -> str:
     """Why tcp cannot be encrypted here, or an empty string."""
@@ -166,6 +173,7 @@ class Device:
 class Pinned:
     def __init__(self, device: Device, engine: Engine, limit: int, /) -> None: ...
     def prepare(self, device: Device, nbytes: int, count: int, /) -> None: ...
+    def reserve(self, nbytes: int, count: int, /) -> str: ...
     def trim(self, device: Device, all: bool, /) -> None: ...
     def close(self, device: Device, /) -> None: ...
     def bytes(self) -> tuple[int, int, int, int]: ...

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from megatron_adaptra.package import HERE, how_to_build
+from megatron_adaptra.transport.engine.addresses import ANY, Choice
 
 if TYPE_CHECKING:
     from megatron_adaptra.transport.engine import _native
@@ -105,13 +106,13 @@ def new_ring() -> int:
     return _native.new_ring()
 
 
-def ports(family: int = 0) -> list[Port]:
+def ports(which: Choice = ANY) -> list[Port]:
     """All RDMA ports of this machine; none without the engine, libibverbs or a device.
 
-    `family`: 4 or 6 for an address of IPv4 or IPv6, on Ethernet; 0 for the better one.
+    `which`: addresses may be shown, on Ethernet.
     """
     if missing():
         return []
     from megatron_adaptra.transport.engine import _native
 
-    return [Port(*port) for port in _native.verbs_ports(family)]
+    return [Port(*port) for port in _native.verbs_ports(*which.words)]

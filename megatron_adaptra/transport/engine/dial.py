@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ORDER_SHM, ORDER_VERBS, ORDER_TCP = 0, 1, 3
 TRIAL = 100  # added to the order of a path that came back: the engine puts it on trial
 _RAIL, _OUTCOME = struct.Struct("<I"), struct.Struct("<B63s")  # which one; refused, why
-_CARD = 60  # bytes
+_CARD = 124  # bytes
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def answer_verbs(
 
 def open_rail(engine: Engine, peer: int, rail: Rail) -> VerbsPath:
     """A queue pair of `rail` to rank `peer`, not connected. Raises RuntimeError of the engine."""
-    at = (rail.device, rail.port, rail.gid, rail.family)
+    at = (rail.device, rail.port, rail.gid, *rail.choice.words)
     return engine.open_verbs(peer, *at, *astuple(rail.service))
 
 

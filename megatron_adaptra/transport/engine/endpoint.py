@@ -146,7 +146,7 @@ class Endpoint:
         self._closed = threading.Event()
         self.engine = new_engine(WINDOW, PIECE, silence)
         self._me = Identity(me, self._secret(), WINDOW, PIECE, encrypted)
-        self._rails = [] if encrypted else rails(gpu) if ports is None else ports
+        self._rails = [] if encrypted else rails(gpu, speaks=me == 0) if ports is None else ports
         self.records = Events(me, log)
         self.transports = set()
         self._peers: dict[int, _Peer] = {}

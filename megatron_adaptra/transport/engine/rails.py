@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,15 +9,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from megatron_adaptra.device.pci import SYSFS, nearest
-from megatron_adaptra.errors import BadInput
+from megatron_adaptra.log import GOES_ON, log_line
+from megatron_adaptra.transport.engine.addresses import (
+    ANY,
+    FAMILY,
+    RANGE,
+    VERSION,
+    Choice,
+    choice,
+    left_out,
+)
 from megatron_adaptra.transport.engine.bindings import Port, ports
+from megatron_adaptra.transport.engine.nccl_numbers import number, value
 
 # Of NCCL, that are read here; NCCL_IB_DISABLE is another one.
 VARIABLES = (
-    "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_FAMILY", "NCCL_IB_TC", "NCCL_IB_SL",
+    "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", FAMILY, RANGE, VERSION, "NCCL_IB_TC", "NCCL_IB_SL",
     "NCCL_IB_PKEY", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT",
 )  # fmt: skip
-_FAMILIES = {"": 0, "AF_INET": 4, "AF_INET6": 6}
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,10 @@ class Service:
 
 
 class Settings(NamedTuple):
-    """What NCCL's variables ask of all rails; `gid` and `family` as those of a Rail."""
+    """What NCCL's variables ask of all rails; `gid` and `choice` as those of a Rail."""
 
     gid: int
-    family: int
+    choice: Choice
     service: Service
 
 
@@ -52,7 +60,7 @@ class Settings(NamedTuple):
 class Rail:
     """A port of a device. `gid`: the index of its address, -1 for the best one.
 
-    `family`: of the best one on Ethernet, 4 or 6 of IP; 0 for either, as the other end has it.
+    `choice`: which ones the best one may be, on Ethernet.
     `far`: it serves when those that are nearer to this process's GPU do not work.
     """
 
@@ -61,21 +69,25 @@ class Rail:
     gid: int = -1
     far: bool = False
     service: Service = Service()
-    family: int = 0
+    choice: Choice = ANY
 
     def __str__(self) -> str:
         return f"{self.device}:{self.port}"
 
 
-def rails(gpu: str = "", root: Path = SYSFS) -> list[Rail]:
+def rails(gpu: str = "", root: Path = SYSFS, *, speaks: bool = True) -> list[Rail]:
     """Those of this process; its n-th one is connected to the n-th one of a peer.
 
     `gpu`: its address on the bus, if messages are of one: those nearest to it are preferred, as by
-    NCCL. `root`: of sysfs.
+    NCCL. `root`: of sysfs. `speaks`: this process logs what cannot be read and is left out.
     """
     if disabled(os.environ):
         return []
-    all_of_them = chosen(ports(), os.environ)
+    found = ports()
+    all_of_them = chosen(found, os.environ)
+    ethernet = any(port.link == "Ethernet" for port in found)
+    if speaks and ethernet and (why := left_out(os.environ)):
+        log_line(f"{why}; {GOES_ON} without it")
     return preferred(all_of_them, gpu, root) if gpu else all_of_them
 
 
@@ -95,7 +107,7 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
     whole names, after "^" those to leave out. What it names is taken in its order, also while it is
     down; without it all active ports. The rest: see `fabric`. Raises BadInput, as `fabric` does.
     """
-    gid, family, service = fabric(environ)
+    gid, which, service = fabric(environ)
     text = environ.get("NCCL_IB_HCA", "")
     without, text = text.startswith("^"), text.removeprefix("^")
     exact, text = text.startswith("="), text.removeprefix("=")
@@ -103,9 +115,9 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
 
     def place(port: Port) -> int | None:
         for n, name in enumerate(names):
-            device, _, number = name.partition(":")
+            device, _, of_port = name.partition(":")
             same = port.device == device if exact else port.device.startswith(device)
-            if same and number in ("", str(port.port)):
+            if same and of_port in ("", str(port.port)):
                 return n
         return None
 
@@ -117,56 +129,26 @@ def chosen(found: Sequence[Port], environ: Mapping[str, str]) -> list[Rail]:
     else:
         wanted = [p for p in found if p.active and place(p) is None]
         wanted.sort(key=lambda p: (p.device, p.port))
-    return [Rail(port.device, port.port, gid, service=service, family=family) for port in wanted]
+    return [Rail(port.device, port.port, gid, service=service, choice=which) for port in wanted]
 
 
 def fabric(environ: Mapping[str, str]) -> Settings:
-    """The index or the family of addresses, and how packets are carried, by `environ`.
+    """Which addresses are taken, and how packets are carried, by `environ`.
 
-    Numbers are read as NCCL does: 0x60 and 0140 are 96, too. Raises BadInput for what is none, or
-    what verbs have no room for, and for what is no name of a family of addresses.
+    Raises BadInput for what is no number, or what verbs have no room for, and for what is no name
+    of a family of addresses.
     """
-    family, usual = _family(environ), Service()
+    which, usual = choice(environ), Service()
     service = Service(
-        traffic_class=_number(environ, "NCCL_IB_TC", 0, 255, usual.traffic_class),
-        level=_number(environ, "NCCL_IB_SL", 0, 15, usual.level),
-        partition=_number(environ, "NCCL_IB_PKEY", 0, 65535, usual.partition),
-        timeout=_number(environ, "NCCL_IB_TIMEOUT", 0, 31, usual.timeout),
-        retries=_number(environ, "NCCL_IB_RETRY_CNT", 0, 7, usual.retries),
+        traffic_class=number(environ, "NCCL_IB_TC", 0, 255, usual.traffic_class),
+        level=number(environ, "NCCL_IB_SL", 0, 15, usual.level),
+        partition=number(environ, "NCCL_IB_PKEY", 0, 65535, usual.partition),
+        timeout=number(environ, "NCCL_IB_TIMEOUT", 0, 31, usual.timeout),
+        retries=number(environ, "NCCL_IB_RETRY_CNT", 0, 7, usual.retries),
     )
-    return Settings(_number(environ, "NCCL_IB_GID_INDEX", -1, 255, -1), family, service)
+    return Settings(number(environ, "NCCL_IB_GID_INDEX", -1, 255, -1), which, service)
 
 
 def disabled(environ: Mapping[str, str]) -> bool:
     """Whether NCCL_IB_DISABLE of `environ` is another number than 0: messages do without RDMA."""
-    return bool(_value(environ.get("NCCL_IB_DISABLE", "").strip()))
-
-
-def _family(environ: Mapping[str, str]) -> int:
-    """Of addresses, 4 or 6; 0 where it is unset.
-
-    NCCL then takes IPv4. So does the engine, unless one of two ports has none. What is no name of a
-    family, which NCCL takes for AF_INET, is refused.
-    """
-    text = environ.get(name := "NCCL_IB_ADDR_FAMILY", "").strip()
-    if text not in _FAMILIES:
-        raise BadInput(name, text, "it has to be AF_INET (IPv4) or AF_INET6 (IPv6)")
-    return _FAMILIES[text]
-
-
-def _value(text: str) -> int | None:
-    """Of a whole number; None for what is none."""
-    octal = text.startswith("0") and text.isdecimal()
-    with contextlib.suppress(ValueError):
-        return int(text, 8 if octal else 0)
-    return None
-
-
-def _number(environ: Mapping[str, str], name: str, least: int, most: int, usual: int) -> int:
-    text = environ.get(name, "").strip()
-    if not text:
-        return usual
-    value = _value(text)
-    if value is not None and least <= value <= most:
-        return value
-    raise BadInput(name, text, f"it has to be a whole number from {least} to {most}")
+    return bool(value(environ.get("NCCL_IB_DISABLE", "").strip()))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from ipaddress import IPv6Address
+from typing import TypeAlias
 from unittest.mock import patch
 
 from fakes.controlled_verbs.verbs import DEVICES, Change, Fabric
@@ -15,6 +17,10 @@ from megatron_adaptra.transport.engine.rails import chosen
 
 INIT, RECEIVES, SENDS = 1, 2, 3  # states
 IPV4 = "::ffff:10.0.0.{}"
+# Of a port: addresses with the version of RoCE that they are for, by index. Their last byte is put
+# for {}: 1 for the first port, 2 for the second one.
+Gids: TypeAlias = dict[int, tuple[str, int]]
+Environ: TypeAlias = Mapping[str, str]
 
 
 class Pair:
@@ -69,3 +75,35 @@ def changed(
     states = [change.state for change in found]
     assert states == [INIT, INIT, RECEIVES, SENDS, RECEIVES, SENDS]
     return found
+
+
+def put(fabric: Fabric, *of_ports: Gids) -> None:
+    """Have ports of Ethernet with these addresses, besides those that they have."""
+    for device, gids in enumerate(of_ports):
+        fabric.port(device)
+        for index, (address, version) in gids.items():
+            fabric.gid(device, index, address.format(device + 1), version)
+
+
+def indices(
+    fabric: Fabric, gids: tuple[Gids, Gids], environs: tuple[Environ, Environ]
+) -> list[int]:
+    """Of the two addresses that a connection is between; each end names the other end's own."""
+    put(fabric, *gids)
+    ends = [change for change in changed(fabric, *environs) if change.state == RECEIVES]
+    for n, end in enumerate(ends):
+        address, _ = gids[1 - n][ends[1 - n].gid_index]
+        assert end.gid == IPv6Address(address.format(2 - n)).packed
+    return [end.gid_index for end in ends]
+
+
+def refusals(
+    fabric: Fabric, gids: tuple[Gids, Gids], environs: tuple[Environ, Environ]
+) -> list[str]:
+    """The words of both ends, neither of which asks its device for a way."""
+    put(fabric, *gids)
+    pair = Pair(*environs)
+    words = pair.refused()
+    assert all(change.state < RECEIVES for change in fabric.changes())
+    pair.close()
+    return words

@@ -37,11 +37,12 @@ OPTIONS = (
     ("nccl-lazy", "NCCL_LAZY", "whether NCCL connects at first use and blocks: 0 or 1 (1)"),
     ("free-waits", "FREE_WAITS", "whether freeing memory waits for the device: 0 or 1 (1)"),
     ("lazy-loading", "LAZY_LOADING", "whether a kernel's first launch waits for it: 0 or 1 (0)"),
+    ("unpinnable", "UNPINNABLE", "file with ranks for which no memory can be pinned, now"),
     ("stall-s", "STALL_S", "seconds without progress until ranks say what waits (10)"),
     ("trace", "TRACE", "folder for traces of all calls (see traces.py)"),
     ("accounts", "ACCOUNTS", "folder for counters, readable meanwhile (see accounts.py)"),
 )
-FILES = ("links", "trace", "accounts")
+FILES = ("links", "unpinnable", "trace", "accounts")
 
 
 def variables(given: Mapping[str, str]) -> dict[str, str]:

@@ -5,6 +5,10 @@
 #include "options.hpp"
 #include "trace.hpp"
 
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
 using namespace fake_cuda;
 
 namespace {
@@ -17,6 +21,17 @@ CUresult answer(Result result) {
     case Result::not_pinned: return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     default: return CUDA_ERROR_INVALID_VALUE;
   }
+}
+
+// Whether the file names this rank; it may change while the process runs.
+bool unpinnable() {
+  const char* rank = getenv("RANK");
+  if (options().unpinnable.empty() || !rank) return false;
+  std::ifstream file(options().unpinnable);
+  for (std::string word; file >> word;) {
+    if (word == rank) return true;
+  }
+  return false;
 }
 
 CUresult copy_async(const char* call, void* to, const void* from, size_t bytes, CUstream handle) {
@@ -61,6 +76,7 @@ CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
   if (!bytes) return CUDA_ERROR_INVALID_VALUE;
   trace("cuMemHostAlloc", none, (long long)bytes);
   NOT_BESIDE_CAPTURES;
+  if (unpinnable()) return CUDA_ERROR_OUT_OF_MEMORY;
   return answer(allocate_pinned(current_context()->device, bytes, pointer));
 }
 
@@ -74,6 +90,7 @@ CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned) {
   if (!current_context()) return CUDA_ERROR_INVALID_CONTEXT;
   trace("cuMemHostRegister", none, (long long)bytes);
   NOT_BESIDE_CAPTURES;
+  if (unpinnable()) return CUDA_ERROR_OUT_OF_MEMORY;
   return answer(pin(current_context()->device, pointer, bytes));
 }
 

@@ -50,6 +50,7 @@ Options* read() {
   o->stall_seconds = number("FAKE_CUDA_STALL_S", 10);
   o->links = text("FAKE_CUDA_LINKS");
   o->trace = text("FAKE_CUDA_TRACE");
+  o->unpinnable = text("FAKE_CUDA_UNPINNABLE");
   o->accounts = text("FAKE_CUDA_ACCOUNTS");
   o->verbose = number("FAKE_CUDA_VERBOSE", 0) != 0;
   return o;

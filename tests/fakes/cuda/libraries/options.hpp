@@ -26,6 +26,7 @@ struct Options {
   double stall_seconds;   // FAKE_CUDA_STALL_S: without progress for so long, the process says what waits
   std::string links;      // FAKE_CUDA_LINKS: file of slow links
   std::string trace;      // FAKE_CUDA_TRACE: folder for traces of calls
+  std::string unpinnable; // FAKE_CUDA_UNPINNABLE: file with ranks for which no memory can be pinned
   std::string accounts;   // FAKE_CUDA_ACCOUNTS: folder for counters that others read while it runs
   bool verbose;           // FAKE_CUDA_VERBOSE
 };

@@ -1,0 +1,56 @@
+"""A rank agrees to a plan that sends its GPU's messages by us once memory is pinned for them.
+
+Where one rank's driver pins none, nobody runs the plan: the vote ends with no, and all ranks stay
+with Megatron's own messages, or with the plan in force.
+"""
+
+from __future__ import annotations
+
+from megatron_adaptra.device.staging import Staging
+from megatron_adaptra.errors import DeviceFailed
+from megatron_adaptra.ir.program import Program, lower
+from megatron_adaptra.ir.schedule import Schedule
+from megatron_adaptra.runtime.agreement import Ballot, Proposal
+from megatron_adaptra.runtime.bundle import SCHEDULE
+from megatron_adaptra.telemetry.estimate import SPARE
+
+
+def messages_at_once(program: Program, worker: int) -> int:
+    """Messages that `worker` keeps memory for: what stands posted, or is not yet taken there."""
+    own = [n for link, n in program.ahead.items() if worker in link]
+    return SPARE + sum(max(1, n) for n in own)
+
+
+class PinnedFirst:
+    """Pins what a proposal needs, before this rank agrees to it.
+
+    Args:
+        staging: of this rank's GPU.
+        name: of this rank, for errors.
+        worker: this one.
+        ahead: as for `lower`.
+        nbytes: of a message.
+    """
+
+    def __init__(
+        self, staging: Staging, name: str, worker: int, ahead: int | None, nbytes: int
+    ) -> None:
+        self._staging, self._name = staging, name
+        self._worker, self._ahead, self._nbytes = worker, ahead, nbytes
+
+    def __call__(self, proposal: Proposal) -> None:
+        """What the schedule of a `proposal` needs; stays pinned until its swap.
+
+        Waits for the driver. Raises DeviceFailed where that pins less.
+        """
+        schedule = proposal.bundle.values.get(SCHEDULE)
+        if not isinstance(schedule, Schedule) or schedule.stock:
+            return
+        count = messages_at_once(lower(schedule, self._ahead), self._worker)
+        if why := self._staging.reserve(self._nbytes, count, proposal.swap):
+            raise DeviceFailed(f"{self._name} cannot pin memory for its GPU's messages: {why}")
+
+
+def waits_for_vote(staging: Staging, ballot: Ballot, iteration: int) -> bool:
+    """Whether what `staging` has pinned for a proposal may still be needed in this `iteration`."""
+    return iteration <= staging.reserved and not ballot.refuses(staging.reserved)

@@ -1,0 +1,92 @@
+"""Which of an RDMA port's addresses on Ethernet messages may use, as NCCL's variables have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Address, IPv6Network
+
+from megatron_adaptra.errors import BadInput
+from megatron_adaptra.transport.engine.nccl_numbers import number
+
+FAMILY, RANGE = "NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE"
+VERSION = "NCCL_IB_ROCE_VERSION_NUM"
+_FAMILIES = {"": 0, "AF_INET": 4, "AF_INET6": 6}
+_MAPPED = int(IPv6Address("::ffff:0:0"))  # what a GID has before an address of IPv4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where no index is named.
+
+    Args:
+        family: 4 or 6 of IP; 0 for either, as the other end has it.
+        network: addresses of it alone, if the port has some; None: of any.
+        version: 1 or 2 of RoCE; 0 for either, as the other end has it.
+    """
+
+    family: int = 0
+    network: IPv4Network | IPv6Network | None = None
+    version: int = 0
+
+    def has(self, gid: bytes) -> bool:
+        """Whether `gid`, of 16 bytes, is of the network; one of IPv4 is of none of IPv6."""
+        if self.network is None:
+            return True
+        address = IPv6Address(gid)
+        if isinstance(self.network, IPv4Network):
+            return address.ipv4_mapped is not None and address.ipv4_mapped in self.network
+        return address.ipv4_mapped is None and address in self.network
+
+    @property
+    def words(self) -> tuple[int, int, bytes, int]:
+        """For the engine: family and version; how a GID of the network begins, in how many bits."""
+        if self.network is None:
+            return self.family, self.version, b"", 0
+        first, bits = int(self.network.network_address), self.network.prefixlen
+        if isinstance(self.network, IPv4Network):
+            first, bits = _MAPPED + first, 96 + bits
+        return self.family, self.version, first.to_bytes(16, "big"), bits
+
+
+ANY = Choice()
+
+
+def choice(environ: Mapping[str, str]) -> Choice:
+    """What the variables of `environ` ask for. A network that cannot be read is left out.
+
+    Raises BadInput for what is no name of a family, or no version of RoCE. NCCL takes IPv4 and
+    version 2 where none is named. So does the engine, unless one of two ports has none; what else
+    NCCL takes for AF_INET is refused.
+    """
+    name = environ.get(FAMILY, "").strip()
+    if name not in _FAMILIES:
+        raise BadInput(FAMILY, name, "it has to be AF_INET (IPv4) or AF_INET6 (IPv6)")
+    version = number(environ, VERSION, 1, 2, 0)
+    with suppress(BadInput):
+        return Choice(_FAMILIES[name], _network(environ), version)
+    return Choice(_FAMILIES[name], None, version)
+
+
+def left_out(environ: Mapping[str, str]) -> str:
+    """Why the network of `environ` cannot be read, or an empty string."""
+    try:
+        _network(environ)
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+def _network(environ: Mapping[str, str]) -> IPv4Network | IPv6Network | None:
+    """As NCCL reads it: with a length, and with any bits behind that."""
+    text = environ.get(RANGE, "").strip()
+    if not text:
+        return None
+    first, _, length = text.partition("/")
+    if length.isascii() and length.isdecimal() and "%" not in first:
+        for kind in (IPv4Network, IPv6Network):
+            with suppress(ValueError):
+                return kind((first, int(length)), strict=False)
+    allowed = "it has to be one range of addresses, such as 10.1.0.0/16 or 2001:db8::/32"
+    raise BadInput(RANGE, text, allowed)

@@ -1,0 +1,55 @@
+"""Where one rank's driver pins no memory, all ranks stay with Megatron's own messages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from fake_trainings import needs_torch_for_gpus, train
+from patience import decided
+from test_fake_adaptation import INTO, changing, decisions
+
+pytestmark = [needs_torch_for_gpus, pytest.mark.trains, pytest.mark.timing]
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.large), 1])
+def test_one_rank_without_pinned_memory_keeps_all_with_stock(rank: int, tmp_path: Path) -> None:
+    unpinnable = tmp_path / "unpinnable"
+    unpinnable.write_text(f"{rank}\n")
+    done = changing(
+        tmp_path, links="0-1", at=(3, 99), iterations=14, ms=40, unpinnable=unpinnable,
+        **{"kernel-us": 100},
+    )  # fmt: skip
+    assert done.status == 0, done.text[-4000:]
+    assert len(done.milliseconds) == 14, done.text[-4000:]
+    assert done.complaints == []
+    refused = re.findall(r"adaptra: (.*) \(DeviceFailed: (.*)\); training goes on with", done.text)
+    print(*decisions(done), *refused, sep="\n")
+    assert not [one for one in decisions(done) if INTO in one]
+    assert "memory that is not pinned" not in done.text
+    decided("a plan for the slow link", bool(refused))
+    ((what, why),) = refused
+    assert what == (
+        "a proposal is refused" if rank else "this rank cannot run what it has proposed"
+    )
+    start = f"stage {rank} (rank {rank}) cannot pin memory for its GPU's messages: cuMemHost"
+    assert why.startswith(start)
+
+
+def test_a_plan_to_begin_with_that_has_no_memory_is_not_begun(tmp_path: Path) -> None:
+    """Backwards in halves are ours from the first iteration on, and take no vote."""
+    unpinnable = tmp_path / "unpinnable"
+    unpinnable.write_text("1\n")
+    done = train(
+        tmp_path, "--adaptra", "--adaptra-engine", "executor", "--adaptra-policy", "zb-h1",
+        iterations=4, unpinnable=unpinnable,
+    )  # fmt: skip
+    assert done.status == 0, done.text[-4000:]
+    assert len(done.milliseconds) == 4, done.text[-4000:]
+    assert done.complaints == []
+    (line,) = re.findall(r"adaptra: .*cannot pin memory.*", done.text)
+    print(line)
+    assert "adaptation cannot start: " in line
+    assert "stage 1 (rank 1) cannot pin memory for its GPU's messages: cuMemHost" in line
+    assert "memory that is not pinned" not in done.text
