@@ -3,16 +3,28 @@
 A late rank sends (N - 1)/N of the buffer after it has come under any plan, so that lateness decides
 nothing here: what can be saved is delays, of which a ring crosses N - 1. An iteration has two such
 collectives, the all-gather of parameters being as long as the reduce-scatter of gradients.
+
+Whether a plan is worth it is judged against a ring. What it then saves is more, since native is
+gloo's, whose reduce-scatter is an all-reduce and a copy, and that is what is predicted.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import Chosen, Figures
-from megatron_adaptra.plan.collectives.sized_shards import CERTAIN, MOST_RANKS, timed_shards
+from megatron_adaptra.plan.collectives.ring import ring
+from megatron_adaptra.plan.collectives.selector import NATIVE_CUT, Chosen, Figures
+from megatron_adaptra.plan.collectives.sized_shards import (
+    CERTAIN,
+    MOST_RANKS,
+    sharded_plan,
+    timed_shards,
+)
 from megatron_adaptra.plan.ten_digits import ten_digits
+from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 COLLECTIVES = 2  # of an iteration, that gain alike
 
@@ -48,5 +60,30 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
         chosen = in_force
         if in_force.algorithm != "direct":
             chosen = Choice(ranks, "direct", found["direct"].pieces, sharded=True)
-        return Chosen(chosen, direct, by_native)
+        return _saves_over_gloo(chosen, f, direct)
     return Chosen(native, by_native, by_native)
+
+
+def _saves_over_gloo(choice: Choice, figures: Figures, seconds: float) -> Chosen:
+    """What a `choice` saves, whose reduce-scatter takes so many `seconds`, over gloo's own."""
+    f, ranks, ports = figures, figures.ranks, _by_gloo(figures.ports)
+    reduces = run_on_ports(ring(ranks, NATIVE_CUT), f.nbytes, ports, f.lateness)
+    native = ten_digits(reduces.after_arrival)
+    gathering = choice.gathering()
+    assert gathering is not None
+    # All ranks begin it together: each has waited for the others in the reduce-scatter.
+    ours = run_on_ports(gathering, f.nbytes, f.ports)
+    plan = sharded_plan(Goal.ALL_GATHER, "ring", ranks, NATIVE_CUT)
+    theirs = run_on_ports(plan, f.nbytes, ports)
+    besides = ten_digits(theirs.after_arrival - ours.after_arrival)
+    return Chosen(choice, seconds, native if f.native is None else min(native, f.native), besides)
+
+
+def _by_gloo(ports: Ports) -> Ports:
+    """As gloo finds `ports`: no message leaves before its receiver's word that it is ready.
+
+    A rank gives it in each step of a ring, so that a step crosses two delays (measured:
+    docs/evidence/allreduce.md).
+    """
+    paths = {way: path._replace(delay=2 * path.delay) for way, path in ports.paths.items()}
+    return replace(ports, delay=2 * ports.delay, paths=paths)
