@@ -4,8 +4,9 @@ A late rank sends (N - 1)/N of the buffer after it has come under any plan, so t
 nothing here: what can be saved is delays, of which a ring crosses N - 1. An iteration has two such
 collectives, the all-gather of parameters being as long as the reduce-scatter of gradients.
 
-Whether a plan is worth it is judged against a ring. What it then saves is more, since native is
-gloo's, whose reduce-scatter is an all-reduce and a copy, and that is what is predicted.
+A plan has to be faster than a ring of our own, so that delays alone decide, and bits stay as they
+are without. What it then saves is more, since native is gloo's, whose reduce-scatter is an
+all-reduce and a copy: that is what is predicted, and has to be enough of an iteration.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from megatron_adaptra.plan.collectives.sized_shards import (
 )
 from megatron_adaptra.plan.ten_digits import ten_digits
 from megatron_adaptra.sim.ports import Ports, run_on_ports
-
-COLLECTIVES = 2  # of an iteration, that gain alike
 
 
 def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
@@ -54,29 +53,30 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
     ring, direct = (ten_digits(found[name].seconds) for name in ("ring", "direct"))
     # A busy machine is slow for our plans, too: it does not count against native alone.
     by_native = ring if f.native is None else min(ring, f.native)
-    saves = by_native - direct
-    enough = max(min_gain * f.iteration / COLLECTIVES, CERTAIN * direct)
-    if saves > 0 and saves >= (enough if in_force.native else enough / 2):
+    part = 1.0 if in_force.native else 0.5
+    if by_native > (1 + part * CERTAIN) * direct:
         chosen = in_force
         if in_force.algorithm != "direct":
             chosen = Choice(ranks, "direct", found["direct"].pieces, sharded=True)
-        return _saves_over_gloo(chosen, f, direct)
+        predicted = _saves_over_gloo(chosen, f, direct)
+        if predicted.gain >= part * min_gain * f.iteration:
+            return predicted
     return Chosen(native, by_native, by_native)
 
 
 def _saves_over_gloo(choice: Choice, figures: Figures, seconds: float) -> Chosen:
     """What a `choice` saves, whose reduce-scatter takes so many `seconds`, over gloo's own."""
     f, ranks, ports = figures, figures.ranks, _by_gloo(figures.ports)
-    reduces = run_on_ports(ring(ranks, NATIVE_CUT), f.nbytes, ports, f.lateness)
-    native = ten_digits(reduces.after_arrival)
+    reduces = run_on_ports(ring(ranks, NATIVE_CUT), f.nbytes, ports, f.lateness).after_arrival
+    native = reduces if f.native is None else min(reduces, f.native)
     gathering = choice.gathering()
     assert gathering is not None
     # All ranks begin it together: each has waited for the others in the reduce-scatter.
-    ours = run_on_ports(gathering, f.nbytes, f.ports)
+    ours = run_on_ports(gathering, f.nbytes, f.ports).after_arrival
     plan = sharded_plan(Goal.ALL_GATHER, "ring", ranks, NATIVE_CUT)
-    theirs = run_on_ports(plan, f.nbytes, ports)
-    besides = ten_digits(theirs.after_arrival - ours.after_arrival)
-    return Chosen(choice, seconds, native if f.native is None else min(native, f.native), besides)
+    theirs = run_on_ports(plan, f.nbytes, ports).after_arrival
+    theirs *= native / reduces if reduces else 0.0  # as measured of the other one
+    return Chosen(choice, seconds, ten_digits(native), ten_digits(theirs - ours))
 
 
 def _by_gloo(ports: Ports) -> Ports:
