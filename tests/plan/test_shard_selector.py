@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.selector import Figures
 from megatron_adaptra.plan.collectives.shard_selector import choose_shards
+from megatron_adaptra.plan.collectives.sized_shards import timed_shards
 from megatron_adaptra.sim.ports import Ports
 
 MS, MB = 1e-3, 1_000_000
@@ -46,8 +48,8 @@ def test_lateness_decides_nothing() -> None:
 
 def test_what_is_in_force_stays_until_half_of_the_gain_is_gone() -> None:
     one = figures(1 * MB, 10 * MS)
-    gain = choose_shards(one, Choice(8, sharded=True), 0.0).gain / one.iteration
-    assert gain > 1  # of 200 ms: gloo's own collectives take 450
+    found = timed_shards(Goal.REDUCE_SCATTER, one.nbytes, one.ports)
+    gain = 2 * (found["ring"].seconds - found["direct"].seconds) / one.iteration
     assert chosen(one, min_gain=1.01 * gain) == "native"
     assert chosen(one, min_gain=0.99 * gain) == "direct"
     assert chosen(one, "direct", min_gain=1.9 * gain) == "direct"

@@ -4,9 +4,9 @@ A late rank sends (N - 1)/N of the buffer after it has come under any plan, so t
 nothing here: what can be saved is delays, of which a ring crosses N - 1. An iteration has two such
 collectives, the all-gather of parameters being as long as the reduce-scatter of gradients.
 
-A plan has to be faster than a ring of our own, so that delays alone decide, and bits stay as they
+A plan has to save enough over a ring of our own, so that delays alone decide, and bits stay as they
 are without. What it then saves is more, since native is gloo's, whose reduce-scatter is an
-all-reduce and a copy: that is what is predicted, and has to be enough of an iteration.
+all-reduce and a copy: that is what is predicted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from megatron_adaptra.plan.collectives.sized_shards import (
 from megatron_adaptra.plan.ten_digits import ten_digits
 from megatron_adaptra.sim.ports import Ports, run_on_ports
 
+COLLECTIVES = 2  # of an iteration, that gain alike over a ring
+
 
 def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen:
     """The reduce-scatter to run from now on; `in_force` where the other one is not clearly better.
@@ -34,7 +36,7 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
     Args:
         figures: what is known; `native`: of a reduce-scatter.
         in_force: what runs now.
-        min_gain: share of an iteration's seconds that a plan has to save over native. The one in
+        min_gain: share of an iteration's seconds that a plan has to save over a ring. The one in
             force goes, for native, once it saves less than half of that.
 
     Raises:
@@ -54,13 +56,12 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
     # A busy machine is slow for our plans, too: it does not count against native alone.
     by_native = ring if f.native is None else min(ring, f.native)
     part = 1.0 if in_force.native else 0.5
-    if by_native > (1 + part * CERTAIN) * direct:
+    saves, enough = COLLECTIVES * (by_native - direct), part * min_gain * f.iteration
+    if by_native > (1 + part * CERTAIN) * direct and saves >= enough:
         chosen = in_force
         if in_force.algorithm != "direct":
             chosen = Choice(ranks, "direct", found["direct"].pieces, sharded=True)
-        predicted = _saves_over_gloo(chosen, f, direct)
-        if predicted.gain >= part * min_gain * f.iteration:
-            return predicted
+        return _saves_over_gloo(chosen, f, direct)
     return Chosen(native, by_native, by_native)
 
 
