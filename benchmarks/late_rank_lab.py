@@ -5,6 +5,9 @@ nobody. First all iterations with native all-reduces, then the same with `auto`,
 processes. A rank that is slowed waits; what ranks compute is mostly a wait, too, so that two cores
 are enough for eight of them. With `--healthy` nobody is late, and both trainings take turns. On a
 busy machine: `chrt -r 1 python benchmarks/late_rank_lab.py`.
+
+Of the distributed optimizer hosts are far from each other, since that is what a plan saves for it:
+one is found while nobody is late yet, and has to stay when a rank is.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -28,24 +32,28 @@ from megatron_adaptra.runtime.decision_reader import read_log
 from megatron_adaptra.units import parse_rate
 
 RANK = Path(__file__).with_name("late_rank_lab_rank.py")
-NBYTES = 3.3e6  # of the gradients
+NBYTES = {"megatron": 3.3e6, "ddp": 3.3e6, "sharded": 0.9e6}  # of the gradients
 SETTLED = 2  # iterations after a change that do not count
 BLOCK = 6  # iterations of a turn, of which the first does not count
 
 
 class Row(NamedTuple):
-    """`lateness`: of a late rank, in times of the buffer through a port."""
+    """`lateness`: of a late rank, in times of the buffer through a port. `delay`: of hosts, ms."""
 
     trains: str
     ranks: int
     slowed: float
     lateness: float
+    delay: float = 0.0
 
 
 ROWS = {
     "Megatron, 4 ranks, 30 %": Row("megatron", 4, 0.3, 0.7),
     "Megatron, 4 ranks, 50 %": Row("megatron", 4, 0.5, 0.7),
     "Megatron, 8 ranks, 30 %": Row("megatron", 8, 0.3, 0.8),
+    # They compute for long: paths are measured over delays, and shall not share cores with that.
+    "Megatron sharded, 4 ranks, 10 %": Row("sharded", 4, 0.1, 2.0, 40.0),
+    "Megatron sharded, 8 ranks, 10 %": Row("sharded", 8, 0.1, 2.0, 10.0),
     "torch's hook, 4 ranks, 30 %": Row("ddp", 4, 0.3, 0.7),
     "torch's hook, 4 ranks, 50 %": Row("ddp", 4, 0.5, 0.7),
     "torch's hook, 8 ranks, 30 %": Row("ddp", 8, 0.3, 0.8),
@@ -63,8 +71,13 @@ def phases(ranks: int, options: argparse.Namespace) -> list[tuple[int, int, int]
     ]
 
 
-def run(settings: dict[str, Any], ranks: int, rate: str, timeout: float) -> dict[str, Any]:
-    """What all ranks have measured, and the decisions; without a `rate` on this host alone."""
+def run(
+    settings: dict[str, Any], ranks: int, rate: str, timeout: float, delay: float = 0.0
+) -> dict[str, Any]:
+    """What all ranks have measured, and the decisions; without a `rate` on this host alone.
+
+    `delay`: ms from each host to each other one.
+    """
     with tempfile.TemporaryDirectory(prefix="adaptra-") as folder:
         path = Path(folder) / "settings.json"
         path.write_text(json.dumps(settings))
@@ -72,7 +85,9 @@ def run(settings: dict[str, Any], ranks: int, rate: str, timeout: float) -> dict
         command += ["--nproc-per-node", str(ranks)]
         if rate:
             command = [sys.executable, "-m", "megatron_adaptra", "netlab", "run", "--no-measure"]
-            command += ["--hosts", str(ranks), "--host", f"all:{rate}", "--", sys.executable]
+            command += ["--hosts", str(ranks), "--host", f"all:{rate}"]
+            command += ["--delay", f"{delay:g}ms"] * bool(delay)
+            command += ["--", sys.executable]
         done = subprocess.run([*command, str(RANK), str(path)], check=False, timeout=timeout)
         if done.returncode:
             raise SystemExit(f"the training has ended with status {done.returncode}")
@@ -88,35 +103,57 @@ def iterations(arm: dict[str, Any]) -> list[float]:
 
 
 def figures(done: dict[str, Any], spans: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
-    """By phase, what was found when, predicted, and measured."""
+    """By phase, what was found when, predicted, and measured.
+
+    A plan of an earlier phase that stays in force counts in this one, too.
+    """
     native, auto = (iterations(done[arm]) for arm in ("native", "auto"))
     found = []
-    for first, end, late in spans[1:]:
+    for first, end, late in spans:
+        before = [one for one in done["decisions"] if one["detected"] < first]
         mine = [one for one in done["decisions"] if first <= one["detected"] < end]
         row: dict[str, Any] = {
             "late": late,
             "native": median(native[first + SETTLED : end]),
             "decisions": len(mine),
+            "plan": "native",
         }
-        if mine:
-            last = mine[-1]
+        if mine or before:
+            last = (mine or before)[-1]
             swap = last["iteration"]
+            ours = auto[swap + 1 if mine else max(swap + 1, first + SETTLED) : end]
+            row |= {
+                "ours": median(ours) if ours else None,
+                "plan": last["after"],
+                "predicted gain": predicted_gain(last),
+                "predicted": last["predicted_ms"],
+                "measured": last.get("measured_ms"),
+            }
+        if mine:
             row |= {
                 "found": mine[0]["detected"] - first + 1,
                 "in force": swap - first,
                 "before": median(auto[first : min(swap, end)]),
-                "ours": median(auto[swap + 1 : end]) if swap + 1 < end else None,
-                "plan": last["after"],
-                "predicted gain": last["native_ms"] - last["predicted_ms"],
-                "predicted": last["predicted_ms"],
-                "measured": last.get("measured_ms"),
             }
         found.append(row)
     return found
 
 
+def predicted_gain(decision: dict[str, Any]) -> float:
+    """Milliseconds of an iteration that a decision expects to save over native.
+
+    Of shards it is more than native's reduce-scatter and ours are apart: an all-gather follows.
+    """
+    figures = decision["figures"]
+    return 0.0 if figures is None else 1e3 * float(decision["gain"] * figures["iteration"])
+
+
 def apart(done: dict[str, Any]) -> str:
-    """How far losses and parameters are from native's."""
+    """How far losses and parameters are from native's, and whether only plans can have done that.
+
+    A loss is computed before gradients are reduced: that of the iteration in which the first plan
+    comes into force is native's still. Afterwards sums are added up in another order.
+    """
     digests = {one for arm in ("native", "auto") for one in done[arm]["digest"]}
     native, auto = (
         [mean(of_ranks) for of_ranks in zip(*done[arm]["losses"], strict=True)]
@@ -128,20 +165,25 @@ def apart(done: dict[str, Any]) -> str:
     most = max(abs(a - b) / abs(a) for a, b in zip(native, auto, strict=True))
     alike = len(set(done["auto"]["digest"])) == 1
     first = done["decisions"][0]["iteration"] if done["decisions"] else None
+    by_plan = not differ or (first is not None and differ[0] > first)
     return (
         f"losses ({native[0]:.4g} to {native[-1]:.4g}) differ from native's by {most:.1e} of "
-        f"themselves at most, first in iteration {differ[0] if differ else None} (the first plan "
-        f"is in force from {first} on); parameters are {'' if alike else 'NOT '}alike on all ranks"
+        f"themselves at most, first in iteration {differ[0] if differ else None}"
+        f"{'' if by_plan else ', NOT BY A PLAN'} (the first plan is in force from {first} on); "
+        f"parameters are {'' if alike else 'NOT '}alike on all ranks"
     )
 
 
 def cells(name: str, row: dict[str, Any]) -> list[str]:
+    """A row of the table: of a phase with nothing new, of a plan that came too late, or of one."""
     whose = f"rank {row['late']}" if row["late"] >= 0 else "nobody"
-    if not row["decisions"]:
-        return [name, whose, f"{row['native']:.0f}", "no plan", *[""] * 6]
-    shown = [name, whose, f"{row['native']:.0f}", f"{row['before']:.0f}"]
+    shown = [name, whose, f"{row['native']:.0f}"]
+    if not row["decisions"] and row["plan"] == "native":
+        return [*shown, "no plan", *[""] * 6]
+    new = [f"{row['found']}", f"{row['in force']}"] if row["decisions"] else ["before", ""]
+    shown.append(f"{row['before']:.0f}" if row["decisions"] else "")
     if row["ours"] is None:
-        return [*shown, "too late", *[""] * 3, f"{row['found']}", f"{row['in force']}"]
+        return [*shown, "too late", *[""] * 3, *new]
     gain, predicted = row["native"] - row["ours"], row["predicted gain"]
     shown.append(f"{row['ours']:.0f}")
     if predicted:
@@ -149,13 +191,18 @@ def cells(name: str, row: dict[str, Any]) -> list[str]:
         shown += [f"{predicted:.0f} ({predicted / row['native']:.1%})", f"{gain / predicted:.2f}"]
     else:
         shown += [f"{gain:.0f}", "0", ""]
-    return [*shown, f"{row['found']}", f"{row['in force']}"]
+    return [*shown, *new]
 
 
 COLUMNS = [
     "run", "late", "native, ms", "before the plan, ms", "ours, ms", "gain, ms", "predicted, ms",
     "gain / predicted", "found in iteration", "in force after",
 ]  # fmt: skip
+
+
+def label(name: str) -> str:
+    """As a row is shown: with the release of Megatron that trains."""
+    return name.replace("Megatron", f"Megatron {version('megatron-core')}", 1)
 
 
 def late_ranks(options: argparse.Namespace) -> tuple[Table, list[str], list[Any]]:
@@ -165,26 +212,29 @@ def late_ranks(options: argparse.Namespace) -> tuple[Table, list[str], list[Any]
         if options.only not in name:
             continue
         spans = phases(job.ranks, options)
-        compute = job.lateness * NBYTES / parse_rate(options.rate) / job.slowed
+        buffer = NBYTES[job.trains] / parse_rate(options.rate)
+        compute = job.lateness * buffer / job.slowed
         settings = {
             "trains": job.trains, "phases": spans, "compute": compute, "slowed": job.slowed,
             "min_gain": options.min_gain,
         }  # fmt: skip
-        done = run(settings, job.ranks, options.rate, options.timeout)
+        done = run(settings, job.ranks, options.rate, options.timeout, job.delay)
         found = figures(done, spans)
-        rows += [cells(name, row) for row in found]
-        lines.append(f"{name}: {apart(done)}")
+        # What is decided in the first phase is wrong, but where hosts are far from each other.
+        shown = found[not (job.delay or found[0]["decisions"]) :]
+        rows += [cells(label(name), row) for row in shown]
+        lines.append(f"{label(name)}: {apart(done)}")
         kept.append({"name": name, "settings": settings, "figures": found, **done})
     return Table(f"Ports of {options.rate}, one rank late", COLUMNS, rows), lines, kept
 
 
 def healthy(options: argparse.Namespace) -> tuple[Table, list[str], list[Any]]:
-    """As `late_ranks`, where nobody is late."""
+    """As `late_ranks`, where nobody is late, and no host far from another one."""
     rows, lines, kept = [], [], []
     for name, job in ROWS.items():
-        if options.only not in name or job.slowed != 0.3:
+        if options.only not in name or job.slowed == 0.5:  # which others are without lateness
             continue
-        name = f"{name.rsplit(',', 1)[0]}, {options.rate or 'one host'}"
+        name = f"{label(name.rsplit(',', 1)[0])}, {options.rate or 'one host'}"
         spans = [(BLOCK * i, BLOCK * (i + 1), -1) for i in range(options.turns + 1)]
         settings = {
             "trains": job.trains, "phases": spans, "compute": options.compute / 1e3, "slowed": 0.0,

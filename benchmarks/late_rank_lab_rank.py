@@ -31,10 +31,11 @@ SEED = 1234
 class Settings:
     """What all ranks do.
 
-    `trains`: megatron or ddp. `phases`: of a first iteration, one after the last, and the rank that
-    is late meanwhile, -1 for none; of healthy trainings one per arm, in turns. `compute`: seconds
-    of a rank in time, of which it waits what its model does not take. `slowed`: what a late one
-    takes more, as a share. `in_turns`: both trainings take turns, a phase each.
+    `trains`: megatron, sharded (the same with the distributed optimizer) or ddp. `phases`: of a
+    first iteration, one after the last, and the rank that is late meanwhile, -1 for none; of
+    healthy trainings one per arm, in turns. `compute`: seconds of a rank in time, of which it waits
+    what its model does not take. `slowed`: what a late one takes more, as a share. `in_turns`: both
+    trainings take turns, a phase each.
     """
 
     trains: str
@@ -73,8 +74,17 @@ class Trainings(Protocol):
         ...
 
 
+# Megatron's functions in which plans of ours run: each training has those it was made with.
+PATCHED = ("gradients", "shards")
+HIDDEN = {"megatron": 128, "sharded": 64}  # of a GPT of about 3.3 MB, and of 0.9 MB
+
+
 class OfMegatron:
-    """GPTs with Megatron's own DistributedDataParallel, of about 3.3 MB."""
+    """GPTs with Megatron's own DistributedDataParallel, and with its distributed optimizer.
+
+    That one reduces after the last backward: how long a reduction takes that overlaps with one is
+    not known, so that nothing is chosen for it.
+    """
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         from megatron_adaptra.adapter.baseline import cpu
@@ -85,17 +95,19 @@ class OfMegatron:
         from megatron_adaptra.adapter.compat.patches import PATCHES
 
         self._gpt, self._min_gain, self._log = gpt, settings.min_gain, folder / DECISIONS
+        sharded = settings.trains == "sharded"
         self._shape = gpt.GPTShape(
-            stages=1, microbatches=1, layers=4, hidden=128, seq_length=16, seed=SEED
-        )
+            stages=1, microbatches=1, layers=4, hidden=HIDDEN[settings.trains], seq_length=16,
+            seed=SEED, distributed_optimizer=sharded, after_backward=sharded,
+        )  # fmt: skip
         gpt.initialize(self._shape, TIMEOUT)
         prefix = folder / "data" / "text"
         if dist.get_rank() == 0:
             gpt.write_dataset(None, prefix.parent, limit=200_000)
         dist.barrier()
         self._dataset = gpt.build_dataset(prefix, self._shape, 1000)
-        (target,) = PATCHES["gradients"].targets
-        self._patched = find(target)
+        targets = [target for name in PATCHED for target in PATCHES[name].targets]
+        self._patched = [find(target) for target in targets]
 
     def native(self) -> Training:
         return OfGPT(self._gpt, self._shape, self._dataset, self._patched)
@@ -107,27 +119,36 @@ class OfMegatron:
             allreduce="auto", min_gain=self._min_gain, timeout=TIMEOUT, decision_log=str(self._log)
         )
         self._activation = activate(config)
-        self._ours = vars(self._patched[0])[self._patched[1]]
+        self._ours = functions_of(self._patched)
         return OfGPT(self._gpt, self._shape, self._dataset, self._patched)
 
     def close(self) -> None:
-        setattr(*self._patched, self._ours)
+        put(self._patched, self._ours)
         self._activation.undo()
+
+
+def functions_of(patched: list[tuple[Any, str]]) -> list[Any]:
+    return [vars(owner)[name] for owner, name in patched]
+
+
+def put(patched: list[tuple[Any, str]], functions: list[Any]) -> None:
+    for (owner, name), function in zip(patched, functions, strict=True):
+        setattr(owner, name, function)
 
 
 class OfGPT:
     """One of them. It reduces gradients as Megatron was patched to do when it was made."""
 
-    def __init__(self, gpt: Any, shape: Any, dataset: Any, patched: tuple[Any, str]) -> None:
+    def __init__(self, gpt: Any, shape: Any, dataset: Any, patched: list[tuple[Any, str]]) -> None:
         self._arm, self._function = gpt.Arm.build(shape, dataset), gpt.forward_backward_function()
-        self._patched, self._reduces = patched, vars(patched[0])[patched[1]]
+        self._patched, self._reduce = patched, functions_of(patched)
         self._finalize = self._arm.config.finalize_model_grads_func
         self._arm.config.finalize_model_grads_func = self._finish
         self._computed: Callable[[], None]
 
     def step(self, iteration: int, computed: Callable[[], None]) -> float:
         self._computed = computed
-        setattr(*self._patched, self._reduces)
+        put(self._patched, self._reduce)
         self._arm.begin()
         (loss,) = self._arm.forward_backward(self._function)
         self._arm.optimizer.step()
@@ -232,9 +253,8 @@ def main() -> None:
     path = Path(sys.argv[1])
     settings = Settings(**json.loads(path.read_text()))
     dist.init_process_group("gloo")
-    make: Trainings = {"megatron": OfMegatron, "ddp": OfTorch}[settings.trains](
-        settings, path.parent
-    )
+    trains = {"megatron": OfMegatron, "sharded": OfMegatron, "ddp": OfTorch}[settings.trains]
+    make: Trainings = trains(settings, path.parent)
     native = Arm(make.native(), settings)
     if settings.in_turns:
         auto, order = Arm(make.auto(), settings), random.Random(SEED)

@@ -37,12 +37,14 @@ DIRECT = GroupAllReduce(Choice(RANKS, "direct", 2, (1, 0, 1)), (1,))
 NEVER = 1e9  # a gain that nothing has
 
 
-def open_group(transport: str, timeout: float = PATIENCE) -> tuple[Connected, AdaptiveAllReduce]:
+def open_group(
+    transport: str, timeout: float = PATIENCE, *, sharded: bool = False
+) -> tuple[Connected, AdaptiveAllReduce]:
     world = dist.group.WORLD
     assert world is not None
     connected = Connected.between(world, "test", timeout, transport, meshes=MESHES)
     return connected, AdaptiveAllReduce(
-        connected, dist.get_rank(), tuple(range(RANKS)), NEVER, timeout
+        connected, dist.get_rank(), tuple(range(RANKS)), NEVER, timeout, sharded=sharded
     )
 
 
@@ -107,6 +109,33 @@ def test_all_ranks_switch_in_one_iteration_and_sums_are_right(transport: str) ->
     assert ran == ["native"] * first + ["direct"] * (last - first) + ["native"] * (len(ran) - last)
     assert 3 < first <= 5 < 8 < last <= 10
     assert known >= ITERATIONS - 2
+
+
+def gather(me: RankFixture) -> list[bool]:
+    """By iteration, whether its report has waited for two gathers; none comes in the third one."""
+    connected, adaptive = open_group("engine", sharded=True)
+    waited = []
+    for iteration in range(5):
+        me.meet()
+        reduce(connected, adaptive, torch.ones(WORDS))
+        adaptive.gathered()
+        waited.append(adaptive._held is not None)
+        if iteration != 2:
+            adaptive.gathered()
+            assert adaptive._held is None
+    loop = adaptive.loop
+    if loop is not None:
+        until(lambda: loop.seen >= 3, "reports of all ranks, also of the third iteration")
+    me.meet()
+    adaptive.close()
+    return waited
+
+
+def test_paths_are_measured_once_shards_have_been_gathered() -> None:
+    """A probe beside an all-gather would share its ports."""
+    for waited in run("gloo", gather, ranks=RANKS):
+        # How many there are is known from the iteration before.
+        assert waited == [False, True, True, False, True]
 
 
 SITES = {

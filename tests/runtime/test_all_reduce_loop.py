@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from patience import PATIENCE
-from runtime.voted_group import BUFFER, NBYTES, RATE, VotedGroup
+from runtime.voted_group import BUFFER, MS, NBYTES, RATE, VotedGroup
 
 from megatron_adaptra.errors import BadBundle, BadInput
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.all_reduce.decisions import ranks_in_words
-from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.loop import FEWEST, LOOK, WARM, AllReduceLoop
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.bundle import Bundle
 from megatron_adaptra.runtime.voted_choice import PAUSE
@@ -100,6 +100,34 @@ def test_of_ranks_that_come_last_together_none_owns_anything_at_once(
     assert ran[-1].algorithm == "direct"
     assert {rank for rank, share in enumerate(ran[-1].shares) if not share} == {1, 5}
     assert "that was chosen is not used" not in capfd.readouterr().err
+
+
+def test_shards_far_from_each_other_go_straight_while_ranks_are_late_or_not(tmp_path: Path) -> None:
+    """Nobody has to be late: it is chosen as soon as native is known."""
+    log, known = tmp_path / "decisions.jsonl", WARM + FEWEST - 1
+    group = VotedGroup(8, log, sharded=True, delay=50 * MS)
+    ran = group.train(known + 4)
+    for late in ({2: BUFFER}, {1: BUFFER}, {}):
+        ran += group.train(SOON, late)
+    group.close()
+    assert {str(one) for one in ran} == {"native", "direct"}
+    (decision,) = (line for line in lines(log) if line["kind"] == "all-reduce")
+    assert (decision["detected"], decision["why"]) == (known, "a message takes 50 ms")
+    assert [one.native for one in ran] == [i < decision["iteration"] for i in range(len(ran))]
+    assert decision["native_ms"] == pytest.approx(1e3 * group.took[known], rel=0.02)
+    # Of an iteration: in the reduce-scatter, and in the all-gather after it.
+    saved = 1e-3 * (decision["native_ms"] - decision["predicted_ms"])
+    assert decision["gain"] * decision["figures"]["iteration"] > 1.2 * saved
+
+
+def test_delays_of_shards_that_grow_are_seen_at_the_next_look(tmp_path: Path) -> None:
+    group = VotedGroup(8, tmp_path / "decisions.jsonl", sharded=True)
+    assert all(one.native for one in group.train(2 * LOOK))
+    group.delay = 50 * MS
+    assert not group.train(2 * LOOK)[-1].native
+    group.close()
+    (decision,) = lines(tmp_path / "decisions.jsonl")[:1]
+    assert (decision["detected"] % LOOK, decision["why"]) == (0, "a message takes 50 ms")
 
 
 def test_without_a_material_gain_native_stays(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,15 +28,22 @@ BUFFER = NBYTES / RATE
 class VotedGroup(VotedRanks):
     """All ranks of a group, in one thread; control threads are theirs.
 
+    `delay`: seconds of a message; may be set. `sharded`: it is a reduce-scatter; native is gloo's
+    then, an all-reduce of which each step crosses two delays.
+
     `ran`: by iteration the choice that all of them ran. `took`: seconds after the last arrival.
     """
 
-    def __init__(self, ranks: int, path: Path, min_gain: float = 0.05, first: int = 0) -> None:
+    def __init__(
+        self, ranks: int, path: Path, min_gain: float = 0.05, *, sharded: bool = False,
+        delay: float = 0.3 * MS, first: int = 0,
+    ) -> None:  # fmt: skip
+        self.delay, self._crossed = delay, 2 if sharded else 1
         self.ranks, self.ran, self.took = ranks, list[Choice](), list[float]()
         # By rank, of the last reduction: its end after the first one's, and what it took there.
         self._ends, self._took = [0.0] * ranks, [0.0] * ranks
         super().__init__(
-            ranks, {ALL_REDUCE: GroupAllReduce(Choice(ranks))},
+            ranks, {ALL_REDUCE: GroupAllReduce(Choice(ranks, sharded=sharded))},
             lambda: AllReduceLoop(range(8, 8 + ranks), min_gain, AllReduceLog(path)), first,
         )  # fmt: skip
 
@@ -54,17 +62,19 @@ class VotedGroup(VotedRanks):
         `factor`: plans take so many times as long as the clock of ports has it.
         """
         late = late or {}
-        ports = Ports.equal(list(rates or [RATE] * self.ranks), 0.3 * MS, 0.1 * MS)
+        ports = Ports.equal(list(rates or [RATE] * self.ranks), self.delay, 0.1 * MS)
+        natively = replace(ports, delay=self._crossed * self.delay)
         for iteration in range(len(self.ran), len(self.ran) + iterations):
             choice = self._begin(iteration)[ALL_REDUCE].choice
             self.ran.append(choice)
             computed = [end + late.get(r, 0.0) for r, end in enumerate(self._ends)]
             lateness = [moment - min(computed) for moment in computed]
             plan = choice.plan()
-            run = run_on_ports(plan or ring(self.ranks, 2), NBYTES, ports, lateness)
+            how = (ring(self.ranks, 2), NBYTES, natively) if plan is None else (plan, NBYTES, ports)
+            run = run_on_ports(*how, lateness)
             more = 0.0 if plan is None else (factor - 1) * run.after_arrival
             self.took.append(run.after_arrival + more)
-            seen = messages(self.ranks, dict(enumerate(lateness)))
+            seen = messages(self.ranks, dict(enumerate(lateness)), delay=self.delay)
             for rank, controller in enumerate(self.controllers):
                 if rank not in silent:
                     paths = {

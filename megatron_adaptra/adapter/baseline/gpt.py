@@ -157,9 +157,8 @@ class Arm:
         optimizer = get_megatron_optimizer(settings, models)
         several = len(models) > 1
         config.no_sync_func = [m.no_sync for m in models] if several else models[0].no_sync
-        if (
-            distributed
-        ):  # stages start their reductions at the same moment, as Megatron's default is
+        if shape.overlaps_reductions and distributed:
+            # Stages start their reductions at the same moment, as Megatron's default is.
             starts = [m.start_grad_sync for m in models]
             config.grad_sync_func = starts if several else starts[0]
         config.finalize_model_grads_func = finalize_model_grads
@@ -303,10 +302,9 @@ def _chunk(config: Any, shape: GPTShape, chunk: int) -> Any:
     model.cuda()  # not all of its parameters are made there
     if shape.precision != "fp32":
         model = Float16Module(config, model)
-    distributed = shape.distributed_optimizer
     how = DistributedDataParallelConfig(
-        overlap_grad_reduce=distributed or shape.overlap_reduce,
-        use_distributed_optimizer=distributed,
+        overlap_grad_reduce=shape.overlaps_reductions,
+        use_distributed_optimizer=shape.distributed_optimizer,
         overlap_param_gather=shape.overlap_gather,
         average_in_collective=shape.average,
         num_distributed_optimizer_instances=shape.instances,

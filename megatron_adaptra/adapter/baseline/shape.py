@@ -15,8 +15,8 @@ class GPTShape:
     ranks have a part each. `average`: the collective averages, instead of factors. `instances` of
     the distributed optimizer, each with all shards. `overlap_reduce`: gradients are reduced bucket
     by bucket during the last backward; `distributed_optimizer`: with that, all stages starting at
-    the same moment; `overlap_gather`: each bucket's parameters are gathered during the forward
-    before the one that needs them.
+    the same moment, or `after_backward`, all of a stage's gradients at once; `overlap_gather`: each
+    bucket's parameters are gathered during the forward before the one that needs them.
     """
 
     stages: int = 4
@@ -38,5 +38,11 @@ class GPTShape:
     instances: int = 1
     overlap_reduce: bool = False
     distributed_optimizer: bool = False
+    after_backward: bool = False
     overlap_gather: bool = False
     seed: int = 1234
+
+    @property
+    def overlaps_reductions(self) -> bool:
+        """Whether buckets are reduced during the last backward."""
+        return self.overlap_reduce or (self.distributed_optimizer and not self.after_backward)

@@ -165,23 +165,24 @@ class PlannedCollectives(ABC):
         planned = None if call is None else call.groups.get(goal)
         if call is None or planned is None or planned.group is not group:
             return False
-        adaptive = None if goal is Goal.ALL_GATHER else planned.adaptive
+        adaptive, gathers = planned.adaptive, goal is Goal.ALL_GATHER
         if goal not in call.goals:
             for work in call.works:  # between instances: of the sums that each of them has
                 work.wait()
             for other in list(call.native):
                 self._end_native(call, other)
             call.goals.add(goal)
-            if goal is not Goal.ALL_GATHER:
+            if not gathers:
                 planned.begins(call.buckets)
-        if adaptive is not None:
+        if adaptive is not None and not gathers:
             adaptive.started(whole.nbytes)
         if (plan := planned.plan(goal, whole.nbytes)) is None:
             call.native[goal] += adaptive is not None
             return False
         work = planned.exchange.start(whole, plan, op)
         if adaptive is not None:
-            work.when_done(lambda error: adaptive.ended())
+            over = adaptive.gathered if gathers else adaptive.ended
+            work.when_done(lambda error: over())
         call.works.append(work)
         self._under_way = [*(one for one in self._under_way if not one.done()), work]
         return True
@@ -191,6 +192,10 @@ class PlannedCollectives(ABC):
         adaptive, config = call.groups[goal].adaptive, call.buckets.ddp_config
         count = call.native.pop(goal, 0)
         if adaptive is None or not count:
+            return
+        if goal is Goal.ALL_GATHER:
+            for _ in range(count):
+                adaptive.gathered()
             return
         # Those of several instances do not overlap: each has ended with Megatron's function.
         if config.overlap_grad_reduce and config.num_distributed_optimizer_instances == 1:

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import Disagreement
@@ -31,12 +32,21 @@ PROBED_EVERY = 32  # ... and then one of so many
 MESHES = ("control", "arrivals", "probes")  # connections of its own: see Connected.between
 
 
+class _Ended(NamedTuple):
+    """A reduction that is over: what this rank reports of it."""
+
+    iteration: int
+    nbytes: int
+    seconds: float | None
+    period: float | None
+
+
 class AdaptiveAllReduce:
     """Measures each iteration's reduction, and knows what all ranks run in it.
 
     An iteration begins with `ready`; each buffer that is reduced in it is `started` and `ended`, by
-    whatever way. What fails in measuring and choosing ends that alone: what is in force stays, on
-    all ranks.
+    whatever way. Those that are `gathered` afterwards are over before paths are measured. What
+    fails in measuring and choosing ends that alone: what is in force stays, on all ranks.
 
     Args:
         connected: between the group's ranks, with MESHES.
@@ -66,8 +76,10 @@ class AdaptiveAllReduce:
         self._arrived = 0.0
         self._period: float | None = None
         self._calls = self._expected = self._open = self._nbytes = 0
+        self._gathers = self._expected_gathers = 0
         self._timed = True
         self._reported = True
+        self._held: _Ended | None = None
         meshes = connected.meshes
         self._probes = PathProbes(meshes["probes"], me, len(ranks))
         self._arrivals: ArrivalMessages | None = self._guard.call(
@@ -99,10 +111,12 @@ class AdaptiveAllReduce:
         if not self._reported:  # it has no end of its own
             self._guard.call(self._ends, None)
         self.check()
+        self._guard.call(self._release)
         with self._lock:
             self._iteration += 1
             if self._calls:
                 self._expected = self._calls
+            self._expected_gathers, self._gathers = self._gathers, 0
             self._calls = self._open = self._nbytes = 0
             self._timed, self._reported = True, False
         self._value = self._agreed()
@@ -144,6 +158,17 @@ class AdaptiveAllReduce:
         if over and self._timed:
             self._guard.call(self._ends, now)
 
+    def gathered(self) -> None:
+        """A buffer of this iteration has been gathered, or when that ends is not known here.
+
+        On any thread.
+        """
+        with self._lock:
+            self._gathers += 1
+            over = self._gathers >= self._expected_gathers
+        if over:
+            self._guard.call(self._release)
+
     def check(self) -> None:
         """Raises Disagreement if a rank was found to run something else in this iteration."""
         arrivals = self._arrivals
@@ -164,9 +189,18 @@ class AdaptiveAllReduce:
             if self._reported:
                 return
             self._reported = True
-            nbytes = self._nbytes
-        seconds = None if now is None or not self._arrived else now - self._arrived
-        self._guard.later(self._report, self._iteration, nbytes, seconds, self._period)
+            seconds = None if now is None or not self._arrived else now - self._arrived
+            self._held = _Ended(self._iteration, self._nbytes, seconds, self._period)
+            gathers = self._gathers < self._expected_gathers
+        if not gathers:  # else ports are not idle yet
+            self._release()
+
+    def _release(self) -> None:
+        """Report what is held back."""
+        with self._lock:
+            held, self._held = self._held, None
+        if held is not None:
+            self._guard.later(self._report, held)
 
     @property
     def loop(self) -> AllReduceLoop | None:
@@ -176,15 +210,16 @@ class AdaptiveAllReduce:
 
     # On the guard's thread.
 
-    def _report(
-        self, iteration: int, nbytes: int, seconds: float | None, period: float | None
-    ) -> None:
+    def _report(self, ended: _Ended) -> None:
+        iteration = ended.iteration
         seen = {} if self._arrivals is None else self._arrivals.seen(iteration)
         rates: dict[int, float] = {}
         if iteration in PROBED or (iteration and not iteration % PROBED_EVERY):
             rates = self._probes.run()
         self._controller.hand_in(
-            ReductionReport(self._me, iteration, nbytes, seen, rates, seconds, period)
+            ReductionReport(
+                self._me, iteration, ended.nbytes, seen, rates, ended.seconds, ended.period
+            )
         )
 
     def close(self) -> None:
