@@ -5,6 +5,9 @@ stage gets slow and is as fast as others again, in a training with as many micro
 replica, and then in the same one with shares of them. In the emulated rows all ops wait several
 times as long as they compute, for a machine with fewer cores than replicas. In the row `suspended`
 a replica is really slow: its process is suspended for half of each period (SIGSTOP, SIGCONT).
+
+`--healthy`: what shares cost while nobody is slow. One training, with shares in every second block
+of iterations; each of these blocks is compared with those around it, median by median.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from common import markdown
+from common import interval, markdown
 from replica_shares_rank import RESULT, SLOW
 from suspended import ranks_of, suspend
 
@@ -59,6 +63,14 @@ def rules(job: Job) -> list[str]:
     return [f"{last}.0:{WAITS * job.slow:g}x@{FROM}..{TO}", *waits]
 
 
+# Nobody is slow, and counts cannot change.
+HEALTHY = {
+    "4 x 8, ops wait": Job(4, 8, 1.0),
+    "2 x 8, ops compute": Job(2, 8, 1.0, 192, suspended=True),
+}
+BLOCK = 10  # iterations; every second block has shares
+
+
 def suspend_while_slow(
     pid: int, job: Job, folder: Path, over: threading.Event, period: float
 ) -> None:
@@ -82,6 +94,8 @@ def run(job: Job, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         "microbatches": job.microbatches, "hidden": job.hidden, "seq_length": 64,
         "iterations": ITERATIONS, "slow_from": FROM, "slow_to": TO, "emulated": rules(job),
     }  # fmt: skip
+    if arguments.healthy:
+        settings |= {"block": BLOCK, "iterations": BLOCK * arguments.blocks}
     path = folder / "settings.json"
     path.write_text(json.dumps(settings))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -110,6 +124,20 @@ def run(job: Job, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 def iterations(arm: dict[str, Any]) -> list[float]:
     """Milliseconds of each, of the rank that took longest."""
     return [1e3 * max(of_ranks) for of_ranks in zip(*arm["seconds"], strict=True)]
+
+
+def cost(name: str, done: dict[str, Any]) -> list[str]:
+    """What shares cost in a training of blocks."""
+    each = iterations(done)
+    blocks = [each[i + SETTLED : i + BLOCK] for i in range(0, len(each), BLOCK)]
+    off, on = [median(block) for block in blocks[::2]][1:], [median(b) for b in blocks[1::2]][1:]
+    around = pairwise(off)
+    ratios = [ours / ((one + other) / 2) for ours, (one, other) in zip(on, around, strict=True)]
+    low, high = interval(ratios)
+    return [
+        name, f"{median(off):.1f}", f"{median(on):.1f}", f"{median(ratios):.4f}",
+        f"{low:.4f} to {high:.4f}", f"{len(ratios)}",
+    ]  # fmt: skip
 
 
 def figures(done: dict[str, Any]) -> dict[str, Any]:
@@ -164,23 +192,29 @@ COLUMNS = [
 ]  # fmt: skip
 
 
+COSTS = ["nobody slow", "without, ms", "with shares, ms", "of without", "95 %", "pairs"]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="of each row")
     parser.add_argument("--only", metavar="WORD", default="", help="rows whose name has it")
+    parser.add_argument("--healthy", action="store_true", help="what it costs where nobody is slow")
+    parser.add_argument("--blocks", type=int, default=41, metavar="N", help="with --healthy; odd")
     parser.add_argument("--period", type=float, default=10, metavar="MS", help="of a suspended one")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="of a run")
     parser.add_argument("--json", metavar="FILE", help="write all runs there, too")
     arguments = parser.parse_args(argv)
     rows, kept = [], []
-    for name, job in JOBS.items():
+    for name, job in (HEALTHY if arguments.healthy else JOBS).items():
         for _ in range(arguments.runs if arguments.only in name else 0):
             with tempfile.TemporaryDirectory(prefix="adaptra-") as folder:
                 done = run(job, arguments, Path(folder))
-            row = figures(done)
-            rows.append(cells(name, row))
+            row = {} if arguments.healthy else figures(done)
+            rows.append(cost(name, done) if arguments.healthy else cells(name, row))
             kept.append({"name": name, **row, **done})
-    print(markdown(Table("Shares of microbatches", COLUMNS, rows)))
+    columns = COSTS if arguments.healthy else COLUMNS
+    print(markdown(Table("Shares of microbatches", columns, rows)))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(kept, indent=1) + "\n")
 

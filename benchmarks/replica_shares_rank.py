@@ -1,7 +1,9 @@
 """One rank of replica_shares.py: the same training with stock's counts, then with found ones.
 
-Argument: a file with Settings as JSON. In the slow phase rank 0 keeps the file SLOW beside it, in
-which replica_shares.py suspends a replica. At the end it writes there what all ranks have measured.
+Or, where nobody is slow, one training that is measured and voted on in every second block of
+iterations. Argument: a file with Settings as JSON. In the slow phase rank 0 keeps the file SLOW
+beside it, in which replica_shares.py suspends a replica. At the end it writes there what all ranks
+have measured.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ import torch.distributed as dist  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
+from megatron_adaptra.adapter.sync.found_counts import FoundCountsSource  # noqa: E402
+from megatron_adaptra.adapter.sync.shares import Shares  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.runtime.worker_emulator import WorkerEmulator  # noqa: E402
 
 RESULT, DECISIONS, SLOW = "result.json", "decisions.jsonl", "slow"
 TIMEOUT = 60.0
+NEVER = 1e9  # times an iteration, that counts would have to save
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Settings:
     slow_from: int
     slow_to: int
     emulated: list[str]
+    block: int = 0  # iterations of each; 0 for two trainings
 
 
 def train(
@@ -90,6 +96,42 @@ def train(
     return {name: [of_rank[i] for of_rank in found] for i, name in enumerate(names)}
 
 
+def in_blocks(settings: Settings, shape: gpt.GPTShape, dataset: Any) -> list[list[float]]:
+    """By rank, the seconds of each iteration; with shares in every second block, and the first.
+
+    In the others Megatron's schedule runs as if there were none.
+    """
+    ours, off = Shares.forward_backward, [False]
+
+    def now_and_then(shares: Shares, run: Any, arguments: Any) -> Any:
+        if not off[0]:
+            return ours(shares, run, arguments)
+        if isinstance(shares._source, FoundCountsSource):
+            shares._source._sync._began = None  # what comes next does not follow the one before
+        return run(arguments)
+
+    config = AdaptraConfig(
+        sync="share", timeout=TIMEOUT, emulate_worker=settings.emulated, min_gain=NEVER
+    )
+    activation, seconds = activate(config), list[float]()
+    assert activation.shares is not None
+    Shares.forward_backward = now_and_then  # type: ignore[method-assign]
+    arm, function = gpt.Arm.build(shape, dataset), gpt.forward_backward_function()
+    for iteration in range(settings.iterations):
+        off[0] = iteration >= settings.block and iteration // settings.block % 2 == 0
+        began = time.monotonic()
+        arm.begin()
+        arm.forward_backward(function)
+        arm.optimizer.step()
+        arm.end()
+        seconds.append(time.monotonic() - began)
+        assert activation.shares.plan.full
+    activation.undo()
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, seconds)
+    return found
+
+
 def main() -> None:
     path = Path(sys.argv[1])
     settings = Settings(**json.loads(path.read_text()))
@@ -108,10 +150,14 @@ def main() -> None:
     samples = settings.iterations * settings.microbatches * dist.get_world_size()
     dataset = gpt.build_dataset(prefix, shape, samples)
     emulators: list[WorkerEmulator] = []
-    found = {
-        sync: train(settings, shape, dataset, sync, path.parent, emulators)
-        for sync in ("full", "share")
-    }
+    found: dict[str, Any] = (
+        {"seconds": in_blocks(settings, shape, dataset)}
+        if settings.block
+        else {
+            sync: train(settings, shape, dataset, sync, path.parent, emulators)
+            for sync in ("full", "share")
+        }
+    )
     if dist.get_rank() == 0:
         (path.parent / RESULT).write_text(json.dumps(found))
     dist.barrier()

@@ -8,6 +8,7 @@ instead and all of it measured, `swap` or `auto`, the routes that are allowed.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -29,6 +30,7 @@ from megatron_adaptra.adapter.sync import offers  # noqa: E402
 from megatron_adaptra.adapter.sync.found_counts import FoundCountsSource  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.runtime.offer import Offer  # noqa: E402
+from megatron_adaptra.telemetry.replica_row import ReplicaRow  # noqa: E402
 
 ROUTES = sys.argv[2] if len(sys.argv) > 2 else ""
 # The first iteration of a slow replica, the one after it, and all.
@@ -71,16 +73,14 @@ def calculate(slow: set[int]) -> None:
     """From now on what replicas take follows from counts; those in `slow` are slow."""
     ended = FoundCountsSource.ended
 
-    def calculated(
-        self: FoundCountsSource, iteration: int, counts: Any, seconds: Any, uses: Any
-    ) -> None:
-        now = slow if FROM <= iteration < TO else ()
+    def calculated(self: FoundCountsSource, row: ReplicaRow) -> None:
+        now = slow if FROM <= row.iteration < TO else ()
         each = [
             MICROBATCH * (count + SHAPE.stages - 1) * (2 if one in now else 1)
-            for one, count in enumerate(counts)
+            for one, count in enumerate(row.microbatches)
         ]
-        self._sync._took[iteration] = max(each) + STEP
-        ended(self, iteration, counts, tuple(each), uses)
+        self._sync._took[row.iteration] = max(each) + STEP
+        ended(self, dataclasses.replace(row, seconds=tuple(each)))
 
     FoundCountsSource.ended = calculated  # type: ignore[method-assign]
 

@@ -36,6 +36,7 @@ from megatron_adaptra.runtime.sync.decisions import SyncLog  # noqa: E402
 from megatron_adaptra.runtime.sync.group import AdaptiveSync  # noqa: E402
 from megatron_adaptra.runtime.sync.loop import SyncLoop  # noqa: E402
 from megatron_adaptra.runtime.yielding import Yielding  # noqa: E402
+from megatron_adaptra.telemetry.replica_row import ReplicaRow  # noqa: E402
 from megatron_adaptra.telemetry.replica_speed import ReplicaSpeeds  # noqa: E402
 
 ITERATIONS, SLOW = 14, 1  # a replica
@@ -103,11 +104,10 @@ def calculate() -> None:
     """
     ended = FoundCountsSource.ended
 
-    def calculated(
-        self: FoundCountsSource, iteration: int, counts: Any, seconds: Any, uses: Any
-    ) -> None:
-        self._sync._took[iteration] = self._sync._queued[iteration] = 1.25
-        ended(self, iteration, counts, (0.1 * counts[0], 0.3 * counts[1]), uses)
+    def calculated(self: FoundCountsSource, row: ReplicaRow) -> None:
+        self._sync._took[row.iteration] = self._sync._queued[row.iteration] = 1.25
+        one, other = row.microbatches
+        ended(self, dataclasses.replace(row, seconds=(0.1 * one, 0.3 * other)))
 
     FoundCountsSource.ended = calculated  # type: ignore[method-assign]
 

@@ -30,6 +30,7 @@ from megatron_adaptra.adapter.sync.share_times import ScheduleTimes, Timed  # no
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
 from megatron_adaptra.runtime.sync.share_vote import ShareVote  # noqa: E402
+from megatron_adaptra.telemetry.replica_row import ReplicaRow  # noqa: E402
 
 FROM, TO = 4, 14  # the first iteration in which a replica is slow, the one after it
 BEHIND = 2  # a rank that does not switch with the others, in the last training
@@ -101,10 +102,11 @@ def calculate(replica: int) -> None:
         assert timed.seconds > 0
         return timed._replace(seconds=calculated(iteration, timed.counts)[replica])
 
-    def ends(self: FoundCountsSource, iteration: int, counts: Any, seconds: Any, uses: Any) -> None:
-        assert seconds == pytest.approx(calculated(iteration, counts)), "on all ranks"
-        self._sync._took[iteration] = max(seconds) + STEP
-        ended(self, iteration, counts, seconds, uses)
+    def ends(self: FoundCountsSource, row: ReplicaRow) -> None:
+        expected = calculated(row.iteration, row.microbatches)
+        assert row.seconds == pytest.approx(expected), "on all ranks"
+        self._sync._took[row.iteration] = max(row.seconds) + STEP
+        ended(self, row)
 
     ScheduleTimes.known = knows  # type: ignore[method-assign]
     FoundCountsSource.ended = ends  # type: ignore[method-assign]

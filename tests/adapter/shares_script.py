@@ -36,6 +36,7 @@ from megatron_adaptra.adapter.baseline.shape import GPTShape  # noqa: E402
 from megatron_adaptra.adapter.entry.activate import activate  # noqa: E402
 from megatron_adaptra.config import AdaptraConfig  # noqa: E402
 from megatron_adaptra.ir.sync import SyncPlan  # noqa: E402
+from megatron_adaptra.telemetry.replica_row import ReplicaRow  # noqa: E402
 
 VOCABULARY, LENGTH, LAYERS = 32, 8, 2
 FAULTS = ("raises", "nonsense", "nothing", "other counts", "other shape")  # of a source
@@ -181,14 +182,12 @@ class Planned:
     def starts(self, iteration: int) -> None:
         pass
 
-    def ended(
-        self, iteration: int, counts: tuple[int, ...], seconds: tuple[float, ...], uses: Any
-    ) -> None:
-        assert len(counts) == len(seconds)
-        assert all(one > 0 for one in seconds)
-        if self._fault == "deaf" and iteration >= self._first:
+    def ended(self, row: ReplicaRow) -> None:
+        assert len(row.microbatches) == len(row.seconds)
+        assert all(one > 0 for one in row.seconds)
+        if self._fault == "deaf" and row.iteration >= self._first:
             raise RuntimeError("injected")
-        self.ended_with.append(list(counts))
+        self.ended_with.append(list(row.microbatches))
 
     def close(self) -> None:
         pass

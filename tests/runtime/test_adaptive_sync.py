@@ -59,7 +59,7 @@ class Job:
         assert word == READY, "all ranks are about to run the same"
         assert known is not None
         self.sync._took[iteration] = max(known) + 0.05  # follows from counts, too
-        self.sync.ended(iteration, plan.counts, known, uses)
+        self.sync.ended(ReplicaRow(iteration, plan.counts, known, uses))
         return plan
 
     def close(self) -> None:
@@ -262,7 +262,7 @@ def taken(me: RankFixture) -> Any:
         patch.setattr(sync._yielding, "ended", lambda *row: looked.append(row))
         for iteration in ITERATED:
             sync.starts(iteration)
-            sync.ended(iteration - 1, FULL, (1.0, 1.0, 1.0), (None, USE, None))
+            sync.ended(ReplicaRow(iteration - 1, FULL, (1.0, 1.0, 1.0), (None, USE, None)))
         sync._yielding.use = USE
         assert sync.gives(ITERATED[-1]) == (USE, None)
     me.meet()

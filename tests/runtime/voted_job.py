@@ -12,6 +12,7 @@ from megatron_adaptra.runtime.offer import Offers
 from megatron_adaptra.runtime.sync.group import AdaptiveSync
 from megatron_adaptra.runtime.sync.loop import SyncLoop
 from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 MICROBATCH = 0.1  # seconds
 STEP = 0.05  # seconds after the last replica has run
@@ -87,10 +88,11 @@ class VotedJob:
             assert given[1:] == [None] * (self.replicas - 1), "one rank proposes"
             self._voted = given[0]
             hosts = tuple((uses or {}).get(replica) for replica in range(self.replicas))
+            row = ReplicaRow(iteration, plan.counts, seconds, hosts)
             for one in self.ranks:
                 one._took[iteration] = self.took[-1]
                 if not unknown:
-                    one.ended(iteration, plan.counts, seconds, hosts)
+                    one.ended(row)
             self.loop.drain(PATIENCE)
         return self.ran[-iterations:]
 

@@ -13,6 +13,7 @@ from megatron_adaptra.runtime.offer import Offers
 from megatron_adaptra.runtime.sync.group import AdaptiveSync
 from megatron_adaptra.runtime.sync.loop import SyncLoop
 from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 
 class FoundCounts:
@@ -67,15 +68,9 @@ class FoundCountsSource:
         """As for Source, at `iteration`."""
         self._sync.starts(iteration)
 
-    def ended(
-        self,
-        iteration: int,
-        counts: tuple[int, ...],
-        seconds: tuple[float, ...],
-        uses: tuple[HostUse | None, ...],
-    ) -> None:
-        """As for Source: `iteration` has taken `seconds` for so many `counts`; `uses` of hosts."""
-        self._sync.ended(iteration, counts, seconds, uses)
+    def ended(self, row: ReplicaRow) -> None:
+        """As for Source, with its `row`."""
+        self._sync.ended(row)
 
     def close(self) -> None:
         """Nothing: another number of microbatches has the same vote."""

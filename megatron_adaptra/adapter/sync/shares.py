@@ -41,10 +41,9 @@ from megatron_adaptra.runtime.sync.share_vote import (
     Given,
     ShareVote,
 )
-from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 Schedule = Callable[[ScheduleArgs], Any]  # runs one with these arguments of Megatron's
-_Ended = tuple[int, tuple[int, ...], tuple[float, ...], tuple[HostUse | None, ...]]
 # By the word of all ranks, why there are no shares any more.
 _OVER = {FAILED: "a rank cannot go on", DIFFERENT: "not all ranks have the same plan for it"}
 
@@ -80,8 +79,7 @@ class Shares:
         self._next_plan: SyncPlan | None = None  # on which ranks vote
         self._next_others: list[Any] = []
         self._timed: Timed | None = None  # whose seconds are in this rank's vote
-        # An iteration that has ended, its counts, and by replica its seconds and who uses its host.
-        self._ended: _Ended | None = None  # not reported yet
+        self._ended: ReplicaRow | None = None  # which the source does not have yet
         self._voted: tuple[int, ...] | None = None  # counts for the next iteration, if any
 
     @property
@@ -172,7 +170,7 @@ class Shares:
         self._iteration += 1
         timed, self._timed = self._timed, None
         if timed is not None and voted.seconds is not None:
-            self._ended = timed.iteration, timed.counts, voted.seconds, voted.uses
+            self._ended = ReplicaRow(timed.iteration, timed.counts, voted.seconds, voted.uses)
         if word in _OVER:
             self._plan = SyncPlan.full_of(self._replicas, microbatches)
             self._refuse(f"from iteration {self._iteration + 1} on, as {_OVER[word]}")
@@ -299,7 +297,7 @@ class Shares:
         """What an iteration has taken, if ranks have exchanged that."""
         ended, self._ended = self._ended, None
         if self._source is not None and ended is not None:
-            self._source.ended(*ended)
+            self._source.ended(ended)
 
     def _close_source(self) -> None:
         source, self._source = self._source, None

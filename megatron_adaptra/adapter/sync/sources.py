@@ -11,6 +11,7 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.sync import SyncPlan, check_counts
 from megatron_adaptra.runtime.offer import Offers
 from megatron_adaptra.telemetry.host_use import HostUse
+from megatron_adaptra.telemetry.replica_row import ReplicaRow
 
 
 class Source(Protocol):
@@ -41,19 +42,11 @@ class Source(Protocol):
         """All ranks have voted on `iteration`, which starts. Goes through the guard."""
         ...
 
-    def ended(
-        self,
-        iteration: int,
-        counts: tuple[int, ...],
-        seconds: tuple[float, ...],
-        uses: tuple[HostUse | None, ...],
-    ) -> None:
-        """Replicas have run so many microbatches in the schedule of `iteration`, their `counts`.
+    def ended(self, row: ReplicaRow) -> None:
+        """All replicas have run the iteration of a `row`, the same on all ranks.
 
-        `seconds`: by replica, from its first forward to the end of its last backward, before
-        gradients are reduced, on the last of its ranks. `uses`: by replica, what a rank of it
-        `gives`; of several the one that waits most. All comes in the next iteration, on a GPU one
-        later; an iteration may be missing, on all ranks. Goes through the guard.
+        It comes in the next iteration, on a GPU one later, without what that took from start to
+        start. An iteration may be missing, on all ranks. Goes through the guard.
         """
         ...
 
@@ -84,14 +77,8 @@ class NamedCounts:
     def starts(self, iteration: int) -> None:
         """Nothing, in any `iteration`."""
 
-    def ended(
-        self,
-        iteration: int,
-        counts: tuple[int, ...],
-        seconds: tuple[float, ...],
-        uses: tuple[HostUse | None, ...],
-    ) -> None:
-        """Nothing: no `iteration`, its `counts`, `seconds` or `uses`, changes what is named."""
+    def ended(self, row: ReplicaRow) -> None:
+        """Nothing: no `row` changes what is named."""
 
     def close(self) -> None:
         """Nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from megatron_adaptra import waits
@@ -29,8 +30,8 @@ class AdaptiveSync:
     What an iteration runs is asked for with `begin`, as soon as the one before has run its last
     microbatch; it `starts` when all ranks have come to it. `gives` is what goes round with the vote
     of all ranks that a ShareVote takes in between. `ended` gets, on all ranks and in a later
-    iteration, the seconds of replicas' microbatches, until they wait for each other. What fails in
-    measuring and choosing ends that alone: what is in force stays, on all ranks.
+    iteration, what replicas have taken until they waited for each other. What fails in measuring
+    and choosing ends that alone: what is in force stays, on all ranks.
 
     Args:
         me: this rank's number; rank 0 chooses.
@@ -138,23 +139,15 @@ class AdaptiveSync:
         """What runs, from one `begin` to the next one."""
         return self._plan
 
-    def ended(
-        self,
-        iteration: int,
-        counts: tuple[int, ...],
-        seconds: tuple[float, ...],
-        uses: tuple[HostUse | None, ...],
-    ) -> None:
-        """Replicas have run so many microbatches in an `iteration`, their `counts`.
+    def ended(self, row: ReplicaRow) -> None:
+        """All replicas have run the iteration of a `row`, as all ranks know by their vote.
 
-        `seconds`: by replica, since the first of them began, before it waits for others. `uses`: by
-        replica, of the host that its training waits for, if it does. All ranks know them by their
-        vote. They come in the next iteration, or later.
+        It comes in the next iteration, or later; what the iteration took here is filled in.
         """
-        row = ReplicaRow(iteration, counts, seconds, uses, self._took.get(iteration))
         self._guard.call(self._take_row, row)
 
     def _take_row(self, row: ReplicaRow) -> None:
+        row = replace(row, took=self._took.get(row.iteration))
         if self.loop is not None:
             self.loop.report(row)
         queued = self._queued.get(row.iteration)
