@@ -54,6 +54,8 @@ ROWS = {
     # They compute for long: paths are measured over delays, and shall not share cores with that.
     "Megatron sharded, 4 ranks, 10 %": Row("sharded", 4, 0.1, 2.0, 40.0),
     "Megatron sharded, 8 ranks, 10 %": Row("sharded", 8, 0.1, 2.0, 10.0),
+    "Megatron overlapped, 4 ranks, 30 %": Row("megatron overlapped", 4, 0.3, 0.7),
+    "Megatron sharded and overlapped, 8 ranks, 10 %": Row("sharded overlapped", 8, 0.1, 2.0, 10.0),
     "torch's hook, 4 ranks, 30 %": Row("ddp", 4, 0.3, 0.7),
     "torch's hook, 4 ranks, 50 %": Row("ddp", 4, 0.5, 0.7),
     "torch's hook, 8 ranks, 30 %": Row("ddp", 8, 0.3, 0.8),
@@ -212,7 +214,7 @@ def late_ranks(options: argparse.Namespace) -> tuple[Table, list[str], list[Any]
         if options.only not in name:
             continue
         spans = phases(job.ranks, options)
-        buffer = NBYTES[job.trains] / parse_rate(options.rate)
+        buffer = NBYTES[job.trains.split()[0]] / parse_rate(options.rate)
         compute = job.lateness * buffer / job.slowed
         settings = {
             "trains": job.trains, "phases": spans, "compute": compute, "slowed": job.slowed,

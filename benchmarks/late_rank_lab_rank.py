@@ -31,7 +31,8 @@ SEED = 1234
 class Settings:
     """What all ranks do.
 
-    `trains`: megatron, sharded (the same with the distributed optimizer) or ddp. `phases`: of a
+    `trains`: megatron, sharded (the same with the distributed optimizer) or ddp; of the first two
+    also with `overlapped`, where gradients are reduced while others are computed. `phases`: of a
     first iteration, one after the last, and the rank that is late meanwhile, -1 for none; of
     healthy trainings one per arm, in turns. `compute`: seconds of a rank in time, of which it waits
     what its model does not take. `slowed`: what a late one takes more, as a share. `in_turns`: both
@@ -44,6 +45,11 @@ class Settings:
     slowed: float
     min_gain: float
     in_turns: bool = False
+
+    @property
+    def backward(self) -> float:
+        """Seconds of `compute` in which gradients are reduced."""
+        return BACKWARD * self.compute if "overlapped" in self.trains else 0.0
 
 
 class Training(Protocol):
@@ -77,14 +83,12 @@ class Trainings(Protocol):
 # Megatron's functions in which plans of ours run: each training has those it was made with.
 PATCHED = ("gradients", "shards")
 HIDDEN = {"megatron": 128, "sharded": 64}  # of a GPT of about 3.3 MB, and of 0.9 MB
+LAYERS = 4
+BACKWARD = 0.25  # share of what a rank computes, in the last backward, where reductions overlap
 
 
 class OfMegatron:
-    """GPTs with Megatron's own DistributedDataParallel, and with its distributed optimizer.
-
-    That one reduces after the last backward: how long a reduction takes that overlaps with one is
-    not known, so that nothing is chosen for it.
-    """
+    """GPTs with Megatron's own DistributedDataParallel, and with its distributed optimizer."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         from megatron_adaptra.adapter.baseline import cpu
@@ -95,11 +99,14 @@ class OfMegatron:
         from megatron_adaptra.adapter.compat.patches import PATCHES
 
         self._gpt, self._min_gain, self._log = gpt, settings.min_gain, folder / DECISIONS
-        sharded = settings.trains == "sharded"
+        kind, *overlapped = settings.trains.split()
+        sharded = kind == "sharded"
         self._shape = gpt.GPTShape(
-            stages=1, microbatches=1, layers=4, hidden=HIDDEN[settings.trains], seq_length=16,
-            seed=SEED, distributed_optimizer=sharded, after_backward=sharded,
+            stages=1, microbatches=1, layers=LAYERS, hidden=HIDDEN[kind], seq_length=16, seed=SEED,
+            distributed_optimizer=sharded, after_backward=sharded and not overlapped,
+            overlap_reduce=bool(overlapped) and not sharded,
         )  # fmt: skip
+        self._wait = settings.backward / LAYERS  # before each layer's backward
         gpt.initialize(self._shape, TIMEOUT)
         prefix = folder / "data" / "text"
         if dist.get_rank() == 0:
@@ -110,7 +117,10 @@ class OfMegatron:
         self._patched = [find(target) for target in targets]
 
     def native(self) -> Training:
-        return OfGPT(self._gpt, self._shape, self._dataset, self._patched)
+        return self._of_gpt()
+
+    def _of_gpt(self) -> Training:
+        return OfGPT(self._gpt, self._shape, self._dataset, self._patched, self._wait)
 
     def auto(self) -> Training:
         from megatron_adaptra.adapter.entry.activate import activate
@@ -120,7 +130,7 @@ class OfMegatron:
         )
         self._activation = activate(config)
         self._ours = functions_of(self._patched)
-        return OfGPT(self._gpt, self._shape, self._dataset, self._patched)
+        return self._of_gpt()
 
     def close(self) -> None:
         put(self._patched, self._ours)
@@ -137,14 +147,26 @@ def put(patched: list[tuple[Any, str]], functions: list[Any]) -> None:
 
 
 class OfGPT:
-    """One of them. It reduces gradients as Megatron was patched to do when it was made."""
+    """One of them. It reduces gradients as Megatron was patched to do when it was made.
 
-    def __init__(self, gpt: Any, shape: Any, dataset: Any, patched: list[tuple[Any, str]]) -> None:
+    `wait`: seconds before the backward of each layer, from which on gradients are reduced; 0 where
+    they are when all is computed.
+    """
+
+    def __init__(
+        self, gpt: Any, shape: Any, dataset: Any, patched: list[tuple[Any, str]], wait: float
+    ) -> None:
         self._arm, self._function = gpt.Arm.build(shape, dataset), gpt.forward_backward_function()
         self._patched, self._reduce = patched, functions_of(patched)
         self._finalize = self._arm.config.finalize_model_grads_func
-        self._arm.config.finalize_model_grads_func = self._finish
         self._computed: Callable[[], None]
+        if not wait:
+            self._arm.config.finalize_model_grads_func = self._finish
+            return
+        layers = self._arm.models[0].module.decoder.layers
+        layers[-1].register_full_backward_pre_hook(lambda *_: self._computed())
+        for layer in layers:
+            layer.register_full_backward_pre_hook(lambda *_: time.sleep(wait))
 
     def step(self, iteration: int, computed: Callable[[], None]) -> float:
         self._computed = computed
@@ -229,7 +251,7 @@ class Arm:
         compute = self._settings.compute * (1 + self._settings.slowed * (late == dist.get_rank()))
         for _ in range(iterations):
             began = time.monotonic()
-            until = began + compute
+            until = began + compute - self._settings.backward
             # What computes needs a core of this machine: the plugin's threads shall have it before.
             time.sleep(self._settings.compute / 2)
             loss = self._training.step(
@@ -253,8 +275,7 @@ def main() -> None:
     path = Path(sys.argv[1])
     settings = Settings(**json.loads(path.read_text()))
     dist.init_process_group("gloo")
-    trains = {"megatron": OfMegatron, "sharded": OfMegatron, "ddp": OfTorch}[settings.trains]
-    make: Trainings = trains(settings, path.parent)
+    make: Trainings = (OfTorch if settings.trains == "ddp" else OfMegatron)(settings, path.parent)
     native = Arm(make.native(), settings)
     if settings.in_turns:
         auto, order = Arm(make.auto(), settings), random.Random(SEED)

@@ -69,7 +69,9 @@ class _AdaptiveState(_State):
     ) -> None:
         super().__init__(connected, None, group)
         ranks = tuple(dist.get_process_group_ranks(group))
-        self._adaptive = AdaptiveAllReduce(connected, group.rank(), ranks, min_gain, timeout, log)
+        self._adaptive = AdaptiveAllReduce(
+            connected, group.rank(), ranks, min_gain, timeout, log, overlaps=True
+        )
         self._plan: CollectivePlan | None = None
         self._ends = ends
         ends.callback(self.close)

@@ -8,7 +8,7 @@ from typing import Any
 
 from megatron_adaptra.telemetry.report import read_report
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class ReductionReport:
     message took; below 0 for earlier ones. `rates`: bytes per second that the path from a rank was
     measured to pass, where it was. `nbytes`: of all gradients. `seconds`: from when the first ones
     were ready here to the end; `period`: to the same moment of the iteration before. None where
-    that is not known.
+    that is not known. `overlap`: from the first to the last ones that were ready, while others were
+    reduced; 0 where nothing overlaps. `last`: bytes of those last ones.
     """
 
     rank: int
@@ -29,6 +30,13 @@ class ReductionReport:
     rates: Mapping[int, float] = field(default_factory=dict)
     seconds: float | None = None
     period: float | None = None
+    overlap: float = 0.0
+    last: int = 0
+
+    @property
+    def exposed(self) -> float | None:
+        """Seconds that its end comes after its last gradients; None where that is not known."""
+        return None if self.seconds is None else max(0.0, self.seconds - self.overlap)
 
     def to_json(self) -> dict[str, Any]:
         """An object for json.dump, which `from_json` reads."""

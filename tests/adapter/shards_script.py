@@ -5,7 +5,6 @@ Prints a JSON line, from rank 0: of all ranks. Arguments: a folder for the datas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,11 +13,9 @@ from megatron_adaptra.adapter.baseline import cpu
 
 cpu.install()
 
-from ways_by_plan import Cases, counted, show_case, trained  # noqa: E402
+from ways_by_plan import Cases, counted, measuring, show_case, trained  # noqa: E402
 
 from megatron_adaptra.adapter.baseline import gpt  # noqa: E402
-from megatron_adaptra.adapter.entry import activate  # noqa: E402
-from megatron_adaptra.adapter.step.planned_groups import PlannedGroup  # noqa: E402
 from megatron_adaptra.adapter.step.sharded_gradients import ShardedReduction  # noqa: E402
 from megatron_adaptra.plan.collectives.choice import Choice  # noqa: E402
 from megatron_adaptra.plan.collectives.direct import direct  # noqa: E402
@@ -26,7 +23,6 @@ from megatron_adaptra.plan.collectives.sharded import (  # noqa: E402
     direct_reduce_scatter,
     ring_all_gather,
 )
-from megatron_adaptra.runtime.all_reduce.group import AdaptiveAllReduce  # noqa: E402
 
 PLANS = {
     "scatter.txt": direct_reduce_scatter(4, 3), "gather.txt": ring_all_gather(4, 2),
@@ -68,18 +64,9 @@ def train(case: str, shape: gpt.GPTShape, dataset: Any) -> dict[str, Any]:
         return trained(arm, 3, partial(forced, arm))
     found = trained(arm, 3)
     for one in measuring():
-        assert one._expected_gathers, "each that measures knows when its shards are gathered"
+        sharded = one.value.choice.sharded
+        assert one._expected_gathers or not sharded, "it knows when its shards are gathered"
     return found
-
-
-def measuring() -> Iterator[AdaptiveAllReduce]:
-    """What measures reduce-scatters here now."""
-    for activation in activate._active:
-        for reduction in activation.reductions:
-            groups = (one for one in reduction._groups.values() if isinstance(one, PlannedGroup))
-            for adaptive in (one.adaptive for one in groups):
-                if adaptive is not None and adaptive.value.choice.sharded:
-                    yield adaptive
 
 
 def forced(arm: gpt.Arm, function: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,11 +19,13 @@ from rank_of_job import begin, of_all_ranks, show
 from megatron_adaptra.adapter.baseline import gpt
 from megatron_adaptra.adapter.compat.patch_attr import find
 from megatron_adaptra.adapter.compat.patches import PATCHES
-from megatron_adaptra.adapter.entry.activate import activate
+from megatron_adaptra.adapter.entry import activate
+from megatron_adaptra.adapter.step.planned_groups import PlannedGroup
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.all_reduce import group
+from megatron_adaptra.runtime.all_reduce.group import AdaptiveAllReduce
 
 SMALL: dict[str, Any] = {"microbatches": 2, "hidden": 32, "seq_length": 32, "layers": 2}
 # Of cases by name: what is trained beside SMALL, and in which ways.
@@ -60,10 +62,19 @@ def trained(
         losses += [loss.item() for loss in arm.forward_backward(function)]
         norms.append(float(arm.optimizer.step()[1]))
         arm.end()
+    assert all(one._reported for one in measuring()), "also what overlaps with a backward is timed"
     if arm.shape.overlap_gather:  # the last parameters are on their way
         for model in arm.models:
             model.disable_forward_pre_hook()
     return {"losses": losses, "norms": norms, "parameters": arm.digest()}
+
+
+def measuring() -> Iterator[AdaptiveAllReduce]:
+    """What measures reductions here now."""
+    for activation in activate._active:
+        for reduction in activation.reductions:
+            groups = (one for one in reduction._groups.values() if isinstance(one, PlannedGroup))
+            yield from (one.adaptive for one in groups if one.adaptive is not None)
 
 
 def show_case(
@@ -107,7 +118,7 @@ def show_case(
         with pytest.MonkeyPatch.context() as patched:
             if way == "voted":
                 patched.setattr(group, "Choice", voted)
-            activation = activate(config)
+            activation = activate.activate(config)
             for one in activation.reductions:
                 one.active = way != "inactive"
             row[way] = {**train(case, shape, dataset), "calls": dict(calls)}

@@ -141,6 +141,18 @@ def test_what_native_was_measured_to_take():
     assert chosen(replace(given, native=10 * found.native)).native == found.native
 
 
+def test_what_overlaps_with_a_backward_gains_nothing():
+    """A late rank's other gradients are reduced by the time its last ones are ready."""
+    late, last = figures(1.0), 3_200_000 // 8
+    whole = chosen(late)
+    part = chosen(replace(late, overlap=BUFFER / 2, last=last))
+    assert part.choice.algorithm == whole.choice.algorithm == "direct"
+    assert part.native == pytest.approx(whole.native - BUFFER / 2)
+    hidden = chosen(replace(late, overlap=10 * BUFFER, last=last))
+    assert hidden.choice.native
+    assert hidden.native == pytest.approx(chosen(replace(late, nbytes=last)).native, rel=0.1)
+
+
 def test_hysteresis():
     """What is in force stays until it saves less than half, and goes when lateness has passed."""
     first = chosen(figures(1.0))
@@ -196,7 +208,9 @@ def any_figures(draw):
     late = draw(st.lists(st.floats(0, 2), min_size=ranks, max_size=ranks))
     native = draw(st.none() | st.floats(0, 2))
     iteration = draw(st.floats(1e-3, 10))
-    return Figures(draw(st.integers(0, 1 << 20)), ports, tuple(late), iteration, native)
+    nbytes = draw(st.integers(0, 1 << 20))
+    overlap, last = draw(st.just(0.0) | st.floats(0, 1)), draw(st.integers(0, nbytes))
+    return Figures(nbytes, ports, tuple(late), iteration, native, overlap, last)
 
 
 @given(any_figures(), st.sampled_from([0.0, 0.01, 0.15]))
@@ -298,6 +312,8 @@ def test_damaged_choices_are_refused(data, message):
         (lambda: figures(iteration=0.0), "^seconds of an iteration 0.0"),
         (lambda: figures(measured=-1.0), "^seconds of native -1.0"),
         (lambda: replace(figures(), nbytes=-1), "^bytes -1"),
+        (lambda: replace(figures(), overlap=-1.0), "^seconds of overlap -1.0"),
+        (lambda: replace(figures(), last=3_200_001), "^last bytes 3200001: 0 to 3200000"),
         (lambda: figures(rates=[math.inf] * 8), "^rate of a port inf: .*as measured"),
         (lambda: chosen(figures(), Choice(3)), "^all-reduce in force 'for 3 ranks': here are 8"),
         (lambda: chosen(figures(), min_gain=math.nan), "^min_gain nan"),

@@ -61,6 +61,17 @@ def test_native_as_measured_may_be_faster_than_a_ring() -> None:
     assert chosen(figures(1 * MB, 10 * MS, native=500 * MS)) == "direct"
 
 
+def test_of_what_overlaps_with_a_backward_the_last_shards_count() -> None:
+    """Their delays are crossed after it, whatever a bucket's rate is."""
+    now, bucket = Choice(8, sharded=True), figures(1 * MB, 10 * MS)
+    hidden = figures(8 * MB, 10 * MS, overlap=1.0, last=1 * MB)
+    assert chosen(hidden) == "direct"
+    ours, alone = (choose_shards(one, now, 0.05) for one in (hidden, bucket))
+    assert (ours.native, ours.besides) == (alone.native, alone.besides)
+    assert ours.seconds == pytest.approx(alone.seconds, rel=0.05)  # in other pieces
+    assert chosen(figures(8 * MB, 10 * MS, overlap=1.0, last=8 * MB)) == "native"
+
+
 def test_predicted_is_what_it_saves_over_gloo_in_both_collectives() -> None:
     """gloo's reduce-scatter and all-gather took 304 and 148 ms (measured: docs/evidence)."""
     given, now = figures(1 * MB, 10 * MS), Choice(8, sharded=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import types
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +17,7 @@ from transport.ranks import RankFixture, run, until
 
 from megatron_adaptra.errors import Disagreement
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.runtime.all_reduce import path_probes
+from megatron_adaptra.runtime.all_reduce import group, path_probes
 from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages
 from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
@@ -38,13 +40,17 @@ NEVER = 1e9  # a gain that nothing has
 
 
 def open_group(
-    transport: str, timeout: float = PATIENCE, *, sharded: bool = False
+    transport: str,
+    timeout: float = PATIENCE,
+    *,
+    sharded: bool = False,
+    overlaps: bool = False,
 ) -> tuple[Connected, AdaptiveAllReduce]:
     world = dist.group.WORLD
     assert world is not None
     connected = Connected.between(world, "test", timeout, transport, meshes=MESHES)
     return connected, AdaptiveAllReduce(
-        connected, dist.get_rank(), tuple(range(RANKS)), NEVER, timeout, sharded=sharded
+        connected, dist.get_rank(), tuple(range(RANKS)), NEVER, timeout, None, sharded, overlaps
     )
 
 
@@ -136,6 +142,33 @@ def test_paths_are_measured_once_shards_have_been_gathered() -> None:
     for waited in run("gloo", gather, ranks=RANKS):
         # How many there are is known from the iteration before.
         assert waited == [False, True, True, False, True]
+
+
+def overlapped(me: RankFixture, overlaps: bool) -> tuple[float, int]:
+    """Of a reduction of three buffers, its overlap and its last bytes."""
+    _, adaptive = open_group("engine", overlaps=overlaps)
+    ended, moments = list[Any](), itertools.cycle([10.0, 13.0, 17.0, 18.0, 19.0, 20.0])
+    with pytest.MonkeyPatch.context() as patch:
+        clock = types.SimpleNamespace(monotonic=lambda: next(moments))
+        patch.setattr(group, "time", clock)
+        patch.setattr(adaptive._guard, "later", lambda function, held: ended.append(held))
+        for _ in range(2):  # how many buffers there are is known from the first one
+            adaptive.ready()
+            for nbytes in (400, 300, 200):
+                adaptive.started(nbytes)
+            for _ in range(3):
+                adaptive.ended()
+    me.meet()
+    adaptive.close()
+    return ended[-1].overlap, ended[-1].last
+
+
+@pytest.mark.parametrize(("overlaps", "seconds"), [(True, 7.0), (False, 0.0)])
+def test_a_reduction_overlaps_until_its_last_buffer_is_ready(
+    overlaps: bool, seconds: float
+) -> None:
+    """Buffers that wait for each other overlap with nothing."""
+    assert run("gloo", overlapped, overlaps, ranks=RANKS) == [(seconds, 200)] * RANKS
 
 
 SITES = {

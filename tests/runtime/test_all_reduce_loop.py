@@ -77,6 +77,26 @@ def test_a_late_rank_is_found_moves_and_comes_in_time(
     assert "go back to native: rank 1 comes in time" in text
 
 
+def test_what_a_backward_hides_of_a_reduction_is_not_gained(tmp_path: Path) -> None:
+    """A late rank is found all the same, and where everything is hidden nothing changes."""
+    log = tmp_path / "decisions.jsonl"
+    group = VotedGroup(4, log)
+    group.overlap, group.last = BUFFER / 2, NBYTES // 8
+    group.train(12)
+    native = group.took[-1]
+    assert not group.train(SOON + 1, {2: BUFFER})[-1].native
+    assert group.took[-1] < 0.8 * native
+    group.close()
+    (decision,) = (line for line in lines(log) if line["kind"] == "all-reduce")
+    assert decision["native_ms"] == pytest.approx(1e3 * native, rel=0.02)
+    assert decision["predicted_ms"] == pytest.approx(1e3 * group.took[-1], rel=0.02)
+    assert (decision["figures"]["overlap"], decision["figures"]["last"]) == (0.08, NBYTES // 8)
+    hidden = VotedGroup(4, log)
+    hidden.overlap, hidden.last = 4 * BUFFER, NBYTES // 50
+    assert all(one.native for one in hidden.train(12) + hidden.train(2 * SOON, {2: BUFFER}))
+    hidden.close()
+
+
 def test_a_slow_port_owns_less(tmp_path: Path) -> None:
     group = VotedGroup(4, tmp_path / "decisions.jsonl")
     group.train(8)

@@ -28,8 +28,11 @@ BUFFER = NBYTES / RATE
 class VotedGroup(VotedRanks):
     """All ranks of a group, in one thread; control threads are theirs.
 
-    `delay`: seconds of a message; may be set. `sharded`: it is a reduce-scatter; native is gloo's
-    then, an all-reduce of which each step crosses two delays.
+    `delay`: seconds of a message; may be set. So may `overlap`, seconds in which gradients become
+    ready while others are reduced, and `last`, bytes of those that are ready last.
+
+    `sharded`: it is a reduce-scatter; native is gloo's then, an all-reduce of which each step
+    crosses two delays.
 
     `ran`: by iteration the choice that all of them ran. `took`: seconds after the last arrival.
     """
@@ -39,6 +42,7 @@ class VotedGroup(VotedRanks):
         delay: float = 0.3 * MS, first: int = 0,
     ) -> None:  # fmt: skip
         self.delay, self._crossed = delay, 2 if sharded else 1
+        self.overlap, self.last = 0.0, NBYTES
         self.ranks, self.ran, self.took = ranks, list[Choice](), list[float]()
         # By rank, of the last reduction: its end after the first one's, and what it took there.
         self._ends, self._took = [0.0] * ranks, [0.0] * ranks
@@ -71,9 +75,12 @@ class VotedGroup(VotedRanks):
             lateness = [moment - min(computed) for moment in computed]
             plan = choice.plan()
             how = (ring(self.ranks, 2), NBYTES, natively) if plan is None else (plan, NBYTES, ports)
-            run = run_on_ports(*how, lateness)
-            more = 0.0 if plan is None else (factor - 1) * run.after_arrival
-            self.took.append(run.after_arrival + more)
+            run, last = (run_on_ports(how[0], n, how[2], lateness) for n in (how[1], self.last))
+            hidden = zip(run.ends, last.ends, strict=True)
+            ends = [max(whole, self.overlap + tail) for whole, tail in hidden]
+            exposed = max(ends) - max(lateness) - self.overlap
+            more = 0.0 if plan is None else (factor - 1) * exposed
+            self.took.append(exposed + more)
             seen = messages(self.ranks, dict(enumerate(lateness)), delay=self.delay)
             for rank, controller in enumerate(self.controllers):
                 if rank not in silent:
@@ -82,12 +89,14 @@ class VotedGroup(VotedRanks):
                         for source in range(self.ranks)
                         if source != rank
                     }
-                    seconds = run.ends[rank] + more - lateness[rank]
+                    seconds = ends[rank] + more - lateness[rank]
                     period = 5 * BUFFER + self._took[rank] + late.get(rank, 0.0)
-                    controller.hand_in(
-                        ReductionReport(rank, iteration, NBYTES, seen[rank], paths, seconds, period)
-                    )
-            self._took = [end + more - came for end, came in zip(run.ends, lateness, strict=True)]
-            self._ends = [end - min(run.ends) for end in run.ends]
+                    report = ReductionReport(
+                        rank, iteration, NBYTES, seen[rank], paths, seconds, period, self.overlap,
+                        self.last,
+                    )  # fmt: skip
+                    controller.hand_in(report)
+            self._took = [end + more - came for end, came in zip(ends, lateness, strict=True)]
+            self._ends = [end - min(ends) for end in ends]
             until(partial(self._dealt_with, iteration, silent), f"iteration {iteration}")
         return self.ran[-iterations:]

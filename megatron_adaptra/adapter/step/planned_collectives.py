@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -53,6 +53,22 @@ class Handle:
             work.wait()
         for check in self._checks:
             check()
+
+
+class NativeHandle:
+    """Megatron's own `handle` of a reduction that overlaps; `then` is called when it has ended.
+
+    That is when it is waited for, so that all of a reduction that backwards have hidden ends with
+    them.
+    """
+
+    def __init__(self, handle: Any, then: Callable[[], None]) -> None:
+        self._handle, self._then = handle, then
+
+    def wait(self) -> None:
+        """Raises what Megatron's raises."""
+        self._handle.wait()
+        self._then()
 
 
 @dataclass
@@ -189,19 +205,19 @@ class PlannedCollectives(ABC):
 
     def _end_native(self, call: _Call, goal: Goal) -> None:
         """What torch runs in a `call` for a `goal` has ended, or is waited for later than that."""
-        adaptive, config = call.groups[goal].adaptive, call.buckets.ddp_config
+        adaptive, buckets = call.groups[goal].adaptive, call.buckets
+        config = buckets.ddp_config
         count = call.native.pop(goal, 0)
         if adaptive is None or not count:
             return
         if goal is Goal.ALL_GATHER:
-            for _ in range(count):
-                adaptive.gathered()
+            _each(count, adaptive.gathered)
             return
-        # Those of several instances do not overlap: each has ended with Megatron's function.
-        if config.overlap_grad_reduce and config.num_distributed_optimizer_instances == 1:
-            adaptive.untimed()
-        for _ in range(count):
-            adaptive.ended()
+        ends = partial(_each, count, adaptive.ended)
+        if _overlaps(config) and buckets.grad_reduce_handle is not None:
+            buckets.grad_reduce_handle = NativeHandle(buckets.grad_reduce_handle, ends)
+        else:
+            ends()
 
     # Which groups.
 
@@ -269,7 +285,9 @@ class PlannedCollectives(ABC):
                 "shards" if sharded else "gradients"
             )
         try:
-            connected, adaptive = connect(group, use, self._config, sharded)
+            connected, adaptive = connect(
+                group, use, self._config, sharded, _overlaps(buckets.ddp_config)
+            )
         except NoConnections as error:
             return f"cannot connect: {error}"
         if adaptive is not None and adaptive.loop is not None:
@@ -295,3 +313,16 @@ class PlannedCollectives(ABC):
             late = bool(late_in(within, late))
         found = late_in(group, late)
         return () if len(found) == group.size() else found
+
+
+def _overlaps(config: Any) -> bool:
+    """Whether gradients are reduced while others are computed, by Megatron's `config` of DDP.
+
+    Those of several optimizer instances do not: each has ended with Megatron's function.
+    """
+    return bool(config.overlap_grad_reduce) and config.num_distributed_optimizer_instances == 1
+
+
+def _each(count: int, call: Callable[[], None]) -> None:
+    for _ in range(count):
+        call()

@@ -9,7 +9,7 @@ choices on all ranks: there is no chance in it, and its work is counted in messa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any
@@ -45,7 +45,9 @@ class Figures:
         lateness: seconds at which each rank comes, from any moment on.
         iteration: seconds of an iteration, of which a gain is a share.
         native: seconds from the arrival of the last rank that native was measured to take; None
-            where it was not.
+            where it was not. A rank arrives with its last gradients.
+        overlap: seconds before that in which gradients become ready while others are reduced.
+        last: bytes of those that become ready last. Counts where there is an overlap.
 
     Raises:
         BadInput: another number of ports than ranks, or seconds that there are not.
@@ -56,6 +58,8 @@ class Figures:
     lateness: tuple[float, ...]
     iteration: float
     native: float | None = None
+    overlap: float = 0.0
+    last: int = 0
 
     def __post_init__(self) -> None:
         ranks = len(self.ports.out)
@@ -71,6 +75,10 @@ class Figures:
             raise BadInput("seconds of an iteration", self.iteration, "above 0")
         if self.native is not None and not 0 <= self.native < math.inf:
             raise BadInput("seconds of native", self.native, "at least 0")
+        if not 0 <= self.overlap < math.inf:
+            raise BadInput("seconds of overlap", self.overlap, "at least 0")
+        if not 0 <= self.last <= self.nbytes:
+            raise BadInput("last bytes", self.last, f"0 to {self.nbytes}, which are all")
 
     @property
     def ranks(self) -> int:
@@ -86,6 +94,15 @@ class Figures:
     def very_late(self) -> tuple[int, ...]:
         """Ranks that must own nothing of what is chosen from these figures; see owners.py."""
         return very_late(self.buffer, self.lateness)
+
+    def exposed(self, seconds: Callable[[int], float]) -> float:
+        """Seconds that a collective takes after its last rank has arrived.
+
+        `seconds`: what it takes of so many bytes that are ready at once. What overlaps with other
+        work is hidden, but the last bytes are not.
+        """
+        whole = seconds(self.nbytes)
+        return max(whole - self.overlap, seconds(self.last)) if self.overlap else whole
 
     def rounded(self) -> Figures:
         """With ten digits of each: what differs in the last bits alone is the same here.
@@ -109,6 +126,7 @@ class Figures:
             lateness=tuple(ten_digits(late - first) for late in self.lateness),
             iteration=ten_digits(self.iteration),
             native=None if self.native is None else ten_digits(self.native),
+            overlap=ten_digits(self.overlap),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -131,6 +149,8 @@ class Figures:
             "late": list(self.lateness),
             "iteration": self.iteration,
             "native": self.native,
+            "overlap": self.overlap,
+            "last": self.last,
         }
 
     @classmethod
@@ -148,7 +168,10 @@ class Figures:
                 infinite_if_null(given["turn"]), paths,
             )  # fmt: skip
             late = tuple(given["late"])
-            return cls(given["bytes"], ports, late, given["iteration"], given["native"])
+            return cls(
+                given["bytes"], ports, late, given["iteration"], given["native"],
+                given.get("overlap", 0.0), given.get("last", 0),
+            )  # fmt: skip
 
     @property
     def stands_out(self) -> bool:
@@ -263,14 +286,18 @@ class _Search:
 
     def affords(self, choice: Choice) -> bool:
         """Whether it has been simulated, or may be: its messages are within what is left."""
-        return choice.native or choice in self._seconds or choice.transfers() <= self._left
+        return choice.native or choice in self._seconds or self._work(choice) <= self._left
+
+    def _work(self, choice: Choice) -> int:
+        """Messages that are simulated to judge it: of all bytes, and of the last ones."""
+        return choice.transfers() * (2 if self._figures.overlap else 1)
 
     def seconds(self, choice: Choice) -> float:
         """What it takes after the last arrival, to ten digits; native: as known."""
         if choice.native:
             return self.native
         if choice not in self._seconds:
-            self._left -= choice.transfers()
+            self._left -= self._work(choice)
             self._seconds[choice] = self._simulated(choice)
         return self._seconds[choice]
 
@@ -311,7 +338,9 @@ class _Search:
         plan = choice.plan()
         assert plan is not None
         f = self._figures
-        return ten_digits(run_on_ports(plan, f.nbytes, f.ports, f.lateness).after_arrival)
+        return ten_digits(
+            f.exposed(lambda nbytes: run_on_ports(plan, nbytes, f.ports, f.lateness).after_arrival)
+        )
 
     def _simple(self) -> Iterator[Choice]:
         """All but the search for shares, those that help most often first."""

@@ -4,6 +4,9 @@ A late rank sends (N - 1)/N of the buffer after it has come under any plan, so t
 nothing here: what can be saved is delays, of which a ring crosses N - 1. An iteration has two such
 collectives, the all-gather of parameters being as long as the reduce-scatter of gradients.
 
+Gradients that become ready while others are reduced hide all but the last of them. What of the
+all-gather is hidden then, beside forwards, is not known: it counts for as many bytes, no more.
+
 A plan has to save enough over a ring of our own, so that delays alone decide, and bits stay as they
 are without. What it then saves is more, since native is gloo's, whose reduce-scatter is an
 all-reduce and a copy: that is what is predicted.
@@ -14,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.collective import Goal
+from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.ring import ring
 from megatron_adaptra.plan.collectives.selector import NATIVE_CUT, Chosen, Figures
@@ -52,7 +55,7 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
         return Chosen(native, 0.0, 0.0)
     f = figures.rounded()
     found = timed_shards(Goal.REDUCE_SCATTER, f.nbytes, f.ports, f.lateness)
-    ring, direct = (ten_digits(found[name].seconds) for name in ("ring", "direct"))
+    ring, direct = (ten_digits(_after_arrival(f, found[name].plan)) for name in ("ring", "direct"))
     # A busy machine is slow for our plans, too: it does not count against native alone.
     by_native = ring if f.native is None else min(ring, f.native)
     part = 1.0 if in_force.native else 0.5
@@ -68,16 +71,23 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
 def _saves_over_gloo(choice: Choice, figures: Figures, seconds: float) -> Chosen:
     """What a `choice` saves, whose reduce-scatter takes so many `seconds`, over gloo's own."""
     f, ranks, ports = figures, figures.ranks, _by_gloo(figures.ports)
-    reduces = run_on_ports(ring(ranks, NATIVE_CUT), f.nbytes, ports, f.lateness).after_arrival
+    reduces = _after_arrival(replace(f, ports=ports), ring(ranks, NATIVE_CUT))
     native = reduces if f.native is None else min(reduces, f.native)
     gathering = choice.gathering()
     assert gathering is not None
     # All ranks begin it together: each has waited for the others in the reduce-scatter.
-    ours = run_on_ports(gathering, f.nbytes, f.ports).after_arrival
+    nbytes = f.last if f.overlap else f.nbytes
+    ours = run_on_ports(gathering, nbytes, f.ports).after_arrival
     plan = sharded_plan(Goal.ALL_GATHER, "ring", ranks, NATIVE_CUT)
-    theirs = run_on_ports(plan, f.nbytes, ports).after_arrival
+    theirs = run_on_ports(plan, nbytes, ports).after_arrival
     theirs *= native / reduces if reduces else 0.0  # as measured of the other one
     return Chosen(choice, seconds, ten_digits(native), ten_digits(theirs - ours))
+
+
+def _after_arrival(figures: Figures, plan: CollectivePlan) -> float:
+    """Seconds from the last arrival to the end of the last rank, by this `plan`."""
+    f = figures
+    return f.exposed(lambda nbytes: run_on_ports(plan, nbytes, f.ports, f.lateness).after_arrival)
 
 
 def _by_gloo(ports: Ports) -> Ports:

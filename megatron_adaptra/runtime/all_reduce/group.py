@@ -39,6 +39,8 @@ class _Ended(NamedTuple):
     nbytes: int
     seconds: float | None
     period: float | None
+    overlap: float
+    last: int
 
 
 class AdaptiveAllReduce:
@@ -56,6 +58,7 @@ class AdaptiveAllReduce:
         timeout: seconds that a decision is waited for.
         log: file of decisions; None for none.
         sharded: it is a reduce-scatter into equal shards, and an all-gather afterwards.
+        overlaps: buffers become ready, and are reduced, while others are computed.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class AdaptiveAllReduce:
         timeout: float,
         log: Path | None = None,
         sharded: bool = False,
+        overlaps: bool = False,
     ) -> None:
         self._connected, self._me, self._ranks = connected, me, ranks
         self._guard = Guard(f"the all-reduce of {ranks_in_words(ranks)} at rank {ranks[me]}")
@@ -76,8 +80,10 @@ class AdaptiveAllReduce:
         self._arrived = 0.0
         self._period: float | None = None
         self._calls = self._expected = self._open = self._nbytes = 0
+        self._overlaps = overlaps
+        self._started = 0.0, 0.0  # when the first buffer and the last one were
+        self._last = 0  # bytes of the last one
         self._gathers = self._expected_gathers = 0
-        self._timed = True
         self._reported = True
         self._held: _Ended | None = None
         meshes = connected.meshes
@@ -118,7 +124,7 @@ class AdaptiveAllReduce:
                 self._expected = self._calls
             self._expected_gathers, self._gathers = self._gathers, 0
             self._calls = self._open = self._nbytes = 0
-            self._timed, self._reported = True, False
+            self._reported = False
         self._value = self._agreed()
         self._guard.call(self._send)
         return self._value
@@ -140,14 +146,13 @@ class AdaptiveAllReduce:
 
     def started(self, nbytes: int) -> None:
         """A buffer of this iteration, of `nbytes`, is being reduced."""
+        now = time.monotonic()
         with self._lock:
+            self._started = self._started[0] if self._calls else now, now
+            self._last = nbytes
             self._calls += 1
             self._open += 1
             self._nbytes += nbytes
-
-    def untimed(self) -> None:
-        """When a buffer's reduction ends is not known here."""
-        self._timed = False
 
     def ended(self) -> None:
         """A buffer that was started holds its result. On any thread."""
@@ -155,7 +160,7 @@ class AdaptiveAllReduce:
         with self._lock:
             self._open -= 1
             over = not self._open and self._calls == self._expected and not self._reported
-        if over and self._timed:
+        if over:
             self._guard.call(self._ends, now)
 
     def gathered(self) -> None:
@@ -190,7 +195,11 @@ class AdaptiveAllReduce:
                 return
             self._reported = True
             seconds = None if now is None or not self._arrived else now - self._arrived
-            self._held = _Ended(self._iteration, self._nbytes, seconds, self._period)
+            first, last = self._started
+            overlap = last - first if self._overlaps else 0.0
+            self._held = _Ended(
+                self._iteration, self._nbytes, seconds, self._period, overlap, self._last
+            )
             gathers = self._gathers < self._expected_gathers
         if not gathers:  # else ports are not idle yet
             self._release()
@@ -216,11 +225,11 @@ class AdaptiveAllReduce:
         rates: dict[int, float] = {}
         if iteration in PROBED or (iteration and not iteration % PROBED_EVERY):
             rates = self._probes.run()
-        self._controller.hand_in(
-            ReductionReport(
-                self._me, iteration, ended.nbytes, seen, rates, ended.seconds, ended.period
-            )
-        )
+        report = ReductionReport(
+            self._me, iteration, ended.nbytes, seen, rates, ended.seconds, ended.period,
+            ended.overlap, ended.last,
+        )  # fmt: skip
+        self._controller.hand_in(report)
 
     def close(self) -> None:
         """End measuring and voting, and the connections."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from megatron_adaptra.errors import AdaptraError, PlanningFailed
@@ -53,12 +54,13 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         self._rows: dict[int, dict[int, ReductionReport]] = {}  # by iteration and rank
         self._ran: dict[int, Choice] = {}
         self._native: deque[float] = deque(maxlen=WINDOW)
+        self._overlaps: deque[float] = deque(maxlen=WINDOW)
         self._periods: deque[float] = deque(maxlen=WINDOW)
         self._ours: deque[float] = deque(maxlen=WINDOW)  # of the plan in force
         self._changed_for = 0  # iterations, at least
         # The last iteration that all have reported, and by rank the seconds of its reduction.
         self._took: tuple[int, dict[int, float | None]] = (-1, {})
-        self._nbytes = 0
+        self._nbytes = self._last = 0
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         """As for VotedThread: `bundle` is in force in `iteration`."""
@@ -69,7 +71,7 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         """What an all-reduce would be chosen from now, after `drain`; None until that is known."""
         if not (self._nbytes and self._periods and self._native):
             return None
-        return self._estimate.figures(self._nbytes, median(self._periods), median(self._native))
+        return self._figures()
 
     def close(self) -> None:
         """As for VotedChoice; the process that chooses ends, too."""
@@ -98,10 +100,12 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         between = self._between(iteration, row)
         periods = [one.period for one in row.values() if one.period is not None]
         self._nbytes = nbytes = max(one.nbytes for one in row.values())
+        self._last = max(one.last for one in row.values())
         if iteration < WARM or not periods:
             self._estimate.ports.update(rates)
             return
         self._periods.append(median(periods))
+        self._overlaps.append(median(one.overlap for one in row.values()))
         seen = {rank: one.seen for rank, one in row.items()}
         changed = self._estimate.update(seen, rates, nbytes, between)
         ran = self._ran.get(iteration)
@@ -121,7 +125,7 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
             return
         known = len(self._native) >= FEWEST and iteration >= self._not_before
         if known and (changed or self._delays_count(iteration)):
-            self._choose(iteration, nbytes)
+            self._choose(iteration)
 
     def _delays_count(self, iteration: int) -> bool:
         """Whether it is time to look at delays, which change for all paths alike."""
@@ -156,10 +160,17 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         value = GroupAllReduce(self._vote.in_force[ALL_REDUCE].choice.by_native())
         self._propose(iteration, value, Chosen(value.choice, native, native), why, None, 0.0, 0.0)
 
-    def _choose(self, iteration: int, nbytes: int) -> None:
+    def _figures(self) -> Figures | None:
+        """None until ports are known."""
+        iteration, native = median(self._periods), median(self._native)
+        figures = self._estimate.figures(self._nbytes, iteration, native)
+        if figures is None:
+            return None
+        return replace(figures, overlap=median(self._overlaps), last=min(self._last, self._nbytes))
+
+    def _choose(self, iteration: int) -> None:
         """Something is no longer as planned for: choose, and put another choice to the vote."""
-        native = median(self._native)
-        figures = self._estimate.figures(nbytes, median(self._periods), native)
+        figures = self._figures()
         if figures is None:  # ports are not known yet
             return
         began, current = time.perf_counter(), self._vote.in_force[ALL_REDUCE]
@@ -229,8 +240,9 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
 def after_last_arrival(row: Mapping[int, ReductionReport]) -> float | None:
     """Seconds from the last arrival to the end; None where some rank does not know its own.
 
-    It is the last rank for which a reduction is shortest: no clocks are compared.
+    A rank arrives with its last gradients, where they become ready while others are reduced. It is
+    the last rank for which a reduction is shortest: no clocks are compared.
     """
-    seconds = [one.seconds for one in row.values()]
+    seconds = [one.exposed for one in row.values()]
     known = [one for one in seconds if one is not None]
     return min(known) if len(known) == len(seconds) else None
