@@ -17,7 +17,12 @@ from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.ir.timeline import Timeline
 from megatron_adaptra.plan.base import evaluate, make_plan
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.selector import NATIVE_CUT, Figures, choose_all_reduce
+from megatron_adaptra.plan.collectives.selector import (
+    NATIVE_CUT,
+    Figures,
+    by_gloo,
+    choose_all_reduce,
+)
 from megatron_adaptra.plan.ladder import (
     BY_COUNTS,
     COLLECTIVE,
@@ -60,14 +65,16 @@ class Reduction:
     def seconds(self, choice: Choice, arrivals: tuple[float, ...]) -> float:
         """From the last of the `arrivals`, by replica, to the end of the last one.
 
-        `choice`: what runs; native is a ring.
+        `choice`: what runs; native is gloo's ring.
         """
-        ranks = len(self.ports.out)
-        plan = (Choice(ranks, "ring", NATIVE_CUT) if choice.native else choice).plan()
+        ranks, ports = len(self.ports.out), self.ports
+        if choice.native:
+            choice, ports = Choice(ranks, "ring", NATIVE_CUT), by_gloo(ports)
+        plan = choice.plan()
         assert plan is not None
         first = min(arrivals)
         late = tuple(arrival - first for arrival in arrivals)
-        return run_on_ports(plan, self.nbytes, self.ports, late).after_arrival
+        return run_on_ports(plan, self.nbytes, ports, late).after_arrival
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from seeding import new_seed
@@ -45,8 +46,11 @@ def drawn(rng: random.Random, kind: str) -> tuple[Figures, set[int]]:
 
 
 def native(figures: Figures) -> float:
-    """Seconds after the last arrival of gloo's ring."""
-    return after(ring(figures.ranks, 2), figures)
+    """Seconds after the last arrival of gloo's ring, each step of which crosses two delays."""
+    ports = figures.ports
+    paths = {way: state._replace(delay=2 * state.delay) for way, state in ports.paths.items()}
+    far = replace(ports, delay=2 * ports.delay, paths=paths)
+    return after(ring(figures.ranks, 2), replace(figures, ports=far))
 
 
 def after(plan: CollectivePlan, figures: Figures) -> float:

@@ -10,7 +10,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from plan.all_reduce_patterns import KINDS, count_near, seconds_of
+from plan.all_reduce_patterns import KINDS, count_near, native, seconds_of
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.conditions import LinkState
@@ -218,6 +218,9 @@ def any_figures(draw):
 def test_whatever_the_figures_no_choice_is_slower_than_native(given, min_gain):
     found = choose_all_reduce(given, Choice(given.ranks), min_gain)
     assert found.seconds <= found.native
+    if found.native:  # else nothing stands out
+        known = min(native(given), given.native if given.native is not None else math.inf)
+        assert found.native == pytest.approx(known, rel=1e-6)
     if not found.choice.native:
         assert found.gain >= max(min_gain * given.iteration, CERTAIN * found.native) * (1 - 1e-9)
         assert found.seconds == pytest.approx(seconds_of(found.choice, given), rel=1e-6)

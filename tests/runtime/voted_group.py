@@ -31,8 +31,8 @@ class VotedGroup(VotedRanks):
     `delay`: seconds of a message; may be set. So may `overlap`, seconds in which gradients become
     ready while others are reduced, and `last`, bytes of those that are ready last.
 
-    `sharded`: it is a reduce-scatter; native is gloo's then, an all-reduce of which each step
-    crosses two delays.
+    `sharded`: it is a reduce-scatter. Native is gloo's all-reduce, each step of which crosses two
+    delays.
 
     `ran`: by iteration the choice that all of them ran. `took`: seconds after the last arrival.
     """
@@ -41,7 +41,7 @@ class VotedGroup(VotedRanks):
         self, ranks: int, path: Path, min_gain: float = 0.05, *, sharded: bool = False,
         delay: float = 0.3 * MS, first: int = 0,
     ) -> None:  # fmt: skip
-        self.delay, self._crossed = delay, 2 if sharded else 1
+        self.delay = delay
         self.overlap, self.last = 0.0, NBYTES
         self.ranks, self.ran, self.took = ranks, list[Choice](), list[float]()
         # By rank, of the last reduction: its end after the first one's, and what it took there.
@@ -67,7 +67,7 @@ class VotedGroup(VotedRanks):
         """
         late = late or {}
         ports = Ports.equal(list(rates or [RATE] * self.ranks), self.delay, 0.1 * MS)
-        natively = replace(ports, delay=self._crossed * self.delay)
+        natively = replace(ports, delay=2 * self.delay)
         for iteration in range(len(self.ran), len(self.ran) + iterations):
             choice = self._begin(iteration)[ALL_REDUCE].choice
             self.ran.append(choice)

@@ -259,9 +259,28 @@ def choose_all_reduce(figures: Figures, in_force: Choice, min_gain: float) -> Ch
     return search.chosen(current)
 
 
+def by_gloo(ports: Ports) -> Ports:
+    """As gloo, which is native on CPUs, finds `ports`.
+
+    No message leaves before its receiver's word that it is ready. A rank gives it in each step of a
+    ring, so that a step crosses two delays (measured: docs/evidence/allreduce.md).
+    """
+    paths = {way: path._replace(delay=2 * path.delay) for way, path in ports.paths.items()}
+    return replace(ports, delay=2 * ports.delay, paths=paths)
+
+
 def _saves(seconds: float, enough: float) -> bool:
     """Whether they are something, and enough."""
     return seconds > 0 and seconds >= enough
+
+
+def _simulated(choice: Choice, figures: Figures) -> float:
+    """What a `choice` that is not native takes after the last arrival, to ten digits."""
+    plan, f = choice.plan(), figures
+    assert plan is not None
+    return ten_digits(
+        f.exposed(lambda nbytes: run_on_ports(plan, nbytes, f.ports, f.lateness).after_arrival)
+    )
 
 
 def _odds(choice: Choice) -> float:
@@ -276,7 +295,8 @@ class _Search:
         self._very_late = figures.very_late
         self._left = float(WORK)
         self._seconds: dict[Choice, float] = {}
-        ring = self._simulated(Choice(figures.ranks, "ring", NATIVE_CUT))
+        gloo = replace(figures, ports=by_gloo(figures.ports))
+        ring = _simulated(Choice(figures.ranks, "ring", NATIVE_CUT), gloo)
         # A busy machine is slow for our plans, too: it does not count against native alone.
         self.native = ring if figures.native is None else min(ring, figures.native)
         self._job = AllReduce(
@@ -298,7 +318,7 @@ class _Search:
             return self.native
         if choice not in self._seconds:
             self._left -= self._work(choice)
-            self._seconds[choice] = self._simulated(choice)
+            self._seconds[choice] = _simulated(choice, self._figures)
         return self._seconds[choice]
 
     def _simulated_of(self, choices: Iterable[Choice]) -> list[Choice]:
@@ -333,14 +353,6 @@ class _Search:
         if owners:
             tried.append(self._best_shares(min(owners, key=self.seconds)))
         return min(tried, key=lambda choice: self.seconds(choice) * _odds(choice), default=None)
-
-    def _simulated(self, choice: Choice) -> float:
-        plan = choice.plan()
-        assert plan is not None
-        f = self._figures
-        return ten_digits(
-            f.exposed(lambda nbytes: run_on_ports(plan, nbytes, f.ports, f.lateness).after_arrival)
-        )
 
     def _simple(self) -> Iterator[Choice]:
         """All but the search for shares, those that help most often first."""

@@ -20,7 +20,7 @@ from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.plan.collectives.selector import NATIVE_CUT, Chosen, Figures
+from megatron_adaptra.plan.collectives.selector import NATIVE_CUT, Chosen, Figures, by_gloo
 from megatron_adaptra.plan.collectives.sized_shards import (
     CERTAIN,
     MOST_RANKS,
@@ -28,7 +28,7 @@ from megatron_adaptra.plan.collectives.sized_shards import (
     timed_shards,
 )
 from megatron_adaptra.plan.ten_digits import ten_digits
-from megatron_adaptra.sim.ports import Ports, run_on_ports
+from megatron_adaptra.sim.ports import run_on_ports
 
 COLLECTIVES = 2  # of an iteration, that gain alike over a ring
 
@@ -70,7 +70,7 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
 
 def _saves_over_gloo(choice: Choice, figures: Figures, seconds: float) -> Chosen:
     """What a `choice` saves, whose reduce-scatter takes so many `seconds`, over gloo's own."""
-    f, ranks, ports = figures, figures.ranks, _by_gloo(figures.ports)
+    f, ranks, ports = figures, figures.ranks, by_gloo(figures.ports)
     reduces = _after_arrival(replace(f, ports=ports), ring(ranks, NATIVE_CUT))
     native = reduces if f.native is None else min(reduces, f.native)
     gathering = choice.gathering()
@@ -88,13 +88,3 @@ def _after_arrival(figures: Figures, plan: CollectivePlan) -> float:
     """Seconds from the last arrival to the end of the last rank, by this `plan`."""
     f = figures
     return f.exposed(lambda nbytes: run_on_ports(plan, nbytes, f.ports, f.lateness).after_arrival)
-
-
-def _by_gloo(ports: Ports) -> Ports:
-    """As gloo finds `ports`: no message leaves before its receiver's word that it is ready.
-
-    A rank gives it in each step of a ring, so that a step crosses two delays (measured:
-    docs/evidence/allreduce.md).
-    """
-    paths = {way: path._replace(delay=2 * path.delay) for way, path in ports.paths.items()}
-    return replace(ports, delay=2 * ports.delay, paths=paths)
