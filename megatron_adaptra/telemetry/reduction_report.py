@@ -20,7 +20,8 @@ class ReductionReport:
     measured to pass, where it was. `nbytes`: of all gradients. `seconds`: from when the first ones
     were ready here to the end; `period`: to the same moment of the iteration before. None where
     that is not known. `overlap`: from the first to the last ones that were ready, while others were
-    reduced; 0 where nothing overlaps. `last`: bytes of those last ones.
+    reduced; 0 where nothing overlaps. `last`: bytes of those last ones. `buffers`: how many are
+    reduced, one by one.
     """
 
     rank: int
@@ -32,6 +33,7 @@ class ReductionReport:
     period: float | None = None
     overlap: float = 0.0
     last: int = 0
+    buffers: int = 1
 
     @property
     def exposed(self) -> float | None:

@@ -153,6 +153,16 @@ def test_what_overlaps_with_a_backward_gains_nothing():
     assert hidden.native == pytest.approx(chosen(replace(late, nbytes=last)).native, rel=0.1)
 
 
+def test_each_of_many_buffers_is_cut_into_fewer_pieces():
+    """Each piece costs a message, so many buffers as one, in as many pieces, cost as much."""
+    one, many = chosen(figures(1.0)), chosen(replace(figures(1.0), buffers=20))
+    assert many.choice.algorithm == one.choice.algorithm == "direct"
+    assert one.choice.pieces / 20 < many.choice.pieces < one.choice.pieces
+    alike = replace(many.choice, pieces=20 * many.choice.pieces)
+    assert many.seconds == pytest.approx(seconds_of(alike, figures(1.0)), rel=0.1)
+    assert many.seconds > one.seconds
+
+
 def test_hysteresis():
     """What is in force stays until it saves less than half, and goes when lateness has passed."""
     first = chosen(figures(1.0))
@@ -315,6 +325,7 @@ def test_damaged_choices_are_refused(data, message):
         (lambda: figures(iteration=0.0), "^seconds of an iteration 0.0"),
         (lambda: figures(measured=-1.0), "^seconds of native -1.0"),
         (lambda: replace(figures(), nbytes=-1), "^bytes -1"),
+        (lambda: replace(figures(), buffers=0), "^buffers 0: at least 1"),
         (lambda: replace(figures(), overlap=-1.0), "^seconds of overlap -1.0"),
         (lambda: replace(figures(), last=3_200_001), "^last bytes 3200001: 0 to 3200000"),
         (lambda: figures(rates=[math.inf] * 8), "^rate of a port inf: .*as measured"),

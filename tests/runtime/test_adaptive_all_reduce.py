@@ -144,8 +144,8 @@ def test_paths_are_measured_once_shards_have_been_gathered() -> None:
         assert waited == [False, True, True, False, True]
 
 
-def overlapped(me: RankFixture, overlaps: bool) -> tuple[float, int]:
-    """Of a reduction of three buffers, its overlap and its last bytes."""
+def overlapped(me: RankFixture, overlaps: bool) -> tuple[float, int, int]:
+    """Of a reduction of three buffers, its overlap, its last bytes, and how many there are."""
     _, adaptive = open_group("engine", overlaps=overlaps)
     ended, moments = list[Any](), itertools.cycle([10.0, 13.0, 17.0, 18.0, 19.0, 20.0])
     with pytest.MonkeyPatch.context() as patch:
@@ -160,7 +160,8 @@ def overlapped(me: RankFixture, overlaps: bool) -> tuple[float, int]:
                 adaptive.ended()
     me.meet()
     adaptive.close()
-    return ended[-1].overlap, ended[-1].last
+    last = ended[-1]
+    return last.overlap, last.last, last.buffers
 
 
 @pytest.mark.parametrize(("overlaps", "seconds"), [(True, 7.0), (False, 0.0)])
@@ -168,7 +169,7 @@ def test_a_reduction_overlaps_until_its_last_buffer_is_ready(
     overlaps: bool, seconds: float
 ) -> None:
     """Buffers that wait for each other overlap with nothing."""
-    assert run("gloo", overlapped, overlaps, ranks=RANKS) == [(seconds, 200)] * RANKS
+    assert run("gloo", overlapped, overlaps, ranks=RANKS) == [(seconds, 200, 3)] * RANKS
 
 
 SITES = {

@@ -9,7 +9,7 @@ choices on all ranks: there is no chance in it, and its work is counted in messa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any
@@ -40,7 +40,7 @@ class Figures:
     """What is known of an all-reduce: the only input of the selector, the same on all ranks.
 
     Args:
-        nbytes: of the buffer.
+        nbytes: of all buffers.
         ports: of the ranks, with their delays and slow paths.
         lateness: seconds at which each rank comes, from any moment on.
         iteration: seconds of an iteration, of which a gain is a share.
@@ -48,6 +48,7 @@ class Figures:
             where it was not. A rank arrives with its last gradients.
         overlap: seconds before that in which gradients become ready while others are reduced.
         last: bytes of those that become ready last. Counts where there is an overlap.
+        buffers: how many there are, each of which is cut into the same number of pieces.
 
     Raises:
         BadInput: another number of ports than ranks, or seconds that there are not.
@@ -60,6 +61,7 @@ class Figures:
     native: float | None = None
     overlap: float = 0.0
     last: int = 0
+    buffers: int = 1
 
     def __post_init__(self) -> None:
         ranks = len(self.ports.out)
@@ -79,6 +81,8 @@ class Figures:
             raise BadInput("seconds of overlap", self.overlap, "at least 0")
         if not 0 <= self.last <= self.nbytes:
             raise BadInput("last bytes", self.last, f"0 to {self.nbytes}, which are all")
+        if self.buffers < 1:
+            raise BadInput("buffers", self.buffers, "at least 1")
 
     @property
     def ranks(self) -> int:
@@ -87,7 +91,7 @@ class Figures:
 
     @property
     def buffer(self) -> float:
-        """Seconds of the whole buffer through an ordinary port."""
+        """Seconds of all buffers through an ordinary port."""
         return self.nbytes / median_low([*self.ports.out, *self.ports.into])
 
     @property
@@ -95,14 +99,10 @@ class Figures:
         """Ranks that must own nothing of what is chosen from these figures; see owners.py."""
         return very_late(self.buffer, self.lateness)
 
-    def exposed(self, seconds: Callable[[int], float]) -> float:
-        """Seconds that a collective takes after its last rank has arrived.
-
-        `seconds`: what it takes of so many bytes that are ready at once. What overlaps with other
-        work is hidden, but the last bytes are not.
-        """
-        whole = seconds(self.nbytes)
-        return max(whole - self.overlap, seconds(self.last)) if self.overlap else whole
+    @property
+    def mean_buffer(self) -> int:
+        """Bytes of a buffer."""
+        return self.nbytes // self.buffers
 
     def rounded(self) -> Figures:
         """With ten digits of each: what differs in the last bits alone is the same here.
@@ -151,6 +151,7 @@ class Figures:
             "native": self.native,
             "overlap": self.overlap,
             "last": self.last,
+            "buffers": self.buffers,
         }
 
     @classmethod
@@ -170,7 +171,7 @@ class Figures:
             late = tuple(given["late"])
             return cls(
                 given["bytes"], ports, late, given["iteration"], given["native"],
-                given.get("overlap", 0.0), given.get("last", 0),
+                given.get("overlap", 0.0), given.get("last", 0), given.get("buffers", 1),
             )  # fmt: skip
 
     @property
@@ -274,13 +275,31 @@ def _saves(seconds: float, enough: float) -> bool:
     return seconds > 0 and seconds >= enough
 
 
-def _simulated(choice: Choice, figures: Figures) -> float:
-    """What a `choice` that is not native takes after the last arrival, to ten digits."""
-    plan, f = choice.plan(), figures
+def simulated(choice: Choice, figures: Figures, most: int) -> float:
+    """Seconds that a `choice`, not native, takes after the last rank has arrived, to ten digits.
+
+    All `figures.buffers` go as one, into which no more than `most` pieces are cut: then each
+    message costs as much as those for which it stands. What becomes ready while others are reduced
+    is hidden, but for the last buffer.
+    """
+    f, whole = figures, as_one(choice, figures, most)
+    messages = max(1, choice.pieces) * f.buffers / max(1, whole.pieces)
+    seconds = _run(whole, f.nbytes, replace(f.ports, cost=messages * f.ports.cost), f.lateness)
+    if f.overlap:
+        seconds = max(seconds - f.overlap, _run(choice, f.last, f.ports, f.lateness))
+    return ten_digits(seconds)
+
+
+def as_one(choice: Choice, figures: Figures, most: int) -> Choice:
+    """The `choice` for all buffers in one, in `most` pieces at most: as `simulated` has it."""
+    each = choice.pieces
+    return replace(choice, pieces=min(each * figures.buffers, max(each, most))) if each else choice
+
+
+def _run(choice: Choice, nbytes: int, ports: Ports, lateness: Sequence[float]) -> float:
+    plan = choice.plan()
     assert plan is not None
-    return ten_digits(
-        f.exposed(lambda nbytes: run_on_ports(plan, nbytes, f.ports, f.lateness).after_arrival)
-    )
+    return run_on_ports(plan, nbytes, ports, lateness).after_arrival
 
 
 def _odds(choice: Choice) -> float:
@@ -295,14 +314,24 @@ class _Search:
         self._very_late = figures.very_late
         self._left = float(WORK)
         self._seconds: dict[Choice, float] = {}
-        gloo = replace(figures, ports=by_gloo(figures.ports))
-        ring = _simulated(Choice(figures.ranks, "ring", NATIVE_CUT), gloo)
+        self._all = self._job(figures.nbytes)
+        self._buffer = self._job(figures.mean_buffer)
+        gloo, by_ring = replace(figures, ports=by_gloo(figures.ports)), self._most("ring")
+        ring = simulated(Choice(figures.ranks, "ring", NATIVE_CUT), gloo, by_ring)
         # A busy machine is slow for our plans, too: it does not count against native alone.
         self.native = ring if figures.native is None else min(ring, figures.native)
-        self._job = AllReduce(
-            figures.ranks, figures.nbytes, median_low(figures.ports.out), figures.ports.delay,
-            figures.ports.cost, max(figures.lateness), figures.ports.turn,
+
+    def _job(self, nbytes: int) -> AllReduce:
+        """As closed forms know it, of so many bytes."""
+        f, ports = self._figures, self._figures.ports
+        return AllReduce(
+            f.ranks, nbytes, median_low(ports.out), ports.delay, ports.cost, max(f.lateness),
+            ports.turn,
         )  # fmt: skip
+
+    def _most(self, algorithm: str) -> int:
+        """Into how many pieces it is worth while to cut all buffers."""
+        return pieces_for(algorithm, self._all) if algorithm != "halving-doubling" else 0
 
     def affords(self, choice: Choice) -> bool:
         """Whether it has been simulated, or may be: its messages are within what is left."""
@@ -310,7 +339,9 @@ class _Search:
 
     def _work(self, choice: Choice) -> int:
         """Messages that are simulated to judge it: of all bytes, and of the last ones."""
-        return choice.transfers() * (2 if self._figures.overlap else 1)
+        f = self._figures
+        whole = as_one(choice, f, self._most(choice.algorithm)).transfers()
+        return whole + (choice.transfers() if f.overlap else 0)
 
     def seconds(self, choice: Choice) -> float:
         """What it takes after the last arrival, to ten digits; native: as known."""
@@ -318,7 +349,8 @@ class _Search:
             return self.native
         if choice not in self._seconds:
             self._left -= self._work(choice)
-            self._seconds[choice] = _simulated(choice, self._figures)
+            most = self._most(choice.algorithm)
+            self._seconds[choice] = simulated(choice, self._figures, most)
         return self._seconds[choice]
 
     def _simulated_of(self, choices: Iterable[Choice]) -> list[Choice]:
@@ -358,17 +390,17 @@ class _Search:
         """All but the search for shares, those that help most often first."""
         f = self._figures
         ranks = f.ranks
-        pieces = pieces_for("direct", self._job)
+        pieces = pieces_for("direct", self._buffer)
         for shares in first_shares(f.buffer, f.ports, f.lateness):
             yield Choice(ranks, "direct", pieces, shares)
         by_arrival = sorted(range(ranks), key=lambda rank: (f.lateness[rank], rank))
         late = tuple(r for r in by_arrival if f.lateness[r] > STANDS_OUT * f.buffer)
         if late and ranks >= FEWEST_RANKS["stragglar"]:
-            yield Choice(ranks, "stragglar", pieces_for("stragglar", self._job), late=late[-1:])
+            yield Choice(ranks, "stragglar", pieces_for("stragglar", self._buffer), late=late[-1:])
         if late:
-            cut = pieces_for("sorted-chain", self._job)
+            cut = pieces_for("sorted-chain", self._buffer)
             yield Choice(ranks, "sorted-chain", cut, late=late)
-        yield Choice(ranks, "ring", pieces_for("ring", self._job))
+        yield Choice(ranks, "ring", pieces_for("ring", self._buffer))
         yield Choice(ranks, "halving-doubling")
 
     def _best_shares(self, best: Choice) -> Choice:

@@ -17,15 +17,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_adaptra.errors import BadInput
-from megatron_adaptra.ir.collective import CollectivePlan, Goal
+from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.plan.collectives.choice import Choice
-from megatron_adaptra.plan.collectives.ring import ring
-from megatron_adaptra.plan.collectives.selector import NATIVE_CUT, Chosen, Figures, by_gloo
+from megatron_adaptra.plan.collectives.selector import (
+    NATIVE_CUT,
+    Chosen,
+    Figures,
+    by_gloo,
+    simulated,
+)
 from megatron_adaptra.plan.collectives.sized_shards import (
     CERTAIN,
     MOST_RANKS,
+    shard_pieces,
     sharded_plan,
-    timed_shards,
 )
 from megatron_adaptra.plan.ten_digits import ten_digits
 from megatron_adaptra.sim.ports import run_on_ports
@@ -54,8 +59,12 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
     if not 1 < ranks <= MOST_RANKS:
         return Chosen(native, 0.0, 0.0)
     f = figures.rounded()
-    found = timed_shards(Goal.REDUCE_SCATTER, f.nbytes, f.ports, f.lateness)
-    ring, direct = (ten_digits(_after_arrival(f, found[name].plan)) for name in ("ring", "direct"))
+    found = {
+        name: Choice(ranks, name, cut, sharded=True)
+        for name, cut in shard_pieces(f.mean_buffer, f.ports).items()
+    }
+    most = shard_pieces(f.nbytes, f.ports)
+    ring, direct = (simulated(found[name], f, most[name]) for name in ("ring", "direct"))
     # A busy machine is slow for our plans, too: it does not count against native alone.
     by_native = ring if f.native is None else min(ring, f.native)
     part = 1.0 if in_force.native else 0.5
@@ -63,7 +72,7 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
     if by_native > (1 + part * CERTAIN) * direct and saves >= enough:
         chosen = in_force
         if in_force.algorithm != "direct":
-            chosen = Choice(ranks, "direct", found["direct"].pieces, sharded=True)
+            chosen = found["direct"]
         return _saves_over_gloo(chosen, f, direct)
     return Chosen(native, by_native, by_native)
 
@@ -71,7 +80,9 @@ def choose_shards(figures: Figures, in_force: Choice, min_gain: float) -> Chosen
 def _saves_over_gloo(choice: Choice, figures: Figures, seconds: float) -> Chosen:
     """What a `choice` saves, whose reduce-scatter takes so many `seconds`, over gloo's own."""
     f, ranks, ports = figures, figures.ranks, by_gloo(figures.ports)
-    reduces = _after_arrival(replace(f, ports=ports), ring(ranks, NATIVE_CUT))
+    # gloo's reduce-scatter is an all-reduce.
+    all_reduce = Choice(ranks, "ring", NATIVE_CUT)
+    reduces = simulated(all_reduce, replace(f, ports=ports), NATIVE_CUT)
     native = reduces if f.native is None else min(reduces, f.native)
     gathering = choice.gathering()
     assert gathering is not None
@@ -82,9 +93,3 @@ def _saves_over_gloo(choice: Choice, figures: Figures, seconds: float) -> Chosen
     theirs = run_on_ports(plan, nbytes, ports).after_arrival
     theirs *= native / reduces if reduces else 0.0  # as measured of the other one
     return Chosen(choice, seconds, ten_digits(native), ten_digits(theirs - ours))
-
-
-def _after_arrival(figures: Figures, plan: CollectivePlan) -> float:
-    """Seconds from the last arrival to the end of the last rank, by this `plan`."""
-    f = figures
-    return f.exposed(lambda nbytes: run_on_ports(plan, nbytes, f.ports, f.lateness).after_arrival)

@@ -73,6 +73,15 @@ class TimedShards(NamedTuple):
     seconds: float
 
 
+def shard_pieces(nbytes: int, ports: Ports) -> dict[str, int]:
+    """By algorithm of SHARDED, into how many pieces each shard of a buffer is best cut.
+
+    `nbytes`: of the buffer. `ports`: of all ranks.
+    """
+    job = _job(nbytes, ports)
+    return {name: best_shard_pieces(name, job) for name in SHARDED}
+
+
 def timed_shards(
     goal: Goal, nbytes: int, ports: Ports, lateness: Sequence[float] = ()
 ) -> dict[str, TimedShards]:

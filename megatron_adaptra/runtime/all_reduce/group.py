@@ -41,6 +41,7 @@ class _Ended(NamedTuple):
     period: float | None
     overlap: float
     last: int
+    buffers: int
 
 
 class AdaptiveAllReduce:
@@ -198,8 +199,9 @@ class AdaptiveAllReduce:
             first, last = self._started
             overlap = last - first if self._overlaps else 0.0
             self._held = _Ended(
-                self._iteration, self._nbytes, seconds, self._period, overlap, self._last
-            )
+                self._iteration, self._nbytes, seconds, self._period, overlap, self._last,
+                max(1, self._calls),
+            )  # fmt: skip
             gathers = self._gathers < self._expected_gathers
         if not gathers:  # else ports are not idle yet
             self._release()
@@ -227,7 +229,7 @@ class AdaptiveAllReduce:
             rates = self._probes.run()
         report = ReductionReport(
             self._me, iteration, ended.nbytes, seen, rates, ended.seconds, ended.period,
-            ended.overlap, ended.last,
+            ended.overlap, ended.last, ended.buffers,
         )  # fmt: skip
         self._controller.hand_in(report)
 
