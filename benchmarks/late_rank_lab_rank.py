@@ -83,6 +83,7 @@ class Trainings(Protocol):
 # Megatron's functions in which plans of ours run: each training has those it was made with.
 PATCHED = ("gradients", "shards")
 HIDDEN = {"megatron": 128, "sharded": 64}  # of a GPT of about 3.3 MB, and of 0.9 MB
+BUCKET = {"megatron": 200_000, "sharded": 60_000}  # numbers, of each bucket where there are some
 LAYERS = 4
 BACKWARD = 0.25  # share of what a rank computes, in the last backward, where reductions overlap
 
@@ -104,7 +105,7 @@ class OfMegatron:
         self._shape = gpt.GPTShape(
             stages=1, microbatches=1, layers=LAYERS, hidden=HIDDEN[kind], seq_length=16, seed=SEED,
             distributed_optimizer=sharded, after_backward=sharded and not overlapped,
-            overlap_reduce=bool(overlapped) and not sharded,
+            overlap_reduce=bool(overlapped) and not sharded, bucket=BUCKET[kind],
         )  # fmt: skip
         self._wait = settings.backward / LAYERS  # before each layer's backward
         gpt.initialize(self._shape, TIMEOUT)

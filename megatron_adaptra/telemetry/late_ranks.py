@@ -106,8 +106,12 @@ class LateRanks:
         return {way: path.value for way, path in sorted(self._paths.items()) if path.value}
 
     def delay(self) -> float:
-        """Seconds that a message takes on an ordinary path; 0 until there was one."""
-        return median(self._common) if self._common else 0.0
+        """Seconds that a message takes on an ordinary path; 0 until there was one.
+
+        The least of the last iterations: ranks that wait for a core see messages later, and none of
+        them before it has come.
+        """
+        return min(self._common, default=0.0)
 
     def alarms(self) -> list[int]:
         """The ranks whose last sample is out of its chart."""

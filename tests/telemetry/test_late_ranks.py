@@ -172,6 +172,16 @@ def test_delays_of_a_wide_network_hide_no_lateness():
     assert late_ranks.late() == pytest.approx([0, 0, 0, 50 * MS], abs=MS)
 
 
+def test_what_waits_for_a_core_is_no_delay(ranks):
+    """Of a busy machine's iterations few show what a message takes; a path that is longer stays."""
+    late_ranks = LateRanks(ranks)
+    for i in range(24):
+        late_ranks.update(messages(ranks, {}, delay=0.3 * MS if i % 8 == 5 else 8 * MS), BUFFER)
+    assert late_ranks.delay() == pytest.approx(0.3 * MS)
+    run(late_ranks, 8, {}, delay=8 * MS)
+    assert late_ranks.delay() == pytest.approx(8 * MS)
+
+
 @pytest.mark.parametrize("draws", [False, True])
 def test_rotating_lateness_is_nobodys_and_is_noted_once(ranks, draws):
     """One rank after the other, or by chance."""

@@ -308,7 +308,7 @@ def _chunk(config: Any, shape: GPTShape, chunk: int) -> Any:
         overlap_param_gather=shape.overlap_gather,
         average_in_collective=shape.average,
         num_distributed_optimizer_instances=shape.instances,
-        bucket_size=10_000,
+        bucket_size=shape.bucket,
     )
     return DistributedDataParallel(config, how, model, disable_bucketing=chunk > 0)
 

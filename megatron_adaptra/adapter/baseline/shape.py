@@ -14,9 +14,10 @@ class GPTShape:
     kernel; `experts`: of a mixture in every layer, 0 for a dense model, of which `expert_parallel`
     ranks have a part each. `average`: the collective averages, instead of factors. `instances` of
     the distributed optimizer, each with all shards. `overlap_reduce`: gradients are reduced bucket
-    by bucket during the last backward; `distributed_optimizer`: with that, all stages starting at
-    the same moment, or `after_backward`, all of a stage's gradients at once; `overlap_gather`: each
-    bucket's parameters are gathered during the forward before the one that needs them.
+    by bucket, each of so many numbers as `bucket`, during the last backward;
+    `distributed_optimizer`: with that, all stages starting at the same moment, or `after_backward`,
+    all of a stage's gradients at once; `overlap_gather`: each bucket's parameters are gathered
+    during the forward before the one that needs them.
     """
 
     stages: int = 4
@@ -40,6 +41,7 @@ class GPTShape:
     distributed_optimizer: bool = False
     after_backward: bool = False
     overlap_gather: bool = False
+    bucket: int = 10_000
     seed: int = 1234
 
     @property
