@@ -21,7 +21,7 @@ class ReductionReport:
     were ready here to the end; `period`: to the same moment of the iteration before. None where
     that is not known. `overlap`: from the first to the last ones that were ready, while others were
     reduced; 0 where nothing overlaps. `last`: bytes of those last ones. `buffers`: how many are
-    reduced, one by one.
+    reduced, one by one; `gathers`: of shards, all-gathers afterwards that no forward hides.
     """
 
     rank: int
@@ -34,6 +34,7 @@ class ReductionReport:
     overlap: float = 0.0
     last: int = 0
     buffers: int = 1
+    gathers: int = 1
 
     @property
     def exposed(self) -> float | None:

@@ -155,12 +155,25 @@ def test_what_overlaps_with_a_backward_gains_nothing():
 
 def test_each_of_many_buffers_is_cut_into_fewer_pieces():
     """Each piece costs a message, so many buffers as one, in as many pieces, cost as much."""
-    one, many = chosen(figures(1.0)), chosen(replace(figures(1.0), buffers=20))
+    one, given = chosen(figures(1.0)), replace(figures(1.0), overlap=1e-9, buffers=20)
+    many = chosen(given)
     assert many.choice.algorithm == one.choice.algorithm == "direct"
     assert one.choice.pieces / 20 < many.choice.pieces < one.choice.pieces
     alike = replace(many.choice, pieces=20 * many.choice.pieces)
     assert many.seconds == pytest.approx(seconds_of(alike, figures(1.0)), rel=0.1)
     assert many.seconds > one.seconds
+
+
+def test_buffers_that_wait_for_each_other_take_as_long_as_each():
+    """A rank is late for the first one alone."""
+    given = replace(figures(1.0), buffers=2)
+    found, each = chosen(given), replace(figures(1.0), nbytes=1_600_000)
+    in_time = replace(each, lateness=(0.0,) * 8)
+    assert found.choice.algorithm == "direct"
+    assert found.seconds == pytest.approx(
+        seconds_of(found.choice, each) + seconds_of(found.choice, in_time)
+    )
+    assert found.native == pytest.approx(native(each) + native(in_time))
 
 
 def test_hysteresis():

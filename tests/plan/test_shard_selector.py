@@ -64,12 +64,17 @@ def test_native_as_measured_may_be_faster_than_a_ring() -> None:
 def test_of_what_overlaps_with_a_backward_the_last_shards_count() -> None:
     """Their delays are crossed after it, whatever a bucket's rate is."""
     now, bucket = Choice(8, sharded=True), figures(1 * MB, 10 * MS)
-    hidden = figures(8 * MB, 10 * MS, overlap=1.0, last=1 * MB)
+    hidden = figures(8 * MB, 10 * MS, overlap=1.0, last=1 * MB, buffers=8)
     assert chosen(hidden) == "direct"
     ours, alone = (choose_shards(one, now, 0.05) for one in (hidden, bucket))
-    assert (ours.native, ours.besides) == (alone.native, alone.besides)
+    assert ours.native == alone.native
+    assert ours.besides == pytest.approx(alone.besides, rel=0.05)
     assert ours.seconds == pytest.approx(alone.seconds, rel=0.05)  # in other pieces
     assert chosen(figures(8 * MB, 10 * MS, overlap=1.0, last=8 * MB)) == "native"
+    seen = choose_shards(replace(hidden, gathers=8), now, 0.05)
+    assert seen.besides == pytest.approx(8 * ours.besides)
+    in_turn = choose_shards(figures(8 * MB, 10 * MS, buffers=8, gathers=8), now, 0.05)
+    assert in_turn.gain == pytest.approx(8 * alone.gain, rel=0.05)
 
 
 def test_predicted_is_what_it_saves_over_gloo_in_both_collectives() -> None:

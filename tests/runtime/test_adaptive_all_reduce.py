@@ -45,13 +45,15 @@ def open_group(
     *,
     sharded: bool = False,
     overlaps: bool = False,
+    hides_gathers: bool = False,
 ) -> tuple[Connected, AdaptiveAllReduce]:
     world = dist.group.WORLD
     assert world is not None
     connected = Connected.between(world, "test", timeout, transport, meshes=MESHES)
     return connected, AdaptiveAllReduce(
-        connected, dist.get_rank(), tuple(range(RANKS)), NEVER, timeout, None, sharded, overlaps
-    )
+        connected, dist.get_rank(), tuple(range(RANKS)), NEVER, timeout, None, sharded, overlaps,
+        hides_gathers,
+    )  # fmt: skip
 
 
 def reduce(connected: Connected, adaptive: AdaptiveAllReduce, tensor: torch.Tensor) -> str:
@@ -144,9 +146,12 @@ def test_paths_are_measured_once_shards_have_been_gathered() -> None:
         assert waited == [False, True, True, False, True]
 
 
-def overlapped(me: RankFixture, overlaps: bool) -> tuple[float, int, int]:
-    """Of a reduction of three buffers, its overlap, its last bytes, and how many there are."""
-    _, adaptive = open_group("engine", overlaps=overlaps)
+def overlapped(me: RankFixture, overlaps: bool) -> tuple[float, int, int, int]:
+    """Of a reduction of three buffers, its overlap, its last bytes, how many, and how many gathers.
+
+    Those of four are waited for, or one.
+    """
+    _, adaptive = open_group("engine", sharded=True, overlaps=overlaps, hides_gathers=overlaps)
     ended, moments = list[Any](), itertools.cycle([10.0, 13.0, 17.0, 18.0, 19.0, 20.0])
     with pytest.MonkeyPatch.context() as patch:
         clock = types.SimpleNamespace(monotonic=lambda: next(moments))
@@ -158,18 +163,20 @@ def overlapped(me: RankFixture, overlaps: bool) -> tuple[float, int, int]:
                 adaptive.started(nbytes)
             for _ in range(3):
                 adaptive.ended()
+            for _ in range(4):
+                adaptive.gathered()
     me.meet()
     adaptive.close()
     last = ended[-1]
-    return last.overlap, last.last, last.buffers
+    return last.overlap, last.last, last.buffers, last.gathers
 
 
-@pytest.mark.parametrize(("overlaps", "seconds"), [(True, 7.0), (False, 0.0)])
+@pytest.mark.parametrize(("overlaps", "seconds", "gathers"), [(True, 7.0, 1), (False, 0.0, 4)])
 def test_a_reduction_overlaps_until_its_last_buffer_is_ready(
-    overlaps: bool, seconds: float
+    overlaps: bool, seconds: float, gathers: int
 ) -> None:
     """Buffers that wait for each other overlap with nothing."""
-    assert run("gloo", overlapped, overlaps, ranks=RANKS) == [(seconds, 200, 3)] * RANKS
+    assert run("gloo", overlapped, overlaps, ranks=RANKS) == [(seconds, 200, 3, gathers)] * RANKS
 
 
 SITES = {

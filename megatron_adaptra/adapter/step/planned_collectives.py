@@ -286,7 +286,12 @@ class PlannedCollectives(ABC):
             )
         try:
             connected, adaptive = connect(
-                group, use, self._config, sharded, _overlaps(buckets.ddp_config)
+                group,
+                use,
+                self._config,
+                sharded,
+                _overlaps(buckets.ddp_config),
+                bool(buckets.ddp_config.overlap_param_gather),
             )
         except NoConnections as error:
             return f"cannot connect: {error}"

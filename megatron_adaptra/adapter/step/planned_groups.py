@@ -66,7 +66,7 @@ class PlannedGroup:
 
 
 def connect(
-    group: Any, name: str, config: AdaptraConfig, sharded: bool = False, overlaps: bool = False
+    group: Any, name: str, config: AdaptraConfig, sharded: bool = False, *overlaps: bool
 ) -> tuple[Connected, AdaptiveAllReduce | None]:
     """Connect the ranks of a `group`: a collective of it.
 
@@ -74,7 +74,8 @@ def connect(
         group: of torch.distributed.
         name: of the connections' use.
         config: the job's settings.
-        sharded, overlaps: see AdaptiveAllReduce.
+        sharded: see AdaptiveAllReduce.
+        overlaps: whether reductions do, and all-gathers; see there.
 
     Returns:
         The connections, and what finds out and votes, under `--adaptra-allreduce auto`.
@@ -91,7 +92,7 @@ def connect(
     ranks = tuple(dist.get_process_group_ranks(group))
     log = config.log_file(f"{name}{ranks[0]}")
     return connected, AdaptiveAllReduce(
-        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, overlaps
+        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, *overlaps
     )
 
 

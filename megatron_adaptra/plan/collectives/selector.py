@@ -49,6 +49,7 @@ class Figures:
         overlap: seconds before that in which gradients become ready while others are reduced.
         last: bytes of those that become ready last. Counts where there is an overlap.
         buffers: how many there are, each of which is cut into the same number of pieces.
+        gathers: of shards, all-gathers of a buffer each that follow, and that nothing hides.
 
     Raises:
         BadInput: another number of ports than ranks, or seconds that there are not.
@@ -62,6 +63,7 @@ class Figures:
     overlap: float = 0.0
     last: int = 0
     buffers: int = 1
+    gathers: int = 1
 
     def __post_init__(self) -> None:
         ranks = len(self.ports.out)
@@ -81,8 +83,9 @@ class Figures:
             raise BadInput("seconds of overlap", self.overlap, "at least 0")
         if not 0 <= self.last <= self.nbytes:
             raise BadInput("last bytes", self.last, f"0 to {self.nbytes}, which are all")
-        if self.buffers < 1:
-            raise BadInput("buffers", self.buffers, "at least 1")
+        for name in ("buffers", "gathers"):
+            if getattr(self, name) < 1:
+                raise BadInput(name, getattr(self, name), "at least 1")
 
     @property
     def ranks(self) -> int:
@@ -152,6 +155,7 @@ class Figures:
             "overlap": self.overlap,
             "last": self.last,
             "buffers": self.buffers,
+            "gathers": self.gathers,
         }
 
     @classmethod
@@ -172,6 +176,7 @@ class Figures:
             return cls(
                 given["bytes"], ports, late, given["iteration"], given["native"],
                 given.get("overlap", 0.0), given.get("last", 0), given.get("buffers", 1),
+                given.get("gathers", 1),
             )  # fmt: skip
 
     @property
@@ -278,16 +283,19 @@ def _saves(seconds: float, enough: float) -> bool:
 def simulated(choice: Choice, figures: Figures, most: int) -> float:
     """Seconds that a `choice`, not native, takes after the last rank has arrived, to ten digits.
 
-    All `figures.buffers` go as one, into which no more than `most` pieces are cut: then each
-    message costs as much as those for which it stands. What becomes ready while others are reduced
-    is hidden, but for the last buffer.
+    Buffers wait for each other, or overlap with backwards. Then all of them go as one, into which
+    no more than `most` pieces are cut: each message costs as much as those for which it stands.
+    What becomes ready while others are reduced is hidden, but for the last buffer.
     """
-    f, whole = figures, as_one(choice, figures, most)
+    f = figures
+    if not f.overlap:
+        first = _run(choice, f.mean_buffer, f.ports, f.lateness)
+        others = f.buffers - 1 and (f.buffers - 1) * _run(choice, f.mean_buffer, f.ports, ())
+        return ten_digits(first + others)
+    whole = as_one(choice, figures, most)
     messages = max(1, choice.pieces) * f.buffers / max(1, whole.pieces)
     seconds = _run(whole, f.nbytes, replace(f.ports, cost=messages * f.ports.cost), f.lateness)
-    if f.overlap:
-        seconds = max(seconds - f.overlap, _run(choice, f.last, f.ports, f.lateness))
-    return ten_digits(seconds)
+    return ten_digits(max(seconds - f.overlap, _run(choice, f.last, f.ports, f.lateness)))
 
 
 def as_one(choice: Choice, figures: Figures, most: int) -> Choice:
@@ -338,10 +346,11 @@ class _Search:
         return choice.native or choice in self._seconds or self._work(choice) <= self._left
 
     def _work(self, choice: Choice) -> int:
-        """Messages that are simulated to judge it: of all bytes, and of the last ones."""
-        f = self._figures
-        whole = as_one(choice, f, self._most(choice.algorithm)).transfers()
-        return whole + (choice.transfers() if f.overlap else 0)
+        """Messages that are simulated to judge it: see `simulated`."""
+        f, one = self._figures, choice.transfers()
+        if not f.overlap:
+            return one if f.buffers == 1 else 2 * one
+        return one + as_one(choice, f, self._most(choice.algorithm)).transfers()
 
     def seconds(self, choice: Choice) -> float:
         """What it takes after the last arrival, to ten digits; native: as known."""

@@ -42,6 +42,7 @@ class _Ended(NamedTuple):
     overlap: float
     last: int
     buffers: int
+    gathers: int
 
 
 class AdaptiveAllReduce:
@@ -60,6 +61,7 @@ class AdaptiveAllReduce:
         log: file of decisions; None for none.
         sharded: it is a reduce-scatter into equal shards, and an all-gather afterwards.
         overlaps: buffers become ready, and are reduced, while others are computed.
+        hides_gathers: forwards hide all-gathers, but for the first one.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class AdaptiveAllReduce:
         log: Path | None = None,
         sharded: bool = False,
         overlaps: bool = False,
+        hides_gathers: bool = False,
     ) -> None:
         self._connected, self._me, self._ranks = connected, me, ranks
         self._guard = Guard(f"the all-reduce of {ranks_in_words(ranks)} at rank {ranks[me]}")
@@ -81,7 +84,7 @@ class AdaptiveAllReduce:
         self._arrived = 0.0
         self._period: float | None = None
         self._calls = self._expected = self._open = self._nbytes = 0
-        self._overlaps = overlaps
+        self._overlaps, self._hides_gathers = overlaps, hides_gathers
         self._started = 0.0, 0.0  # when the first buffer and the last one were
         self._last = 0  # bytes of the last one
         self._gathers = self._expected_gathers = 0
@@ -200,7 +203,7 @@ class AdaptiveAllReduce:
             overlap = last - first if self._overlaps else 0.0
             self._held = _Ended(
                 self._iteration, self._nbytes, seconds, self._period, overlap, self._last,
-                max(1, self._calls),
+                max(1, self._calls), 1 if self._hides_gathers else max(1, self._expected_gathers),
             )  # fmt: skip
             gathers = self._gathers < self._expected_gathers
         if not gathers:  # else ports are not idle yet
@@ -229,7 +232,7 @@ class AdaptiveAllReduce:
             rates = self._probes.run()
         report = ReductionReport(
             self._me, iteration, ended.nbytes, seen, rates, ended.seconds, ended.period,
-            ended.overlap, ended.last, ended.buffers,
+            ended.overlap, ended.last, ended.buffers, ended.gathers,
         )  # fmt: skip
         self._controller.hand_in(report)
 

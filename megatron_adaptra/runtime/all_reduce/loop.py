@@ -60,7 +60,7 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         self._changed_for = 0  # iterations, at least
         # The last iteration that all have reported, and by rank the seconds of its reduction.
         self._took: tuple[int, dict[int, float | None]] = (-1, {})
-        self._nbytes = self._last = self._buffers = 0
+        self._nbytes = self._last = self._buffers = self._gathers = 0
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         """As for VotedThread: `bundle` is in force in `iteration`."""
@@ -102,6 +102,7 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         self._nbytes = nbytes = max(one.nbytes for one in row.values())
         self._last = max(one.last for one in row.values())
         self._buffers = max(one.buffers for one in row.values())
+        self._gathers = max(one.gathers for one in row.values())
         if iteration < WARM or not periods:
             self._estimate.ports.update(rates)
             return
@@ -168,7 +169,10 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         if figures is None:
             return None
         overlap, last = median(self._overlaps), min(self._last, self._nbytes)
-        return replace(figures, overlap=overlap, last=last, buffers=max(1, self._buffers))
+        return replace(
+            figures, overlap=overlap, last=last, buffers=max(1, self._buffers),
+            gathers=max(1, self._gathers),
+        )  # fmt: skip
 
     def _choose(self, iteration: int) -> None:
         """Something is no longer as planned for: choose, and put another choice to the vote."""
