@@ -87,9 +87,12 @@ def test_what_a_backward_hides_of_a_reduction_is_not_gained(tmp_path: Path) -> N
     assert not group.train(SOON + 1, {2: BUFFER})[-1].native
     assert group.took[-1] < 0.8 * native
     group.close()
-    (decision,) = (line for line in lines(log) if line["kind"] == "all-reduce")
+    found = lines(log)
+    (decision,) = (line for line in found if line["kind"] == "all-reduce")
+    (outcome,) = (line for line in found if line["kind"] == "outcome")
     assert decision["native_ms"] == pytest.approx(1e3 * native, rel=0.02)
     assert decision["predicted_ms"] == pytest.approx(1e3 * group.took[-1], rel=0.02)
+    assert outcome["measured_ms"] == pytest.approx(decision["predicted_ms"], rel=0.02)
     assert (decision["figures"]["overlap"], decision["figures"]["last"]) == (0.08, NBYTES // 8)
     hidden = VotedGroup(4, log)
     hidden.overlap, hidden.last = 4 * BUFFER, NBYTES // 50
