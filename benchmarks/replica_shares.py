@@ -39,25 +39,29 @@ WAITS = 8  # times as long as it computes an op of an emulated row takes
 
 
 class Job(NamedTuple):
-    """`slow`: how many times as long; of one that is suspended 1 / the share in which it runs."""
+    """`slow`: how many times as long; of one that is suspended 1 / the share in which it runs.
+
+    `waits`: ops wait for most of their time. Else they compute for all of it.
+    """
 
     replicas: int
     microbatches: int
     slow: float
     hidden: int = 64
+    waits: bool = True
     suspended: bool = False
 
 
 JOBS = {
     "4 x 8, one at half speed": Job(4, 8, 2.0),
     "4 x 8, one at two thirds": Job(4, 8, 1.5),
-    "2 x 8, one suspended half of the time": Job(2, 8, 2.0, 192, suspended=True),
+    "2 x 8, one suspended half of the time": Job(2, 8, 2.0, 192, waits=False, suspended=True),
 }
 
 
 def rules(job: Job) -> list[str]:
     """Emulated workers; of two rules for one the first one counts."""
-    if job.suspended:
+    if not job.waits:
         return []
     last, waits = job.replicas - 1, [f"{replica}.0:{WAITS}x" for replica in range(job.replicas)]
     return [f"{last}.0:{WAITS * job.slow:g}x@{FROM}..{TO}", *waits]
@@ -66,7 +70,7 @@ def rules(job: Job) -> list[str]:
 # Nobody is slow, and counts cannot change.
 HEALTHY = {
     "4 x 8, ops wait": Job(4, 8, 1.0),
-    "2 x 8, ops compute": Job(2, 8, 1.0, 192, suspended=True),
+    "2 x 8, ops compute": Job(2, 8, 1.0, 192, waits=False),
 }
 BLOCK = 10  # iterations; every second block has shares
 

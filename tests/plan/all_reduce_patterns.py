@@ -55,9 +55,9 @@ def native(figures: Figures) -> float:
 
 def after(plan: CollectivePlan, figures: Figures) -> float:
     """The same of a `plan`; what gradients take to become ready hides all but the last ones."""
-    f = figures
-    of = [run_on_ports(plan, n, f.ports, f.lateness).after_arrival for n in (f.nbytes, f.last)]
-    return max(of[0] - f.overlap, of[1]) if f.overlap else of[0]
+    f, hidden = figures, figures.buffers
+    of = [run_on_ports(plan, n, f.ports, f.lateness).after_arrival for n in (f.nbytes, hidden.last)]
+    return max(of[0] - hidden.overlap, of[1]) if hidden.overlap else of[0]
 
 
 def seconds_of(choice: Choice, figures: Figures) -> float:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plan.all_reduce_patterns import KINDS, count_near, native, seconds_of
 
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.selector import (
@@ -145,17 +146,17 @@ def test_what_overlaps_with_a_backward_gains_nothing():
     """A late rank's other gradients are reduced by the time its last ones are ready."""
     late, last = figures(1.0), 3_200_000 // 8
     whole = chosen(late)
-    part = chosen(replace(late, overlap=BUFFER / 2, last=last))
+    part = chosen(replace(late, buffers=Buffers(1, BUFFER / 2, last)))
     assert part.choice.algorithm == whole.choice.algorithm == "direct"
     assert part.native == pytest.approx(whole.native - BUFFER / 2)
-    hidden = chosen(replace(late, overlap=10 * BUFFER, last=last))
+    hidden = chosen(replace(late, buffers=Buffers(1, 10 * BUFFER, last)))
     assert hidden.choice.native
     assert hidden.native == pytest.approx(chosen(replace(late, nbytes=last)).native, rel=0.1)
 
 
 def test_each_of_many_buffers_is_cut_into_fewer_pieces():
     """Each piece costs a message, so many buffers as one, in as many pieces, cost as much."""
-    one, given = chosen(figures(1.0)), replace(figures(1.0), overlap=1e-9, buffers=20)
+    one, given = chosen(figures(1.0)), replace(figures(1.0), buffers=Buffers(20, 1e-9))
     many = chosen(given)
     assert many.choice.algorithm == one.choice.algorithm == "direct"
     assert one.choice.pieces / 20 < many.choice.pieces < one.choice.pieces
@@ -166,7 +167,7 @@ def test_each_of_many_buffers_is_cut_into_fewer_pieces():
 
 def test_buffers_that_wait_for_each_other_take_as_long_as_each():
     """A rank is late for the first one alone."""
-    given = replace(figures(1.0), buffers=2)
+    given = replace(figures(1.0), buffers=Buffers(2))
     found, each = chosen(given), replace(figures(1.0), nbytes=1_600_000)
     in_time = replace(each, lateness=(0.0,) * 8)
     assert found.choice.algorithm == "direct"
@@ -233,7 +234,7 @@ def any_figures(draw):
     iteration = draw(st.floats(1e-3, 10))
     nbytes = draw(st.integers(0, 1 << 20))
     overlap, last = draw(st.just(0.0) | st.floats(0, 1)), draw(st.integers(0, nbytes))
-    return Figures(nbytes, ports, tuple(late), iteration, native, overlap, last)
+    return Figures(nbytes, ports, tuple(late), iteration, native, Buffers(1, overlap, last))
 
 
 @given(any_figures(), st.sampled_from([0.0, 0.01, 0.15]))
@@ -338,9 +339,9 @@ def test_damaged_choices_are_refused(data, message):
         (lambda: figures(iteration=0.0), "^seconds of an iteration 0.0"),
         (lambda: figures(measured=-1.0), "^seconds of native -1.0"),
         (lambda: replace(figures(), nbytes=-1), "^bytes -1"),
-        (lambda: replace(figures(), buffers=0), "^buffers 0: at least 1"),
-        (lambda: replace(figures(), overlap=-1.0), "^seconds of overlap -1.0"),
-        (lambda: replace(figures(), last=3_200_001), "^last bytes 3200001: 0 to 3200000"),
+        (lambda: replace(figures(), buffers=Buffers(0)), "^buffers 0: at least 1"),
+        (lambda: replace(figures(), buffers=Buffers(overlap=-1.0)), "^seconds of overlap -1.0"),
+        (lambda: replace(figures(), buffers=Buffers(last=9**9)), "^last bytes .*: 0 to 3200000"),
         (lambda: figures(rates=[math.inf] * 8), "^rate of a port inf: .*as measured"),
         (lambda: chosen(figures(), Choice(3)), "^all-reduce in force 'for 3 ranks': here are 8"),
         (lambda: chosen(figures(), min_gain=math.nan), "^min_gain nan"),

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.selector import Figures
 from megatron_adaptra.plan.collectives.shard_selector import choose_shards
-from megatron_adaptra.plan.collectives.sized_shards import timed_shards
-from megatron_adaptra.sim.ports import Ports
+from megatron_adaptra.plan.collectives.sized_shards import shard_pieces, sharded_plan
+from megatron_adaptra.sim.ports import Ports, run_on_ports
 
 MS, MB = 1e-3, 1_000_000
 
@@ -48,8 +49,13 @@ def test_lateness_decides_nothing() -> None:
 
 def test_what_is_in_force_stays_until_half_of_the_gain_is_gone() -> None:
     one = figures(1 * MB, 10 * MS)
-    found = timed_shards(Goal.REDUCE_SCATTER, one.nbytes, one.ports)
-    gain = 2 * (found["ring"].seconds - found["direct"].seconds) / one.iteration
+    ring, direct = (
+        run_on_ports(
+            sharded_plan(Goal.REDUCE_SCATTER, name, one.ranks, cut), one.nbytes, one.ports
+        ).after_arrival
+        for name, cut in sorted(shard_pieces(one.nbytes, one.ports).items(), reverse=True)
+    )
+    gain = 2 * (ring - direct) / one.iteration
     assert chosen(one, min_gain=1.01 * gain) == "native"
     assert chosen(one, min_gain=0.99 * gain) == "direct"
     assert chosen(one, "direct", min_gain=1.9 * gain) == "direct"
@@ -64,16 +70,16 @@ def test_native_as_measured_may_be_faster_than_a_ring() -> None:
 def test_of_what_overlaps_with_a_backward_the_last_shards_count() -> None:
     """Their delays are crossed after it, whatever a bucket's rate is."""
     now, bucket = Choice(8, sharded=True), figures(1 * MB, 10 * MS)
-    hidden = figures(8 * MB, 10 * MS, overlap=1.0, last=1 * MB, buffers=8)
+    hidden = figures(8 * MB, 10 * MS, buffers=Buffers(8, 1.0, 1 * MB))
     assert chosen(hidden) == "direct"
     ours, alone = (choose_shards(one, now, 0.05) for one in (hidden, bucket))
     assert ours.native == alone.native
     assert ours.besides == pytest.approx(alone.besides, rel=0.05)
     assert ours.seconds == pytest.approx(alone.seconds, rel=0.05)  # in other pieces
-    assert chosen(figures(8 * MB, 10 * MS, overlap=1.0, last=8 * MB)) == "native"
-    seen = choose_shards(replace(hidden, gathers=8), now, 0.05)
+    assert chosen(figures(8 * MB, 10 * MS, buffers=Buffers(1, 1.0, 8 * MB))) == "native"
+    seen = choose_shards(replace(hidden, buffers=Buffers(8, 1.0, 1 * MB, gathers=8)), now, 0.05)
     assert seen.besides == pytest.approx(8 * ours.besides)
-    in_turn = choose_shards(figures(8 * MB, 10 * MS, buffers=8, gathers=8), now, 0.05)
+    in_turn = choose_shards(figures(8 * MB, 10 * MS, buffers=Buffers(8, gathers=8)), now, 0.05)
     assert in_turn.gain == pytest.approx(8 * alone.gain, rel=0.05)
 
 

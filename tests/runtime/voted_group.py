@@ -11,6 +11,7 @@ from runtime.voted_ranks import VotedRanks
 from telemetry.late_ranks import messages
 from transport.ranks import until
 
+from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.ring import ring
 from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog
@@ -91,10 +92,10 @@ class VotedGroup(VotedRanks):
                     }
                     seconds = ends[rank] + more - lateness[rank]
                     period = 5 * BUFFER + self._took[rank] + late.get(rank, 0.0)
+                    buffers = Buffers(overlap=self.overlap, last=self.last)
                     report = ReductionReport(
-                        rank, iteration, NBYTES, seen[rank], paths, seconds, period, self.overlap,
-                        self.last,
-                    )  # fmt: skip
+                        rank, iteration, NBYTES, seen[rank], paths, seconds, period, buffers
+                    )
                     controller.hand_in(report)
             self._took = [end + more - came for end, came in zip(ends, lateness, strict=True)]
             self._ends = [end - min(ends) for end in ends]

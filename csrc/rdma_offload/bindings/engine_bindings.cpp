@@ -82,8 +82,8 @@ void bind_engine(py::module_& m) {
            NoGil())
       .def("open_verbs",
            [](Engine& engine, int rank, const std::string& device, int port, int gid, int family,
-              int version, const py::bytes& network, int bits, uint8_t traffic_class, uint8_t level, uint16_t partition, uint8_t timeout,
-              uint8_t retries) {
+              int version, const py::bytes& network, int bits, uint8_t traffic_class, uint8_t level,
+              uint16_t partition, uint8_t timeout, uint8_t retries) {
              const VerbsChoice which = choice(family, version, network, bits);
              py::gil_scoped_release release;
              return engine.open_verbs(rank, device, port, gid, which,

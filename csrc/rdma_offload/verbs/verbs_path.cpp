@@ -314,7 +314,8 @@ std::string VerbsPath::words(int status) const {
     return "the other side does not answer over " + port;
   }
   const bool theirs = status >= ibv::kRemoteFirst && status <= ibv::kRemoteLast;
-  return port + " fails " + (theirs ? "at the other side: " : "here: ") + qp_.device->verbs.status_text(status);
+  return port + " fails " + (theirs ? "at the other side: " : "here: ") +
+         qp_.device->verbs.status_text(status);
 }
 
 void VerbsPath::end(const std::string& why) {

@@ -39,8 +39,8 @@ class VerbsQp {
   VerbsQp(const VerbsQp&) = delete;
 
   // What the other side has to know, and its own: then frames may come. Both sides find the same two
-  // addresses, of one family and for one version of RoCE. Throws as above, also where there are none; may take seconds, for the
-  // network has to find the way.
+  // addresses, of one family and for one version of RoCE. Throws as above, also where there are
+  // none; may take seconds, for the network has to find the way.
   std::string card() const;
   void connect(const std::string& card);
 

@@ -286,13 +286,9 @@ class PlannedCollectives(ABC):
             )
         try:
             connected, adaptive = connect(
-                group,
-                use,
-                self._config,
-                sharded,
-                _overlaps(buckets.ddp_config),
-                bool(buckets.ddp_config.overlap_param_gather),
-            )
+                group, use, self._config, sharded=sharded, overlaps=_overlaps(buckets.ddp_config),
+                hides_gathers=bool(buckets.ddp_config.overlap_param_gather),
+            )  # fmt: skip
         except NoConnections as error:
             return f"cannot connect: {error}"
         if adaptive is not None and adaptive.loop is not None:

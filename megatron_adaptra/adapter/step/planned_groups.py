@@ -66,7 +66,13 @@ class PlannedGroup:
 
 
 def connect(
-    group: Any, name: str, config: AdaptraConfig, sharded: bool = False, *overlaps: bool
+    group: Any,
+    name: str,
+    config: AdaptraConfig,
+    *,
+    sharded: bool = False,
+    overlaps: bool = False,
+    hides_gathers: bool = False,
 ) -> tuple[Connected, AdaptiveAllReduce | None]:
     """Connect the ranks of a `group`: a collective of it.
 
@@ -74,8 +80,7 @@ def connect(
         group: of torch.distributed.
         name: of the connections' use.
         config: the job's settings.
-        sharded: see AdaptiveAllReduce.
-        overlaps: whether reductions do, and all-gathers; see there.
+        sharded, overlaps, hides_gathers: see AdaptiveAllReduce.
 
     Returns:
         The connections, and what finds out and votes, under `--adaptra-allreduce auto`.
@@ -92,8 +97,9 @@ def connect(
     ranks = tuple(dist.get_process_group_ranks(group))
     log = config.log_file(f"{name}{ranks[0]}")
     return connected, AdaptiveAllReduce(
-        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, *overlaps
-    )
+        connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, overlaps,
+        hides_gathers,
+    )  # fmt: skip
 
 
 def difference_of(group: Any, buckets: Any) -> str:

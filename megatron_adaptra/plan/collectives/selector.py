@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from statistics import median_low
 from typing import Any
 
 from megatron_adaptra.errors import BadInput, reading
+from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.ir.conditions import LinkState
 from megatron_adaptra.ir.infinity import infinite_if_null, null_if_infinite
 from megatron_adaptra.model.all_reduce_forms import AllReduce
@@ -46,13 +48,11 @@ class Figures:
         iteration: seconds of an iteration, of which a gain is a share.
         native: seconds from the arrival of the last rank that native was measured to take; None
             where it was not. A rank arrives with its last gradients.
-        overlap: seconds before that in which gradients become ready while others are reduced.
-        last: bytes of those that become ready last. Counts where there is an overlap.
-        buffers: how many there are, each of which is cut into the same number of pieces.
-        gathers: of shards, all-gathers of a buffer each that follow, and that nothing hides.
+        buffers: how many there are, each of which is cut into the same number of pieces, and what
+            hides them.
 
     Raises:
-        BadInput: another number of ports than ranks, or seconds that there are not.
+        BadInput: another number of ports than ranks, or seconds or bytes that there are not.
     """
 
     nbytes: int
@@ -60,10 +60,7 @@ class Figures:
     lateness: tuple[float, ...]
     iteration: float
     native: float | None = None
-    overlap: float = 0.0
-    last: int = 0
-    buffers: int = 1
-    gathers: int = 1
+    buffers: Buffers = Buffers()
 
     def __post_init__(self) -> None:
         ranks = len(self.ports.out)
@@ -79,13 +76,7 @@ class Figures:
             raise BadInput("seconds of an iteration", self.iteration, "above 0")
         if self.native is not None and not 0 <= self.native < math.inf:
             raise BadInput("seconds of native", self.native, "at least 0")
-        if not 0 <= self.overlap < math.inf:
-            raise BadInput("seconds of overlap", self.overlap, "at least 0")
-        if not 0 <= self.last <= self.nbytes:
-            raise BadInput("last bytes", self.last, f"0 to {self.nbytes}, which are all")
-        for name in ("buffers", "gathers"):
-            if getattr(self, name) < 1:
-                raise BadInput(name, getattr(self, name), "at least 1")
+        self.buffers.check(self.nbytes)
 
     @property
     def ranks(self) -> int:
@@ -105,7 +96,7 @@ class Figures:
     @property
     def mean_buffer(self) -> int:
         """Bytes of a buffer."""
-        return self.nbytes // self.buffers
+        return self.nbytes // self.buffers.count
 
     def rounded(self) -> Figures:
         """With ten digits of each: what differs in the last bits alone is the same here.
@@ -129,7 +120,7 @@ class Figures:
             lateness=tuple(ten_digits(late - first) for late in self.lateness),
             iteration=ten_digits(self.iteration),
             native=None if self.native is None else ten_digits(self.native),
-            overlap=ten_digits(self.overlap),
+            buffers=replace(self.buffers, overlap=ten_digits(self.buffers.overlap)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -152,10 +143,7 @@ class Figures:
             "late": list(self.lateness),
             "iteration": self.iteration,
             "native": self.native,
-            "overlap": self.overlap,
-            "last": self.last,
-            "buffers": self.buffers,
-            "gathers": self.gathers,
+            "buffers": vars(self.buffers),
         }
 
     @classmethod
@@ -175,8 +163,7 @@ class Figures:
             late = tuple(given["late"])
             return cls(
                 given["bytes"], ports, late, given["iteration"], given["native"],
-                given.get("overlap", 0.0), given.get("last", 0), given.get("buffers", 1),
-                given.get("gathers", 1),
+                Buffers(**given.get("buffers", {})),
             )  # fmt: skip
 
     @property
@@ -287,21 +274,22 @@ def simulated(choice: Choice, figures: Figures, most: int) -> float:
     no more than `most` pieces are cut: each message costs as much as those for which it stands.
     What becomes ready while others are reduced is hidden, but for the last buffer.
     """
-    f = figures
-    if not f.overlap:
+    f, buffers = figures, figures.buffers
+    if not buffers.overlap:
         first = _run(choice, f.mean_buffer, f.ports, f.lateness)
-        others = f.buffers - 1 and (f.buffers - 1) * _run(choice, f.mean_buffer, f.ports, ())
-        return ten_digits(first + others)
+        more = buffers.count - 1
+        return ten_digits(first + (more and more * _run(choice, f.mean_buffer, f.ports, ())))
     whole = as_one(choice, figures, most)
-    messages = max(1, choice.pieces) * f.buffers / max(1, whole.pieces)
+    messages = max(1, choice.pieces) * buffers.count / max(1, whole.pieces)
     seconds = _run(whole, f.nbytes, replace(f.ports, cost=messages * f.ports.cost), f.lateness)
-    return ten_digits(max(seconds - f.overlap, _run(choice, f.last, f.ports, f.lateness)))
+    last = _run(choice, buffers.last, f.ports, f.lateness)
+    return ten_digits(max(seconds - buffers.overlap, last))
 
 
 def as_one(choice: Choice, figures: Figures, most: int) -> Choice:
     """The `choice` for all buffers in one, in `most` pieces at most: as `simulated` has it."""
-    each = choice.pieces
-    return replace(choice, pieces=min(each * figures.buffers, max(each, most))) if each else choice
+    each, count = choice.pieces, figures.buffers.count
+    return replace(choice, pieces=min(each * count, max(each, most))) if each else choice
 
 
 def _run(choice: Choice, nbytes: int, ports: Ports, lateness: Sequence[float]) -> float:
@@ -314,6 +302,11 @@ def _odds(choice: Choice) -> float:
     return 1 + _FRAGILE * (choice.algorithm == "sorted-chain")
 
 
+def _most_pieces(job: AllReduce, algorithm: str) -> int:
+    """Into how many pieces it is worth while to cut all buffers, of the bytes of `job`."""
+    return pieces_for(algorithm, job) if algorithm != "halving-doubling" else 0
+
+
 class _Search:
     """The candidates for `figures`, and what the clock finds that they take."""
 
@@ -322,8 +315,8 @@ class _Search:
         self._very_late = figures.very_late
         self._left = float(WORK)
         self._seconds: dict[Choice, float] = {}
-        self._all = self._job(figures.nbytes)
         self._buffer = self._job(figures.mean_buffer)
+        self._most = cache(partial(_most_pieces, self._job(figures.nbytes)))
         gloo, by_ring = replace(figures, ports=by_gloo(figures.ports)), self._most("ring")
         ring = simulated(Choice(figures.ranks, "ring", NATIVE_CUT), gloo, by_ring)
         # A busy machine is slow for our plans, too: it does not count against native alone.
@@ -337,10 +330,6 @@ class _Search:
             ports.turn,
         )  # fmt: skip
 
-    def _most(self, algorithm: str) -> int:
-        """Into how many pieces it is worth while to cut all buffers."""
-        return pieces_for(algorithm, self._all) if algorithm != "halving-doubling" else 0
-
     def affords(self, choice: Choice) -> bool:
         """Whether it has been simulated, or may be: its messages are within what is left."""
         return choice.native or choice in self._seconds or self._work(choice) <= self._left
@@ -348,8 +337,8 @@ class _Search:
     def _work(self, choice: Choice) -> int:
         """Messages that are simulated to judge it: see `simulated`."""
         f, one = self._figures, choice.transfers()
-        if not f.overlap:
-            return one if f.buffers == 1 else 2 * one
+        if not f.buffers.overlap:
+            return one if f.buffers.count == 1 else 2 * one
         return one + as_one(choice, f, self._most(choice.algorithm)).transfers()
 
     def seconds(self, choice: Choice) -> float:

@@ -87,8 +87,8 @@ def _saves_over_gloo(choice: Choice, figures: Figures, seconds: float) -> Chosen
     gathering = choice.gathering()
     assert gathering is not None
     # All ranks begin it together: each has waited for the others in the reduce-scatter.
-    ours = f.gathers * run_on_ports(gathering, f.mean_buffer, f.ports).after_arrival
+    ours = f.buffers.gathers * run_on_ports(gathering, f.mean_buffer, f.ports).after_arrival
     plan = sharded_plan(Goal.ALL_GATHER, "ring", ranks, NATIVE_CUT)
-    theirs = f.gathers * run_on_ports(plan, f.mean_buffer, ports).after_arrival
+    theirs = f.buffers.gathers * run_on_ports(plan, f.mean_buffer, ports).after_arrival
     theirs *= native / reduces if reduces else 0.0  # as measured of the other one
     return Chosen(choice, seconds, ten_digits(native), ten_digits(theirs - ours))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from megatron_adaptra.errors import BadInput
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
@@ -65,14 +64,6 @@ def for_shards(goal: Goal, algorithm: str, ranks: int, nbytes: int) -> Collectiv
     return sharded(goal, algorithm, AllReduce(ranks, nbytes, PORT, cost=MESSAGE))
 
 
-class TimedShards(NamedTuple):
-    """A plan for shards, each cut into so many `pieces`, and the `seconds` that it takes."""
-
-    plan: CollectivePlan
-    pieces: int
-    seconds: float
-
-
 def shard_pieces(nbytes: int, ports: Ports) -> dict[str, int]:
     """By algorithm of SHARDED, into how many pieces each shard of a buffer is best cut.
 
@@ -80,32 +71,6 @@ def shard_pieces(nbytes: int, ports: Ports) -> dict[str, int]:
     """
     job = _job(nbytes, ports)
     return {name: best_shard_pieces(name, job) for name in SHARDED}
-
-
-def timed_shards(
-    goal: Goal, nbytes: int, ports: Ports, lateness: Sequence[float] = ()
-) -> dict[str, TimedShards]:
-    """By algorithm of SHARDED, what it takes from the last arrival to the last end.
-
-    It is the clock of ports that finds it.
-
-    Args:
-        goal: a reduce-scatter or an all-gather.
-        nbytes: of the buffer.
-        ports: of all ranks.
-        lateness: seconds, by rank; none is late by default.
-
-    Raises:
-        BadInput: another goal, or another number of arrivals than of ports.
-    """
-    job = _job(nbytes, ports)
-    found = {}
-    for name in SHARDED:
-        pieces = best_shard_pieces(name, job)
-        plan = sharded(goal, name, job, pieces)
-        seconds = run_on_ports(plan, nbytes, ports, lateness).after_arrival
-        found[name] = TimedShards(plan, pieces, seconds)
-    return found
 
 
 def fastest_sharded(
@@ -117,17 +82,21 @@ def fastest_sharded(
     bytes, so that it gains where a shard takes less of a port than a delay does.
 
     Args:
-        goal, nbytes, ports, lateness: as of `timed_shards`.
+        goal: a reduce-scatter or an all-gather.
+        nbytes: of the buffer.
+        ports: of all ranks.
+        lateness: seconds, by rank; none is late by default.
 
     Raises:
-        BadInput: as `timed_shards`.
+        BadInput: another goal, or another number of arrivals than of ports.
     """
     job = _job(nbytes, ports)
+    ring = sharded(goal, "ring", job)
     if job.ranks > MOST_RANKS:
-        return sharded(goal, "ring", job)
-    found = timed_shards(goal, nbytes, ports, lateness)
-    clearly = found["ring"].seconds > (1 + CERTAIN) * found["direct"].seconds
-    return found["direct" if clearly else "ring"].plan
+        return ring
+    direct = sharded(goal, "direct", job)
+    seconds = [run_on_ports(x, nbytes, ports, lateness).after_arrival for x in (ring, direct)]
+    return direct if seconds[0] > (1 + CERTAIN) * seconds[1] else ring
 
 
 def _job(nbytes: int, ports: Ports) -> AllReduce:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from megatron_adaptra import waits
 from megatron_adaptra.errors import Disagreement
+from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.agreed_value import agreed_value
 from megatron_adaptra.runtime.agreement import Ballot, DecisionStore
@@ -30,19 +31,6 @@ from megatron_adaptra.telemetry.reduction_report import ReductionReport
 PROBED = range(1, 6)  # iterations after which all paths are measured, ...
 PROBED_EVERY = 32  # ... and then one of so many
 MESHES = ("control", "arrivals", "probes")  # connections of its own: see Connected.between
-
-
-class _Ended(NamedTuple):
-    """A reduction that is over: what this rank reports of it."""
-
-    iteration: int
-    nbytes: int
-    seconds: float | None
-    period: float | None
-    overlap: float
-    last: int
-    buffers: int
-    gathers: int
 
 
 class AdaptiveAllReduce:
@@ -89,7 +77,7 @@ class AdaptiveAllReduce:
         self._last = 0  # bytes of the last one
         self._gathers = self._expected_gathers = 0
         self._reported = True
-        self._held: _Ended | None = None
+        self._held: ReductionReport | None = None  # without what it sees
         meshes = connected.meshes
         self._probes = PathProbes(meshes["probes"], me, len(ranks))
         self._arrivals: ArrivalMessages | None = self._guard.call(
@@ -201,9 +189,10 @@ class AdaptiveAllReduce:
             seconds = None if now is None or not self._arrived else now - self._arrived
             first, last = self._started
             overlap = last - first if self._overlaps else 0.0
-            self._held = _Ended(
-                self._iteration, self._nbytes, seconds, self._period, overlap, self._last,
-                max(1, self._calls), 1 if self._hides_gathers else max(1, self._expected_gathers),
+            gathered = 1 if self._hides_gathers else max(1, self._expected_gathers)
+            self._held = ReductionReport(
+                self._me, self._iteration, self._nbytes, seconds=seconds, period=self._period,
+                buffers=Buffers(max(1, self._calls), overlap, self._last, gathered),
             )  # fmt: skip
             gathers = self._gathers < self._expected_gathers
         if not gathers:  # else ports are not idle yet
@@ -224,17 +213,13 @@ class AdaptiveAllReduce:
 
     # On the guard's thread.
 
-    def _report(self, ended: _Ended) -> None:
+    def _report(self, ended: ReductionReport) -> None:
         iteration = ended.iteration
         seen = {} if self._arrivals is None else self._arrivals.seen(iteration)
         rates: dict[int, float] = {}
         if iteration in PROBED or (iteration and not iteration % PROBED_EVERY):
             rates = self._probes.run()
-        report = ReductionReport(
-            self._me, iteration, ended.nbytes, seen, rates, ended.seconds, ended.period,
-            ended.overlap, ended.last, ended.buffers, ended.gathers,
-        )  # fmt: skip
-        self._controller.hand_in(report)
+        self._controller.hand_in(replace(ended, seen=seen, rates=rates))
 
     def close(self) -> None:
         """End measuring and voting, and the connections."""

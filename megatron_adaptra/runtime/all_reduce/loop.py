@@ -9,6 +9,7 @@ from dataclasses import replace
 from statistics import median
 
 from megatron_adaptra.errors import AdaptraError, PlanningFailed
+from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.plan.collectives.selector import Chosen, Figures
 from megatron_adaptra.runtime.all_reduce.decisions import (
@@ -60,7 +61,7 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         self._changed_for = 0  # iterations, at least
         # The last iteration that all have reported, and by rank the seconds of its reduction.
         self._took: tuple[int, dict[int, float | None]] = (-1, {})
-        self._nbytes = self._last = self._buffers = self._gathers = 0
+        self._nbytes, self._buffers = 0, Buffers()  # as reported last
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
         """As for VotedThread: `bundle` is in force in `iteration`."""
@@ -100,14 +101,17 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         between = self._between(iteration, row)
         periods = [one.period for one in row.values() if one.period is not None]
         self._nbytes = nbytes = max(one.nbytes for one in row.values())
-        self._last = max(one.last for one in row.values())
-        self._buffers = max(one.buffers for one in row.values())
-        self._gathers = max(one.gathers for one in row.values())
+        buffers = [one.buffers for one in row.values()]
+        self._buffers = Buffers(
+            max(1, *(one.count for one in buffers)),
+            last=min(nbytes, max(one.last for one in buffers)),
+            gathers=max(1, *(one.gathers for one in buffers)),
+        )
         if iteration < WARM or not periods:
             self._estimate.ports.update(rates)
             return
         self._periods.append(median(periods))
-        self._overlaps.append(median(one.overlap for one in row.values()))
+        self._overlaps.append(median(one.overlap for one in buffers))
         seen = {rank: one.seen for rank, one in row.items()}
         changed = self._estimate.update(seen, rates, nbytes, between)
         ran = self._ran.get(iteration)
@@ -168,11 +172,7 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         figures = self._estimate.figures(self._nbytes, iteration, native)
         if figures is None:
             return None
-        overlap, last = median(self._overlaps), min(self._last, self._nbytes)
-        return replace(
-            figures, overlap=overlap, last=last, buffers=max(1, self._buffers),
-            gathers=max(1, self._gathers),
-        )  # fmt: skip
+        return replace(figures, buffers=replace(self._buffers, overlap=median(self._overlaps)))
 
     def _choose(self, iteration: int) -> None:
         """Something is no longer as planned for: choose, and put another choice to the vote."""
