@@ -28,7 +28,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("the same", settings.get_profile("adaptra"), derandomize=True)
-settings.register_profile("quick", settings.get_profile("the same"), max_examples=40)
+settings.register_profile("quick", settings.get_profile("the same"), max_examples=15)
 
 # Tests of one of these files share trainings, or a machine; in test_schedules.py those of a layout.
 # With --quick all that train are of one process, and so forks of one zygote.

@@ -20,6 +20,7 @@ def zygote() -> Iterator[Zygote]:
         yield made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wire", ["gloo", "engine"])
 def test_a_process_ends_well_with_transports_open(
     wire: str, zygote: Zygote, tmp_path: Path

@@ -43,6 +43,7 @@ def test_a_full_disk_under_standard_error() -> None:
         speak(full.fileno())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("blocking", [True, False])
 @pytest.mark.parametrize("reader", ["gone", "stopped"])
 def test_a_reader_of_standard_error_that_is(reader: str, blocking: bool) -> None:

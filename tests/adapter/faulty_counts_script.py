@@ -180,21 +180,20 @@ def emulated(dataset: Any) -> list[tuple[int, float]]:
     return waits
 
 
-def faults(every: bool) -> Iterator[tuple[int, str, Fault]]:
-    """Rank, site, and way: each way, or one, which is another one at each rank that has two."""
+def faults() -> Iterator[tuple[int, str, Fault]]:
+    """Rank, site, and way."""
     for where in range(2):
-        for number, site in enumerate(SITES):
+        for site in SITES:
             if where and site not in AT_ALL:
                 continue
             ways = [raising, nonsense, *([hanging] if site in OFF_THE_TRAINING_THREAD else [])]
-            chosen = ways if every else [ways[(number + 3 * where) % len(ways)]]
-            yield from ((where, site, what) for what in chosen)
+            yield from ((where, site, what) for what in ways)
 
 
 def main() -> None:
     for name, seconds in (("END", 1.0), ("CLOSE", 0.5), ("POLL", 0.1)):
         setattr(waits, name, seconds)
-    prefix, every = begin(Path(sys.argv[1])), {"every": True, "one": False}[sys.argv[2]]
+    prefix = begin(Path(sys.argv[1]))
     gpt.initialize(SHAPE, timeout=60)
     dataset = gpt.build_dataset(prefix, SHAPE, 3 * ITERATIONS * 8)
     show("STOCK", train(dataset)["losses"])
@@ -205,7 +204,7 @@ def main() -> None:
     show("RAMPED", of_all_ranks(ramped(dataset)))
     FoundCountsSource.begin = hasty  # type: ignore[method-assign]
     show("EMULATED", of_all_ranks(emulated(dataset)))
-    for where, site, what in faults(every):
+    for where, site, what in faults():
         found = faulty(dataset, site, what if dist.get_rank() == where else None)
         row = {"rank": where, "site": site, "what": what.__name__, "ranks": of_all_ranks(found)}
         show("FAULT", row)

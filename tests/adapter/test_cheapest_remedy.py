@@ -14,7 +14,7 @@ from running import zygote
 from megatron_adaptra.plan.ladder import ROUTES
 from megatron_adaptra.runtime.decision_reader import read_log
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).with_name("cheapest_remedy_script.py")
 FULL, SHARED = [4, 4], [6, 2]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from running import zygote
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 SCRIPT = Path(__file__).with_name("faulty_counts_script.py")
 FULL, SHARED = [4, 4], [6, 2]
@@ -25,10 +25,10 @@ ITERATIONS, RANKS = 14, (0, 1)  # see the script
 
 
 @functools.cache
-def trained(how: str) -> list[tuple[str, Any]]:
-    """What ranks found: words, and JSON. `how`: see the script."""
+def trained() -> list[tuple[str, Any]]:
+    """What ranks found: words, and JSON."""
     with tempfile.TemporaryDirectory() as name:
-        done = zygote(False).run(Path(name), [str(SCRIPT), name, how], ranks=2, timeout=800)
+        done = zygote(False).run(Path(name), [str(SCRIPT), name], ranks=2, timeout=800)
     assert done.status == 0, done.text[-4000:]
     rows = [line.partition(" ") for line in done.text.splitlines()]
     words = ("STOCK", "SOUND", "RAMPED", "EMULATED", "FAULT")
@@ -36,9 +36,9 @@ def trained(how: str) -> list[tuple[str, Any]]:
 
 
 @pytest.fixture
-def found(pytestconfig: pytest.Config) -> dict[str, Any]:
-    """By word, and for FAULT all of them; each call fails in one way with --quick."""
-    rows = trained("one" if pytestconfig.getoption("--quick") else "every")
+def found() -> dict[str, Any]:
+    """By word, and for FAULT all of them."""
+    rows = trained()
     faults = [what for word, what in rows if word == "FAULT"]
     return {**dict(rows), "FAULT": faults}
 

@@ -22,7 +22,7 @@ SHARED = {1: [5, 5, 4, 2], 2: [6, 2]}  # by stages: of one, 4 replicas, of two, 
 FROM, TO = 4, 14  # see the script
 SOON = 10  # iterations
 
-every_layout = pytest.mark.parametrize("stages", SHARED)
+every_layout = pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.long), 2])
 
 
 @functools.cache

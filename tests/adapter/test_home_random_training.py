@@ -21,6 +21,8 @@ from megatron_adaptra.adapter.baseline.shape import GPTShape
 from megatron_adaptra.ir.schedule import Schedule
 from megatron_adaptra.plan.fixed.baselines import first_schedule
 
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(__file__).with_name("home_random_script.py")
 SEED = random.SystemRandom().randrange(2**31)
 STAGES, REPLICAS, COUNT = 2, 2, 3

@@ -204,6 +204,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return own_script("missing", tmp_path_factory.mktemp("missing"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "target"), TARGETS)
 def test_without_a_target_happens_what_its_entry_says(
     name: str, target: str, without: list[dict[str, Any]]
@@ -220,6 +221,7 @@ def test_without_a_target_happens_what_its_entry_says(
         assert f"off: {entry.feature}: this Megatron has no {target}" in row["printed"]
 
 
+@pytest.mark.long
 def test_without_an_optional_target_training_goes_on(without: list[dict[str, Any]]) -> None:
     trained = [row for row in without if row["case"] == "trained"]
     assert {row["entry"] for row in trained} == {"recompute", "interleaved-messages"}

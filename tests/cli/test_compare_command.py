@@ -18,6 +18,7 @@ def cells(data, policy):
     return [cell and cell["iteration_ms"] for cell in data["policies"][policy]["within_budgets"]]
 
 
+@pytest.mark.long
 def test_every_cell_is_a_plan_within_its_budget(here):
     data = here.json("compare", *SMALL)
     assert data["budgets"] == [3, 5, None]
@@ -44,6 +45,7 @@ def test_every_cell_is_a_plan_within_its_budget(here):
     assert cells(data, "gpipe")[0] is None
 
 
+@pytest.mark.long
 def test_more_memory_is_never_slower(here):
     data = here.json("compare", *SMALL, "--budgets", "1,2,3,4,6")
     for name in ("adaptive", "adaptive + recompute"):
@@ -66,6 +68,7 @@ def test_the_table():
     assert "left out: interleaved; chunks 1: policy interleaved needs" in out
 
 
+@pytest.mark.long
 def test_policies_that_refuse_the_job_are_named(here):
     data = here.json("compare", *SMALL, "--chunks", 2, "--budgets", "inf")
     assert {"1f1b", "zb-h1", "zb-h2"} <= set(data["refused"])
@@ -96,6 +99,7 @@ def test_budgets_are_shown_in_bytes_where_these_are_known(here):
     assert "3 (1.2GB)" not in here("compare", *SMALL, "--budgets", "3")[0]
 
 
+@pytest.mark.long
 def test_one_reason_is_printed_once(here):
     out, _ = here("compare", *SMALL, "--chunks", 2, "--budgets", "inf")
     (line,) = [line for line in out.splitlines() if line.startswith("left out")]
@@ -185,6 +189,7 @@ def test_a_healthy_job_has_no_delay_to_hide(here, tmp_path):
     assert "How much delay" not in words(page(tmp_path / "compare.html"))
 
 
+@pytest.mark.long
 def test_without_matplotlib_the_page_is_written(tmp_path):
     small = over(*SMALL, "--stages", 2, "--microbatches", 4, "--link-delay-ms", 20)
     done, printed = without_matplotlib("compare", *small, "--budgets", "3", "--out", tmp_path)

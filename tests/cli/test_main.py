@@ -54,6 +54,7 @@ def loaded_by(program, names=HEAVY):
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["plan", "simulate", "compare", "draw"])
 def test_json_needs_nothing_that_starts_slowly(command):
     words = [command, *FLAGS, "--json"]

@@ -110,6 +110,7 @@ def test_standard_output_that_takes_nothing(tmp_path, streams, words):
     assert all(line.startswith("adaptra: error: standard output") for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words", [("plan",), ("compare",), ("simulate",), ("draw",), ("draw", "--format", "svg")]
 )

@@ -221,6 +221,7 @@ def test_a_move_by_name(here):
     )
 
 
+@pytest.mark.long
 def test_compare_has_each_move_beside_the_others(here, tmp_path):
     job = (*JOB, "--slow-path", "1.0-1.1:40ms")
     out, _ = here("compare", *job, "--budgets", "3,5", "--out", tmp_path / "new")

@@ -56,6 +56,7 @@ def test_all_that_is_published_is_there():
     assert sum(len(e.measured) for e in known) == len(rows)
 
 
+@pytest.mark.long
 def test_a_row_is_what_plan_says(here, run):
     data = strict(run("--json", "--name", ONE))
     (row,) = data["profiles"]

@@ -44,6 +44,7 @@ def test_a_rank_runs_the_script(way, script):
     assert late == [], "a script that does not want Megatron gets none"
 
 
+@pytest.mark.long
 def test_adaptra_run_starts_torchrun(script, tmp_path):
     """Every rank writes a file of its own: what several print at once may run into one line."""
     options = ("--standalone", "--nproc-per-node", "2", "--redirects", "1", "--log-dir", tmp_path)
@@ -65,6 +66,7 @@ def test_what_is_no_script_is_refused_in_one_line(way):
     assert "usage: torchrun" in run(*way, "--help").stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -139,6 +139,7 @@ def test_other_remedies_by_name_and_other_descriptions(here):
     assert here.json("simulate", *TWO) == here.json("plan", *TWO)
 
 
+@pytest.mark.long
 def test_compare_has_shares_beside_the_moves(here, tmp_path):
     out, _ = here("compare", *TWO, "--out", tmp_path / "new")
     found = rows(out)

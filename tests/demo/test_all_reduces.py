@@ -68,6 +68,7 @@ def test_all_lines_of_the_log_are_as_their_schema_has_them(tmp_path: Path) -> No
     assert figures.ports.out == pytest.approx((RATE,) * 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", [{"paths": {"0>x": {}}}, {"out": 3}, {"late": None}, {}])
 def test_damaged_figures_are_refused(damage: dict[str, object], tmp_path: Path) -> None:
     data = voted(tmp_path / "log").decisions[0].figures
@@ -110,6 +111,7 @@ def test_drawn_is_what_ran_longest_in_the_slow_phase(tmp_path: Path) -> None:
     assert drawn_reduction([replace(made, decisions=[])], (0, 99)) is None
 
 
+@pytest.mark.long
 def test_page_and_picture_show_one_reduction_native_and_ours(tmp_path: Path) -> None:
     made = voted(tmp_path / "log")
     reduction = drawn_reduction([made], (FOUND.start, FOUND.stop))

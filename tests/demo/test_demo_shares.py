@@ -81,6 +81,7 @@ def test_drawn_is_what_ran_longest_in_the_slow_phase() -> None:
     assert drawn() is None
 
 
+@pytest.mark.long
 def test_page_picture_and_table_show_what_was_decided(tmp_path: Path) -> None:
     decided = share_entries([INTO, BACK], RAN, ENDS)
     shared = drawn_shares([INTO, BACK], decided, PHASE)

@@ -54,11 +54,13 @@ def failing(driver: Driver, call: str, code: int, seed: int = 0) -> list[str]:
 CALLS = [("cuMemcpyDtoHAsync_v2", 719), ("cuEventQuery", 719), ("cuStreamWaitEvent", 719)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("call", "code"), CALLS)
 def test_an_error_reaches_both_sides(call: str, code: int) -> None:
     reaches_both(call, code, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("call", "code"), CALLS)
 def test_an_error_reaches_both_sides_however_late_streams_are(call: str, code: int) -> None:
     for _ in range(5):

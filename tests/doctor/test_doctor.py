@@ -269,6 +269,7 @@ raise OSError("slow, but it answers")
 """
 
 
+@pytest.mark.long
 def test_a_part_that_gets_little_of_the_machine_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,6 +279,7 @@ def test_a_part_that_gets_little_of_the_machine_is_waited_for(
     assert any("slow, but it answers" in found.says for found in part.findings), part
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["os.abort()", "time.sleep(600)"], ids=["crashes", "hangs"])
 def test_a_part_that_has_given_all_its_answers_may_end_as_it_likes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str

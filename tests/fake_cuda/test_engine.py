@@ -31,6 +31,7 @@ def test_a_message_is_sent_beside_a_capture() -> None:
     assert run_script("engine_script.py", "sent") == [{"pinned": 1 << 20, "end": 0}]
 
 
+@pytest.mark.long
 def test_moments_hold_while_ntp_slews_a_clock() -> None:
     def run() -> Any:
         slews = map(str, (SLEW, -SLEW, 0, -SLEW, SLEW))

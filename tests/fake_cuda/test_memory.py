@@ -82,6 +82,7 @@ def test_copies_share_what_the_way_carries(payload: int) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ppm", [-500, 500])
 def test_events_show_the_devices_own_clock(ppm: int) -> None:
     found = scenario("rates", to_host_gbps=0.004, clock_ppm=ppm)  # 1 s

@@ -118,6 +118,7 @@ def orders(after: dict[Op, list[Op]], so_far: Line) -> Iterator[Line]:
             yield from orders(after, (*so_far, op))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stages", "count", "chunks", "split", "recompute"),
     [

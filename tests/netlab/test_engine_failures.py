@@ -155,6 +155,7 @@ def test_no_way_to_a_rank_for_too_long(shaper: str, tmp_path: Path) -> None:
         assert exchange.records(rank) == [("lost", side)] * CONNECTIONS + [("gone", side)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_is_killed(victim: str, shaper: str, tmp_path: Path) -> None:
     """Known at once: its machine says that nobody is there."""

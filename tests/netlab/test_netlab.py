@@ -177,6 +177,7 @@ def test_a_root_who_may_not_make_networks_gets_the_missing_capabilities(name):
     assert f"this root lacks CAP_{name.upper()} (containers: --cap-add=" in line
 
 
+@pytest.mark.long
 def test_the_limit_of_time_is_named(shaper):
     sleeps = ["sh", "-c", "test $RANK = 0 || exec sleep 600"]
     done = lab("run", "--hosts", "2", "--shaper", shaper, "--timeout", "5", "--", *sleeps)
@@ -235,6 +236,7 @@ def test_links_do_what_was_asked(shaper):
     assert "2>0" in done.stderr
 
 
+@pytest.mark.long
 def test_a_command_on_every_host_across_a_slow_link(shaper):
     words = ["--shaper", shaper, "--hosts", "3", "--link", "0-2:150ms"]
     done = lab("run", *words, "--", *ECHO)
@@ -360,6 +362,7 @@ def test_results_of_a_demo_in_a_laboratory_are_given_to_who_called_sudo(tmp_path
     assert (tmp_path.stat().st_uid, tmp_path.stat().st_gid) == (nobody.pw_uid, nobody.pw_gid)
 
 
+@pytest.mark.long
 def test_two_laboratories_at_once(shaper):
     def start(ms: int) -> subprocess.Popen[str]:
         words = ["run", "--shaper", shaper, "--no-measure", "--link", f"0-1:{ms}ms", "--", *ECHO]

@@ -196,6 +196,7 @@ def over_bound(plans: list[dict]) -> list[float]:
     return [plan["predicted_ms"] / bound_ms(profile) for plan, profile in pairs]
 
 
+@pytest.mark.long
 def test_published_without_a_limit(planned):
     plans = planned()
     ratios = over_bound(plans)

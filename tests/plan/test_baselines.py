@@ -82,6 +82,7 @@ def test_gpipe_and_1f1b_take_what_the_formula_says(policy, formula):
         assert plan(policy, p, m, f, i, w).predicted == formula(p, m, f, i + w)
 
 
+@pytest.mark.long
 def test_interleaved_takes_what_the_formula_says():
     for (p, m, v), (f, i, w) in product(shapes("interleaved"), TIMES):
         made = plan("interleaved", p, m, v * f, v * i, v * w, chunks=v)
@@ -187,6 +188,7 @@ def test_planners_of_one_chunk_refuse_more(policy):
         plan(policy, 2, 4, 1, 1, 1, chunks=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sends", ["eager", "rendezvous"])
 def test_a_deeper_interleaved_warmup_keeps_megatrons_order_and_is_no_slower(sends):
     rng = random.Random(new_seed())

@@ -125,6 +125,7 @@ def test_seconds_that_nothing_takes(wrong: float) -> None:
             climbed(1.0, 1.0, 1.0, 1.0, min_gain=wrong)
 
 
+@pytest.mark.long
 def test_twelve_patterns() -> None:
     """Within 10 % of the best single remedy in ten of them, and in none 3 % above full.
 

@@ -39,6 +39,7 @@ def test_stock_takes_what_all_workers_simulated_together_take(c, sends):
     assert plan.full == pytest.approx(evaluate_replicas(schedule, c, sends).predicted)
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(jobs())
 def test_no_counts_are_better(c):

@@ -119,6 +119,7 @@ def test_the_second_search_knows_by_how_much_others_slow_a_worker():
     assert better >= 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("plus", "slots"), [(0, (31, 31, 32, 33)), (2, (28, 29, 30, 31)), (6, (27, 28, 29, 30))]
 )
@@ -133,6 +134,7 @@ def test_one_dead_worker(plus, slots):
         assert not plan.schedule.order[stage]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("plus", "slots"), [(0, (60, 61, 63, 63)), (4, (57, 58, 59, 60))])
 def test_one_worker_at_half_speed(plus, slots):
     for stage, most in enumerate(slots):
@@ -159,6 +161,7 @@ def test_swapping_goes_round_a_slow_path():
     assert moves["none"].seconds >= 1.9 * HEALTHY
 
 
+@pytest.mark.long
 def test_swapping_does_not_help_where_all_paths_of_a_worker_are_slow():
     for stage in range(4):
         plan, moves = planned(job(4, 4, 16, 4, ports={stage: 1.0}))

@@ -66,6 +66,7 @@ def test_published_profiles():
     assert fmean(gains.values()) > 0.005, gains
 
 
+@pytest.mark.long
 def test_a_published_profile_in_little_memory():
     c = published("single-7B-2_3-30ms")
     assert gain(replace(c, activation_budget=(4.0,) * 4)) >= -1e-9
@@ -139,6 +140,7 @@ JOB = jittered(Conditions(5, (1.0,) * 2, (1.0,) * 2, (1.0,) * 2, both_ways([4.0]
 POLICIES = ("1f1b", "gpipe", "zb-h1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("sends", "cores"), [("eager", None), ("rendezvous", None), ("eager", 1)])
 def test_the_fastest_in_the_mean_is_chosen_wherever_it_stands(sends, cores):
     c = replace(JOB, cores=cores)

@@ -38,6 +38,7 @@ def chosen(given, in_force=None, min_gain=0.02):
     return choose_all_reduce(given, in_force or Choice(given.ranks), min_gain)
 
 
+@pytest.mark.long
 def test_twelve_patterns():
     """Within 10 % of the best builder in ten of them, and in none slower than native."""
 
@@ -194,6 +195,7 @@ def test_hysteresis():
     assert chosen(figures(), first.choice).choice.native
 
 
+@pytest.mark.long
 def test_to_and_fro_in_noise():
     """Lateness about where a plan begins to be worth it: few changes."""
     seed = random.randrange(2**32)

@@ -43,6 +43,7 @@ def test_rounds_of_other_numbers(ranks):
         assert 0 <= rounds - least_rounds(ranks, k) <= allowed, k
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "k"), [(33, 3), (64, 2), (100, 1)])
 def test_rounds_of_large_groups_are_nearly_the_fewest(ranks, k):
     """Kuhn's matching and tries of many orders find them within one in ten."""

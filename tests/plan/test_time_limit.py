@@ -65,6 +65,7 @@ JOBS = {
 MOST = 1.1  # times the limit
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", JOBS)
 def test_a_limit_is_kept(clock, name):
     policy, sends, conditions = JOBS[name]

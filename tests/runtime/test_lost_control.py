@@ -296,6 +296,7 @@ def sockets() -> set[int]:
     return found
 
 
+@pytest.mark.long
 def test_a_quiet_week_ends_no_connection() -> None:
     with Processes(trains, "a quiet week") as processes:
         (leads, printed), (follows, printed_by_member) = processes.result(0), processes.result(1)

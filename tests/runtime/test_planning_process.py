@@ -110,6 +110,7 @@ NONSENSE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", NONSENSE.values(), ids=NONSENSE)
 def test_nonsense_ends_the_process_and_another_one_takes_its_place(
     answer: str, process: ChoiceProcess, serve: Serve

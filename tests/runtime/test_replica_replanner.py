@@ -162,6 +162,7 @@ def test_a_path_is_probed_before_it_is_relied_on() -> None:
     assert job.probed >= {(4, 2), (2, 4), (1, 5), (5, 1)}
 
 
+@pytest.mark.long
 def test_a_path_whose_probes_do_not_come_is_not_used_and_tried_again_later() -> None:
     job = seeded(mode="swap", plus=0.0)
     job.deaf = {(4, 2)}
@@ -221,6 +222,7 @@ def test_a_proposal_that_is_refused_is_made_again() -> None:
     assert len(job.changes) == 3, job.reasons
 
 
+@pytest.mark.long
 def test_a_worker_without_a_microbatch_gets_one_to_show_that_it_has_healed() -> None:
     """So slow that it runs nothing: every so often it gets one, which costs little."""
     job = seeded(plus=2.0)
@@ -248,6 +250,7 @@ def test_a_stage_that_is_slow_in_all_replicas_moves_nothing() -> None:
     assert not ran[-1].routes.moved, job.reasons
 
 
+@pytest.mark.long
 def test_off_megatrons_own_messages_and_back_to_them() -> None:
     job = seeded(stock=True, plus=2.0)
     healthy = job.seconds(job.start)

@@ -100,6 +100,7 @@ def test_a_request_larger_than_the_pipe_does_not_wait_for_one_that_does_not_read
         failing.cancel()
 
 
+@pytest.mark.long
 def test_a_request_larger_than_the_pipe_is_answered(process: RouteProcess) -> None:
     assert process(LARGE, "eager", OPS) == search(LARGE, "eager", OPS)
 

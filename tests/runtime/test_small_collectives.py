@@ -415,6 +415,7 @@ def seldom(me):
     return [call for call in calls if call > FIRST]
 
 
+@pytest.mark.long
 def test_a_path_that_lost_is_measured_less_and_less_often():
     tries = everywhere(seldom, ranks=2)
     assert tries[0] == tries[1]

@@ -92,6 +92,7 @@ def soak(me: RankFixture, iterations: int) -> list[tuple[tuple[int, int], int, i
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("iterations", [10_000, pytest.param(100_000, marks=pytest.mark.large)])
 def test_a_long_training_takes_no_more_memory_threads_or_descriptors(iterations: int) -> None:
     with Processes(soak, iterations, ranks=1) as processes:

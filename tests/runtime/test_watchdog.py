@@ -235,6 +235,7 @@ def _reaches_store() -> bool:
     return True
 
 
+@pytest.mark.long
 def test_the_failure_log_outlives_its_store():
     with Processes(outlives_the_store, ranks=1) as processes:
         assert processes.reported(0) == "ready"

@@ -14,6 +14,7 @@ from megatron_adaptra.transport.engine import bindings
 SCRIPT = Path(__file__).with_name("engine_fork_script.py")
 
 
+@pytest.mark.long
 def test_a_child_leaves_the_engine_alone(tmp_path: Path) -> None:
     """Over shared memory and over TCP."""
     if bindings.missing():

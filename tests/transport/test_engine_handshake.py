@@ -170,6 +170,7 @@ def test_a_handshake_that_stops_in_the_middle_is_closed(
     assert answer == b"\0"
 
 
+@pytest.mark.long
 def test_a_dialer_that_stops_after_its_handshake_delays_no_other(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:

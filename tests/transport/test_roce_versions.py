@@ -101,6 +101,7 @@ def every_two(fabric: Fabric) -> None:
         pair.close()
 
 
+@pytest.mark.long
 def test_every_two_ports_agree_or_refuse() -> None:
     run(every_two)
 
