@@ -21,6 +21,8 @@ from megatron_adaptra.telemetry.detect import RELATIVE
 
 WINDOW = 5  # iterations, of whose rates the median counts
 FEWEST = 3  # iterations before a path counts at all
+_NORMAL = 1.4826  # times the median deviation: the standard deviation of normal noise
+_SPREADS = 4.0  # so many of them below the middle a path is slow: one of 30,000 by chance
 _LEAST, _MOST = 1.0, 1e15  # bytes per second that a path may pass; others are nonsense
 SIDES = "sends", "receives"
 # One of SIDES and its rank, or "path" and its ends: bytes per second; inf: as much as its ports.
@@ -36,6 +38,7 @@ class PortRates:
         self.ranks = ranks
         self._rates: dict[Pair, deque[float]] = {}
         self._planned: dict[_Key, float] = {}
+        self._changed: dict[_Key, float] | None = None  # what `_now` has found; None: to be found
 
     def update(self, rates: Mapping[Pair, float]) -> bool:
         """Take what paths were measured to pass; whether a port or path is not as planned for.
@@ -49,6 +52,7 @@ class PortRates:
             source, target = way
             if source in ranks and target in ranks and source != target and _LEAST <= rate <= _MOST:
                 self._rates.setdefault(way, deque(maxlen=WINDOW)).append(rate)
+                self._changed = None
         return bool(self._now())
 
     @property
@@ -104,17 +108,27 @@ class PortRates:
     def accept(self) -> None:
         """The ports and paths are planned for as they are now."""
         self._planned |= self._now()
+        self._changed = None
 
     def _now(self) -> dict[_Key, float]:
         """What is not as planned for: what differs by less than RELATIVE counts as before."""
+        if self._changed is None:  # most iterations measure no path
+            self._changed = self._find()
+        return self._changed
+
+    def _find(self) -> dict[_Key, float]:
         paths = self._paths()
         found: dict[_Key, float] = {}
         for ends, rate in paths.items():
             for side, rank in zip(SIDES, ends, strict=True):
                 found[side, (rank,)] = max(rate, found.get((side, (rank,)), 0.0))
+        shares = {
+            ends: rate / min(found[side, (rank,)] for side, rank in zip(SIDES, ends, strict=True))
+            for ends, rate in paths.items()
+        }
+        least = _ordinary(list(shares.values())) if shares else 0.0
         for ends, rate in paths.items():
-            best = min(found[side, (rank,)] for side, rank in zip(SIDES, ends, strict=True))
-            slow = rate < best * (1 - RELATIVE)
+            slow = shares[ends] < least
             if slow or ("path", ends) in self._planned:
                 found["path", ends] = rate if slow else math.inf
         return {
@@ -165,6 +179,17 @@ def _differ(rate: float, planned: float | None) -> bool:
     if planned is None or math.inf in (rate, planned):
         return rate != planned
     return abs(rate - planned) > RELATIVE * planned
+
+
+def _ordinary(shares: Sequence[float]) -> float:
+    """The least share of its ports that a path passes which is not slow.
+
+    A port counts as its fastest path, so that of many paths most seem to pass less than their
+    ports, and the slowest of them much less: not if others differ by as much.
+    """
+    middle = median(shares)
+    spread = _NORMAL * median(abs(share - middle) for share in shares)
+    return min(1 - RELATIVE, middle - _SPREADS * spread)
 
 
 def _alike(rates: Sequence[float]) -> tuple[float, ...]:

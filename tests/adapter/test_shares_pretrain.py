@@ -85,6 +85,27 @@ def wanted(counts: list[int], iteration: int) -> dict[int, list[int]]:
     }
 
 
+def test_charts_show_counts_and_who_comes_late(tmp_path: Path) -> None:
+    """The last rank writes them; of the first ranks each is not late."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    charts = ("--tensorboard-dir", str(tmp_path / "charts"), "--tensorboard-log-interval", "1")
+    auto = ("--adaptra-allreduce", "auto")
+    train(tmp_path, 2, *ONE, *by(8, 4), *auto, *charts, iterations=ITERATIONS)
+    written = events.EventAccumulator(str(tmp_path / "charts"))
+    written.Reload()
+
+    def shown(name: str) -> dict[int, float]:
+        return {one.step: one.value for one in written.Scalars(f"adaptra/{name}")}
+
+    assert [shown(f"microbatches/replica-{r}")[ITERATIONS] for r in (0, 1)] == [8, 4]
+    assert set(shown("by-plan/gradients").values()) <= {0, 1}
+    first, second = (shown(f"late-ms/gradients/rank-{rank}") for rank in (0, 1))
+    assert len(first) >= ITERATIONS / 2
+    assert first.keys() == second.keys()
+    assert all(min(first[step], second[step]) == 0 for step in first)
+    assert max(*first.values(), *second.values()) > 0
+
+
 SHARED = {
     "one stage": (2, (8, 4), ONE),
     "one stage, four replicas, evaluations": (4, (4, 1, 5, 2), (*ONE, *EVALUATION)),

@@ -49,6 +49,24 @@ def test_ports_that_differ_by_chance_alone_are_equal():
     assert ports.out[0] == pytest.approx(20 * MB, rel=0.1)
 
 
+@pytest.mark.parametrize("noise", [0.02, 0.06, 0.1])
+def test_noisy_paths_are_not_slow_and_a_slow_one_is(noise):
+    """A port counts as its fastest path of seven, which chance alone makes faster than others."""
+    print(f"seed {SEED}")
+    rng, trials = random.Random(SEED), 100
+    slow = Ports.equal([20 * MB] * 8, paths={(2, 3): LinkState(0.0, 8 * MB)})
+    alarms, found = 0, 0
+    for _ in range(trials):
+        healthy, one = PortRates(8), PortRates(8)
+        for _ in range(5):
+            healthy.update(probed(Ports.equal([20 * MB] * 8), rng, noise))
+            one.update(probed(slow, rng, noise))
+        alarms += bool(healthy.ports().paths)
+        found += list(one.ports().paths) == [(2, 3)]
+    assert alarms <= 0.05 * trials
+    assert found >= 0.95 * trials
+
+
 def ordinary(ranks=4):
     rates = PortRates(ranks)
     assert not rates.known

@@ -206,16 +206,18 @@ class Plugin:
         return result
 
     def _training_log(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        if self.session is None or not self.session.patches.uses("log"):
+        if (activation := self.activation) is None:
+            return wrapped(*args, **kwargs)
+        session = activation.session
+        if not session.patches.uses("log"):
             return wrapped(*args, **kwargs)
         from megatron_adaptra.adapter.entry import training_log
 
-        session = self.session
         with contextlib.ExitStack() as stack:
             session.guard.call(training_log.lengthen_line, session, stack)
             stack.enter_context(session.logging())
             result = wrapped(*args, **kwargs)
-        session.guard.call(training_log.write_scalars, session, wrapped, args, kwargs)
+        session.guard.call(training_log.write_scalars, activation, wrapped, args, kwargs)
         return result
 
     def _save_checkpoint(self, wrapped: Any, _: Any, args: Any, kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 from megatron_adaptra.adapter.compat.patches import patch
+from megatron_adaptra.adapter.entry.activate import Activation
 from megatron_adaptra.adapter.pipeline import status
 from megatron_adaptra.adapter.pipeline.session import Session
 
@@ -25,12 +26,13 @@ def lengthen_line(session: Session, stack: contextlib.ExitStack) -> None:
     stack.enter_context(patch("log-line", print_rank_last=print_rank_last))
 
 
-def write_scalars(session: Session, training_log: Any, args: Any, kwargs: Any) -> None:
+def write_scalars(activation: Activation, training_log: Any, args: Any, kwargs: Any) -> None:
     """Our scalars beside Megatron's; `args`, `kwargs`: those of a call of its `training_log`."""
     from megatron.training import get_args, get_tensorboard_writer, get_wandb_writer
 
     iteration = inspect.signature(training_log).bind(*args, **kwargs).arguments["iteration"]
-    scalars = status.scalars(session.run)
+    scalars = status.scalars(activation.session.run)
+    scalars |= status.replica_scalars(activation.reductions, activation.shares)
     tensorboard, wandb = get_tensorboard_writer(), get_wandb_writer()
     if tensorboard is None or iteration % get_args().tensorboard_log_interval:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from megatron_adaptra.adapter.pipeline.run import Run
@@ -40,6 +41,20 @@ def scalars(run: Run | None) -> dict[str, float]:
             found[f"adaptra/{name.replace('_', '-')}-ms"] = 1e3 * status[name]
     if "replans" in status:
         found["adaptra/replans"] = float(status["replans"])
+    return found
+
+
+def replica_scalars(reductions: Sequence[Any], shares: Any) -> dict[str, float]:
+    """For charts: what data-parallel replicas do beside schedules, as this rank knows it.
+
+    `reductions`: the job's PlannedCollectives. `shares`: this rank's Shares; None without.
+    """
+    found: dict[str, float] = {}
+    for reduction in reductions:
+        found |= {f"adaptra/{name}": value for name, value in reduction.scalars().items()}
+    if shares is not None:
+        for replica, count in enumerate(shares.plan.counts):
+            found[f"adaptra/microbatches/replica-{replica}"] = float(count)
     return found
 
 

@@ -28,7 +28,9 @@ from megatron_adaptra.adapter.step.planned_groups import (
     of_experts,
 )
 from megatron_adaptra.config import AUTO, AdaptraConfig
-from megatron_adaptra.errors import NoConnections, PeerLost
+from megatron_adaptra.device.cuda import device_of
+from megatron_adaptra.device.host import HostDevice
+from megatron_adaptra.errors import DeviceFailed, NoConnections, PeerLost
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.model.shard_forms import SHARDED
 from megatron_adaptra.plan.collectives.setting import plan_in_file
@@ -119,6 +121,14 @@ class PlannedCollectives(ABC):
         groups = [one for one in self._groups.values() if isinstance(one, PlannedGroup)]
         loops = [one.adaptive.loop for one in groups if one.adaptive is not None]
         return [loop for loop in loops if loop is not None]
+
+    def scalars(self) -> dict[str, float]:
+        """As of PlannedGroup, of all groups of this rank."""
+        found: dict[str, float] = {}
+        for one in self._groups.values():
+            if isinstance(one, PlannedGroup):
+                found |= one.scalars()
+        return found
 
     def close(self) -> None:
         """Put Megatron's functions back, and end the connections once all under way has come."""
@@ -254,6 +264,8 @@ class PlannedCollectives(ABC):
     def _not_ours(self, goal: Goal, tensors: Iterable[torch.Tensor], ranks: int) -> str:
         """Why Megatron has to do it; empty if it need not."""
         for data in tensors:
+            if data.device.type == "cuda" and self._config.allreduce == AUTO:
+                continue  # measured alone
             if data.layout != torch.strided or data.device.type != "cpu":
                 return f"they are {data.layout} on {data.device.type}, not dense on the CPU"
             if data.dtype not in FLOATS or not data.is_contiguous():
@@ -273,8 +285,15 @@ class PlannedCollectives(ABC):
 
     def _open(self, goal: Goal, group: Any, buckets: Any, within: Any) -> PlannedGroup | str:
         """Connect the ranks of a group, if they agree: a collective of it. Or why it is not."""
-        if difference := difference_of(group, buckets):
+        where = buckets.buckets[0].grad_data.device
+        try:
+            device, lacks = device_of(where), ""
+        except DeviceFailed as error:
+            device, lacks = HostDevice(), f"out of reach: {error}"
+        if difference := difference_of(group, buckets, lacks or where.type):
             return difference
+        if lacks:
+            return f"{where} is {lacks}"
         sharded = goal is not Goal.ALL_REDUCE
         late = () if sharded else self._late_in(group, within)
         if self._config.allreduce == "stragglar" and len(late) != 1:
@@ -286,13 +305,16 @@ class PlannedCollectives(ABC):
             )
         try:
             connected, adaptive = connect(
-                group, use, self._config, sharded=sharded, overlaps=_overlaps(buckets.ddp_config),
+                group, use, self._config, device, sharded=sharded,
+                overlaps=_overlaps(buckets.ddp_config),
                 hides_gathers=bool(buckets.ddp_config.overlap_param_gather),
             )  # fmt: skip
         except NoConnections as error:
             return f"cannot connect: {error}"
         if adaptive is not None and adaptive.loop is not None:
             adaptive.loop.announce = self.announce
+        if device.behind:
+            self._say(f"gradients stay with {dist.get_backend(group)}: who comes late is measured")
         ranks, name, given = group.size(), self._config.allreduce, self._given
 
         @cache
@@ -303,7 +325,7 @@ class PlannedCollectives(ABC):
                 return for_gradients(name, ranks, nbytes, late)
             return for_shards(goal, name, ranks, nbytes)
 
-        return PlannedGroup(group, connected, adaptive, plan_of)
+        return PlannedGroup(group, use, connected, adaptive, plan_of)
 
     def _late_in(self, group: Any, within: Any) -> tuple[int, ...]:
         """Which of the ranks in a `group` `--adaptra-late-ranks` names; () if it names all."""

@@ -8,8 +8,11 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron_adaptra.config import AUTO, AdaptraConfig
+from megatron_adaptra.device.base import Device
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
+from megatron_adaptra.runtime.all_reduce import observed
 from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
+from megatron_adaptra.runtime.all_reduce.observed import ObservedAllReduce
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.collectives.exchange import Exchange
 
@@ -22,19 +25,22 @@ class PlannedGroup:
 
     Args:
         group: theirs.
+        name: of what is reduced, in charts.
         connected: between them.
-        adaptive: measures, and knows what they have voted on; None where a setting names it.
+        adaptive: measures, and knows what they have voted on, or that nothing changes on a GPU;
+            None where a setting names it.
         plan_of: the plan that the setting names, for a goal and so many bytes.
     """
 
     def __init__(
         self,
         group: Any,
+        name: str,
         connected: Connected,
-        adaptive: AdaptiveAllReduce | None,
+        adaptive: AdaptiveAllReduce | ObservedAllReduce | None,
         plan_of: Callable[[Goal, int], CollectivePlan],
     ) -> None:
-        self.group, self.adaptive = group, adaptive
+        self.group, self.name, self.adaptive = group, name, adaptive
         self._connected, self._plan_of = connected, plan_of
         self._first: Any = None
 
@@ -60,6 +66,13 @@ class PlannedGroup:
         value = self.adaptive.value
         return value.gathering if goal is Goal.ALL_GATHER else value.plan
 
+    def scalars(self) -> dict[str, float]:
+        """For charts: who comes late, and whether a plan runs; nothing where a setting names it."""
+        if self.adaptive is None:
+            return {}
+        late = {f"late-ms/{self.name}/rank-{r}": 1e3 * s for r, s in self.adaptive.late.items()}
+        return {f"by-plan/{self.name}": float(self.adaptive.value.plan is not None), **late}
+
     def close(self) -> None:
         """End what measures, and the connections."""
         (self.adaptive or self._connected).close()
@@ -69,46 +82,56 @@ def connect(
     group: Any,
     name: str,
     config: AdaptraConfig,
+    device: Device,
     *,
     sharded: bool = False,
     overlaps: bool = False,
     hides_gathers: bool = False,
-) -> tuple[Connected, AdaptiveAllReduce | None]:
+) -> tuple[Connected, AdaptiveAllReduce | ObservedAllReduce | None]:
     """Connect the ranks of a `group`: a collective of it.
 
     Args:
         group: of torch.distributed.
         name: of the connections' use.
         config: the job's settings.
+        device: that buffers are on.
         sharded, overlaps, hides_gathers: see AdaptiveAllReduce.
 
     Returns:
-        The connections, and what finds out and votes, under `--adaptra-allreduce auto`.
+        The connections, and what finds out and votes, under `--adaptra-allreduce auto`; on a GPU
+        it finds out alone.
 
     Raises:
         NoConnections: they cannot be opened, on all ranks for the same reason.
     """
     auto = config.allreduce == AUTO
+    meshes = (observed.MESHES if device.behind else MESHES) if auto else ()
     connected = Connected.between(
-        group, name, config.timeout, config.transport, config.encrypt, MESHES if auto else ()
+        group, name, config.timeout, config.transport, config.encrypt, meshes
     )
     if not auto:
         return connected, None
     ranks = tuple(dist.get_process_group_ranks(group))
     log = config.log_file(f"{name}{ranks[0]}")
+    if device.behind:
+        return connected, ObservedAllReduce(
+            connected, group.rank(), ranks, device, dist.get_backend(group), config.min_gain,
+            config.timeout, log, sharded, overlaps,
+        )  # fmt: skip
     return connected, AdaptiveAllReduce(
         connected, group.rank(), ranks, config.min_gain, config.timeout, log, sharded, overlaps,
         hides_gathers,
     )  # fmt: skip
 
 
-def difference_of(group: Any, buckets: Any) -> str:
+def difference_of(group: Any, buckets: Any, device: str) -> str:
     """The first thing in which the ranks of a `group` differ, in words; "" if they do not.
 
-    Looked at are settings, and the sizes of `buckets`. A collective of the group.
+    Looked at are settings, the sizes of `buckets`, and the `device`: its type, or why it is out of
+    reach. A collective of the group.
     """
     config = buckets.ddp_config
-    mine = {name: getattr(config, name) for name in _SAME}
+    mine = {"device": device, **{name: getattr(config, name) for name in _SAME}}
     data = [one.grad_data for one in buckets.buckets]
     mine["buckets"] = [f"{one.numel()} {one.dtype}" for one in data]
     gathered = _of_all(group, mine)

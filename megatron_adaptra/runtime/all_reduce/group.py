@@ -13,19 +13,15 @@ from megatron_adaptra.errors import Disagreement
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.agreed_value import agreed_value
-from megatron_adaptra.runtime.agreement import Ballot, DecisionStore
-from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages
+from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages, seen_by_rank
+from megatron_adaptra.runtime.all_reduce.controls import controller_of
 from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog, ranks_in_words
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.all_reduce.path_probes import PathProbes
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
-from megatron_adaptra.runtime.bundle import Bundle
-from megatron_adaptra.runtime.channel import Channel
 from megatron_adaptra.runtime.collectives.connected import Connected
-from megatron_adaptra.runtime.controller import Controller, Member
 from megatron_adaptra.runtime.guard import Guard
 from megatron_adaptra.runtime.leader import Leader
-from megatron_adaptra.runtime.store import KeyValueStore
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
 PROBED = range(1, 6)  # iterations after which all paths are measured, ...
@@ -39,6 +35,9 @@ class AdaptiveAllReduce:
     An iteration begins with `ready`; each buffer that is reduced in it is `started` and `ended`, by
     whatever way. Those that are `gathered` afterwards are over before paths are measured. What
     fails in measuring and choosing ends that alone: what is in force stays, on all ranks.
+
+    `late`: by global rank, how many seconds after the first ones it came to the last reduction that
+    is known, as this rank sees it: with what its message takes.
 
     Args:
         connected: between the group's ranks, with MESHES.
@@ -78,23 +77,17 @@ class AdaptiveAllReduce:
         self._gathers = self._expected_gathers = 0
         self._reported = True
         self._held: ReductionReport | None = None  # without what it sees
+        self.late: dict[int, float] = {}
         meshes = connected.meshes
         self._probes = PathProbes(meshes["probes"], me, len(ranks))
         self._arrivals: ArrivalMessages | None = self._guard.call(
             ArrivalMessages, meshes["arrivals"], me, len(ranks)
         )
-        self._controller = self._controls(min_gain, timeout, log)
+        self._controller = controller_of(
+            meshes["control"], me, ranks, self._value, timeout,
+            lambda: AllReduceLoop(ranks, min_gain, AllReduceLog(log)),
+        )  # fmt: skip
         connected.exchange.check = self.check
-
-    def _controls(self, min_gain: float, timeout: float, log: Path | None) -> Controller:
-        control, ranks = self._connected.meshes["control"], self._ranks
-        ballot = Ballot(Bundle({ALL_REDUCE: self._value}))
-        name = "-".join(map(str, ranks))
-        store = DecisionStore(KeyValueStore(f"adaptra/all-reduce/{name}/"))
-        if self._me:
-            return Member(ballot, {0: Channel(control, 0)}, store, timeout)
-        channels = {peer: Channel(control, peer) for peer in range(1, len(ranks))}
-        return Leader(ballot, channels, store, AllReduceLoop(ranks, min_gain, AllReduceLog(log)))
 
     # On the training thread.
 
@@ -216,6 +209,7 @@ class AdaptiveAllReduce:
     def _report(self, ended: ReductionReport) -> None:
         iteration = ended.iteration
         seen = {} if self._arrivals is None else self._arrivals.seen(iteration)
+        self.late = seen_by_rank(seen, self._me, self._ranks)
         rates: dict[int, float] = {}
         if iteration in PROBED or (iteration and not iteration % PROBED_EVERY):
             rates = self._probes.run()

@@ -23,6 +23,7 @@ from megatron_adaptra.runtime.offer import Offer
 from megatron_adaptra.runtime.planners import ChoiceProcess
 from megatron_adaptra.runtime.voted_choice import RECENT, VotedChoice
 from megatron_adaptra.telemetry.all_reduce_estimate import AllReduceEstimate
+from megatron_adaptra.telemetry.arrivals import Pair
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
 WARM = 2  # iterations at first that show nothing: connections, caches, buckets
@@ -96,8 +97,8 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
 
     def _on_row(self, iteration: int, row: Mapping[int, ReductionReport]) -> None:
         """All ranks have reported an iteration."""
-        rates = {(a, b): rate for b, one in row.items() for a, rate in one.rates.items()}
         took = after_last_arrival(row)
+        rates = self._rates(row, took)
         between = self._between(iteration, row)
         periods = [one.period for one in row.values() if one.period is not None]
         self._nbytes = nbytes = max(one.nbytes for one in row.values())
@@ -132,6 +133,13 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         known = len(self._native) >= FEWEST and iteration >= self._not_before
         if known and (changed or self._delays_count(iteration)):
             self._choose(iteration)
+
+    def _rates(self, row: Mapping[int, ReductionReport], took: float | None) -> dict[Pair, float]:
+        """Of paths, in bytes per second, where they were measured.
+
+        `took`: seconds from the last arrival to the end; None where that is not known.
+        """
+        return {(a, b): rate for b, one in row.items() for a, rate in one.rates.items()}
 
     def _delays_count(self, iteration: int) -> bool:
         """Whether it is time to look at delays, which change for all paths alike."""
@@ -188,13 +196,12 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
             return
         seconds = time.perf_counter() - began
         saves = 0.0 if chosen.choice == current.choice else max(0.0, chosen.gain)
-        number = 0 if self.offer is None else self.offer.number + 1
-        self.offer = Offer(number, 1 - saves / figures.iteration)
+        self._offers(1 - saves / figures.iteration)
         if chosen.choice == current.choice:
             if (left := WINDOW - self._changed_for) > 0:  # native was measured before, in part
                 self._not_before = iteration + left
             else:
-                self._estimate.accept()
+                self._kept(iteration)
             return
         late = () if chosen.choice.native else figures.rounded().very_late
         value = GroupAllReduce(chosen.choice, late)
@@ -210,6 +217,15 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         why = "; ".join(changes[:_SHOWN]) + more if changes else delay
         gain = chosen.gain / figures.iteration
         self._propose(iteration, value, chosen, why, figures, gain, seconds)
+
+    def _offers(self, share: float) -> None:
+        """An iteration would take this `share` of what it takes."""
+        number = 0 if self.offer is None else self.offer.number + 1
+        self.offer = Offer(number, share)
+
+    def _kept(self, iteration: int) -> None:
+        """After the reports of `iteration`, what is in force was chosen again."""
+        self._estimate.accept()
 
     def _propose(
         self,

@@ -1,0 +1,41 @@
+"""How the ranks of a data-parallel group vote on their all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from megatron_adaptra.runtime.agreement import Ballot, DecisionStore
+from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.runtime.bundle import Bundle
+from megatron_adaptra.runtime.channel import Channel
+from megatron_adaptra.runtime.controller import Controller, Member
+from megatron_adaptra.runtime.leader import Leader
+from megatron_adaptra.runtime.store import KeyValueStore
+from megatron_adaptra.transport.base import Transport
+
+
+def controller_of(
+    control: Transport,
+    me: int,
+    ranks: tuple[int, ...],
+    value: GroupAllReduce,
+    timeout: float,
+    loop: Callable[[], AllReduceLoop],
+) -> Controller:
+    """That of one rank: the first one leads.
+
+    Args:
+        control: between the group's ranks, for nothing else.
+        me: this rank's number in the group.
+        ranks: global ranks of the group.
+        value: what runs at first.
+        timeout: seconds that a decision is waited for.
+        loop: makes what chooses; called at the leader.
+    """
+    ballot = Ballot(Bundle({ALL_REDUCE: value}))
+    store = DecisionStore(KeyValueStore(f"adaptra/all-reduce/{'-'.join(map(str, ranks))}/"))
+    if me:
+        return Member(ballot, {0: Channel(control, 0)}, store, timeout)
+    channels = {peer: Channel(control, peer) for peer in range(1, len(ranks))}
+    return Leader(ballot, channels, store, loop())

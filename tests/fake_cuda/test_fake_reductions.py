@@ -1,0 +1,38 @@
+"""Gradients on GPUs: NCCL reduces them whatever is found, and who comes late is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from fake_trainings import needs_torch_for_gpus, train
+from patience import decided
+
+pytestmark = [needs_torch_for_gpus, pytest.mark.trains, pytest.mark.timing]
+AUTO = ("--adaptra", "--adaptra-allreduce", "auto")
+FLAGS = {
+    "plain": (),
+    "overlap": ("--overlap-grad-reduce",),
+    "distributed optimizer": (
+        "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather",
+    ),
+}  # fmt: skip
+ITERATIONS, FROM, LATE = 28, 8, 0.6
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_a_rank_that_comes_late_is_named(flags: str, tmp_path: Path) -> None:
+    done = train(
+        tmp_path, *AUTO, *FLAGS[flags], pipeline=1, ranks=3, iterations=ITERATIONS, queues=32,
+        script=Path(__file__).with_name("pretrain_late_rank.py"),
+        variables={"FAKE_LATE": f"2:{LATE}:{FROM}"},
+    )  # fmt: skip
+    assert done.status == 0, done.text[-4000:]
+    assert len(done.milliseconds) == ITERATIONS
+    assert done.complaints == []
+    lines = [x for x in done.text.splitlines() if "stay with nccl" in x]
+    assert "gradients stay with nccl: who comes late is measured" in lines[0]
+    late = [re.search(r"of ranks 0 to 2 stay .*rank 2 comes (\d+) ms late", x) for x in lines]
+    found = [int(match[1]) for match in late if match]
+    decided("the rank that sleeps comes late", bool(found) and found[0] / 1e3 > LATE / 2)
