@@ -93,13 +93,10 @@ def train(
             observed.ended()
         if loop is not None and iteration > LATER and not (unknown and iteration - LATER == 2):
             until(partial(knows, loop, iteration - LATER), f"iteration {iteration}")
+            assert loop.offer is None or loop.offer.leaves == 1, "nothing will be done"
         me.meet()
     assert len(gpu.anchors) == ITERATIONS
-    seen = -1
-    if loop is not None:
-        seen, offer = loop.seen, loop.offer
-        assert offer is not None
-        assert offer.leaves == 1, "nothing will be done"
+    seen = -1 if loop is None else loop.seen
     me.meet()
     observed.close()
     return seen, notes
