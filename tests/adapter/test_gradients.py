@@ -129,23 +129,26 @@ def test_a_plan_in_a_file_is_checked_before_training(
 
 
 def differing(me: RankFixture) -> list[str]:
-    """What ranks find that differ in nothing, in a setting, in a buffer's size, in both."""
+    """What ranks find that differ in nothing, a setting, a buffer's size, both, and in all."""
     found = []
-    for size, overlaps in ((0, False), (0, True), (1, False), (1, True)):
+    cases = ((0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1))
+    for size, overlaps, gpu in cases:
         config = types.SimpleNamespace(
-            overlap_grad_reduce=overlaps and me.rank == 1, average_in_collective=False,
+            overlap_grad_reduce=bool(overlaps and me.rank == 1), average_in_collective=False,
             grad_reduce_in_fp32=False, bucket_size=None,
         )  # fmt: skip
         bucket = types.SimpleNamespace(grad_data=torch.zeros(8 + size * (me.rank == 2)))
         buckets = types.SimpleNamespace(ddp_config=config, buckets=[bucket])
-        found.append(planned_groups.difference_of(dist.group.WORLD, buckets))
+        device = "out of reach: it is not for us" if gpu and me.rank == 1 else "cuda"
+        found.append(planned_groups.difference_of(dist.group.WORLD, buckets, device))
     return found
 
 
 def test_ranks_that_differ_stay_with_megatron_and_the_first_difference_is_named() -> None:
     setting = "overlap_grad_reduce is True on rank 1, False on rank 0"
     size = "buckets is ['9 torch.float32'] on rank 2, ['8 torch.float32'] on rank 0"
-    assert run("gloo", differing, ranks=3) == [["", setting, size, setting]] * 3
+    gpu = "device is out of reach: it is not for us on rank 1, cuda on rank 0"
+    assert run("gloo", differing, ranks=3) == [["", setting, size, setting, gpu]] * 3
 
 
 def numbered(me: RankFixture) -> list[tuple[int, ...]]:
