@@ -136,12 +136,12 @@ class AdaptraConfig:
     )
     allreduce: str = _setting(
         "native",
-        "how data-parallel ranks reduce their gradients (on the CPU): native, as "
-        "Megatron does; auto, native until a rank is found to be late, or a port slow, and then "
-        "what is predicted to save --adaptra-min-gain of an iteration; direct, each piece at an "
-        "owner, in the order of ranks, where a late rank owns nothing; stragglar, for one late "
-        "rank of at least 4, in rounds after it arrives; or a file with a collective plan, as "
-        "adaptra draw --allreduce writes it",
+        "how data-parallel ranks reduce their gradients (on GPUs NCCL does; auto names who comes "
+        "late): native, as Megatron does; auto, native until a rank is found to be late, or a port "
+        "slow, and then what is predicted to save --adaptra-min-gain of an iteration; direct, each "
+        "piece at an owner, in the order of ranks, where a late rank owns nothing; stragglar, for "
+        "one late rank of at least 4, in rounds after it arrives; or a file with a collective "
+        "plan, as adaptra draw --allreduce writes it",
         metavar="HOW",
     )
     late_ranks: str = _setting(

@@ -29,6 +29,11 @@ ON_GPUS = (
     "--distributed-backend", "nccl", "--no-check-for-nan-in-loss-and-grad",
     "--rerun-mode", "disabled",
 )  # fmt: skip
+CHUNKS = ("--num-layers-per-virtual-pipeline-stage", "1")
+GRAPHS = (  # of whole iterations
+    *CHUNKS, "--cuda-graph-impl", "local", "--cuda-graph-scope", "full_iteration",
+    "--cuda-graph-warmup-steps", "1", "--te-rng-tracker", "--clip-grad", "0",
+)  # fmt: skip
 REPORTS = re.compile(r"^fake CUDA, .*", re.MULTILINE)  # stalls, calls without an answer, misuse
 
 

@@ -6,18 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_trainings import Trained, needs_torch_for_gpus, train, train_cold
+from fake_trainings import CHUNKS, GRAPHS, Trained, needs_torch_for_gpus, train, train_cold
 from fakes.cuda import accounts, traces
 
 pytestmark = [needs_torch_for_gpus, pytest.mark.trains]
 HERE = Path(__file__).parent
 ITERATIONS = 4
 DISTRIBUTED = ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather")
-CHUNKS = ("--num-layers-per-virtual-pipeline-stage", "1")
-GRAPHS = (
-    *CHUNKS, "--cuda-graph-impl", "local", "--cuda-graph-scope", "full_iteration",
-    "--cuda-graph-warmup-steps", "1", "--te-rng-tracker", "--clip-grad", "0",
-)  # fmt: skip
 # What an iteration does depends on no value then: kernels leave anything behind.
 NO_VALUES = ("--clip-grad", "0")
 LAYOUTS: dict[str, Any] = {

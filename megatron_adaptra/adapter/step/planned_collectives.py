@@ -265,6 +265,8 @@ class PlannedCollectives(ABC):
         """Why Megatron has to do it; empty if it need not."""
         for data in tensors:
             if data.device.type == "cuda" and self._config.allreduce == AUTO:
+                if torch.cuda.is_current_stream_capturing():
+                    return "they are captured into a CUDA graph"
                 continue  # measured alone
             if data.layout != torch.strided or data.device.type != "cpu":
                 return f"they are {data.layout} on {data.device.type}, not dense on the CPU"
