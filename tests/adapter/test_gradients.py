@@ -21,6 +21,7 @@ from megatron_adaptra.adapter.step import planned_collectives, planned_groups
 from megatron_adaptra.adapter.step.gradients import GradientReduction
 from megatron_adaptra.config import AdaptraConfig
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.ir.collective import Goal
 from megatron_adaptra.plan.collectives.direct import direct
 from megatron_adaptra.run import _check_flags
 
@@ -149,6 +150,15 @@ def test_ranks_that_differ_stay_with_megatron_and_the_first_difference_is_named(
     size = "buckets is ['9 torch.float32'] on rank 2, ['8 torch.float32'] on rank 0"
     gpu = "device is out of reach: it is not for us on rank 1, cuda on rank 0"
     assert run("gloo", differing, ranks=3) == [["", setting, size, setting, gpu]] * 3
+
+
+@pytest.mark.parametrize("goal", [Goal.ALL_REDUCE, Goal.REDUCE_SCATTER])
+def test_of_more_ranks_than_auto_chooses_for_none_are_connected(goal: Goal) -> None:
+    reduction: Any = GradientReduction.__new__(GradientReduction)
+    reduction._config, reduction._given = AdaptraConfig(allreduce="auto"), None
+    assert reduction._not_ours(goal, [], 128) == ""
+    why = "auto chooses for at most 128 ranks, here are 129"
+    assert reduction._not_ours(goal, [], 129) == why
 
 
 def numbered(me: RankFixture) -> list[tuple[int, ...]]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from telemetry.late_ranks import messages
 
 from megatron_adaptra.errors import BadInput
+from megatron_adaptra.telemetry import late_ranks
 from megatron_adaptra.telemetry.arrivals import arrivals
 from megatron_adaptra.telemetry.late_ranks import LateRanks
 
@@ -296,3 +297,27 @@ def test_bad_input():
         LateRanks(1)
     with pytest.raises(BadInput, match=r"^seconds of a buffer 0"):
         LateRanks(2).update({}, 0.0)
+
+
+def test_of_a_large_group_paths_are_watched_by_turns(monkeypatch):
+    """An iteration costs the leader no more charts than those of 16 ranks."""
+    counts = []
+    watched = late_ranks._Watched
+
+    def counted(self, *args):
+        counts[-1] += 1
+        return update(self, *args)
+
+    update = watched.update
+    monkeypatch.setattr(watched, "update", counted)
+    ranks, slow = 24, {(2, 3): 50 * MS}
+    group, found = LateRanks(ranks), []
+    for iteration in range(60):
+        counts.append(0)
+        seen = messages(ranks, {}, slow=slow if iteration >= 20 else {})
+        if group.update(seen, BUFFER):
+            found.append(group.changes())
+            group.accept()
+    assert found == [["path 2>3 takes 50 ms more than others"]]
+    assert max(counts) <= ranks + 256
+    assert group.slow_paths() == pytest.approx(slow)

@@ -33,6 +33,7 @@ from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.errors import DeviceFailed, NoConnections, PeerLost
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
 from megatron_adaptra.model.shard_forms import SHARDED
+from megatron_adaptra.plan.collectives.selector import MOST_RANKS
 from megatron_adaptra.plan.collectives.setting import plan_in_file
 from megatron_adaptra.plan.collectives.sized import FEWEST_RANKS, for_gradients
 from megatron_adaptra.plan.collectives.sized_shards import for_shards
@@ -283,6 +284,8 @@ class PlannedCollectives(ABC):
             return f"{name} has no {goal.value}"
         if ranks < (fewest := FEWEST_RANKS.get(name, 2)):
             return f"{name} needs {fewest} ranks, here is {ranks}"
+        if name == AUTO and ranks > MOST_RANKS:  # each would be connected with each
+            return f"{name} chooses for at most {MOST_RANKS} ranks, here are {ranks}"
         return ""
 
     def _open(self, goal: Goal, group: Any, buckets: Any, within: Any) -> PlannedGroup | str:
