@@ -310,7 +310,7 @@ def test_of_a_large_group_paths_are_watched_by_turns(monkeypatch):
 
     update = watched.update
     monkeypatch.setattr(watched, "update", counted)
-    ranks, slow = 24, {(2, 3): 50 * MS}
+    ranks, slow = 24, {(2, 4): 50 * MS}
     group, found = LateRanks(ranks), []
     for iteration in range(60):
         counts.append(0)
@@ -318,6 +318,6 @@ def test_of_a_large_group_paths_are_watched_by_turns(monkeypatch):
         if group.update(seen, BUFFER):
             found.append(group.changes())
             group.accept()
-    assert found == [["path 2>3 takes 50 ms more than others"]]
+    assert found == [["path 2>4 takes 50 ms more than others"]]
     assert max(counts) <= ranks + 256
     assert group.slow_paths() == pytest.approx(slow)
