@@ -105,3 +105,8 @@ def cuda_device(device: torch.device) -> CudaDevice:
     if key not in _opened:
         _opened[key] = CudaDevice(ordinal)
     return _opened[key]
+
+
+def captured() -> bool:
+    """Whether the calling thread's current stream is captured into a CUDA graph: nothing runs."""
+    return torch.cuda.is_current_stream_capturing()

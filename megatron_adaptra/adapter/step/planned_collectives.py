@@ -28,7 +28,7 @@ from megatron_adaptra.adapter.step.planned_groups import (
     of_experts,
 )
 from megatron_adaptra.config import AUTO, AdaptraConfig
-from megatron_adaptra.device.cuda import device_of
+from megatron_adaptra.device.cuda import captured, device_of
 from megatron_adaptra.device.host import HostDevice
 from megatron_adaptra.errors import DeviceFailed, NoConnections, PeerLost
 from megatron_adaptra.ir.collective import CollectivePlan, Goal
@@ -266,7 +266,7 @@ class PlannedCollectives(ABC):
         """Why Megatron has to do it; empty if it need not."""
         for data in tensors:
             if data.device.type == "cuda" and self._config.allreduce == AUTO:
-                if torch.cuda.is_current_stream_capturing():
+                if captured():
                     return "they are captured into a CUDA graph"
                 continue  # measured alone
             if data.layout != torch.strided or data.device.type != "cpu":
