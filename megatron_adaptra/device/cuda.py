@@ -109,4 +109,4 @@ def cuda_device(device: torch.device) -> CudaDevice:
 
 def captured() -> bool:
     """Whether the calling thread's current stream is captured into a CUDA graph: nothing runs."""
-    return torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_current_stream_capturing())
