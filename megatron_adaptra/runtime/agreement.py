@@ -154,6 +154,11 @@ class Ballot:
         """Whether what is in force goes without a vote."""
         return self._afterwards is not None
 
+    @property
+    def voting(self) -> bool:
+        """Whether a proposal is open here."""
+        return self._open is not None
+
     def offer(self, proposal: Proposal) -> bool:
         """Keep a proposal for its iteration; False where that cannot be, or another is open."""
         with self._changed:

@@ -9,7 +9,7 @@ from typing import Any
 from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.telemetry.report import read_report
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class ReductionReport:
     `seen`: by rank, how much later than this one its first gradients were ready, with what its
     message took; below 0 for earlier ones. `rates`: bytes per second that the path from a rank was
     measured to pass, where it was. `nbytes`: of all gradients. `seconds`: from when the first ones
-    were ready here to the end; `period`: to the same moment of the iteration before. None where
-    that is not known.
+    were ready here to the end; `period`: from the same moment of the iteration before; `between`:
+    from the end of that one's reduction. None where that is not known.
     """
 
     rank: int
@@ -30,6 +30,7 @@ class ReductionReport:
     rates: Mapping[int, float] = field(default_factory=dict)
     seconds: float | None = None
     period: float | None = None
+    between: float | None = None
     buffers: Buffers = Buffers()
 
     @property

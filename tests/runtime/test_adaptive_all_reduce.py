@@ -23,7 +23,9 @@ from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages
 from megatron_adaptra.runtime.all_reduce.group import MESHES, AdaptiveAllReduce
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.all_reduce.path_probes import (
+    FEWEST,
     LEAST,
+    MOST,
     PIECE,
     PathProbes,
     rate_of,
@@ -38,6 +40,7 @@ from megatron_adaptra.runtime.leader import Leader
 RANKS, WORDS, ITERATIONS = 3, 1000, 14
 DIRECT = GroupAllReduce(Choice(RANKS, "direct", 2, (1, 0, 1)), (1,))
 NEVER = 1e9  # a gain that nothing has
+MANY = 1 << 30  # bytes
 
 
 def open_group(
@@ -246,7 +249,7 @@ def absent(me: RankFixture) -> str:
     """Rank 1 never probes."""
     probes = PathProbes(me.transport, me.rank, RANKS)
     if me.rank != 1:
-        probes.run()
+        probes.run(MANY)
     me.meet()
     return probes.fault
 
@@ -261,7 +264,7 @@ def measured(me: RankFixture) -> list[dict[int, float]]:
     probes = PathProbes(me.transport, me.rank, RANKS)
     found = []
     for _ in range(4):
-        found.append(probes.run())
+        found.append(probes.run(MANY))
     assert not probes.fault
     me.meet()
     return found
@@ -285,6 +288,25 @@ def test_a_rate_is_of_pieces_that_follow_one_another() -> None:
     ):
         assert rate_of(came) == pytest.approx(PIECE / each)
     assert rate_of([0.0] * 16) == PIECE * 4 / LEAST
+
+
+def limited(me: RankFixture, nbytes: int) -> list[int]:
+    """Of each call, how many pieces this rank asks for afterwards, at most of any path."""
+    probes = PathProbes(me.transport, me.rank, RANKS)
+    most = []
+    for _ in range(4):
+        probes.run(nbytes)
+        most.append(max(probes._wanted.values()))
+    me.meet()
+    return most
+
+
+@pytest.mark.parametrize(("nbytes", "limit"), [(0, FEWEST), (4 << 20, 64), (MANY, MOST)])
+def test_probes_are_a_share_of_what_is_reduced(nbytes: int, limit: int) -> None:
+    """Over a fast path many pieces are wanted; of few gradients few are allowed."""
+    for most in run("eager", limited, nbytes, ranks=RANKS):
+        assert all(FEWEST <= one <= limit for one in most)
+        assert max(most) > FEWEST or limit == FEWEST
 
 
 @pytest.mark.parametrize("ranks", range(2, 12))

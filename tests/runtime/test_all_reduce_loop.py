@@ -36,7 +36,7 @@ def test_ranks_that_report_before_the_leader_begins_count(tmp_path: Path, first:
     for rank in reversed(range(2)):
         if rank == 0:
             group.leader.begin(first)
-        group.loop.report(ReductionReport(rank, first, NBYTES, {}, {}, None, None))
+        group.loop.report(ReductionReport(rank, first, NBYTES))
         group.loop.drain(PATIENCE)
     assert group.loop.seen == first
     group.close()

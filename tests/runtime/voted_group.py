@@ -91,11 +91,12 @@ class VotedGroup(VotedRanks):
                         if source != rank
                     }
                     seconds = ends[rank] + more - lateness[rank]
-                    period = 5 * BUFFER + self._took[rank] + late.get(rank, 0.0)
+                    between = 5 * BUFFER + late.get(rank, 0.0)
                     buffers = Buffers(overlap=self.overlap, last=self.last)
                     report = ReductionReport(
-                        rank, iteration, NBYTES, seen[rank], paths, seconds, period, buffers
-                    )
+                        rank, iteration, NBYTES, seen[rank], paths, seconds,
+                        self._took[rank] + between, between, buffers,
+                    )  # fmt: skip
                     controller.hand_in(report)
             self._took = [end + more - came for end, came in zip(ends, lateness, strict=True)]
             self._ends = [end - min(ends) for end in ends]

@@ -1,8 +1,8 @@
-"""Twelve bytes from each rank to each other one as soon as its first gradients are ready.
+"""Sixteen bytes from each rank to each other one as soon as its first gradients are ready.
 
 They show who is late (telemetry/arrivals.py), and carry what the sender runs: two that run
 different all-reduces find it out, instead of adding wrong numbers. Where that is known later, as
-on a GPU, they carry how much later.
+on a GPU, they carry how much later. A rank may leave out iterations (measured_iterations.py).
 """
 
 from __future__ import annotations
@@ -11,56 +11,67 @@ import math
 import struct
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
+from megatron_adaptra.errors import PeerLost
 from megatron_adaptra.telemetry.arrivals import after_the_first
 from megatron_adaptra.transport.base import Transport, Work
 
-# The iteration, the mark of what runs, and the seconds since it was ready: no number if unknown.
-_FORM = struct.Struct("<2If")
-_AHEAD = 2  # a rank is at most one iteration ahead of another one
+# The iteration, the mark of what runs, the iteration until which all are measured, and the seconds
+# since it was ready: no number if unknown.
+_FORM = struct.Struct("<3If")
+_AHEAD = 3  # posted receives: two messages may be unread, the last one's and this iteration's
 _KEPT = 4  # iterations that are kept
 _WORD, _TAGS = 1 << 32, 1 << 31
 
 
 @dataclass
-class _Iteration:
-    ready: float  # no number where that is not known
+class _Mine:
+    """An iteration that has begun here. `ready`: no number where that is not known."""
+
+    ready: float
     mark: int
-    receives: dict[int, tuple[torch.Tensor, Work]]
-    seen: dict[int, float] = field(default_factory=dict)
+    sent: bool
 
 
 class ArrivalMessages:
     """Of rank `me` of so many `ranks`, over a `transport` for nothing else.
 
-    Iterations count up by one from `first` on, on all ranks. `differs`: the rank and the iteration
-    in which it was found to run something else; None while there is none.
+    `differs`: the rank and the iteration in which it was found to run something else; None while
+    there is none. `until`: the iteration until which some rank measures all of them, as far as
+    messages have come.
     """
 
-    def __init__(self, transport: Transport, me: int, ranks: int, first: int = 0) -> None:
+    def __init__(self, transport: Transport, me: int, ranks: int) -> None:
         self._transport = transport
         self._others = [rank for rank in range(ranks) if rank != me]
-        self._posted: deque[dict[int, tuple[torch.Tensor, Work]]] = deque()
-        self._next = first  # to be posted
+        self._sent = 0
         self._sends: deque[list[Work]] = deque(maxlen=_KEPT)
-        self._begun: dict[int, _Iteration] = {}  # the last ones
+        self._posted = {rank: deque[tuple[torch.Tensor, Work]]() for rank in self._others}
+        self._received = dict.fromkeys(self._others, 0)
+        self._lost: dict[int, PeerLost] = {}
+        self._mine: dict[int, _Mine] = {}  # the last ones
+        # By iteration and rank: the moment in which it was ready there, and its mark.
+        self._theirs: dict[int, dict[int, tuple[float, int]]] = defaultdict(dict)
         self._reading = threading.Lock()
         self.differs: tuple[int, int] | None = None
-        for _ in range(_AHEAD):
-            self._post()
+        self.until = 0
+        for rank in self._others:
+            for number in range(_AHEAD):
+                self._post(rank, number)
 
-    def ready(self, iteration: int, mark: int) -> float:
+    def ready(self, iteration: int, mark: int, until: int = 0) -> float:
         """The first gradients of `iteration` are ready here; the moment, by the monotonic clock.
 
-        `mark`: of what runs. Raises PeerLost for a rank that can be sent nothing.
+        `mark`: of what runs. `until`: the iteration before which this rank measures all of them.
+        Raises PeerLost for a rank that can be sent nothing.
         """
         now = time.monotonic()
-        self._send(iteration, mark, now, 0.0)
+        self._send(iteration, mark, until, now, 0.0)
         return now
 
     def were_ready(self, iteration: int, mark: int, moment: float | None) -> None:
@@ -69,50 +80,81 @@ class ArrivalMessages:
         By the monotonic clock. `mark`, PeerLost: as of `ready`.
         """
         known = math.nan if moment is None else moment
-        self._send(iteration, mark, known, time.monotonic() - known)
+        self._send(iteration, mark, 0, known, time.monotonic() - known)
 
-    def _send(self, iteration: int, mark: int, ready: float, since: float) -> None:
-        form = _FORM.pack(iteration % _WORD, mark % _WORD, since)
+    def left_out(self, iteration: int, mark: int) -> float:
+        """As `ready`, of an `iteration` that this rank does not measure: nothing is sent.
+
+        `mark`: of what runs.
+        """
+        now = time.monotonic()
+        self._begin(iteration, _Mine(now, mark % _WORD, sent=False))
+        return now
+
+    def _send(self, iteration: int, mark: int, until: int, ready: float, since: float) -> None:
+        form = _FORM.pack(iteration, mark % _WORD, until, since)
         frame = torch.frombuffer(bytearray(form), dtype=torch.uint8)
-        self._begun[iteration] = _Iteration(ready, mark % _WORD, self._posted.popleft())
-        self._begun.pop(iteration - _KEPT, None)
+        self._begin(iteration, _Mine(ready, mark % _WORD, sent=True))
+        number, self._sent = self._sent, self._sent + 1
         self._sends.append(
-            [self._transport.isend(frame, rank, iteration % _TAGS) for rank in self._others]
+            [self._transport.isend(frame, rank, number % _TAGS) for rank in self._others]
         )
-        self._post()
+
+    def _begin(self, iteration: int, mine: _Mine) -> None:
+        with self._reading:
+            self._mine[iteration] = mine
+            for kept in self._mine, self._theirs:
+                for old in [one for one in kept if one <= iteration - _KEPT]:
+                    del kept[old]
+
+    def look(self) -> None:
+        """Take the messages that have come. Any thread may."""
+        with self._reading:
+            for rank in self._others:
+                while self._posted[rank] and self._posted[rank][0][1].done():
+                    self._take(rank)
+
+    def _take(self, rank: int) -> None:
+        frame, work = self._posted[rank].popleft()
+        try:
+            came = work.wait(0.0).completed
+        except PeerLost as error:
+            self._lost[rank] = error
+            self._posted[rank].clear()
+            return
+        iteration, mark, until, since = _FORM.unpack(frame.numpy().tobytes())
+        self._theirs[iteration][rank] = came - since, mark
+        self.until = max(self.until, until)
+        self._received[rank] += 1
+        self._post(rank, self._received[rank] + _AHEAD - 1)
 
     def seen(self, iteration: int) -> dict[int, float]:
         """By rank, how much later than here its message of `iteration` came, if it has.
 
         Of one of the last iterations. Any thread may ask. Raises PeerLost for a rank whose messages
-        cannot come any more.
+        cannot come any more, in an iteration that is measured.
         """
+        self.look()
         with self._reading:
-            if (mine := self._begun.get(iteration)) is None:
+            if (mine := self._mine.get(iteration)) is None:
                 return {}
-            for rank, (frame, work) in list(mine.receives.items()):
-                if work.done():
-                    stamps = work.wait(0.0)
-                    del mine.receives[rank]
-                    *theirs, since = _FORM.unpack(frame.numpy().tobytes())
-                    if theirs != [iteration % _WORD, mine.mark]:
-                        self.differs = self.differs or (rank, iteration)
-                    later = stamps.completed - since - mine.ready
-                    if math.isfinite(later):
-                        mine.seen[rank] = later
-            return dict(mine.seen)
+            theirs = self._theirs.get(iteration, {})
+            for rank, (_, mark) in theirs.items():
+                if mark != mine.mark:
+                    self.differs = self.differs or (rank, iteration)
+            for rank, error in self._lost.items():
+                if mine.sent and rank not in theirs:
+                    raise error
+            seen = {rank: moment - mine.ready for rank, (moment, _) in theirs.items()}
+        return {rank: later for rank, later in seen.items() if math.isfinite(later)}
 
     def close(self) -> None:
         """End the transport."""
         self._transport.close()
 
-    def _post(self) -> None:
-        number, self._next = self._next, self._next + 1
-        row: dict[int, tuple[torch.Tensor, Work]] = {}
-        for rank in self._others:
-            frame = torch.zeros(_FORM.size, dtype=torch.uint8)
-            row[rank] = frame, self._transport.irecv(frame, rank, number % _TAGS)
-        self._posted.append(row)
+    def _post(self, rank: int, number: int) -> None:
+        frame = torch.zeros(_FORM.size, dtype=torch.uint8)
+        self._posted[rank].append((frame, self._transport.irecv(frame, rank, number % _TAGS)))
 
 
 def seen_by_rank(seen: Mapping[int, float], me: int, ranks: Sequence[int]) -> dict[int, float]:

@@ -39,3 +39,9 @@ def controller_of(
         return Member(ballot, {0: Channel(control, 0)}, store, timeout)
     channels = {peer: Channel(control, peer) for peer in range(1, len(ranks))}
     return Leader(ballot, channels, store, loop())
+
+
+def loop_of(controller: Controller) -> AllReduceLoop | None:
+    """What looks at the figures, at the group's first rank; None at others."""
+    loop = controller.loop if isinstance(controller, Leader) else None
+    return loop if isinstance(loop, AllReduceLoop) else None

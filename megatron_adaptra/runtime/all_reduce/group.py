@@ -14,18 +14,19 @@ from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.agreed_value import agreed_value
 from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages, seen_by_rank
-from megatron_adaptra.runtime.all_reduce.controls import controller_of
+from megatron_adaptra.runtime.all_reduce.controls import controller_of, loop_of
 from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog, ranks_in_words
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
+from megatron_adaptra.runtime.all_reduce.measured_iterations import MeasuredIterations
 from megatron_adaptra.runtime.all_reduce.path_probes import PathProbes
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.guard import Guard
-from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
 PROBED = range(1, 6)  # iterations after which all paths are measured, ...
 PROBED_EVERY = 32  # ... and then one of so many
+_PROBES = 0.01  # share of the bytes of reductions, each of which crosses a port twice
 MESHES = ("control", "arrivals", "probes")  # connections of its own: see Connected.between
 
 
@@ -69,7 +70,10 @@ class AdaptiveAllReduce:
         self._iteration = -1
         self._value = GroupAllReduce(Choice(len(ranks), sharded=sharded))
         self._arrived = 0.0
+        self._ended: float | None = None  # the moment, if it is known
         self._period: float | None = None
+        self._between: float | None = None  # seconds from the last end to this arrival
+        self._sent = False  # this iteration is measured
         self._calls = self._expected = self._open = self._nbytes = 0
         self._overlaps, self._hides_gathers = overlaps, hides_gathers
         self._started = 0.0, 0.0  # when the first buffer and the last one were
@@ -78,6 +82,8 @@ class AdaptiveAllReduce:
         self._reported = True
         self._held: ReductionReport | None = None  # without what it sees
         self.late: dict[int, float] = {}
+        # What changes by less than half of what a plan has to save will not lead to one.
+        self._measured = MeasuredIterations(min_gain / 2)
         meshes = connected.meshes
         self._probes = PathProbes(meshes["probes"], me, len(ranks))
         self._arrivals: ArrivalMessages | None = self._guard.call(
@@ -110,19 +116,33 @@ class AdaptiveAllReduce:
             self._expected_gathers, self._gathers = self._gathers, 0
             self._calls = self._open = self._nbytes = 0
             self._reported = False
-        self._value = self._agreed()
-        self._guard.call(self._send)
+        before, self._value = self._value, self._agreed()
+        self._guard.call(self._begins, before)
         return self._value
 
     def _agreed(self) -> GroupAllReduce:
         guard, controller = self._guard, self._controller
         return agreed_value(guard, controller, self._iteration, ALL_REDUCE, self._value)
 
-    def _send(self) -> None:
-        before = self._arrived
+    def _begins(self, ran: GroupAllReduce) -> None:
+        """An iteration after one in which `ran` has run; the others get to know it if measured."""
         assert self._arrivals is not None
-        self._arrived = self._arrivals.ready(self._iteration, self._value.mark)
+        measured, iteration, mark = self._measured, self._iteration, self._value.mark
+        if self._value != ran or self._controller.ballot.voting or not self._native:
+            measured.wake(iteration)
+        measured.until = max(measured.until, self._arrivals.until)
+        before, ended = self._arrived, self._ended
+        self._sent = iteration in measured
+        if self._sent:
+            self._arrived = self._arrivals.ready(iteration, mark, measured.until)
+        else:
+            self._arrived = self._arrivals.left_out(iteration, mark)
         self._period = self._arrived - before if before else None
+        self._between = None if ended is None else self._arrived - ended
+
+    @property
+    def _native(self) -> bool:
+        return self._value.choice.native
 
     @property
     def value(self) -> GroupAllReduce:
@@ -179,12 +199,18 @@ class AdaptiveAllReduce:
             if self._reported:
                 return
             self._reported = True
+            self._ended = now
             seconds = None if now is None or not self._arrived else now - self._arrived
+            if self._native and seconds is not None and self._period is not None:
+                self._measured.ended(self._iteration, seconds, self._period)
+            if not self._sent:
+                return
             first, last = self._started
             overlap = last - first if self._overlaps else 0.0
             gathered = 1 if self._hides_gathers else max(1, self._expected_gathers)
             self._held = ReductionReport(
                 self._me, self._iteration, self._nbytes, seconds=seconds, period=self._period,
+                between=self._between,
                 buffers=Buffers(max(1, self._calls), overlap, self._last, gathered),
             )  # fmt: skip
             gathers = self._gathers < self._expected_gathers
@@ -201,8 +227,7 @@ class AdaptiveAllReduce:
     @property
     def loop(self) -> AllReduceLoop | None:
         """What chooses, at the group's first rank; None at others."""
-        loop = self._controller.loop if isinstance(self._controller, Leader) else None
-        return loop if isinstance(loop, AllReduceLoop) else None
+        return loop_of(self._controller)
 
     # On the guard's thread.
 
@@ -212,7 +237,7 @@ class AdaptiveAllReduce:
         self.late = seen_by_rank(seen, self._me, self._ranks)
         rates: dict[int, float] = {}
         if iteration in PROBED or (iteration and not iteration % PROBED_EVERY):
-            rates = self._probes.run()
+            rates = self._probes.run(round(_PROBES * 2 * PROBED_EVERY * ended.nbytes))
         self._controller.hand_in(replace(ended, seen=seen, rates=rates))
 
     def close(self) -> None:

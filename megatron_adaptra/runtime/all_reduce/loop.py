@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 
 from megatron_adaptra.errors import AdaptraError, PlanningFailed
@@ -31,6 +31,22 @@ WINDOW = 5  # iterations whose median is what native and an iteration take
 FEWEST = 3  # of native, before anything is chosen
 LOOK = 8  # iterations between two looks at what shards take: delays count there
 _SHOWN = 3  # changes that a decision has in words
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is put to the vote: the `value`, as it was `chosen`, and `why`.
+
+    `figures`: what it was chosen from; None where what is in force was given up for native. `gain`:
+    share of an iteration. `planning`: seconds that the choice took.
+    """
+
+    value: GroupAllReduce
+    chosen: Chosen
+    why: str
+    figures: Figures | None = None
+    gain: float = 0.0
+    planning: float = 0.0
 
 
 class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
@@ -60,8 +76,6 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         self._periods: deque[float] = deque(maxlen=WINDOW)
         self._ours: deque[float] = deque(maxlen=WINDOW)  # of the plan in force
         self._changed_for = 0  # iterations, at least
-        # The last iteration that all have reported, and by rank the seconds of its reduction.
-        self._took: tuple[int, dict[int, float | None]] = (-1, {})
         self._nbytes, self._buffers = 0, Buffers()  # as reported last
 
     def begins(self, iteration: int, bundle: Bundle) -> None:
@@ -99,7 +113,6 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         """All ranks have reported an iteration."""
         took = after_last_arrival(row)
         rates = self._rates(row, took)
-        between = self._between(iteration, row)
         periods = [one.period for one in row.values() if one.period is not None]
         self._nbytes = nbytes = max(one.nbytes for one in row.values())
         buffers = [one.buffers for one in row.values()]
@@ -114,7 +127,10 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         self._periods.append(median(periods))
         self._overlaps.append(median(one.overlap for one in buffers))
         seen = {rank: one.seen for rank, one in row.items()}
-        changed = self._estimate.update(seen, rates, nbytes, between)
+        between = {r: one.between for r, one in row.items() if one.between is not None}
+        changed = self._estimate.update(
+            seen, rates, nbytes, between if len(between) == len(row) else None
+        )
         ran = self._ran.get(iteration)
         if took is not None and ran is not None:
             if ran.native:
@@ -145,19 +161,6 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         """Whether it is time to look at delays, which change for all paths alike."""
         return self._vote.in_force[ALL_REDUCE].choice.sharded and iteration % LOOK == 0
 
-    def _between(
-        self, iteration: int, row: Mapping[int, ReductionReport]
-    ) -> dict[int, float] | None:
-        """By rank, seconds from the end of the last reduction to this one; None if not all know."""
-        (last, took), self._took = self._took, (iteration, {r: x.seconds for r, x in row.items()})
-        found: dict[int, float] = {}
-        for rank, one in row.items():
-            before = took.get(rank)
-            if last != iteration - 1 or before is None or one.period is None:
-                return None
-            found[rank] = one.period - before
-        return found
-
     def _slower(self) -> bool:
         """Whether the plan in force takes longer after the last arrival than native did."""
         if self._vote.in_force[ALL_REDUCE].choice.native or not self._native:
@@ -172,7 +175,7 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         )
         self._wait_after(iteration)
         value = GroupAllReduce(self._vote.in_force[ALL_REDUCE].choice.by_native())
-        self._propose(iteration, value, Chosen(value.choice, native, native), why, None, 0.0, 0.0)
+        self._propose(iteration, Change(value, Chosen(value.choice, native, native), why))
 
     def _figures(self) -> Figures | None:
         """None until ports are known."""
@@ -216,7 +219,7 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         delay = f"a message takes {1e3 * figures.ports.delay:.3g} ms"
         why = "; ".join(changes[:_SHOWN]) + more if changes else delay
         gain = chosen.gain / figures.iteration
-        self._propose(iteration, value, chosen, why, figures, gain, seconds)
+        self._propose(iteration, Change(value, chosen, why, figures, gain, seconds))
 
     def _offers(self, share: float) -> None:
         """An iteration would take this `share` of what it takes."""
@@ -227,29 +230,23 @@ class AllReduceLoop(VotedChoice[ReductionReport, AllReduceDecision]):
         """After the reports of `iteration`, what is in force was chosen again."""
         self._estimate.accept()
 
-    def _propose(
-        self,
-        iteration: int,
-        value: GroupAllReduce,
-        chosen: Chosen,
-        why: str,
-        figures: Figures | None,
-        gain: float,
-        seconds: float,
-    ) -> None:
+    def _propose(self, iteration: int, change: Change) -> None:
+        """Put a `change` to the vote, after the reports of `iteration`."""
         before = self._vote.in_force[ALL_REDUCE].choice
+        chosen, figures = change.chosen, change.figures
         late = () if figures is None else figures.lateness
 
         def decide(swap: int) -> AllReduceDecision:
             return AllReduceDecision(
                 number=self.log.made, iteration=swap, detected=iteration, ranks=self.ranks,
-                why=why, before=str(before), after=str(value.choice),
-                choice=value.choice.to_json(), late_ms=[1e3 * one for one in late],
-                predicted_ms=1e3 * chosen.seconds, native_ms=1e3 * chosen.native, gain=gain,
-                planning_ms=1e3 * seconds, figures=None if figures is None else figures.to_json(),
+                why=change.why, before=str(before), after=str(chosen.choice),
+                choice=chosen.choice.to_json(), late_ms=[1e3 * one for one in late],
+                predicted_ms=1e3 * chosen.seconds, native_ms=1e3 * chosen.native,
+                gain=change.gain, planning_ms=1e3 * change.planning,
+                figures=None if figures is None else figures.to_json(),
             )  # fmt: skip
 
-        self._put_to_vote(iteration, Bundle({ALL_REDUCE: value}), decide)
+        self._put_to_vote(iteration, Bundle({ALL_REDUCE: change.value}), decide)
 
     def _switched(self, decision: AllReduceDecision) -> None:
         self._ours.clear()

@@ -12,14 +12,13 @@ from megatron_adaptra.ir.buffers import Buffers
 from megatron_adaptra.plan.collectives.choice import Choice
 from megatron_adaptra.runtime.agreed_value import agreed_value
 from megatron_adaptra.runtime.all_reduce.arrival_messages import ArrivalMessages, seen_by_rank
-from megatron_adaptra.runtime.all_reduce.controls import controller_of
+from megatron_adaptra.runtime.all_reduce.controls import controller_of, loop_of
 from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog, ranks_in_words
 from megatron_adaptra.runtime.all_reduce.loop import AllReduceLoop
 from megatron_adaptra.runtime.all_reduce.observed_loop import ObservedLoop
 from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
 from megatron_adaptra.runtime.collectives.connected import Connected
 from megatron_adaptra.runtime.guard import Guard
-from megatron_adaptra.runtime.leader import Leader
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
 MESHES = ("control", "arrivals")  # connections of its own: see Connected.between
@@ -36,6 +35,7 @@ class _Reduction:
     nbytes: int = 0
     last_bytes: int = 0
     count: int = 0
+    ends: int = 0
 
 
 class ObservedAllReduce:
@@ -77,7 +77,9 @@ class ObservedAllReduce:
         self._overlaps = overlaps
         self._value = GroupAllReduce(Choice(len(ranks), sharded=sharded))
         self._iteration, self._now = -1, _Reduction(-1)
-        self._arrived: float | None = None  # the moment before
+        self._expected = 0  # buffers, by the iteration before
+        self._arrived: float | None = None  # the moment of the one before
+        self._ended: float | None = None  # ... and of its end
         self._held: ReductionReport | None = None  # whose messages are on their way
         self.late: dict[int, float] = {}
         meshes = connected.meshes
@@ -105,6 +107,7 @@ class ObservedAllReduce:
     def _next(self) -> None:
         self._device.anchor()
         done, self._now = self._now, _Reduction(self._iteration)
+        self._expected = done.count
         if done.iteration >= 0:
             self._passed(done)
 
@@ -116,6 +119,7 @@ class ObservedAllReduce:
         if self._held is not None:
             self._guard.later(self._report, self._held)
         before, self._arrived = self._arrived, first
+        ended, self._ended = self._ended, end
         if first is None or last is None:
             self._held = None
             return
@@ -124,6 +128,7 @@ class ObservedAllReduce:
             self._me, done.iteration, done.nbytes,
             seconds=None if end is None else end - first,
             period=None if before is None else first - before,
+            between=None if ended is None else first - ended,
             buffers=Buffers(max(1, done.count), overlap, done.last_bytes),
         )  # fmt: skip
 
@@ -148,7 +153,10 @@ class ObservedAllReduce:
         self._guard.call(self._ends)
 
     def _ends(self) -> None:
-        self._now.end = self._device.mark()
+        now = self._now
+        now.ends += 1
+        if now.ends >= self._expected:  # the last one counts
+            now.end = self._device.mark()
 
     def gathered(self) -> None:
         """Nothing is measured of it."""
@@ -159,8 +167,7 @@ class ObservedAllReduce:
     @property
     def loop(self) -> AllReduceLoop | None:
         """What looks at the figures, at the group's first rank; None at others."""
-        loop = self._controller.loop if isinstance(self._controller, Leader) else None
-        return loop if isinstance(loop, AllReduceLoop) else None
+        return loop_of(self._controller)
 
     # On the guard's thread.
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from megatron_adaptra.plan.collectives.selector import Chosen, Figures
 from megatron_adaptra.runtime.all_reduce.decisions import AllReduceLog, ranks_in_words
-from megatron_adaptra.runtime.all_reduce.loop import WINDOW, AllReduceLoop
-from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE, GroupAllReduce
+from megatron_adaptra.runtime.all_reduce.loop import WINDOW, AllReduceLoop, Change
+from megatron_adaptra.runtime.all_reduce.value import ALL_REDUCE
 from megatron_adaptra.telemetry.arrivals import Pair
 from megatron_adaptra.telemetry.reduction_report import ReductionReport
 
@@ -70,17 +69,9 @@ class ObservedLoop(AllReduceLoop):
         why = "of shards none can" if self._sharded else "none would save enough"
         self._line(iteration, f"no other reduction would help: {why}")
 
-    def _propose(
-        self,
-        iteration: int,
-        value: GroupAllReduce,
-        chosen: Chosen,
-        why: str,
-        figures: Figures | None,
-        gain: float,
-        seconds: float,
-    ) -> None:
-        self._line(iteration, f"{value.choice} would save about {100 * gain:.0f} % of an iteration")
+    def _propose(self, iteration: int, change: Change) -> None:
+        saves = f"would save about {100 * change.gain:.0f} % of an iteration"
+        self._line(iteration, f"{change.chosen.choice} {saves}")
 
     def _line(self, iteration: int, about: str) -> None:
         changes, whose = "; ".join(self._estimate.late_ranks.changes()), ranks_in_words(self.ranks)

@@ -20,7 +20,7 @@ from megatron_adaptra.transport.base import Transport
 
 PIECE = 32 << 10  # bytes; what a shaped port passes at once is not much more
 FEWEST, MOST = 16, 256  # pieces of each rank in a round
-TAKES = 3e-3  # seconds for which a round's pieces are enough, up to MOST of them
+TAKES = 3e-3  # seconds for which a round's pieces are enough, if that may be so many
 LEAST = 2.5e-4  # seconds of a quarter of the pieces: what is faster is as fast as can be measured
 PATIENCE = 20.0  # seconds for all rounds of one call; then nothing is measured any more
 _WANTS = struct.Struct("<I")  # in each piece: how many this rank wants next time
@@ -39,14 +39,18 @@ class PathProbes:
         # By rank, how many pieces come from it, go there, and are asked for from the next time on.
         self._gets, self._sends = dict.fromkeys(others, FEWEST), dict.fromkeys(others, FEWEST)
         self._wanted = dict(self._gets)
-        self._tag = self._runs = 0
+        self._tag = self._runs = self._most = 0
         self.fault = ""
 
-    def run(self) -> dict[int, float]:
+    def run(self, nbytes: int) -> dict[int, float]:
         """What the paths from other ranks to this one pass, in bytes per second.
 
         All ranks call it, equally often. It waits for them, `PATIENCE` seconds at most.
+
+        `nbytes`: that this rank may receive in a later call, in all; it asks for `FEWEST` pieces
+        per path in any case.
         """
+        self._most = min(MOST, nbytes // PIECE // max(1, self._ranks - 1))
         found: dict[int, float] = {}
         end = time.monotonic() + PATIENCE
         # Another pair comes first each time, when ranks may still be busy with what they compute.
@@ -93,7 +97,7 @@ class PathProbes:
         (theirs,) = _WANTS.unpack_from(into[0].numpy())
         self._sends[other] = min(MOST, max(FEWEST, theirs))
         self._gets[other] = wanted
-        self._wanted[other] = min(MOST, max(FEWEST, round(rate * TAKES / PIECE)))
+        self._wanted[other] = max(FEWEST, min(self._most, round(rate * TAKES / PIECE)))
         return rate
 
 
